@@ -1,0 +1,68 @@
+# Two words do it: `make run` opens the chat, `make test` proves it. `make help` lists the rest.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
+BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+ARGS   ?=
+
+.PHONY: help run test lint format bench parity fuzz clean sanitize screenshots
+
+help:  ## list these commands
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
+
+run: $(VENV)/.run  ## build what is missing, start the chat on http://127.0.0.1:3000 (ARGS="--port 3001")
+	@$(BIN)/notso serve $(ARGS)
+
+test: $(VENV)/.dev  ## run the tests (ARGS="-k words")
+	@test -n "$(BROWSER)" || echo "no chromium found: the browser tests will be skipped"
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+
+format: $(VENV)/.dev  ## rewrite Python and C++ in the house style
+	@$(BIN)/ruff check --fix-only -q .
+	@$(BIN)/ruff format -q .
+	@find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
+
+bench: $(VENV)/.run  ## make a full-size random model once and measure it (ARGS="--json")
+	@test -f build/synth-3b.gguf || $(BIN)/notso synth build/synth-3b.gguf
+	@$(BIN)/notso bench build/synth-3b.gguf $(ARGS)
+
+parity: $(VENV)/.dev  ## compare live with transformers and llama.cpp, where those are installed
+	@$(BIN)/python -m pytest -m parity -o addopts="-ra --import-mode=importlib" tests $(ARGS)
+
+fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
+	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(ARGS)
+
+clean:  ## remove everything that was built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis artifacts
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "Python 3.11 or newer is needed: install it (Debian: apt install python3 python3-venv) or set PYTHON=..."; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null 2>&1 || \
+	  { echo "A C++20 compiler is needed: install g++ 12 or clang 15 or newer (Debian: apt install g++) or set CXX=..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "Python's venv module is needed (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
+
+$(VENV)/.build-tools: $(BIN)/python constraints.txt
+	@echo "installing build tools ..."
+	@$(PIP) install -c constraints.txt scikit-build-core nanobind cmake ninja
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.build-tools $(NATIVE)
+	@echo "building notso (a minute the first time) ..."
+	@$(PIP) install -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@echo "installing test and lint tools ..."
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@

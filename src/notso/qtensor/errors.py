@@ -1,0 +1,46 @@
+"""The error tree of the lowest floor, and its root.
+
+    NotsoError
+    └── QTensorError
+        ├── GGUFError                a file is not what it claims to be
+        │   └── UnsupportedFormatError   a block format or container version we do not read
+        ├── KernelChoiceError        a forced kernel family is unknown or this CPU lacks it
+        └── OperandError             an op was called with a wrong shape, dtype, stride or range
+
+Every error of the project descends from `NotsoError`; each floor maps what it receives at its own border.
+"""
+
+from __future__ import annotations
+
+
+class NotsoError(Exception):
+    """Root of everything this package raises on purpose. `str(error)` is one line, fit to be shown to a person."""
+
+
+class QTensorError(NotsoError):
+    """Something is wrong with a quantised tensor, its file or an operation on it."""
+
+
+class GGUFError(QTensorError):
+    """A GGUF file breaks the format or one of our limits.
+
+    `field` names the part of the file, `offset` is the byte position where it was read (None where there is none).
+    """
+
+    def __init__(self, message: str, *, field: str = "file", offset: int | None = None) -> None:
+        where = f"{field} at byte {offset}" if offset is not None else field
+        super().__init__(f"{where}: {message}")
+        self.field = field
+        self.offset = offset
+
+
+class UnsupportedFormatError(GGUFError):
+    """The file is sound but holds a container version or a block format that is not supported; it is named."""
+
+
+class KernelChoiceError(QTensorError):
+    """`NOTSO_KERNELS` names a kernel family that does not exist or that this CPU cannot run."""
+
+
+class OperandError(QTensorError, ValueError):
+    """An operation was called with operands it cannot take. Nothing was written."""

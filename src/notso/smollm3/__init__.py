@@ -1,0 +1,1 @@
+"""Floor 2: SmolLM3 and how it is run."""
