@@ -1,1 +1,1 @@
-"""Slow, readable numpy twins of every operation and format: the oracle the native kernels are held to."""
+"""The slow twins: every block format and every op in numpy, to be read, and the oracle of the kernels."""

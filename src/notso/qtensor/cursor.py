@@ -1,0 +1,155 @@
+"""The one place that touches a file's bytes (GG13): every read is checked against the end before it happens.
+
+NumPy and memoryview slices past the end are silently short, so nothing else may index the bytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from typing import Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.errors import GGUFError
+
+MAX_STRING_BYTES: Final = 1 << 20  # GG3
+_DECODE_BYTES: Final = 1 << 20  # text checked at a time, so that checking takes no memory by claim
+
+_U32: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
+
+
+class Cursor:
+    """A position in a read-only buffer. Every error is a GGUFError that names the field and where it began."""
+
+    def __init__(self, buffer: memoryview, position: int = 0) -> None:
+        self._buffer = buffer
+        self._end = len(buffer)
+        self.position = position
+        if position > self._end:
+            self.fail(f"position {position} is past the end of the file", "file")
+
+    def at(self, position: int) -> Cursor:
+        """Another cursor on the same bytes."""
+        return Cursor(self._buffer, position)
+
+    @property
+    def left(self) -> int:
+        """Bytes between here and the end of the file."""
+        return self._end - self.position
+
+    def fail(self, message: str, field: str, offset: int | None = None) -> NoReturn:
+        """Raise a GGUFError about `field`, which began at `offset` (default: here)."""
+        raise GGUFError(message, field=field, offset=self.position if offset is None else offset)
+
+    def take(self, count: int, field: str) -> memoryview:
+        """The next `count` bytes, not copied."""
+        if count > self.left:
+            self.fail(f"needs {count} bytes, the file ends after {self.left}", field)
+        start = self.position
+        self.position = start + count
+        return self._buffer[start : self.position]
+
+    def uint32(self, field: str) -> int:
+        """The next four bytes as an unsigned integer."""
+        value: int = _U32.unpack(self.take(4, field))[0]
+        return value
+
+    def uint64(self, field: str) -> int:
+        """The next eight bytes as an unsigned integer."""
+        value: int = _U64.unpack(self.take(8, field))[0]
+        return value
+
+    def scalar(self, layout: struct.Struct, field: str) -> int | float:
+        """The next number of the given layout."""
+        value: int | float = layout.unpack(self.take(layout.size, field))[0]
+        return value
+
+    def string(self, field: str, limit: int = MAX_STRING_BYTES) -> str:
+        """A length (uint64) and that many bytes of strict UTF-8."""
+        start = self.position
+        length = self.uint64(field)
+        if length > limit:
+            self.fail(f"string of {length} bytes, limit {limit}", field, start)
+        raw = self.take(length, field)
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError as error:
+            self.fail(f"not UTF-8: {error.reason}", field, start + 8 + error.start)
+
+    def strings(self, count: int, field: str) -> StringSpan:
+        """`count` strings, checked but not decoded: memory is a few bytes each whatever they say."""
+        start = self.position
+        ends = _string_ends(self._buffer, start, self._end, count, field)
+        self.position = int(ends[-1]) if count else start
+        span = StringSpan(self._buffer[start : self.position], ends - start)
+        span.check_utf8(field, start)
+        return span
+
+
+def _string_ends(buffer: memoryview, start: int, end: int, count: int, field: str) -> npt.NDArray[np.int64]:
+    """Where each of `count` strings ends. The only loop over a declared count: each round consumes 8 bytes or fails."""
+    if count * 8 > end - start:
+        raise GGUFError(f"{count} strings claimed, {end - start} bytes left", field=field, offset=start)
+    ends = np.empty(count, np.int64)
+    unpack, limit = _U64.unpack_from, MAX_STRING_BYTES
+    position, last = start, end - 8
+    for i in range(count):
+        if position > last:
+            raise GGUFError(f"the file ends inside string {i} of {count}", field=field, offset=position)
+        (length,) = unpack(buffer, position)
+        stop = position + 8 + length
+        if length > limit or stop > end:
+            why = f"limit {limit}" if length > limit else f"{end - position - 8} left"
+            raise GGUFError(f"string {i} of {count} claims {length} bytes, {why}", field=field, offset=position)
+        ends[i] = position = stop
+    return ends
+
+
+class StringSpan:
+    """Strings as they lie in the file: an 8-byte length before each. Decoded when asked for."""
+
+    def __init__(self, raw: memoryview, ends: npt.NDArray[np.int64]) -> None:
+        self._raw = raw
+        self._ends = ends  # (count,), relative to `raw`
+        self._starts = ends[:0] if not len(ends) else np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def _text(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """A copy of bytes start..stop-1 with every length prefix zeroed: a NUL cannot continue a UTF-8 sequence, so the
+        whole is valid exactly when every string is."""
+        text = np.frombuffer(self._raw[start:stop], np.uint8).copy()
+        first, last = np.searchsorted(self._starts, [start - 7, stop])
+        prefixes = self._starts[first:last] - start
+        for i in range(8):
+            here = prefixes + i
+            text[here[(here >= 0) & (here < len(text))]] = 0
+        return text
+
+    def check_utf8(self, field: str, offset: int) -> None:
+        """Raise a GGUFError at the first byte that is not UTF-8; `offset` is where the span lies in the file."""
+        size = len(self._raw)
+        decoder = codecs.getincrementaldecoder("utf-8")("strict")
+        for start in range(0, size, _DECODE_BYTES):
+            stop = min(start + _DECODE_BYTES, size)
+            pending = len(decoder.getstate()[0])
+            try:
+                decoder.decode(self._text(start, stop).data, final=stop == size)
+            except UnicodeDecodeError as error:
+                where = start - pending + error.start
+                index = int(np.searchsorted(self._ends, where, side="right"))
+                raise GGUFError(f"string {index} is not UTF-8", field=field, offset=offset + where) from None
+
+    def to_list(self) -> list[str]:
+        """All strings. Raises UnicodeDecodeError if the file was changed after it was checked."""
+        if not len(self):
+            return []
+        text = self._text(0, len(self._raw))
+        if int(np.count_nonzero(text == 0)) == 8 * len(self):  # the usual case: no string contains a NUL
+            return str(text.data, "utf-8").split("\0" * 8)[1:]
+        spans = zip(self._starts.tolist(), self._ends.tolist(), strict=True)
+        return [str(self._raw[start + 8 : stop], "utf-8") for start, stop in spans]

@@ -1,0 +1,100 @@
+"""The block formats we can read, and the names of those we cannot.
+
+A tensor's rows are cut into blocks of `block_values` numbers, each stored in `block_bytes` bytes. The layouts
+themselves are in `reference/blocks.py` (to be read) and `native/blocks.h` (to be fast).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from notso.qtensor.errors import OperandError
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One way to store numbers. `ggml_type` is the number a GGUF file uses for it."""
+
+    name: str
+    ggml_type: int
+    block_values: int
+    block_bytes: int
+
+    @property
+    def is_float(self) -> bool:
+        """True for plain arrays of floating-point numbers, false for quantised blocks."""
+        return self.block_values == 1
+
+    @property
+    def bits_per_value(self) -> float:
+        """Storage per number, scales included."""
+        return 8 * self.block_bytes / self.block_values
+
+    def __str__(self) -> str:
+        return self.name
+
+
+F32 = Format("F32", 0, 1, 4)
+F16 = Format("F16", 1, 1, 2)
+Q4_0 = Format("Q4_0", 2, 32, 18)
+Q4_1 = Format("Q4_1", 3, 32, 20)
+Q8_0 = Format("Q8_0", 8, 32, 34)
+Q4_K = Format("Q4_K", 12, 256, 144)
+Q5_K = Format("Q5_K", 13, 256, 176)
+Q6_K = Format("Q6_K", 14, 256, 210)
+BF16 = Format("BF16", 30, 1, 2)
+
+FORMATS: dict[int, Format] = {f.ggml_type: f for f in (F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16)}
+FORMATS_BY_NAME: dict[str, Format] = {f.name: f for f in FORMATS.values()}
+
+# Every other number ggml has given out, so that a refusal can say what the file holds. "removed" ones are historic.
+UNSUPPORTED_NAMES: dict[int, str] = {
+    4: "Q4_2 (removed)",
+    5: "Q4_3 (removed)",
+    6: "Q5_0",
+    7: "Q5_1",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    31: "Q4_0_4_4 (removed)",
+    32: "Q4_0_4_8 (removed)",
+    33: "Q4_0_8_8 (removed)",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    36: "IQ4_NL_4_4 (removed)",
+    37: "IQ4_NL_4_8 (removed)",
+    38: "IQ4_NL_8_8 (removed)",
+    39: "MXFP4",
+    40: "NVFP4",
+}
+
+
+def format_name(ggml_type: int) -> str:
+    """The name of any block format number, supported or not; unknown numbers are shown as such."""
+    if ggml_type in FORMATS:
+        return FORMATS[ggml_type].name
+    return UNSUPPORTED_NAMES.get(ggml_type, f"unknown type {ggml_type}")
+
+
+def row_bytes(format: Format, cols: int) -> int:
+    """Bytes of one row of `cols` numbers. Raises OperandError if `cols` is not a positive multiple of the block."""
+    if cols < 1 or cols % format.block_values:
+        raise OperandError(
+            f"a row of {cols} values is not a positive multiple of {format.name}'s {format.block_values}"
+        )
+    return cols // format.block_values * format.block_bytes

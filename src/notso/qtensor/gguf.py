@@ -1,0 +1,329 @@
+"""A bounded reader of GGUF files, versions 2 and 3: mapped, not copied, and nothing allocated because a file says so.
+
+A file is a header, metadata entries, tensor descriptions, padding, and tensor bytes:
+
+    "GGUF"  version u32  tensor count u64  entry count u64
+    entry:   key string, value type u32, value          (an array: item type u32, count u64, items)
+    tensor:  name string, number of sides u32, sides u64 each (row length first), format u32, offset u64
+    padding to `general.alignment` (32 unless said otherwise); offsets count from there
+
+All numbers little-endian; a string is a u64 length and UTF-8. The limits are those of the project's reliability rules
+GG1..GG9 and GG12, by number; what depends on what the tensors mean (GG10, GG11) is checked by the floor above.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.cursor import Cursor, StringSpan
+from notso.qtensor.errors import GGUFError, UnsupportedFormatError
+from notso.qtensor.formats import FORMATS, format_name
+from notso.qtensor.tensor import QTensor
+
+MAGIC: Final = b"GGUF"
+VERSIONS: Final = (2, 3)  # GG1; they share one layout
+MAX_ENTRIES: Final = 4096  # GG2
+MAX_TENSORS: Final = 4096  # GG2
+MAX_KEY_BYTES: Final = 256  # GG3
+MAX_NAME_BYTES: Final = 64  # GG3
+MAX_ARRAY_ITEMS: Final = 1_000_000  # GG4
+MAX_SIDES: Final = 4  # GG5
+DEFAULT_ALIGNMENT: Final = 32
+MIN_ALIGNMENT: Final = 8  # GG6
+MAX_ALIGNMENT: Final = 4096  # GG6
+MAX_SIZE: Final = 2**63 - 1  # GG5, GG7: products and sums beyond a signed 64-bit number are refused
+SMALLEST_ENTRY: Final = 14  # a one-letter key, a type and a one-byte value
+SMALLEST_TENSOR: Final = 33  # a one-letter name, one side, a format and an offset
+
+BOOL, STRING, ARRAY = 7, 8, 9
+VALUE_TYPES: Final[dict[int, str]] = {
+    0: "uint8", 1: "int8", 2: "uint16", 3: "int16", 4: "uint32", 5: "int32", 6: "float32", BOOL: "bool",
+    STRING: "string", ARRAY: "array", 10: "uint64", 11: "int64", 12: "float64",
+}  # fmt: skip
+_CODES: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "B", 10: "Q", 11: "q", 12: "d"}
+SCALARS: Final = {number: struct.Struct("<" + code) for number, code in _CODES.items()}
+ARRAY_TYPES: Final[dict[int, np.dtype[Any]]] = {number: np.dtype("<" + code) for number, code in _CODES.items()}
+
+
+class NumberSpan:
+    """An array of numbers or truth values as it lies in the file."""
+
+    def __init__(self, values: npt.NDArray[Any], is_bool: bool) -> None:
+        self._values = values
+        self._is_bool = is_bool
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def to_list(self) -> list[Any]:
+        """The values as Python numbers."""
+        values: list[Any] = (self._values != 0).tolist() if self._is_bool else self._values.tolist()
+        return values
+
+
+class Metadata(Mapping[str, Any]):
+    """The entries of a file, in its order: int, float, bool, str, or list of these.
+
+    Arrays were checked when the file was opened but become lists only when first asked for, and are then kept.
+    """
+
+    def __init__(self, entries: dict[str, Any]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._entries[key]
+        if isinstance(value, StringSpan | NumberSpan):
+            value = self._entries[key] = value.to_list()
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._entries
+
+    def array_length(self, key: str) -> int | None:
+        """Items of an array without decoding it; None if the entry is no array. Raises KeyError."""
+        value = self._entries[key]
+        return len(value) if isinstance(value, StringSpan | NumberSpan | list) else None
+
+
+class GGUFFile:
+    """An open file. `tensors` are read-only views of the mapping, in the order of the file's descriptions.
+
+    `metadata_types` names each entry's type as the file gives it: "uint32", "array of string" and so on.
+    """
+
+    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+        self.path = path
+        self.size_bytes = len(mapping)
+        cursor = Cursor(memoryview(mapping))  # every view below keeps the mapping and its descriptor alive
+        self.version, tensor_count, entry_count = _read_header(cursor)
+        entries, types, self.alignment = _read_entries(cursor, entry_count)
+        self.metadata = Metadata(entries)
+        self.metadata_types: Mapping[str, str] = MappingProxyType(types)
+        self.data_offset, tensors = _read_tensors(cursor, tensor_count, self.alignment)
+        self.tensors: Mapping[str, QTensor] = MappingProxyType(tensors)
+
+    @classmethod
+    def open(cls, path: str | Path) -> GGUFFile:
+        """Map and check the file. Raises GGUFError (or its child UnsupportedFormatError) naming field and offset."""
+        path = Path(path)
+        try:
+            # not blocking: a FIFO would hang here, and is refused below
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not a file name"
+            raise GGUFError(f"cannot be opened: {reason}") from error
+        try:
+            status = os.fstat(descriptor)  # GG15: the size of what is open, not of what the name says now
+            if not stat.S_ISREG(status.st_mode):
+                raise GGUFError("not a regular file")
+            if status.st_size < len(MAGIC):
+                raise GGUFError(f"{status.st_size} bytes are too few for a GGUF file", field="magic", offset=0)
+            try:
+                mapping = mmap.mmap(
+                    descriptor, status.st_size, access=mmap.ACCESS_READ
+                )  # keeps a descriptor of its own
+            except (OSError, ValueError) as error:
+                raise GGUFError(f"cannot be mapped: {error}") from error
+        finally:
+            os.close(descriptor)
+        return cls(path, mapping)
+
+    def close(self) -> None:
+        """Let go of the tensors. The mapping goes with the last tensor, array or metadata taken from it; those taken
+        before stay valid."""
+        self.tensors = MappingProxyType({})
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"GGUFFile({str(self.path)!r}, {len(self.tensors)} tensors, {self.size_bytes} bytes)"
+
+
+def _quoted(text: str) -> str:
+    """A name out of the file, fit for one line of a terminal."""
+    shown = text if len(text) <= 80 else text[:77] + "..."
+    return ascii(shown)
+
+
+def _read_header(cursor: Cursor) -> tuple[int, int, int]:
+    """-> version, tensor count, entry count."""
+    magic = bytes(cursor.take(4, "magic"))
+    if magic != MAGIC:
+        cursor.fail(f"{magic!r} is not {MAGIC!r}: this is no GGUF file", "magic", 0)
+    version = cursor.uint32("version")
+    if version not in VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        why = f"GGUF version {version}"
+        if swapped in (1, *VERSIONS):
+            why = f"GGUF version {swapped} in big-endian byte order"
+        raise UnsupportedFormatError(f"{why} is not supported, versions 2 and 3 are", field="version", offset=4)
+    counts = []
+    for field, limit, smallest in (
+        ("tensor count", MAX_TENSORS, SMALLEST_TENSOR),
+        ("metadata count", MAX_ENTRIES, SMALLEST_ENTRY),
+    ):
+        start = cursor.position
+        count = cursor.uint64(field)
+        if count > limit:
+            cursor.fail(f"{count}, limit {limit}", field, start)
+        if count * smallest > cursor.left:
+            cursor.fail(f"{count} do not fit into the {cursor.left} bytes left", field, start)
+        counts.append(count)
+    return version, counts[0], counts[1]
+
+
+def _read_name(cursor: Cursor, field: str, limit: int) -> str:
+    start = cursor.position
+    name = cursor.string(field, limit)
+    if not name or "\0" in name:
+        cursor.fail("empty" if not name else "contains a NUL", field, start)
+    return name
+
+
+def _read_entries(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str, str], int]:
+    """-> values (arrays as spans) and type names, by key; and the alignment."""
+    entries: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    alignment = DEFAULT_ALIGNMENT
+    for i in range(count):
+        start = cursor.position
+        key = _read_name(cursor, f"metadata key {i}", MAX_KEY_BYTES)
+        if key in entries:
+            cursor.fail(f"{_quoted(key)} appears twice", f"metadata key {i}", start)
+        field = f"metadata {_quoted(key)}"
+        start = cursor.position
+        kind = cursor.uint32(field)
+        if kind == ARRAY:
+            entries[key], types[key] = _read_array(cursor, field)
+        elif kind in VALUE_TYPES:
+            entries[key], types[key] = _read_value(cursor, kind, field), VALUE_TYPES[kind]
+        else:
+            cursor.fail(f"value type {kind} does not exist, 0..12 do", field, start)
+        if key == "general.alignment":
+            alignment = entries[key]
+            if types[key] != "uint32":  # GG9
+                cursor.fail(f"type {types[key]}, must be uint32", field, start)
+            if not MIN_ALIGNMENT <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+                cursor.fail(f"{alignment} is no power of two from {MIN_ALIGNMENT} to {MAX_ALIGNMENT}", field, start)
+    return entries, types, alignment
+
+
+def _read_value(cursor: Cursor, kind: int, field: str) -> Any:
+    if kind == STRING:
+        return cursor.string(field)
+    start = cursor.position
+    value = cursor.scalar(SCALARS[kind], field)
+    if kind == BOOL:
+        if value not in (0, 1):
+            cursor.fail(f"{value} is no truth value, 0 and 1 are", field, start)
+        return value == 1
+    return value
+
+
+def _read_array(cursor: Cursor, field: str) -> tuple[StringSpan | NumberSpan, str]:
+    start = cursor.position
+    kind = cursor.uint32(field)
+    if kind == ARRAY:
+        cursor.fail("arrays of arrays are not supported", field, start)
+    if kind not in VALUE_TYPES:
+        cursor.fail(f"item type {kind} does not exist, 0..12 do", field, start)
+    start = cursor.position
+    count = cursor.uint64(field)
+    if count > MAX_ARRAY_ITEMS:
+        cursor.fail(f"array of {count} items, limit {MAX_ARRAY_ITEMS}", field, start)
+    named = f"array of {VALUE_TYPES[kind]}"
+    if kind == STRING:
+        return cursor.strings(count, field), named
+    start = cursor.position
+    values = np.frombuffer(cursor.take(count * ARRAY_TYPES[kind].itemsize, field), ARRAY_TYPES[kind])
+    if kind == BOOL and count and values.max() > 1:
+        index = int(np.argmax(values > 1))
+        cursor.fail(f"item {index} is {values[index]}, no truth value", field, start + index)
+    return NumberSpan(values, kind == BOOL), named
+
+
+def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict[str, QTensor]]:
+    """-> where the tensor data begins, and the tensors in the order of their descriptions."""
+    described = {}
+    for i in range(count):
+        start = cursor.position
+        name = _read_name(cursor, f"tensor name {i}", MAX_NAME_BYTES)
+        if name in described:
+            cursor.fail(f"{_quoted(name)} appears twice", f"tensor name {i}", start)
+        described[name] = (start, *_read_description(cursor, f"tensor {_quoted(name)}", alignment))
+    data_offset = -(-cursor.position // alignment) * alignment
+    tensors: dict[str, QTensor] = {}
+    for name, (start, shape, kind, size, offset) in described.items():
+        begin = data_offset + offset
+        if begin + size > cursor.position + cursor.left:
+            over = begin + size - cursor.position - cursor.left
+            cursor.fail(
+                f"data at {begin} of {size} bytes ends {over} bytes past the file", f"tensor {_quoted(name)}", start
+            )
+        data = np.frombuffer(cursor.at(begin).take(size, name), np.uint8)
+        tensors[name] = QTensor(name, FORMATS[kind], shape, data)
+    _check_overlaps(cursor, described)
+    return data_offset, tensors
+
+
+def _check_overlaps(cursor: Cursor, described: dict[str, tuple[int, tuple[int, ...], int, int, int]]) -> None:
+    """GG7: no byte belongs to two tensors."""
+    previous, free_from = "", 0
+    for name, (start, _, _, size, offset) in sorted(described.items(), key=lambda item: item[1][4]):
+        if offset < free_from:
+            cursor.fail(f"data overlaps that of {_quoted(previous)}", f"tensor {_quoted(name)}", start)
+        previous, free_from = name, offset + size
+
+
+def _read_description(cursor: Cursor, field: str, alignment: int) -> tuple[tuple[int, ...], int, int, int]:
+    """-> shape in numpy order, format number, bytes, offset into the data."""
+    start = cursor.position
+    side_count = cursor.uint32(field)
+    if not 1 <= side_count <= MAX_SIDES:
+        cursor.fail(f"{side_count} dimensions, 1..{MAX_SIDES} are supported", field, start)
+    sides, values, sides_at = [], 1, cursor.position
+    for i in range(side_count):
+        start = cursor.position
+        side = cursor.uint64(field)
+        values *= side
+        if side < 1 or values > MAX_SIZE:
+            cursor.fail(f"dimension {i} is {side}" + (", which overflows" if side else ""), field, start)
+        sides.append(side)
+    start = cursor.position
+    kind = cursor.uint32(field)
+    if kind not in FORMATS:
+        supported = ", ".join(f.name for f in FORMATS.values())
+        raise UnsupportedFormatError(
+            f"block format {format_name(kind)} is not supported; supported: {supported}", field=field, offset=start
+        )
+    form = FORMATS[kind]
+    if sides[0] % form.block_values:
+        cursor.fail(f"rows of {sides[0]} are not whole {form.name} blocks of {form.block_values}", field, sides_at)
+    size = values // form.block_values * form.block_bytes
+    start = cursor.position
+    offset = cursor.uint64(field)
+    if offset % alignment:
+        cursor.fail(f"data offset {offset} is not a multiple of {alignment}", field, start)
+    if size > MAX_SIZE or offset > MAX_SIZE - size:
+        cursor.fail(f"data offset {offset} plus {size} bytes overflows", field, start)
+    return tuple(reversed(sides)), kind, size, offset

@@ -1,0 +1,195 @@
+"""Writing GGUF version 3: typed metadata, tensors streamed in the order they were declared, visible only when whole.
+
+    with GGUFWriter(path) as writer:
+        writer.add_uint32("demo.size", 3)
+        writer.add_tensor("weight", (2, 256), Q4_K, lambda: chunks())
+
+Nothing of a tensor is held: its bytes are asked for when the file is written, which happens at the end of the `with`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from io import BufferedWriter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.errors import GGUFError
+from notso.qtensor.formats import Format, row_bytes
+from notso.qtensor.gguf import (
+    ARRAY,
+    BOOL,
+    DEFAULT_ALIGNMENT,
+    MAGIC,
+    MAX_ARRAY_ITEMS,
+    MAX_KEY_BYTES,
+    MAX_NAME_BYTES,
+    MAX_SIDES,
+    SCALARS,
+    STRING,
+    VALUE_TYPES,
+)
+
+Chunk: TypeAlias = bytes | bytearray | memoryview | npt.NDArray[Any]
+TensorBytes: TypeAlias = Chunk | Iterable[Chunk] | Callable[[], Iterable[Chunk]]
+
+_NUMBERS = {name: number for number, name in VALUE_TYPES.items()}
+
+
+def _packed_string(text: str) -> bytes:
+    raw = text.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+class GGUFWriter:
+    """Collects entries and tensor descriptions, then writes the file beside its final name and renames it.
+
+    Every method raises GGUFError for what the reader would refuse, and for tensor bytes of the wrong length. If
+    anything fails, no file appears under `path`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._entries: dict[str, bytes] = {}
+        self._tensors: dict[str, tuple[tuple[int, ...], Format, int, TensorBytes]] = {}
+
+    # ------------------------------------------------------------ metadata
+
+    def add(self, key: str, value: Any, type_name: str) -> None:
+        """Add an entry. `type_name` as in `GGUFFile.metadata_types`: "uint32", "string", "array of int32" and so on."""
+        raw = key.encode()
+        if not 1 <= len(raw) <= MAX_KEY_BYTES or "\0" in key or key in self._entries:
+            raise GGUFError("a key must be new, free of NUL and 1..256 bytes long", field=f"metadata {key!a}")
+        is_array = type_name.startswith("array of ")
+        number = _NUMBERS.get(type_name.removeprefix("array of "), ARRAY)
+        if number == ARRAY:
+            raise GGUFError(f"there is no type {type_name!r}", field=f"metadata {key!a}")
+        try:
+            if not is_array:
+                packed = struct.pack("<I", number) + self._packed(value, number)
+            else:
+                if len(value) > MAX_ARRAY_ITEMS:
+                    raise GGUFError(f"{len(value)} items, limit {MAX_ARRAY_ITEMS}", field=f"metadata {key!a}")
+                head_bytes = struct.pack("<IIQ", ARRAY, number, len(value))
+                packed = head_bytes + b"".join(self._packed(item, number) for item in value)
+        except (struct.error, OverflowError, TypeError, AttributeError) as error:
+            raise GGUFError(f"value does not fit {type_name}: {error}", field=f"metadata {key!a}") from error
+        self._entries[key] = packed
+
+    @staticmethod
+    def _packed(value: Any, number: int) -> bytes:
+        if number == STRING:
+            return _packed_string(value)
+        if number == BOOL and not isinstance(value, bool | np.bool_):
+            raise TypeError(f"{value!r} is no truth value")
+        return SCALARS[number].pack(value)
+
+    def add_uint32(self, key: str, value: int) -> None:
+        """Add a uint32 entry."""
+        self.add(key, value, "uint32")
+
+    def add_float32(self, key: str, value: float) -> None:
+        """Add a float32 entry."""
+        self.add(key, value, "float32")
+
+    def add_bool(self, key: str, value: bool) -> None:
+        """Add a truth value."""
+        self.add(key, value, "bool")
+
+    def add_string(self, key: str, value: str) -> None:
+        """Add a string entry."""
+        self.add(key, value, "string")
+
+    def add_strings(self, key: str, values: Sequence[str]) -> None:
+        """Add an array of strings."""
+        self.add(key, values, "array of string")
+
+    def add_int32s(self, key: str, values: Sequence[int]) -> None:
+        """Add an array of int32."""
+        self.add(key, values, "array of int32")
+
+    # ------------------------------------------------------------ tensors
+
+    def add_tensor(self, name: str, shape: Sequence[int], format: Format, data: TensorBytes) -> None:
+        """Declare a tensor. `shape` in numpy order; `data` is its bytes, an iterable of pieces of them, or a function
+        that returns such an iterable. Not read before `write`. Raises OperandError unless rows are whole blocks."""
+        field = f"tensor {name!a}"
+        if not 1 <= len(name.encode()) <= MAX_NAME_BYTES or "\0" in name or name in self._tensors:
+            raise GGUFError("a name must be new, free of NUL and 1..64 bytes long", field=field)
+        shape = tuple(int(n) for n in shape)
+        if not 1 <= len(shape) <= MAX_SIDES or min(shape) < 1:
+            raise GGUFError(f"shape {shape} must have 1..{MAX_SIDES} sides of at least 1", field=field)
+        size = math.prod(shape[:-1]) * row_bytes(format, shape[-1])
+        self._tensors[name] = (shape, format, size, data)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all declared tensors, padding not counted."""
+        return sum(size for _, _, size, _ in self._tensors.values())
+
+    # ------------------------------------------------------------ the file
+
+    def _header(self) -> bytes:
+        parts = [MAGIC, struct.pack("<IQQ", 3, len(self._tensors), len(self._entries))]
+        for key, packed in self._entries.items():
+            parts += [_packed_string(key), packed]
+        offset = 0
+        for name, (shape, format, size, _) in self._tensors.items():
+            sides = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+            parts += [_packed_string(name), sides, struct.pack("<IQ", format.ggml_type, offset)]
+            offset += size + _padding(size)
+        header = b"".join(parts)
+        return header + bytes(_padding(len(header)))
+
+    def write(self) -> None:
+        """Write everything to a temporary file beside `path`, flush it to disk, and rename it."""
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
+        try:
+            with temporary.open("xb") as file:
+                file.write(self._header())
+                for name, (_, _, size, data) in self._tensors.items():
+                    self._write_tensor(file, name, size, data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    @staticmethod
+    def _write_tensor(file: BufferedWriter, name: str, size: int, data: TensorBytes) -> None:
+        pieces: Iterable[Chunk]
+        if isinstance(data, bytes | bytearray | memoryview | np.ndarray):
+            pieces = [data]
+        else:
+            pieces = data() if callable(data) else data
+        written = 0
+        for piece in pieces:
+            raw = piece.tobytes() if isinstance(piece, np.ndarray) else piece
+            written += len(raw)
+            if written > size:
+                break
+            file.write(raw)
+        if written != size:
+            more = "at least " if written > size else ""
+            raise GGUFError(f"{more}{written} bytes given, {size} declared", field=f"tensor {name!a}")
+        file.write(bytes(_padding(size)))
+
+    def __enter__(self) -> GGUFWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.write()
+
+
+def _padding(size: int) -> int:
+    """Bytes from `size` to the next multiple of the alignment."""
+    return -size % DEFAULT_ALIGNMENT

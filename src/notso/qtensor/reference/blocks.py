@@ -1,0 +1,317 @@
+"""What the bytes of each block format mean, and how to make such bytes. Slow, plain, and the oracle of the kernels.
+
+A block is described three times here: `unpack_*` takes its integers and scales apart, `dequantise` turns them into
+numbers in float32 with one rounding per operation, `quantise` makes valid blocks from numbers. Arrays of blocks have
+shape (n, block_bytes), uint8; fields are little-endian; d, dmin and m are float16 in the file and float32 here.
+Layouts: ggml's `ggml-common.h` and `ggml-quants.c`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.errors import OperandError
+from notso.qtensor.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format, row_bytes
+from notso.qtensor.reference import scale_search
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Integers: TypeAlias = npt.NDArray[Any]
+
+MAX_HALF = 65504.0  # the largest float16; minima and single values must fit it
+LARGEST = {F32: 3.4028235e38, BF16: 3.3895314e38}  # every other format: MAX_HALF
+CHUNK_VALUES = 1 << 20  # numbers worked on at a time, so that temporaries stay small whatever the tensor's size
+
+
+class SuperBlocks(NamedTuple):
+    """Q4_K and Q5_K: number = d * scales[j] * q - dmin * mins[j], j = which 32 of the 256."""
+
+    d: Floats  # (n,)
+    dmin: Floats  # (n,)
+    scales: Integers  # (n, 8) int32, 0..63
+    mins: Integers  # (n, 8) int32, 0..63
+    q: Integers  # (n, 256) int32, 0..15 or 0..31
+
+
+class SignedSuperBlocks(NamedTuple):
+    """Q6_K: number = d * scales[j] * q, j = which 16 of the 256."""
+
+    d: Floats  # (n,)
+    scales: Integers  # (n, 16) int32, -128..127
+    q: Integers  # (n, 256) int32, -32..31
+
+
+class SmallBlocks(NamedTuple):
+    """Q4_0, Q4_1, Q8_0: number = d * q + m (m is zero but in Q4_1)."""
+
+    d: Floats  # (n,)
+    m: Floats  # (n,)
+    q: Integers  # (n, 32) int32
+
+
+class Q8KBlocks(NamedTuple):
+    """Activations as the quantised kernels take them, 256 to a block: number = d * q."""
+
+    d: Floats  # (M, K / 256); NaN marks a block that held a NaN or an infinity
+    q: npt.NDArray[np.int8]  # (M, K / 256, 256), -127..127
+    bsums: npt.NDArray[np.int16]  # (M, K / 256, 16): sums of q over 16 neighbours
+
+
+# ---------------------------------------------------------------- bytes -> integers and scales
+
+
+def _half(b: Bytes, start: int) -> Floats:
+    """The float16 at byte `start` of every block, as float32 (n,)."""
+    return np.ascontiguousarray(b[:, start : start + 2]).view("<f2")[:, 0].astype(np.float32)
+
+
+def _unpack_scales(s: Integers) -> tuple[Integers, Integers]:
+    """(n, 12) bytes -> scales (n, 8), mins (n, 8): eight pairs of six bits. Three groups of four bytes: a scale's low
+    six bits each, a min's low six bits each, then the low nibbles of the later four, whose top two bits sit above
+    the first eight."""
+    first, second, third = s[:, 0:4], s[:, 4:8], s[:, 8:12]
+    scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
+    mins = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
+    return scales, mins
+
+
+def _unpack_nibbles(qs: Integers, width: int) -> Integers:
+    """(n, bytes) -> (n, 2 * bytes): in each run of `width` bytes first all low nibbles, then all high ones."""
+    runs = qs.reshape(len(qs), -1, 1, width)
+    return np.concatenate([runs & 15, runs >> 4], axis=2).reshape(len(qs), -1)
+
+
+def unpack_q4_k(b: Bytes) -> SuperBlocks:
+    """(n, 144) blocks: d[2] dmin[2] scales[12] qs[128]."""
+    scales, mins = _unpack_scales(b[:, 4:16].astype(np.int32))
+    return SuperBlocks(_half(b, 0), _half(b, 2), scales, mins, _unpack_nibbles(b[:, 16:].astype(np.int32), 32))
+
+
+def unpack_q5_k(b: Bytes) -> SuperBlocks:
+    """(n, 176) blocks: d[2] dmin[2] scales[12] qh[32] qs[128]; bit j of qh[l] is the fifth bit of number l of run j."""
+    scales, mins = _unpack_scales(b[:, 4:16].astype(np.int32))
+    low = _unpack_nibbles(b[:, 48:].astype(np.int32), 32)
+    bits = b[:, None, 16:48].astype(np.int32) >> np.arange(8)[:, None] & 1
+    return SuperBlocks(_half(b, 0), _half(b, 2), scales, mins, low + 16 * bits.reshape(len(b), 256))
+
+
+def unpack_q6_k(b: Bytes) -> SignedSuperBlocks:
+    """(n, 210) blocks: ql[128] qh[64] scales[16] (int8) d[2]. Each half of 128 numbers takes 64 bytes of ql (nibbles)
+    and 32 of qh (two bits for each quarter)."""
+    low = _unpack_nibbles(b[:, :128].astype(np.int32), 64)
+    pairs = b[:, 128:192].astype(np.int32).reshape(-1, 2, 1, 32) >> 2 * np.arange(4)[:, None] & 3
+    scales = np.ascontiguousarray(b[:, 192:208]).view(np.int8).astype(np.int32)
+    return SignedSuperBlocks(_half(b, 208), scales, (low | pairs.reshape(len(b), 256) << 4) - 32)
+
+
+def unpack_q8_0(b: Bytes) -> SmallBlocks:
+    """(n, 34) blocks: d[2] qs[32] (int8)."""
+    q = np.ascontiguousarray(b[:, 2:]).view(np.int8).astype(np.int32)
+    return SmallBlocks(_half(b, 0), np.zeros(len(b), np.float32), q)
+
+
+def unpack_q4_0(b: Bytes) -> SmallBlocks:
+    """(n, 18) blocks: d[2] qs[16], nibbles less 8."""
+    return SmallBlocks(_half(b, 0), np.zeros(len(b), np.float32), _unpack_nibbles(b[:, 2:].astype(np.int32), 16) - 8)
+
+
+def unpack_q4_1(b: Bytes) -> SmallBlocks:
+    """(n, 20) blocks: d[2] m[2] qs[16]."""
+    return SmallBlocks(_half(b, 0), _half(b, 2), _unpack_nibbles(b[:, 4:].astype(np.int32), 16))
+
+
+# ---------------------------------------------------------------- bytes -> numbers
+
+
+def _from_super(blocks: SuperBlocks) -> Floats:
+    scale = blocks.d[:, None] * blocks.scales.astype(np.float32)
+    minimum = blocks.dmin[:, None] * blocks.mins.astype(np.float32)
+    q = blocks.q.reshape(-1, 8, 32).astype(np.float32)
+    return scale[:, :, None] * q - minimum[:, :, None]
+
+
+def _from_signed(blocks: SignedSuperBlocks) -> Floats:
+    scale = blocks.d[:, None] * blocks.scales.astype(np.float32)
+    return scale[:, :, None] * blocks.q.reshape(-1, 16, 16).astype(np.float32)
+
+
+def _from_small(blocks: SmallBlocks) -> Floats:
+    return blocks.d[:, None] * blocks.q.astype(np.float32) + blocks.m[:, None]
+
+
+def _from_bf16(b: Bytes) -> Floats:
+    upper = np.ascontiguousarray(b).view("<u2")[:, 0].astype(np.uint32) << 16
+    return upper.view(np.float32)
+
+
+_NUMBERS: dict[Format, Callable[[Bytes], Floats]] = {
+    F32: lambda b: np.ascontiguousarray(b).view("<f4").astype(np.float32),
+    F16: lambda b: _half(b, 0),
+    BF16: _from_bf16,
+    Q4_0: lambda b: _from_small(unpack_q4_0(b)),
+    Q4_1: lambda b: _from_small(unpack_q4_1(b)),
+    Q8_0: lambda b: _from_small(unpack_q8_0(b)),
+    Q4_K: lambda b: _from_super(unpack_q4_k(b)),
+    Q5_K: lambda b: _from_super(unpack_q5_k(b)),
+    Q6_K: lambda b: _from_signed(unpack_q6_k(b)),
+}
+
+
+def split_blocks(format: Format, rows: Bytes) -> Bytes:
+    """(..., bytes) uint8 -> (n, block_bytes). Raises OperandError if a row is not a whole number of blocks."""
+    if rows.dtype != np.uint8 or rows.ndim < 1 or rows.shape[-1] % format.block_bytes:
+        raise OperandError(f"{rows.dtype} {rows.shape} is not rows of whole {format.name} blocks")
+    return rows.reshape(-1, format.block_bytes)
+
+
+def dequantise(format: Format, rows: Bytes) -> Floats:
+    """(..., row_bytes) uint8 -> (..., cols) float32. Bad scales (NaN, infinity) come through as such.
+
+    Raises OperandError if a row is not a whole number of blocks.
+    """
+    blocks = split_blocks(format, rows)
+    out = np.empty((len(blocks), format.block_values), np.float32)
+    step = CHUNK_VALUES // format.block_values
+    with np.errstate(all="ignore"):
+        for i in range(0, len(blocks), step):
+            out[i : i + step] = _NUMBERS[format](blocks[i : i + step]).reshape(-1, format.block_values)
+    return out.reshape(*rows.shape[:-1], rows.shape[-1] // format.block_bytes * format.block_values)
+
+
+# ---------------------------------------------------------------- numbers -> bytes
+
+
+def _half_bytes(values: Floats) -> Bytes:
+    """float32 (n,) -> float16 as bytes (n, 2)."""
+    return values.astype("<f2")[:, None].view(np.uint8)
+
+
+def _pack_scales(scales: Integers, mins: Integers) -> Bytes:
+    """scales, mins (n, 8), 0..63 -> (n, 12) bytes; the inverse of `_unpack_scales`."""
+    first = scales[:, :4] | scales[:, 4:] >> 4 << 6
+    second = mins[:, :4] | mins[:, 4:] >> 4 << 6
+    third = (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4
+    return np.concatenate([first, second, third], axis=1).astype(np.uint8)
+
+
+def _pack_nibbles(q: Integers, width: int) -> Bytes:
+    """q (n, values) 0..15 -> (n, values / 2) bytes; the inverse of `_unpack_nibbles`."""
+    runs = q.reshape(len(q), -1, 2, width)
+    packed: Bytes = (runs[:, :, 0] | runs[:, :, 1] << 4).astype(np.uint8)
+    return packed.reshape(len(q), -1)
+
+
+def _pack_q4_k(x: Floats) -> Bytes:
+    d, dmin, scales, mins, q = scale_search.super_blocks(x, 15)
+    return np.concatenate([_half_bytes(d), _half_bytes(dmin), _pack_scales(scales, mins), _pack_nibbles(q, 32)], axis=1)
+
+
+def _pack_q5_k(x: Floats) -> Bytes:
+    d, dmin, scales, mins, q = scale_search.super_blocks(x, 31)
+    fifth = (q.reshape(-1, 8, 32) >> 4 << np.arange(8)[:, None]).sum(axis=1).astype(np.uint8)
+    head = [_half_bytes(d), _half_bytes(dmin), _pack_scales(scales, mins)]
+    return np.concatenate([*head, fifth, _pack_nibbles(q & 15, 32)], axis=1)
+
+
+def _pack_q6_k(x: Floats) -> Bytes:
+    d, scales, q = scale_search.signed_super_blocks(x)
+    raised = q + 32
+    high = (raised.reshape(-1, 2, 4, 32) >> 4 << 2 * np.arange(4)[:, None]).sum(axis=2).reshape(-1, 64)
+    scale_bytes = scales.astype(np.int8).view(np.uint8)
+    return np.concatenate([_pack_nibbles(raised & 15, 64), high.astype(np.uint8), scale_bytes, _half_bytes(d)], axis=1)
+
+
+def _pack_q8_0(x: Floats) -> Bytes:
+    d, q = scale_search.symmetric(np.abs(x).max(axis=1) / np.float32(127), x, -127, 127)
+    return np.concatenate([_half_bytes(d), q.astype(np.int8).view(np.uint8)], axis=1)
+
+
+def _pack_q4_0(x: Floats) -> Bytes:
+    extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)[:, 0]
+    d, q = scale_search.symmetric(extreme / np.float32(-8), x, -8, 7)  # the extreme becomes -8: there is no +8
+    return np.concatenate([_half_bytes(d), _pack_nibbles(q + 8, 16)], axis=1)
+
+
+def _pack_q4_1(x: Floats) -> Bytes:
+    low = scale_search.as_half(x.min(axis=1))
+    d, q = scale_search.symmetric((x.max(axis=1) - low) / np.float32(15), x - low[:, None], 0, 15)
+    return np.concatenate([_half_bytes(d), _half_bytes(low), _pack_nibbles(q, 16)], axis=1)
+
+
+def _pack_bf16(x: Floats) -> Bytes:
+    bits = x.view(np.uint32)
+    nearest = bits + 0x7FFF + (bits >> 16 & 1) >> 16  # to nearest, ties to even
+    return nearest.astype("<u2").view(np.uint8)
+
+
+_BYTES: dict[Format, Callable[[Floats], Bytes]] = {
+    F32: lambda x: x.astype("<f4").view(np.uint8),
+    F16: lambda x: x.astype("<f2").view(np.uint8),
+    BF16: _pack_bf16,
+    Q4_0: _pack_q4_0,
+    Q4_1: _pack_q4_1,
+    Q8_0: _pack_q8_0,
+    Q4_K: _pack_q4_k,
+    Q5_K: _pack_q5_k,
+    Q6_K: _pack_q6_k,
+}
+
+
+def quantise(format: Format, values: npt.NDArray[np.float32]) -> Bytes:
+    """(..., cols) float32 -> (..., row_bytes) uint8 in `format`, to nearest with a small search for good scales.
+
+    Raises OperandError for a row that is not whole blocks, for NaN or infinity, and for numbers too large to store.
+    """
+    x = np.ascontiguousarray(values, np.float32)
+    bytes_per_row = row_bytes(format, x.shape[-1] if x.ndim else 0)
+    if not np.isfinite(x).all():
+        raise OperandError(f"NaN or infinity cannot be stored as {format.name}")
+    largest = np.abs(x).max(initial=0)
+    if largest > LARGEST.get(format, MAX_HALF):
+        raise OperandError(f"numbers up to {largest:.3g} are too large for {format.name}")
+    flat = x.reshape(-1, format.block_values)
+    out = np.empty((len(flat), format.block_bytes), np.uint8)
+    step = CHUNK_VALUES // format.block_values
+    for i in range(0, len(flat), step):
+        out[i : i + step] = _BYTES[format](flat[i : i + step])
+    return out.reshape(*x.shape[:-1], bytes_per_row)
+
+
+_SCALE_FIELDS: dict[Format, tuple[int, ...]] = {
+    F16: (0,), Q4_0: (0,), Q4_1: (0, 2), Q8_0: (0,), Q4_K: (0, 2), Q5_K: (0, 2), Q6_K: (208,),
+}  # fmt: skip
+
+
+def scales_of(format: Format, rows: Bytes) -> Floats:
+    """Every float16 scale and minimum in the rows (the numbers themselves for float formats), (n, 1 or 2) float32.
+
+    If these are finite, so is every number of the tensor. Raises OperandError as `split_blocks` does.
+    """
+    blocks = split_blocks(format, rows)
+    if format not in _SCALE_FIELDS:
+        return _NUMBERS[format](blocks).reshape(-1, 1)
+    return np.stack([_half(blocks, start) for start in _SCALE_FIELDS[format]], axis=1)
+
+
+def quantise_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
+    """Activations (M, K) float32 -> blocks of 256 8-bit integers. Raises OperandError unless K is a multiple of 256.
+
+    Per block: d = max|x| / 127, q = round half to even of x * (127 / max|x|), all in float32. A block with
+    max|x| < 1e-30 is all zero; one with a NaN or an infinity gets d = NaN and q = 0, so that it shows in the result.
+    """
+    if x.ndim != 2 or x.shape[1] % 256 or x.dtype != np.float32:
+        raise OperandError(f"activations must be float32 (M, K) with K a multiple of 256, not {x.dtype} {x.shape}")
+    blocks = x.reshape(len(x), -1, 256)
+    finite: npt.NDArray[np.bool_] = np.asarray(np.isfinite(blocks).all(axis=2))
+    clean = np.where(finite[:, :, None], blocks, np.float32(0))
+    largest = np.abs(clean).max(axis=2)
+    usable = largest >= np.float32(1e-30)
+    inverse = np.where(usable, np.float32(127) / np.where(usable, largest, np.float32(1)), np.float32(0))
+    q = np.rint(clean * inverse[:, :, None]).astype(np.int8)
+    d = np.where(usable, largest / np.float32(127), np.float32(0))
+    d = np.where(finite, d, np.float32(np.nan))
+    return Q8KBlocks(d, q, q.reshape(len(x), -1, 16, 16).sum(axis=3, dtype=np.int16))

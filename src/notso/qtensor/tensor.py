@@ -1,0 +1,86 @@
+"""A tensor whose numbers stay in their blocks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.errors import OperandError
+from notso.qtensor.formats import F32, Format, row_bytes
+from notso.qtensor.reference import blocks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QTensor:
+    """Rows of blocks, as they lie in the file.
+
+    `shape` is in numpy order: outermost first, row length last (a GGUF file has it the other way round).
+    `data` is uint8, one-dimensional and exactly `nbytes` long; from a file it is a read-only view of the mapping.
+    Raises OperandError when shape, format and data do not agree.
+    """
+
+    name: str
+    format: Format
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+
+    def __post_init__(self) -> None:
+        if not self.shape or any(n < 1 for n in self.shape):
+            raise OperandError(f"tensor {self.name!r}: shape {self.shape} has no rows or an empty side")
+        if self.data.dtype != np.uint8 or self.data.ndim != 1 or not self.data.flags.c_contiguous:
+            raise OperandError(f"tensor {self.name!r}: data must be contiguous one-dimensional uint8")
+        if self.data.size != self.rows * row_bytes(self.format, self.cols):
+            raise OperandError(
+                f"tensor {self.name!r}: {self.data.size} bytes given, "
+                f"shape {self.shape} in {self.format.name} takes {self.rows * self.row_bytes}"
+            )
+
+    @property
+    def rows(self) -> int:
+        """Number of rows: the product of every side but the last."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def cols(self) -> int:
+        """Numbers in a row."""
+        return self.shape[-1]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return row_bytes(self.format, self.cols)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.data.size
+
+    def row_data(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.uint8]:
+        """Rows start..stop-1 as bytes, (rows, row_bytes) uint8, not copied. Raises OperandError outside the tensor."""
+        stop = self.rows if stop is None else stop
+        if not 0 <= start <= stop <= self.rows:
+            raise OperandError(f"tensor {self.name!r}: rows {start}..{stop} of {self.rows}")
+        return self.data[start * self.row_bytes : stop * self.row_bytes].reshape(stop - start, self.row_bytes)
+
+    def dequantise(self, start: int = 0, stop: int | None = None) -> npt.NDArray[np.float32]:
+        """Rows start..stop-1 as numbers, (rows, cols) float32, by the reference code. Raises OperandError."""
+        return blocks.dequantise(self.format, self.row_data(start, stop))
+
+    def as_float32(self) -> npt.NDArray[np.float32]:
+        """An F32 tensor as an array of `shape`, without a copy where the bytes are aligned. Raises OperandError."""
+        if self.format != F32:
+            raise OperandError(f"tensor {self.name!r} is {self.format.name}, F32 is needed here")
+        values = self.data.view(np.dtype("<f4"))
+        return np.require(values, np.float32, ["C", "A"]).reshape(self.shape)
+
+    @classmethod
+    def quantise(cls, values: npt.NDArray[np.float32], format: Format, name: str = "") -> QTensor:
+        """Make a tensor of `values` (any shape, float32) in `format`. Raises OperandError as `blocks.quantise` does."""
+        array = np.asarray(values, np.float32)
+        if array.ndim < 1 or array.size == 0:
+            raise OperandError(f"tensor {name!r}: shape {array.shape} has no rows or an empty side")
+        packed = blocks.quantise(format, array.reshape(-1, array.shape[-1]))
+        return cls(name, format, array.shape, packed.reshape(-1))
