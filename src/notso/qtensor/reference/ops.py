@@ -1,0 +1,267 @@
+"""Every operation of this floor in numpy, one idea per line; what the kernels are compared with.
+
+Two kinds of twin stand here. `matmul_q8k` follows the kernels' float operations one by one and must give the same
+bits; everything else computes in float64 and rounds once, and is compared within a stated tolerance.
+Shapes: M or L rows in a batch, K inputs, N outputs, S stored positions, H query heads, KH key heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.errors import OperandError
+from notso.qtensor.formats import Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, Format
+from notso.qtensor.reference import blocks
+from notso.qtensor.tensor import QTensor
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
+Layout: TypeAlias = Literal["pairs", "halves"]
+
+ROW_CHUNK = 512  # weight rows unpacked at a time
+
+
+def _need(condition: bool, message: str) -> None:
+    if not condition:
+        raise OperandError(message)
+
+
+# ---------------------------------------------------------------- arithmetic
+
+
+def fma(a: Floats, b: Floats, c: Floats) -> Floats:
+    """a * b + c in float32 with one rounding, as the CPU's fused multiply-add.
+
+    The product of two float32 is exact in float64; the sum is rounded to odd there (its last bit is set when anything
+    was lost), after which rounding to float32 cannot go wrong twice.
+    """
+    with np.errstate(all="ignore"):
+        product, addend = np.broadcast_arrays(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
+        total = product + addend
+        back = total - product
+        lost = (product - (total - back)) + (addend - back)
+        towards = np.where(lost > 0, np.inf, -np.inf)
+        even = total.view(np.int64) & 1 == 0
+        odd: Doubles = np.where((lost != 0) & even & np.isfinite(total), np.nextafter(total, towards), total)
+        return odd.astype(np.float32)
+
+
+# ---------------------------------------------------------------- matrices
+
+
+def embedding_rows(weight: QTensor, ids: npt.NDArray[np.integer[Any]]) -> Floats:
+    """Rows `ids` (L,) of `weight` (V, C), dequantised: (L, C). Raises OperandError for an id outside 0..V-1."""
+    ids = np.asarray(ids)
+    _need(ids.ndim == 1, f"row numbers must be one-dimensional, not {ids.shape}")
+    _need(not ids.size or (ids.min() >= 0 and ids.max() < weight.rows), f"row numbers must be in 0..{weight.rows - 1}")
+    return blocks.dequantise(weight.format, weight.row_data()[ids])
+
+
+def matmul_dequantised(x: Floats, weight: QTensor) -> Floats:
+    """x (M, K) times the transpose of weight (N, K) -> (M, N), in float64 on dequantised weights."""
+    _check_matmul(x, weight)
+    out = np.empty((len(x), weight.rows), np.float32)
+    for start in range(0, weight.rows, ROW_CHUNK):
+        stop = min(start + ROW_CHUNK, weight.rows)
+        out[:, start:stop] = x.astype(np.float64) @ weight.dequantise(start, stop).astype(np.float64).T
+    return out
+
+
+def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
+    """x (M, K) times the transpose of a quantised weight (N, K) -> (M, N), bit for bit as the kernels have it.
+
+    The activations become 8-bit blocks of 256 (`quantise_q8k`, scale dx), every product of integers is summed exactly,
+    and floats meet once per block, in order of the blocks:
+
+        Q4_K, Q5_K   f = float(sum q sc x) * d;  f = fma(-float(sum m bsum), dmin, f);  acc = fma(f, dx, acc)
+        Q6_K         f = float(sum q sc x) * d;  acc = fma(f, dx, acc)
+        Q8_0, Q4_0   f = 0; for each 32 of the 256: f = fma(float(sum q x), d, f);  acc = fma(f, dx, acc)
+        Q4_1         the same, each 32 followed by f = fma(float(sum x), m, f)
+
+    Raises OperandError for a float format, or unless K is a multiple of 256.
+    """
+    _check_matmul(x, weight)
+    _need(not weight.format.is_float, f"{weight.format.name} has no integer blocks")
+    activations = blocks.quantise_q8k(np.ascontiguousarray(x))
+    out = np.empty((len(x), weight.rows), np.float32)
+    for start in range(0, weight.rows, ROW_CHUNK):
+        stop = min(start + ROW_CHUNK, weight.rows)
+        packed = blocks.split_blocks(weight.format, weight.row_data(start, stop))
+        sums = _small_sums if weight.format in (Q8_0, Q4_0, Q4_1) else _super_sums
+        out[:, start:stop] = sums(activations, weight.format, packed, stop - start)
+    return out
+
+
+def _super_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
+    """The K-quants: one weight block for each activation block -> (M, rows)."""
+    if format == Q6_K:
+        d, scales, q = blocks.unpack_q6_k(packed)
+        dmin, mins = np.zeros_like(d), np.zeros_like(scales[:, :8])
+    else:
+        d, dmin, scales, mins, q = (blocks.unpack_q4_k if format == Q4_K else blocks.unpack_q5_k)(packed)
+    scaled = (q.reshape(*scales.shape, -1) * scales[:, :, None]).reshape(rows, -1, 256)
+    d, dmin, mins = d.reshape(rows, -1), dmin.reshape(rows, -1), mins.reshape(rows, -1, 8)
+    bsums = x.bsums.reshape(len(x.d), -1, 8, 2).sum(axis=3)
+    acc = np.zeros((len(x.d), rows), np.float32)
+    for b in range(x.d.shape[1]):
+        f = _exact_dot(x.q[:, b], scaled[:, b]) * d[None, :, b]
+        if format != Q6_K:
+            f = fma(-_exact_dot(bsums[:, b], mins[:, b]), dmin[None, :, b], f)
+        acc = fma(f, x.d[:, b, None], acc)
+    return acc
+
+
+def _small_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
+    """Formats of 32 to a block: eight weight blocks for each activation block -> (M, rows)."""
+    unpack = {Q8_0: blocks.unpack_q8_0, Q4_0: blocks.unpack_q4_0, Q4_1: blocks.unpack_q4_1}[format]
+    d, m, q = (part.reshape(rows, -1, 8, *part.shape[1:]) for part in unpack(packed))
+    inputs = x.q.reshape(*x.d.shape, 8, 32)
+    bsums = x.bsums.reshape(*x.d.shape, 8, 2).sum(axis=3)
+    acc = np.zeros((len(x.d), rows), np.float32)
+    for b in range(x.d.shape[1]):
+        f = np.zeros_like(acc)
+        for j in range(8):
+            f = fma(_exact_dot(inputs[:, b, j], q[:, b, j]), d[None, :, b, j], f)
+            if format == Q4_1:
+                f = fma(bsums[:, b, j, None].astype(np.float32), m[None, :, b, j], f)
+        acc = fma(f, x.d[:, b, None], acc)
+    return acc
+
+
+def _exact_dot(x: npt.NDArray[Any], w: npt.NDArray[Any]) -> Floats:
+    """Integers (M, n) times (N, n) transposed -> the exact sums, rounded once to float32. float64 holds them all: they
+    stay below 2^53 by far, and it multiplies faster than numpy's integers do."""
+    sums: Doubles = x.astype(np.float64) @ w.astype(np.float64).T
+    return sums.astype(np.float32)
+
+
+def matmul(x: Floats, weight: QTensor) -> Floats:
+    """x (M, K) times the transpose of weight (N, K) -> (M, N): exact integers for quantised formats, float64 else."""
+    return matmul_dequantised(x, weight) if weight.format.is_float else matmul_q8k(x, weight)
+
+
+def _check_matmul(x: Floats, weight: QTensor) -> None:
+    _need(x.ndim == 2 and x.dtype == np.float32, f"input must be float32 (M, K), not {x.dtype} {x.shape}")
+    _need(x.shape[1] == weight.cols, f"input has {x.shape[1]} columns, tensor {weight.name!r} has {weight.cols}")
+
+
+# ---------------------------------------------------------------- element by element
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
+    """x (..., C), weight (C,) -> weight * x / sqrt(mean(x^2) + eps)."""
+    _need(weight.shape == x.shape[-1:], f"weight {weight.shape} does not match {x.shape}")
+    wide = x.astype(np.float64)
+    scale = 1 / np.sqrt(np.square(wide).mean(axis=-1, keepdims=True) + eps)
+    result: Doubles = wide * scale * weight
+    return result.astype(np.float32)
+
+
+def silu_mul(gate: Floats, up: Floats) -> Floats:
+    """gate / (1 + exp(-gate)) * up, any shape."""
+    _need(gate.shape == up.shape, f"shapes {gate.shape} and {up.shape} differ")
+    wide = gate.astype(np.float64)
+    with np.errstate(over="ignore"):
+        result: Doubles = wide / (1 + np.exp(-wide)) * up
+    return result.astype(np.float32)
+
+
+def add(a: Floats, b: Floats) -> Floats:
+    """a + b in float32, any shape."""
+    _need(a.shape == b.shape, f"shapes {a.shape} and {b.shape} differ")
+    return np.asarray(a + b, np.float32)
+
+
+def softmax(x: Floats) -> Floats:
+    """exp(x) / sum(exp(x)) along the last side; the largest value is taken off first."""
+    return _softmax(x.astype(np.float64)).astype(np.float32)
+
+
+def _softmax(x: Doubles) -> Doubles:
+    powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=-1, keepdims=True), np.float64)
+
+
+def argmax(x: Floats) -> npt.NDArray[np.int64]:
+    """Index of the largest value along the last side, the first of equals. x (..., V) -> (...)."""
+    _need(x.ndim > 0 and x.shape[-1] > 0, "there is no largest of nothing")
+    return np.asarray(np.argmax(x, axis=-1), np.int64)
+
+
+# ---------------------------------------------------------------- rotation and attention
+
+
+def inverse_frequencies(size: int, theta: float) -> Doubles:
+    """w_i = theta^(-2i / size) for the size / 2 pairs of a head (Su et al., RoFormer)."""
+    _need(size > 0 and size % 2 == 0, f"a rotated head has an even size, not {size}")
+    return theta ** (-2 * np.arange(size // 2, dtype=np.float64) / size)
+
+
+def yarn_frequencies(
+    size: int, theta: float, factor: float, original_positions: int, beta_fast: float = 32, beta_slow: float = 1
+) -> tuple[Doubles, float]:
+    """YaRN (Peng et al. 2023): frequencies for `factor` times the positions, and the factor for cos and sin.
+
+    Pairs that turn more than `beta_fast` times over the original positions stay; those that turn less than
+    `beta_slow` times are slowed by `factor`; between the two pair numbers (floor, ceil) the change is a ramp.
+    """
+
+    def pair_turning(turns: float) -> float:
+        return size * math.log(original_positions / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(pair_turning(beta_fast)), 0)
+    last = min(math.ceil(pair_turning(beta_slow)), size - 1)
+    ramp = np.clip((np.arange(size // 2) - first) / max(last - first, 0.001), 0, 1)
+    plain = inverse_frequencies(size, theta)
+    return plain * (1 - ramp) + plain / factor * ramp, 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def rope(
+    x: Floats,
+    positions: npt.NDArray[np.integer[Any]],
+    frequencies: Doubles,
+    layout: Layout = "pairs",
+    scale: float = 1.0,
+) -> Floats:
+    """Rotate x (L, H, D) by positions (L,): pair i of each head turns by position * frequencies[i] (D / 2,).
+
+    "pairs" turns (2i, 2i + 1), as GGUF files are laid out; "halves" turns (i, i + D / 2). cos and sin are multiplied
+    by `scale` (YaRN).
+    """
+    _need(x.ndim == 3 and positions.shape == x.shape[:1], f"input {x.shape} and positions {positions.shape} disagree")
+    _need(frequencies.shape == (x.shape[2] // 2,), f"{len(frequencies)} frequencies for heads of {x.shape[2]}")
+    _need(layout in ("pairs", "halves"), f"layout {layout!r} is neither 'pairs' nor 'halves'")
+    angles = (positions[:, None] * frequencies)[:, None, :]
+    cos, sin = np.cos(angles) * scale, np.sin(angles) * scale
+    half = x.shape[2] // 2
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if layout == "pairs" else (slice(0, half), slice(half, None))
+    a, b = x[:, :, first].astype(np.float64), x[:, :, second].astype(np.float64)
+    out = np.empty_like(x)
+    out[:, :, first] = a * cos - b * sin
+    out[:, :, second] = b * cos + a * sin
+    return out
+
+
+def attention(q: Floats, k: Floats, v: Floats, start: int, scale: float | None = None) -> Floats:
+    """Causal grouped-query attention: q (L, H, D) at positions start..start+L-1 over k, v (S, KH, D) -> (L, H, D).
+
+    Query head h reads key head h // (H / KH). The row at position p sees keys 0..p, so S must be at least start + L;
+    keys beyond are not looked at. `scale` multiplies the scores: 1 / sqrt(D) unless given.
+    """
+    _need(q.ndim == 3 and k.ndim == 3 and k.shape == v.shape, f"shapes {q.shape}, {k.shape}, {v.shape} disagree")
+    length, heads, size = q.shape
+    _need(k.shape[2] == size and heads % k.shape[1] == 0, f"{heads} heads of {size} over {k.shape[1]} of {k.shape[2]}")
+    _need(start >= 0 and start + length <= len(k), f"positions {start}..{start + length - 1} of {len(k)} stored")
+    factor = 1 / math.sqrt(size) if scale is None else scale
+    group = heads // k.shape[1]
+    out = np.empty_like(q)
+    for row in range(length):
+        seen = start + row + 1
+        for head in range(heads):
+            keys, values = k[:seen, head // group].astype(np.float64), v[:seen, head // group].astype(np.float64)
+            out[row, head] = _softmax(keys @ q[row, head].astype(np.float64) * factor) @ values
+    return out
