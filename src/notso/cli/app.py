@@ -1,0 +1,137 @@
+"""The verbs gathered into one command, and the last word on whatever goes wrong in them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from notso.cli import bench, chat, doctor, exit_codes, inspect, list, pull, run, serve, synth, terminal, verify
+
+
+class _FrontDoor(TyperGroup):
+    """A group in whose verbs a reader that went away (`notso list | head -1`) is no failure."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            terminal.abandon_stdout()
+            raise typer.Exit(exit_codes.DONE) from None
+
+
+app = typer.Typer(
+    cls=_FrontDoor,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        terminal.say(version_line())
+        raise typer.Exit()
+
+
+def version_line() -> str:
+    """Versions of the program, its kernels and what it reads, in one line."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        release = version("notso-smollm3-bot")
+    except PackageNotFoundError:
+        release = "(not installed)"
+    try:
+        from notso.qtensor import backend
+
+        kernels = str(backend.kernels())
+    except Exception as error:  # a broken build must not stop --version from saying the rest
+        kernels = f"unavailable: {type(error).__name__}"
+    return f"notso {release} (kernels {kernels}; reads GGUF 2 and 3; Python {sys.version.split()[0]})"
+
+
+@app.callback()
+def front_door(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show versions and exit.")
+    ] = False,
+) -> None:
+    """Chat with SmolLM3-3B on this machine, offline: in the browser, in the terminal, or through an API."""
+
+
+for _verb, _module in (
+    (serve.serve, serve),
+    (chat.chat, chat),
+    (run.run, run),
+    (pull.pull, pull),
+    (list.list_models, list),
+    (inspect.inspect_file, inspect),
+    (verify.verify_file, verify),
+    (synth.synthesise, synth),
+    (bench.bench, bench),
+    (doctor.doctor, doctor),
+):
+    app.command(_module.__name__.rpartition(".")[2], epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(_verb)
+
+
+def run_command_line(arguments: Sequence[str] | None = None) -> int:
+    """Parse, run, and turn every way it can end into an exit code and at most one line on stderr."""
+    terminal.prepare_streams()
+    try:
+        outcome = typer.main.get_command(app).main(
+            args=None if arguments is None else [*arguments], prog_name="notso", standalone_mode=False
+        )
+        code = outcome if isinstance(outcome, int) else exit_codes.DONE
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else exit_codes.FAILED
+    except BaseException as error:
+        code = _tell(error)
+    return _flush(code)
+
+
+def _tell(error: BaseException) -> int:
+    if isinstance(error, typer.TyperException):
+        code, line = error.exit_code, _usage_line(error)
+    elif isinstance(error, typer.Abort):
+        code, line = exit_codes.INTERRUPTED, ""
+    else:
+        if exit_codes.debugging():
+            sys.stderr.write(terminal.harmless(exit_codes.details(error)))
+        code, line = exit_codes.explain(error)
+    if line:
+        terminal.complain(line)
+    return code
+
+
+def _usage_line(error: typer.TyperException) -> str:
+    """One line for a wrong command line, with the nearest right spelling where there is one."""
+    message = error.format_message()
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message, file=sys.stderr)
+        return ""
+    nearest: Sequence[str] = getattr(error, "possibilities", None) or ()
+    if nearest:
+        message = f"{error.message.rstrip('.')}. Did you mean {nearest[0]}?"
+    command = context.command_path if context is not None else "notso"
+    return f"{' '.join(message.split())} (`{command} --help` lists what there is)"
+
+
+def _flush(code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        terminal.abandon_stdout()
+    except OSError as error:
+        terminal.abandon_stdout()
+        code, line = exit_codes.explain(error)
+        terminal.complain(line)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    return code

@@ -1,0 +1,137 @@
+"""`notso chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from notso.cli import engines, exit_codes, options, terminal
+from notso.cli.conversation import Conversation
+from notso.cli.slash_commands import COMMANDS, Leave, run_command
+
+EXAMPLES = """\
+  notso chat
+  notso chat --no-think --system "Answer in French.\""""
+
+_FENCE = '"""'
+ReadLine = Callable[[str], str]
+"""Asks for one line with a prompt. Raises EOFError at the end, KeyboardInterrupt on Ctrl-C."""
+
+
+def chat(
+    model: options.Model = None,
+    system: options.System = None,
+    no_think: options.NoThink = False,
+    hide_thinking: options.HideThinking = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    max_tokens: options.MaxTokens = None,
+    seed: options.Seed = None,
+    context: options.Context = None,
+    threads: options.Threads = None,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """Talk with the model; its thinking is shown dim. `/help` inside lists the commands."""
+    from notso.smollm3.sampling_params import SamplingParams
+
+    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
+    params = SamplingParams(**{name: value for name, value in chosen.items() if value is not None})
+    engine = engines.open_engine(model, context, threads)
+    try:
+        conversation = Conversation(
+            engine, params, system=system, thinking=not no_think, show_thinking=not hide_thinking
+        )
+        terminal.note(engines.title(engine.info))
+        if notice := engines.demo_notice(engine.info):
+            terminal.note(notice)
+        terminal.note("/help lists the commands, Ctrl-D leaves.")
+        converse(conversation, _line_reader(conversation))
+    finally:
+        engine.close()
+
+
+def converse(conversation: Conversation, read_line: ReadLine) -> None:
+    """Questions and answers until the person leaves. Raises typer.Exit(130) where Ctrl-C was how."""
+    interrupted = False
+    while True:
+        try:
+            text = _read_question(read_line)
+            interrupted = False
+            if text.strip():
+                _handle(conversation, text)
+        except (EOFError, Leave):
+            return
+        except KeyboardInterrupt:
+            if interrupted:
+                raise typer.Exit(exit_codes.INTERRUPTED) from None
+            interrupted = True
+            terminal.note("Ctrl-C again leaves.")
+
+
+def _handle(conversation: Conversation, text: str) -> None:
+    from notso.qtensor.errors import NotsoError
+
+    question: str | None = text
+    if text.startswith("//"):
+        question = text[1:]
+    elif text.startswith("/"):
+        outcome = run_command(conversation, text.strip())
+        for line in outcome.lines:
+            terminal.note(line)
+        question = outcome.question
+    if question is None:
+        return
+    try:
+        answer = conversation.ask(question)
+    except NotsoError as error:
+        _, line = exit_codes.explain(error)
+        terminal.complain(line)
+        return
+    if answer.finish_reason == "cancelled":
+        terminal.note("Stopped; Ctrl-C again leaves.")
+    elif answer.finish_reason == "length":
+        terminal.note("The answer was cut at its longest; /clear makes room in the context.")
+
+
+def _read_question(read_line: ReadLine) -> str:
+    """One line, or all lines between two fences."""
+    line = read_line("> ")
+    if not line.strip().startswith(_FENCE):
+        return line
+    text = line.strip()[len(_FENCE) :]
+    while not text.endswith(_FENCE):
+        text += "\n" + read_line("  ").rstrip()
+    return text[: -len(_FENCE)].strip("\n")
+
+
+def _line_reader(conversation: Conversation) -> ReadLine:
+    if not (sys.stdin.isatty() and terminal.is_terminal(sys.stdout)):
+        return _plain_line
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import InMemoryHistory
+    from prompt_toolkit.output.color_depth import ColorDepth
+
+    commands = WordCompleter([f"/{command.name}" for command in COMMANDS], sentence=True)
+    session: PromptSession[str] = PromptSession(
+        history=InMemoryHistory(),  # what a person said is written nowhere
+        completer=commands,
+        complete_while_typing=True,
+        bottom_toolbar=conversation.status_line,
+        color_depth=None if terminal.has_colour(sys.stdout) else ColorDepth.DEPTH_1_BIT,
+    )
+    return lambda prompt: session.prompt(prompt)
+
+
+def _plain_line(prompt: str) -> str:
+    if sys.stdin.isatty():
+        sys.stderr.write(prompt)
+        sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")

@@ -1,0 +1,79 @@
+"""A conversation in the terminal: what was said, how to go on, and how much of the context it fills."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from notso.cli import terminal
+from notso.cli.answer import Answer, AnswerPrinter, collect
+from notso.cli.interruption import Interruption
+
+if TYPE_CHECKING:
+    from notso.smollm3.engine import Engine
+    from notso.smollm3.messages import Message
+    from notso.smollm3.sampling_params import SamplingParams
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The state behind `notso chat`. `seed` None draws a new one for each answer."""
+
+    engine: Engine
+    params: SamplingParams
+    system: str | None = None
+    thinking: bool = True
+    show_thinking: bool = True
+    messages: list[Message] = field(default_factory=list)
+    context_used_tokens: int = 0
+
+    def ask(self, question: str) -> Answer:
+        """Put `question`, show the answer as it comes, and keep both.
+
+        Ctrl-C stops the answer and what there is of it is kept; a second one raises KeyboardInterrupt. If the engine
+        raises, the conversation is as if the question had not been put.
+        """
+        from notso.smollm3.messages import Message
+
+        asked = [*self.messages, Message("user", question)]
+        opening = [Message("system", self.system)] if self.system else []
+        params = self.params
+        if params.seed is None:
+            params = dataclasses.replace(params, seed=secrets.randbits(63))
+        printer = AnswerPrinter(show_reasoning=self.show_thinking)
+        with Interruption() as interruption:
+            events = self.engine.generate(
+                [*opening, *asked], params, thinking=self.thinking, cancelled=interruption.requested
+            )
+            with terminal.waiting("reading the prompt") as answer_begins:
+                answer = collect(events, printer, answer_begins)
+        printer.finish()
+        reply = Message("assistant", answer.text, reasoning_content=answer.reasoning or None)
+        self.messages = [*asked, reply]
+        if answer.usage is not None:
+            self.context_used_tokens = answer.usage.prompt_tokens + answer.usage.completion_tokens
+        return answer
+
+    def clear(self) -> None:
+        self.messages = []
+        self.context_used_tokens = 0
+
+    def take_back_question(self) -> str | None:
+        """Remove the last question and its answer; the question, or None where there is none."""
+        while self.messages:
+            message = self.messages[-1]
+            self.messages = self.messages[:-1]
+            if message.role == "user":
+                return message.content
+        return None
+
+    def status_line(self) -> str:
+        """Model, thinking, temperature and how full the context is."""
+        info = self.engine.info
+        thinking = "thinking" if self.thinking else "not thinking"
+        return (
+            f"{info.name} | {thinking} | temperature {self.params.temperature:g} | "
+            f"{self.context_used_tokens:,} / {info.context_tokens:,} tokens"
+        )

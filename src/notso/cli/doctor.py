@@ -1,0 +1,212 @@
+"""`notso doctor`: what this machine has, what will be used, and what to mend."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from notso.cli import exit_codes, options, terminal
+
+EXAMPLES = """\
+  notso doctor
+  notso doctor --json"""
+
+WHOLE_MODEL_BYTES = 2_600_000_000  # SmolLM3-3B Q4_K_M with 4,096 tokens of context and the process around it
+SAFE_SQLITE = (3, 51, 3)  # older ones can damage a WAL file that several connections write
+LIBRARIES = ("numpy", "tokenizers", "jinja2", "fastapi", "starlette", "uvicorn", "huggingface_hub", "typer", "rich")
+_MARKS: dict[str, terminal.Style] = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report. `fix` says what to do about a warning or failure."""
+
+    status: Literal["ok", "warn", "fail"]
+    subject: str
+    message: str
+    fix: str = ""
+
+
+def doctor(
+    port: Annotated[int, typer.Option("--port", "-p", envvar="NOTSO_PORT", help="The port `serve` would use.")] = 3000,
+    as_json: options.Json = False,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """Check this machine; each line says ok, warn or fail.
+
+    Python, CPU, kernels, memory, pages, models, disk, port, SQLite, network, versions; each warning comes with a fix.
+    Exit code 1 if a line is fail.
+    """
+    findings = examine(port)
+    if as_json:
+        terminal.say_json([asdict(finding) for finding in findings])
+    else:
+        for finding in findings:
+            mark = terminal.styled(f"{finding.status:4}", _MARKS[finding.status], sys.stdout)
+            fix = f" -> {finding.fix}" if finding.fix else ""
+            print(f"{mark}  {terminal.harmless(f'{finding.subject}: {finding.message}{fix}')}", flush=True)
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(exit_codes.FAILED)
+
+
+def examine(port: int) -> list[Finding]:
+    """Every check; one that breaks is reported as failed and does not stop the others."""
+    checks: tuple[tuple[str, Callable[[], Iterator[Finding]]], ...] = (
+        ("python", _python),
+        ("cpu", _cpu),
+        ("kernels", _kernels),
+        ("memory", _memory),
+        ("pages", _pages),
+        ("models", _models),
+        ("disk", _disk),
+        ("port", lambda: _port(port)),
+        ("sqlite", _sqlite),
+        ("network", _network),
+        ("versions", _versions),
+    )
+    findings: list[Finding] = []
+    for subject, check in checks:
+        try:
+            findings += check()
+        except Exception as error:  # the report must come to its end on a broken machine above all
+            findings.append(Finding("fail", subject, f"{type(error).__name__}: {error}", "report this to the project"))
+    return findings
+
+
+def _python() -> Iterator[Finding]:
+    yield Finding("ok", "python", f"{platform.python_version()} on {platform.system()} {platform.release()}")
+    if platform.system() != "Linux":
+        yield Finding("warn", "system", f"{platform.system()} is not tested", "use Linux where it matters")
+
+
+def _cpu() -> Iterator[Finding]:
+    from notso.qtensor import backend
+    from notso.smollm3.benchmark import cpu_name
+
+    features = ", ".join(backend.cpu_features()) or "none that matter"
+    yield Finding("ok", "cpu", f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores usable; {features}")
+
+
+def _kernels() -> Iterator[Finding]:
+    from notso.qtensor import backend
+    from notso.qtensor.errors import KernelChoiceError
+
+    forced = os.environ.get("NOTSO_KERNELS")
+    try:
+        chosen, available = backend.kernels(), list(backend.available())
+    except KernelChoiceError as error:
+        yield Finding("fail", "kernels", str(error), "unset NOTSO_KERNELS to let notso choose")
+        return
+    why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest this CPU can run"
+    yield Finding("ok", "kernels", f"{chosen}, {why}; there are {', '.join(available)}")
+    if chosen == "generic" and not forced:
+        yield Finding("warn", "kernels", "this CPU has no AVX2: answers will be slow", "use a CPU made after 2015")
+
+
+def _memory() -> Iterator[Finding]:
+    from notso.smollm3.memory import available_memory, memory_limits
+
+    least = available_memory()
+    bounds = "; ".join(f"{bound.source} {terminal.gigabytes(bound.available_bytes)}" for bound in memory_limits())
+    if least.available_bytes < WHOLE_MODEL_BYTES:
+        needed = terminal.gigabytes(WHOLE_MODEL_BYTES)
+        yield Finding(
+            "warn", "memory", f"{bounds} left; SmolLM3-3B wants {needed}", "close programs or raise the limit"
+        )
+    else:
+        yield Finding("ok", "memory", f"{bounds} left")
+
+
+def _pages() -> Iterator[Finding]:
+    huge = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    try:
+        setting = huge.read_text()
+        chosen = setting[setting.index("[") + 1 : setting.index("]")]
+    except (OSError, ValueError):
+        chosen = "not offered"
+    message = f"{os.sysconf('SC_PAGE_SIZE')} bytes; transparent huge pages: {chosen}"
+    if chosen == "never":
+        yield Finding("warn", "pages", message, f"as root: echo madvise > {huge}")
+    else:
+        yield Finding("ok", "pages", message)
+
+
+def _models() -> Iterator[Finding]:
+    from notso.smollm3 import hub
+    from notso.smollm3.errors import ModelFileError
+
+    try:
+        chosen = hub.resolve_model()
+    except ModelFileError as error:
+        yield Finding("fail", "model", str(error), "unset NOTSO_MODEL or let it name a GGUF file")
+        return
+    if chosen is not None:
+        yield Finding("ok", "model", f"{chosen} ({terminal.gigabytes(chosen.stat().st_size)})")
+    elif hub.demo_path().is_file():
+        yield Finding("warn", "model", "only the built-in demo is here", "notso pull fetches SmolLM3-3B (1.92 GB)")
+    else:
+        yield Finding("fail", "model", "the built-in demo is missing", "install notso again")
+
+
+def _disk() -> Iterator[Finding]:
+    from notso.smollm3 import hub
+
+    folder = hub.hub_cache()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    needed = hub.KNOWN_FILES[0].size_bytes
+    message = f"{terminal.gigabytes(free)} free for models in {folder}"
+    if not os.access(existing, os.W_OK):
+        yield Finding("warn", "disk", f"{folder} cannot be written", "set HF_HOME to a folder of yours")
+    elif free < needed and hub.find_local(hub.KNOWN_FILES[0]) is None:
+        yield Finding("warn", "disk", message, f"make room for {terminal.gigabytes(needed)}, or set HF_HOME")
+    else:
+        yield Finding("ok", "disk", message)
+
+
+def _port(port: int) -> Iterator[Finding]:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            yield Finding("warn", "port", f"{port}: {error.strerror}", "stop what uses it, or serve with --port")
+            return
+    yield Finding("ok", "port", f"{port} is free")
+
+
+def _sqlite() -> Iterator[Finding]:
+    version = sqlite3.sqlite_version
+    if sqlite3.sqlite_version_info < SAFE_SQLITE:
+        yield Finding("ok", "sqlite", f"{version}; one connection writes, so its WAL fault cannot strike")
+    else:
+        yield Finding("ok", "sqlite", version)
+
+
+def _network() -> Iterator[Finding]:
+    from notso.smollm3.download import is_offline
+
+    state = "forbidden (HF_HUB_OFFLINE); all but `pull` works" if is_offline() else "used by `pull` only"
+    yield Finding("ok", "network", state)
+
+
+def _versions() -> Iterator[Finding]:
+    found = []
+    for name in ("notso-smollm3-bot", *LIBRARIES):
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding("fail", "versions", f"{name} is not installed", "install notso again")
+    yield Finding("ok", "versions", ", ".join(found))

@@ -1,0 +1,36 @@
+"""Choosing, naming and loading the model a verb runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notso.cli import terminal
+
+if TYPE_CHECKING:
+    from notso.smollm3.engine import Engine
+    from notso.smollm3.messages import ModelInfo
+
+
+def open_engine(model: Path | None, context_tokens: int | None, threads: int | None, *, silent: bool = False) -> Engine:
+    """Load the model a person meant (see hub.resolve_model), with a sign of life while it takes long."""
+    with terminal.waiting("loading the model", silent=silent):
+        from notso.smollm3.engine import Engine
+        from notso.smollm3.hub import resolve_model
+
+        return Engine.load(resolve_model(model), context_tokens=context_tokens, threads=threads)
+
+
+def title(info: ModelInfo) -> str:
+    """A model in one phrase: name, size, context, kernels, threads."""
+    return (
+        f"{info.name}, {terminal.gigabytes(info.size_bytes)}, context {info.context_tokens:,} tokens, "
+        f"{info.kernels} kernels on {info.threads} thread{'s' if info.threads != 1 else ''}"
+    )
+
+
+def demo_notice(info: ModelInfo) -> str | None:
+    """What a person must know when the demo answers in place of the real model."""
+    if not info.is_demo:
+        return None
+    return "The small demo model answers; `notso pull` fetches SmolLM3-3B (1.92 GB)."

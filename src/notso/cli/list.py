@@ -1,0 +1,59 @@
+"""`notso list`: the models on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from notso.cli import options, terminal
+
+EXAMPLES = """\
+  notso list
+  notso list ~/models --json"""
+
+
+def list_models(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER]...", help="Folders to look into as well.", show_default=False),
+    ] = None,
+    as_json: options.Json = False,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """List the models on this machine.
+
+    The demo, SmolLM3 files in the Hugging Face cache, and GGUF files in the folders given. `verified` is yes where the
+    whole file was read and its SHA-256 is the published one; `notso verify` does that.
+    """
+    from notso.smollm3 import hub
+
+    for folder in folders or ():
+        if not folder.is_dir():
+            raise typer.BadParameter(f"{folder} is not a folder", param_hint="FOLDER")
+    models = hub.local_models(folders or ())
+    if as_json:
+        terminal.say_json(
+            [
+                {
+                    "name": model.name,
+                    "path": str(model.path),
+                    "size_bytes": model.size_bytes,
+                    "quantisation": model.quantisation,
+                    "where": model.where,
+                    "verified": model.verified,
+                }
+                for model in models
+            ]
+        )
+        return
+    rows = [
+        [m.name, m.quantisation or "-", terminal.gigabytes(m.size_bytes), m.where, m.verified, str(m.path)]
+        for m in models
+    ]
+    for line in terminal.columns([["name", "type", "size", "where", "verified", "path"], *rows], right=(2,)):
+        terminal.say(line)
+    if not any(model.where == "cache" for model in models):
+        terminal.note("SmolLM3-3B is not here yet: `notso pull` fetches it (1.92 GB).")

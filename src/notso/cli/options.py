@@ -1,0 +1,86 @@
+"""Options that several verbs share, declared once so that they are spelt, explained and checked alike."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def _remember(variable: str, value: bool) -> bool:
+    # A flag outlives its verb's frame (the error handler asks for it), so it becomes what its variable would have said.
+    if value:
+        os.environ[variable] = "1"
+    return value
+
+
+def _debug(value: bool) -> bool:
+    return _remember("NOTSO_DEBUG", value)
+
+
+def _plain(value: bool) -> bool:
+    return _remember("NOTSO_PLAIN", value)
+
+
+Debug = Annotated[bool, typer.Option("--debug", callback=_debug, help="Show the traceback of an error.")]
+Plain = Annotated[bool, typer.Option("--plain", callback=_plain, help="No colour, no bars.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        "-m",
+        envvar="NOTSO_MODEL",
+        metavar="FILE",
+        help="GGUF file. Default: the pulled SmolLM3-3B, else the demo.",
+        show_default=False,
+    ),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        envvar="NOTSO_CONTEXT",
+        metavar="TOKENS",
+        min=16,
+        help="Context length. Default: what fits the memory.",
+        show_default=False,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        envvar="NOTSO_THREADS",
+        metavar="N",
+        min=1,
+        help="Threads that compute. Default: one per core.",
+        show_default=False,
+    ),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option("--temperature", "-t", metavar="0..2", help="0 is greedy. Default: 0.6.", show_default=False),
+]
+TopP = Annotated[
+    float | None, typer.Option("--top-p", metavar="0..1", help="Nucleus. Default: 0.95.", show_default=False)
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        "-n",
+        metavar="N",
+        help="Longest answer, thinking included. Default: what fits.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Same seed, same answer.", show_default=False)]
+System = Annotated[
+    str | None, typer.Option("--system", "-s", metavar="TEXT", help="Instructions for the model.", show_default=False)
+]
+NoThink = Annotated[bool, typer.Option("--no-think", help="Answer at once, without thinking.")]
+HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Think, but do not show it.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.", show_default=False)]

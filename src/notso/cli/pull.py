@@ -1,0 +1,60 @@
+"""`notso pull`: fetch an official model file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from notso.cli import options, terminal
+
+EXAMPLES = """\
+  notso pull
+  notso pull Q8_0"""
+
+
+def pull(
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="`smollm3-3b:Q4_K_M` (1.92 GB) or `smollm3-3b:Q8_0` (3.28 GB).")
+    ] = "smollm3-3b:Q4_K_M",
+    force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is here.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Use no network: only check what is here. [env var: HF_HUB_OFFLINE]")
+    ] = False,
+    as_json: options.Json = False,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """Download SmolLM3-3B, with resume, and check its SHA-256.
+
+    It goes to the Hugging Face cache, and an interrupted download goes on where it stopped. HF_HOME moves the cache,
+    HF_ENDPOINT names a mirror. The file's path is printed on stdout.
+    """
+    import shutil
+
+    from notso.smollm3 import download, hub
+
+    file = hub.known_file(name)
+    if not as_json and hub.find_local(file) is None and not offline:
+        cache = hub.hub_cache()
+        existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+        free = terminal.gigabytes(shutil.disk_usage(existing).free)
+        terminal.note(f"{file.filename}, {terminal.gigabytes(file.size_bytes)}, to {cache} ({free} free)")
+    with terminal.progress(in_bytes=True, as_json=as_json) as report:
+        pulled = download.pull(file, offline=offline, force=force, progress=report)
+    if as_json:
+        terminal.say_json(
+            {
+                "name": file.name,
+                "path": str(pulled.path),
+                "sha256": pulled.sha256,
+                "size_bytes": pulled.size_bytes,
+                "downloaded_bytes": pulled.downloaded_bytes,
+                "resumed_at_bytes": pulled.resumed_at_bytes,
+            }
+        )
+        return
+    resumed = f", resumed at {terminal.gigabytes(pulled.resumed_at_bytes)}" if pulled.resumed_at_bytes else ""
+    how = f"fetched{resumed}" if pulled.downloaded_bytes else "was here already"
+    terminal.note(f"{file.name} {how}; its SHA-256 is the published one. `notso serve` and `notso chat` use it now.")
+    terminal.say(str(pulled.path))

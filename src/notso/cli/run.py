@@ -1,0 +1,162 @@
+"""`notso run`: one question, one answer."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from notso.cli import engines, exit_codes, options, terminal
+from notso.cli.answer import Answer, AnswerPrinter, collect, speed_line
+from notso.cli.interruption import Interruption
+
+if TYPE_CHECKING:
+    from notso.smollm3.engine import Engine
+    from notso.smollm3.messages import Message
+    from notso.smollm3.sampling_params import SamplingParams
+
+EXAMPLES = """\
+  notso run "Why is the sky blue?"
+  cat notes.txt | notso run --no-think "Summarise this:" -"""
+
+_MAX_PROMPT_BYTES = 64 << 20
+
+
+def run(
+    prompt: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PROMPT", help="The question; `-` stands for what stdin holds.", show_default=False),
+    ] = None,
+    model: options.Model = None,
+    system: options.System = None,
+    no_think: options.NoThink = False,
+    hide_thinking: options.HideThinking = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    max_tokens: options.MaxTokens = None,
+    seed: options.Seed = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; up to 4 times.")
+    ] = None,
+    context: options.Context = None,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Tell tokens and speed on stderr.")] = False,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """Answer one prompt: the answer on stdout, the thinking on stderr."""
+    from notso.smollm3.messages import Message
+    from notso.smollm3.sampling_params import SamplingParams
+
+    question = _question(prompt)
+    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+    params = SamplingParams(
+        seed=secrets.randbits(63) if seed is None else seed,
+        stop=tuple(stop or ()),
+        **{name: value for name, value in chosen.items() if value is not None},
+    )
+    messages = [Message("system", _valid(system, "--system"))] if system else []
+    messages.append(Message("user", question))
+    with Interruption() as interruption:
+        engine = engines.open_engine(model, context, threads, silent=as_json)
+        try:
+            answer = _answer(engine, messages, params, interruption, not no_think, hide_thinking, as_json)
+        finally:
+            engine.close()
+    if as_json:
+        terminal.say_json(_as_json(engine, answer, params))
+    elif stats:
+        terminal.note(speed_line(answer))
+    if interruption.requested():
+        raise typer.Exit(exit_codes.INTERRUPTED)
+    if answer.finish_reason == "length" and not as_json:
+        where = "while still thinking" if not answer.text.strip() else "before its end"
+        terminal.note(f"The answer was cut {where}: raise --max-tokens or --context.")
+
+
+def _answer(
+    engine: Engine,
+    messages: list[Message],
+    params: SamplingParams,
+    interruption: Interruption,
+    thinking: bool,
+    hide_thinking: bool,
+    as_json: bool,
+) -> Answer:
+    notice = engines.demo_notice(engine.info)
+    if notice and not as_json:
+        terminal.note(notice)
+    printer = None if as_json else AnswerPrinter(show_reasoning=not hide_thinking)
+    events = engine.generate(messages, params, thinking=thinking, cancelled=interruption.requested)
+    try:
+        with terminal.waiting("reading the prompt", silent=as_json) as answer_begins:
+            return collect(events, printer, answer_begins)
+    finally:
+        if printer is not None:
+            printer.finish()
+
+
+def _question(words: list[str] | None) -> str:
+    """The prompt from the words given and, where a `-` or nothing asks for it, from stdin."""
+    if not words and sys.stdin is not None and sys.stdin.isatty():
+        raise typer.BadParameter("what shall be answered? Give a prompt, or pipe one in", param_hint="PROMPT")
+    parts = [_standard_input() if word == "-" else word for word in words or ["-"]]
+    separator = "\n\n" if words and "-" in words else " "
+    question = _valid(separator.join(part for part in parts if part), "PROMPT")
+    if not question.strip():
+        raise typer.BadParameter("the prompt is empty", param_hint="PROMPT")
+    return question
+
+
+def _standard_input() -> str:
+    if sys.stdin is None:
+        return ""
+    data = sys.stdin.buffer.read(_MAX_PROMPT_BYTES + 1)
+    if len(data) > _MAX_PROMPT_BYTES:
+        raise typer.BadParameter(f"stdin holds more than {_MAX_PROMPT_BYTES >> 20} MiB", param_hint="PROMPT")
+    try:
+        return data.decode().rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"stdin is not UTF-8 text (byte {error.start})", param_hint="PROMPT") from None
+
+
+def _valid(text: str, name: str) -> str:
+    """`text`, unless the shell passed bytes that are no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter("this is not valid Unicode text", param_hint=name) from None
+    return text
+
+
+def _as_json(engine: Engine, answer: Answer, params: SamplingParams) -> dict[str, Any]:
+    usage = answer.usage
+    rate = usage.completion_tokens * 1000 / usage.completion_ms if usage and usage.completion_ms > 0 else None
+    return {
+        "model": engine.info.name,
+        "demo": engine.info.is_demo,
+        "text": answer.text,
+        "reasoning": answer.reasoning,
+        "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in answer.tool_calls],
+        "finish_reason": answer.finish_reason,
+        "seed": params.seed,
+        "usage": None
+        if usage is None
+        else {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        },
+        "timings": {
+            "prompt_ms": round(usage.prompt_ms, 3) if usage else None,
+            "completion_ms": round(usage.completion_ms, 3) if usage else None,
+            "first_token_ms": round(answer.first_token_ms, 3),
+            "total_ms": round(answer.total_ms, 3),
+            "tokens_per_second": round(rate, 3) if rate else None,
+        },
+    }

@@ -1,0 +1,112 @@
+"""What a line that begins with a slash does in `notso chat`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from notso.cli import engines, terminal
+from notso.cli.conversation import Conversation
+
+
+class Leave(Exception):
+    """The person wants to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a command tells, and the question it wants put (again), if any."""
+
+    lines: tuple[str, ...] = ()
+    question: str | None = None
+
+
+class Command(NamedTuple):
+    name: str
+    usage: str
+    does: str
+    run: Callable[[Conversation, str], Outcome]
+
+
+def run_command(conversation: Conversation, line: str) -> Outcome:
+    """Carry out `line`, which begins with a slash. Raises Leave; an unknown name is told, not sent to the model."""
+    name, _, argument = line[1:].partition(" ")
+    names = {"quit": "exit", "think": "thinking", "temperature": "temp", "?": "help"}
+    wanted = names.get(name.lower(), name.lower())
+    for command in COMMANDS:
+        if command.name == wanted:
+            return command.run(conversation, argument.strip())
+    near = difflib.get_close_matches(wanted, [command.name for command in COMMANDS], n=1)
+    hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
+    return Outcome((f"There is no command /{name}; {hint} (begin with // to send a slash)",))
+
+
+def _help(conversation: Conversation, argument: str) -> Outcome:
+    rows = [[f"/{command.name} {command.usage}".rstrip(), command.does] for command in COMMANDS]
+    rows += [['"""', "begins and ends a question of several lines"], ["//...", "sends a line that begins with a slash"]]
+    rows += [["Ctrl-C", "stops the answer; twice leaves"], ["Ctrl-D", "leaves"]]
+    return Outcome(tuple(terminal.columns(rows)))
+
+
+def _clear(conversation: Conversation, argument: str) -> Outcome:
+    conversation.clear()
+    return Outcome(("The conversation is empty again.",))
+
+
+def _thinking(conversation: Conversation, argument: str) -> Outcome:
+    choices = {"on": (True, True), "off": (False, True), "hide": (True, False), "show": (True, True)}
+    if argument == "":
+        conversation.thinking = not conversation.thinking
+    elif argument.lower() in choices:
+        conversation.thinking, conversation.show_thinking = choices[argument.lower()]
+    else:
+        return Outcome((f"/thinking takes on, off, hide or show, not {argument!r}.",))
+    shown = "" if conversation.show_thinking else ", not shown"
+    return Outcome((f"Thinking is {'on' if conversation.thinking else 'off'}{shown}.",))
+
+
+def _temp(conversation: Conversation, argument: str) -> Outcome:
+    from notso.smollm3.errors import InvalidRequestError
+
+    if argument:
+        try:
+            conversation.params = dataclasses.replace(conversation.params, temperature=float(argument))
+        except (InvalidRequestError, ValueError):
+            return Outcome((f"The temperature must be a number from 0 to 2, not {argument!r}.",))
+    return Outcome((f"The temperature is {conversation.params.temperature:g}.",))
+
+
+def _system(conversation: Conversation, argument: str) -> Outcome:
+    if argument:
+        conversation.system = None if argument == "-" else argument
+    return Outcome((f"Instructions: {conversation.system}" if conversation.system else "There are no instructions.",))
+
+
+def _status(conversation: Conversation, argument: str) -> Outcome:
+    lines = [engines.title(conversation.engine.info), conversation.status_line()]
+    notice = engines.demo_notice(conversation.engine.info)
+    return Outcome((*lines, notice) if notice else tuple(lines))
+
+
+def _regenerate(conversation: Conversation, argument: str) -> Outcome:
+    question = conversation.take_back_question()
+    return Outcome(("There is nothing to answer again.",)) if question is None else Outcome(question=question)
+
+
+def _exit(conversation: Conversation, argument: str) -> Outcome:
+    raise Leave
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("help", "", "lists the commands", _help),
+    Command("clear", "", "forgets the conversation, keeps the settings", _clear),
+    Command("thinking", "[on|off|hide|show]", "switches thinking, or hides it", _thinking),
+    Command("temp", "[0..2]", "shows or sets the temperature; 0 is greedy", _temp),
+    Command("system", "[TEXT|-]", "shows, sets or (-) drops the instructions", _system),
+    Command("status", "", "shows model, settings and how full the context is", _status),
+    Command("regenerate", "", "answers the last question anew", _regenerate),
+    Command("exit", "", "leaves", _exit),
+)

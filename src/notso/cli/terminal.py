@@ -1,0 +1,172 @@
+"""What goes to which stream, and how plain it must be.
+
+The result goes to stdout; progress, reasoning and notices go to stderr. Colour and bars appear only where a person
+looks at a terminal that can show them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TextIO
+
+Progress = Callable[[str, int, int], None]
+Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
+
+_CODES: dict[Style, str] = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+# A control character in a model's text could move the cursor, retitle the window or worse. Each becomes a visible sign.
+_HARMLESS: dict[int, str] = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+_HARMLESS |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
+
+
+def harmless(text: str) -> str:
+    """`text` with every control character but newline and tab made visible and powerless."""
+    return text.translate(_HARMLESS)
+
+
+def prepare_streams() -> None:
+    """Make writing safe: no stream is missing, and a character the terminal cannot encode is replaced."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115 -- lives as long as the process
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def abandon_stdout() -> None:
+    """The reader of stdout has gone: let what is still buffered go nowhere, without a word."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person watches `stream` on a terminal that understands more than lines."""
+    if os.environ.get("NOTSO_PLAIN") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def has_colour(stream: TextIO) -> bool:
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def styled(text: str, style: Style, stream: TextIO) -> str:
+    """`text` in a colour, or as it is where `stream` shows none."""
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if has_colour(stream) else text
+
+
+def say(text: str) -> None:
+    """One line of result on stdout."""
+    print(harmless(text), flush=True)
+
+
+def note(text: str) -> None:
+    """One line for the person, on stderr."""
+    print(styled(harmless(text), "dim", sys.stderr), file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """One line on stderr that should not be overlooked."""
+    print(styled(harmless(text), "yellow", sys.stderr), file=sys.stderr, flush=True)
+
+
+def complain(text: str) -> None:
+    """The one line a failure gets."""
+    print(f"{styled('notso:', 'red', sys.stderr)} {harmless(text)}", file=sys.stderr, flush=True)
+
+
+def say_json(value: Any) -> None:
+    """`value` as one line of JSON on stdout. JSON escapes the control characters below space, we the others."""
+    text = json.dumps(value, ensure_ascii=False)
+    print("".join(c if not 0x7F <= ord(c) < 0xA0 else f"\\u{ord(c):04x}" for c in text), flush=True)
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Rows as lines with their cells aligned; columns in `right` are flush right."""
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def gigabytes(size_bytes: float) -> str:
+    """A size as people say it, in powers of ten: `1.92 GB`, `6.3 MB`."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.2f} {unit}" if unit == "GB" else f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes:.0f} bytes"
+
+
+@contextlib.contextmanager
+def progress(*, in_bytes: bool = False, as_json: bool = False) -> Iterator[Progress]:
+    """A bar on stderr that is gone when the work is done; nothing where nobody watches; lines of JSON if asked for."""
+    if as_json:
+        yield _json_lines()
+    elif is_terminal(sys.stderr):
+        with _bar(in_bytes) as report:
+            yield report
+    else:
+        yield lambda _what, _done, _total: None
+
+
+@contextlib.contextmanager
+def waiting(what: str, *, silent: bool = False) -> Iterator[Callable[[], None]]:
+    """A sign on stderr that something goes on. The callable given ends it early."""
+    if silent or not is_terminal(sys.stderr):
+        yield lambda: None
+        return
+    from rich.console import Console
+
+    status = Console(stderr=True, highlight=False, no_color=not has_colour(sys.stderr)).status(what)
+    status.start()
+    try:
+        yield status.stop
+    finally:
+        status.stop()
+
+
+def _json_lines() -> Progress:
+    last = [0.0]
+
+    def report(what: str, done: int, total: int) -> None:
+        if done == total or time.monotonic() - last[0] >= 1.0:
+            last[0] = time.monotonic()
+            print(json.dumps({"progress": what, "done": done, "total": total}), file=sys.stderr, flush=True)
+
+    return report
+
+
+@contextlib.contextmanager
+def _bar(in_bytes: bool) -> Iterator[Progress]:
+    from rich import progress as bars
+    from rich.console import Console
+
+    shown: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn()]
+    if in_bytes:
+        shown += [bars.DownloadColumn(), bars.TransferSpeedColumn()]
+    else:
+        shown += [bars.MofNCompleteColumn()]
+    console = Console(stderr=True, highlight=False, no_color=not has_colour(sys.stderr))
+    with bars.Progress(*shown, bars.TimeRemainingColumn(), console=console, transient=True) as bar:
+        tasks: dict[str, bars.TaskID] = {}
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                for old in tasks.values():
+                    bar.remove_task(old)
+                tasks.clear()
+                tasks[what] = bar.add_task(what, total=total, completed=done)
+            bar.update(tasks[what], completed=done, total=total)
+
+        yield report

@@ -1,0 +1,278 @@
+"""How fast this machine runs a model, beside how fast it reads memory: both measured in turns, in one run.
+
+Decoding reads every weight once for each token, so `read bandwidth / bytes of weights` is the most tokens per second
+that any engine can reach; a rate is worth something only as a share of that ceiling, measured in the same minutes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from notso.smollm3.engine import Engine
+from notso.smollm3.errors import EngineError
+from notso.smollm3.messages import Usage
+from notso.smollm3.sampling_params import SamplingParams
+
+PROBE_BYTES = 1 << 30
+SHORT_PROMPT_TOKENS = 8  # what "depth 0" stands on: a prompt that costs nothing to read
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkPlan:
+    """What to measure. prefill_tokens and depths in tokens; each repeat measures everything once, in turns."""
+
+    prefill_tokens: tuple[int, ...] = (512,)
+    depths: tuple[int, ...] = (0,)
+    decode_tokens: int = 32
+    repeats: int = 3
+    context_tokens: int | None = None
+    threads: int | None = None
+    probe_bytes: int = PROBE_BYTES
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class Samples:
+    """Repeated measurements of one thing."""
+
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def summary(self, name: str) -> dict[str, float]:
+        return {
+            name: _rounded(self.median),
+            f"{name}_min": _rounded(min(self.values)),
+            f"{name}_max": _rounded(max(self.values)),
+        }
+
+
+def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | None = None) -> dict[str, Any]:
+    """Measure a model file (None: the demo) and give the result under stable keys, rates in tokens per second.
+
+    `prefill` and `decode` carry `tok_s` (median) with `tok_s_min` and `tok_s_max`; `roofline` is decode's share of what
+    the read bandwidth of this run allows. `load_s` is a load from a warm page cache, `first_load_s` the one before it.
+
+    Raises what Engine.load and Engine.generate raise, and EngineError where a measurement gave no time.
+    """
+    report = progress or (lambda _what, _done, _total: None)
+    stolen_before = _cpu_times()
+    first_load_s = _load_seconds(path, plan)
+    started = time.perf_counter()
+    engine = Engine.load(path, context_tokens=plan.context_tokens, threads=plan.threads)
+    load_s = time.perf_counter() - started
+    try:
+        rounds = _Rounds(engine, plan, report)
+        rounds.run()
+        result: dict[str, Any] = {
+            "machine": describe_machine(),
+            "model": _describe_model(engine),
+            "bandwidth_gb_s": _rounded(rounds.bandwidth.median),
+            "bandwidth_gb_s_min": _rounded(min(rounds.bandwidth.values)),
+            "bandwidth_gb_s_max": _rounded(max(rounds.bandwidth.values)),
+            "load_s": _rounded(load_s),
+            "first_load_s": _rounded(first_load_s),
+            "prefill": rounds.prefill_rows(),
+            "decode": rounds.decode_rows(weight_bytes(engine)),
+            "batch": [],
+            "memory": _memory(),
+            "repeats": plan.repeats,
+        }
+    finally:
+        engine.close()
+    result["machine"]["stolen_percent"] = _rounded(_stolen_percent(stolen_before, _cpu_times()))
+    return result
+
+
+def read_bandwidth_gb_s(buffer: np.ndarray, threads: int) -> float:
+    """Gigabytes (10^9) per second at which `threads` threads read `buffer` (uint64, 1-D) once, each its own part."""
+    parts = np.array_split(buffer, threads)
+    workers = [threading.Thread(target=np.bitwise_xor.reduce, args=(part,)) for part in parts]
+    started = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return buffer.nbytes / (time.perf_counter() - started) / 1e9
+
+
+def probe_buffer(size_bytes: int) -> np.ndarray:
+    """Memory to read, uint64, on huge pages where the kernel gives them, every page written so that it exists."""
+    memory = mmap.mmap(-1, size_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    buffer = np.frombuffer(memory, dtype=np.uint64)
+    buffer[:] = 0x5DEECE66D
+    return buffer
+
+
+def describe_machine() -> dict[str, Any]:
+    """CPU, cores, memory, kernel and versions: what a figure is worthless without."""
+    return {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": _rounded(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the kernel tells it, or its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.machine()
+
+
+def weight_bytes(engine: Engine) -> int:
+    """Bytes of weights that one decoded token reads: all of them, as the tied embedding is also the output head."""
+    from notso.qtensor.gguf import GGUFFile
+
+    with GGUFFile.open(Path(engine.info.path)) as file:
+        return sum(tensor.nbytes for tensor in file.tensors.values())
+
+
+class _Rounds:
+    """One round measures the bandwidth, then every prefill, then every decode; rounds repeat, so that a slow minute of
+    the machine strikes all of them and not one."""
+
+    def __init__(self, engine: Engine, plan: BenchmarkPlan, report: Progress) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._report = report
+        self._random = np.random.default_rng(plan.seed)
+        self._threads = engine.info.threads
+        self._forbidden = dict.fromkeys(sorted(engine.tokenizer.end_ids), -100.0)
+        control = engine.tokenizer.control_ids | engine.tokenizer.user_defined_ids
+        self._ids = np.array([i for i in range(engine.tokenizer.vocab_size) if i not in control])
+        self.bandwidth = Samples()
+        self.prefill: dict[int, Samples] = {tokens: Samples() for tokens in plan.prefill_tokens}
+        self.decode: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
+
+    def run(self) -> None:
+        steps = self._plan.repeats * (1 + len(self.prefill) + len(self.decode))
+        done = 0
+        buffer = probe_buffer(self._plan.probe_bytes)
+        for _ in range(self._plan.repeats):
+            self._report("read bandwidth", done, steps)
+            self.bandwidth.values.append(read_bandwidth_gb_s(buffer, self._threads))
+            done += 1
+            for tokens, samples in self.prefill.items():
+                self._report(f"prefill {tokens:,}", done, steps)
+                samples.values.append(self._prefill_rate(tokens))
+                done += 1
+            for depth, samples in self.decode.items():
+                self._report(f"decode at {depth:,}", done, steps)
+                samples.values.append(self._decode_rate(depth))
+                done += 1
+        self._report("done", steps, steps)
+
+    def prefill_rows(self) -> list[dict[str, Any]]:
+        return [{"tokens": tokens, "depth": 0, **s.summary("tok_s")} for tokens, s in self.prefill.items()]
+
+    def decode_rows(self, bytes_per_token: int) -> list[dict[str, Any]]:
+        ceiling = self.bandwidth.median * 1e9 / bytes_per_token
+        return [
+            {
+                "depth": depth,
+                **samples.summary("tok_s"),
+                "roofline": _rounded(samples.median / ceiling),
+                "roofline_tok_s": _rounded(ceiling),
+            }
+            for depth, samples in self.decode.items()
+        ]
+
+    def _prefill_rate(self, tokens: int) -> float:
+        usage = self._generate(tokens, 1)
+        return _rate(usage.prompt_tokens - usage.cached_tokens, usage.prompt_ms)
+
+    def _decode_rate(self, depth: int) -> float:
+        usage = self._generate(max(depth, SHORT_PROMPT_TOKENS), self._plan.decode_tokens)
+        # The first token falls out of reading the prompt; the time is that of the others.
+        return _rate(usage.completion_tokens - 1, usage.completion_ms)
+
+    def _generate(self, prompt_tokens: int, max_tokens: int) -> Usage:
+        # A fresh prompt each time: nothing of it can be remembered from the round before.
+        ids: Sequence[int] = [int(i) for i in self._random.choice(self._ids, prompt_tokens)]
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logit_bias=self._forbidden)
+        usage = None
+        for event in self._engine.generate(ids, params):
+            usage = event.usage or usage
+        if usage is None:
+            raise EngineError("the engine reported no usage")
+        return usage
+
+
+def _rate(tokens: int, milliseconds: float) -> float:
+    if tokens <= 0 or milliseconds <= 0:
+        raise EngineError(f"nothing was measured: {tokens} tokens in {milliseconds} ms")
+    return tokens * 1000 / milliseconds
+
+
+def _load_seconds(path: Path | None, plan: BenchmarkPlan) -> float:
+    started = time.perf_counter()
+    Engine.load(path, context_tokens=plan.context_tokens, threads=plan.threads).close()
+    return time.perf_counter() - started
+
+
+def _describe_model(engine: Engine) -> dict[str, Any]:
+    info = engine.info
+    return {
+        "name": info.name,
+        "demo": info.is_demo,
+        "size_bytes": info.size_bytes,
+        "parameters": info.parameter_count,
+        "tensors": dict(info.quantisation),
+        "context_tokens": info.context_tokens,
+        "kernels": info.kernels,
+        "threads": info.threads,
+    }
+
+
+def _memory() -> dict[str, float]:
+    """Resident memory of this process in MB (10^6 bytes); the mapped file counts as far as it is resident."""
+    wanted = {"VmRSS:": "rss_mb", "RssAnon:": "anonymous_mb", "RssFile:": "file_mb", "VmHWM:": "peak_rss_mb"}
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines)
+    return {wanted[words[0]]: _rounded(int(words[1]) * 1024 / 1e6) for words in fields if words and words[0] in wanted}
+
+
+def _cpu_times() -> list[int]:
+    try:
+        return [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return []
+
+
+def _stolen_percent(before: list[int], after: list[int]) -> float:
+    """Share of CPU time the hypervisor took while we measured: above a few percent the figures say little."""
+    if len(before) < 8 or len(after) < 8:
+        return 0.0
+    spent = [b - a for a, b in zip(before, after, strict=True)]
+    return 100.0 * spent[7] / max(1, sum(spent))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
