@@ -113,18 +113,24 @@ class StringSpan:
 
     def __init__(self, raw: memoryview, ends: npt.NDArray[np.int64]) -> None:
         self._raw = raw
-        self._ends = ends  # (count,), relative to `raw`
-        self._starts = ends[:0] if not len(ends) else np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+        # (count,), relative to `raw`; four bytes each where that suffices, so that an array never takes more memory
+        # than half its bytes in the file
+        self._ends = ends.astype(np.uint32) if len(raw) < 1 << 32 else ends
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def _text(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+    def _starts(self) -> npt.NDArray[np.int64]:
+        starts = np.zeros(len(self._ends), np.int64)
+        starts[1:] = self._ends[:-1]
+        return starts
+
+    def _text(self, starts: npt.NDArray[np.int64], start: int, stop: int) -> npt.NDArray[np.uint8]:
         """A copy of bytes start..stop-1 with every length prefix zeroed: a NUL cannot continue a UTF-8 sequence, so the
         whole is valid exactly when every string is."""
         text = np.frombuffer(self._raw[start:stop], np.uint8).copy()
-        first, last = np.searchsorted(self._starts, [start - 7, stop])
-        prefixes = self._starts[first:last] - start
+        first, last = np.searchsorted(starts, [start - 7, stop])
+        prefixes = starts[first:last] - start
         for i in range(8):
             here = prefixes + i
             text[here[(here >= 0) & (here < len(text))]] = 0
@@ -132,13 +138,13 @@ class StringSpan:
 
     def check_utf8(self, field: str, offset: int) -> None:
         """Raise a GGUFError at the first byte that is not UTF-8; `offset` is where the span lies in the file."""
-        size = len(self._raw)
+        size, starts = len(self._raw), self._starts()
         decoder = codecs.getincrementaldecoder("utf-8")("strict")
         for start in range(0, size, _DECODE_BYTES):
             stop = min(start + _DECODE_BYTES, size)
             pending = len(decoder.getstate()[0])
             try:
-                decoder.decode(self._text(start, stop).data, final=stop == size)
+                decoder.decode(self._text(starts, start, stop).data, final=stop == size)
             except UnicodeDecodeError as error:
                 where = start - pending + error.start
                 index = int(np.searchsorted(self._ends, where, side="right"))
@@ -148,8 +154,9 @@ class StringSpan:
         """All strings. Raises UnicodeDecodeError if the file was changed after it was checked."""
         if not len(self):
             return []
-        text = self._text(0, len(self._raw))
+        starts = self._starts()
+        text = self._text(starts, 0, len(self._raw))
         if int(np.count_nonzero(text == 0)) == 8 * len(self):  # the usual case: no string contains a NUL
             return str(text.data, "utf-8").split("\0" * 8)[1:]
-        spans = zip(self._starts.tolist(), self._ends.tolist(), strict=True)
+        spans = zip(starts.tolist(), self._ends.tolist(), strict=True)
         return [str(self._raw[start + 8 : stop], "utf-8") for start, stop in spans]

@@ -81,6 +81,7 @@ UNSUPPORTED_NAMES: dict[int, str] = {
     38: "IQ4_NL_8_8 (removed)",
     39: "MXFP4",
     40: "NVFP4",
+    41: "Q1_0",
 }
 
 

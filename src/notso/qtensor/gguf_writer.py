@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor.cursor import MAX_STRING_BYTES
 from notso.qtensor.errors import GGUFError
 from notso.qtensor.formats import Format, row_bytes
 from notso.qtensor.gguf import (
@@ -29,9 +30,11 @@ from notso.qtensor.gguf import (
     DEFAULT_ALIGNMENT,
     MAGIC,
     MAX_ARRAY_ITEMS,
+    MAX_ENTRIES,
     MAX_KEY_BYTES,
     MAX_NAME_BYTES,
     MAX_SIDES,
+    MAX_TENSORS,
     SCALARS,
     STRING,
     VALUE_TYPES,
@@ -45,6 +48,8 @@ _NUMBERS = {name: number for number, name in VALUE_TYPES.items()}
 
 def _packed_string(text: str) -> bytes:
     raw = text.encode()
+    if len(raw) > MAX_STRING_BYTES:
+        raise OverflowError(f"string of {len(raw)} bytes, limit {MAX_STRING_BYTES}")
     return struct.pack("<Q", len(raw)) + raw
 
 
@@ -79,8 +84,10 @@ class GGUFWriter:
                     raise GGUFError(f"{len(value)} items, limit {MAX_ARRAY_ITEMS}", field=f"metadata {key!a}")
                 head_bytes = struct.pack("<IIQ", ARRAY, number, len(value))
                 packed = head_bytes + b"".join(self._packed(item, number) for item in value)
-        except (struct.error, OverflowError, TypeError, AttributeError) as error:
+        except (struct.error, OverflowError, TypeError, AttributeError, UnicodeEncodeError) as error:
             raise GGUFError(f"value does not fit {type_name}: {error}", field=f"metadata {key!a}") from error
+        if len(self._entries) == MAX_ENTRIES:
+            raise GGUFError(f"more than {MAX_ENTRIES} entries", field=f"metadata {key!a}")
         self._entries[key] = packed
 
     @staticmethod
@@ -127,6 +134,8 @@ class GGUFWriter:
         if not 1 <= len(shape) <= MAX_SIDES or min(shape) < 1:
             raise GGUFError(f"shape {shape} must have 1..{MAX_SIDES} sides of at least 1", field=field)
         size = math.prod(shape[:-1]) * row_bytes(format, shape[-1])
+        if len(self._tensors) == MAX_TENSORS:
+            raise GGUFError(f"more than {MAX_TENSORS} tensors", field=field)
         self._tensors[name] = (shape, format, size, data)
 
     @property
@@ -172,8 +181,8 @@ class GGUFWriter:
             pieces = data() if callable(data) else data
         written = 0
         for piece in pieces:
-            raw = piece.tobytes() if isinstance(piece, np.ndarray) else piece
-            written += len(raw)
+            raw = memoryview(piece.tobytes() if isinstance(piece, np.ndarray) else piece)
+            written += raw.nbytes
             if written > size:
                 break
             file.write(raw)
