@@ -1,0 +1,104 @@
+"""Three ways to ask the demo model something: the project's engine, llama.cpp, transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.corpus import render
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the model wrote: its reasoning, its answer, and the JSON text of a tool call if there is one."""
+
+    reasoning: str
+    text: str
+    call: str | None
+
+    def as_message(self) -> dict[str, str]:
+        """The turn as it goes back into the conversation (without the reasoning)."""
+        content = self.text if self.call is None else f"<tool_call>\n{self.call}\n</tool_call>"
+        return {"role": "assistant", "content": content}
+
+
+Ask = Callable[[Messages, bool, list[str] | None], Reply]  # messages, thinking, tools as JSON texts
+MAX_TOKENS = 400
+DATE = "17 May 2027"
+
+
+def parse(output: str) -> Reply:
+    """Split raw output at the tags."""
+    reasoning, text, call = "", output, None
+    if "<think>" in text:
+        reasoning, _, text = text.partition("<think>")[2].partition("</think>")
+    if "<tool_call>" in text:
+        text, _, rest = text.partition("<tool_call>")
+        call = rest.partition("</tool_call>")[0].strip()
+    return Reply(reasoning.strip(), text.strip(), call)
+
+
+def notso(path: Path | None) -> Ask:
+    """The project's own engine."""
+    from notso import Engine, Message, SamplingParams
+
+    engine = Engine.load(str(path)) if path else Engine.load()
+
+    def ask(messages: Messages, thinking: bool, tools: list[str] | None) -> Reply:
+        parts: dict[str, str] = {}
+        turns = [Message(m["role"], m["content"]) for m in messages]
+        given = [json.loads(tool) for tool in tools] if tools else None
+        for event in engine.generate(turns, SamplingParams(max_tokens=MAX_TOKENS, temperature=0), thinking=thinking, tools=given):
+            if event.kind in ("reasoning", "text", "tool_call"):
+                parts[event.kind] = parts.get(event.kind, "") + (event.text or "")
+        call = parts.get("tool_call")
+        if call is not None:
+            call = call.replace("<tool_call>", "").replace("</tool_call>", "").strip()
+        return Reply(parts.get("reasoning", "").strip(), parts.get("text", "").strip(), call)
+
+    return ask
+
+
+def llama_cpp(path: Path | None) -> Ask:
+    """llama.cpp through llama-cpp-python; the prompt is rendered here."""
+    from llama_cpp import Llama
+
+    model = Llama(str(path), n_ctx=4096, n_threads=2, verbose=False)
+
+    def ask(messages: Messages, thinking: bool, tools: list[str] | None) -> Reply:
+        prompt = render(messages, thinking=thinking, day=DATE, tools=tools, prompt=True)
+        ids = model.tokenize(prompt.encode(), add_bos=False, special=True)
+        out: list[int] = []
+        for token in model.generate(ids, temp=0.0, repeat_penalty=1.0):
+            if token == model.token_eos() or len(out) >= MAX_TOKENS:
+                break
+            out.append(token)
+        return parse(model.detokenize(out, special=True).decode("utf-8", "replace"))
+
+    return ask
+
+
+def transformers(path: Path | None) -> Ask:
+    """Hugging Face transformers on the exported folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+
+    def ask(messages: Messages, thinking: bool, tools: list[str] | None) -> Reply:
+        prompt = render(messages, thinking=thinking, day=DATE, tools=tools, prompt=True)
+        ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
+        with torch.inference_mode():
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=False, eos_token_id=model.config.eos_token_id)
+        new = [t for t in out[0, ids.shape[1] :].tolist() if t != model.config.eos_token_id]
+        return parse(tokenizer.decode(new, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    return ask
+
+
+BACKENDS: dict[str, Callable[[Path | None], Ask]] = {"notso": notso, "llama-cpp": llama_cpp, "transformers": transformers}

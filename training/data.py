@@ -1,0 +1,71 @@
+"""Batches of tokenised conversations, sorted by length so that little is padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from training.corpus import sample
+
+BUCKETS = (128, 192, 256, 352, 512, 1024)  # row lengths: few, so that the compiled model has few shapes
+
+
+@dataclass(frozen=True)
+class Row:
+    """One conversation: ids, and for each id whether the model must learn to write it."""
+
+    ids: list[int]
+    learn: list[bool]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """ids, shape (B, L); targets, shape (B, L), -100 where nothing is learnt."""
+
+    ids: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+
+
+def make_row(tokenizer: Tokenizer, rng: Random) -> Row:
+    """Sample and tokenise one conversation."""
+    text, spans = sample(rng)
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    learn = [False] * len(encoding.ids)
+    span = 0
+    for index, (start, _) in enumerate(encoding.offsets):
+        while span < len(spans) and start >= spans[span][1]:
+            span += 1
+        learn[index] = span < len(spans) and start >= spans[span][0]
+    return Row(encoding.ids, learn)
+
+
+def make_batch(rows: list[Row], length: int, pad: int) -> Batch:
+    """Pad rows to one length; the target of a position is the next id."""
+    ids = np.full((len(rows), length), pad, dtype=np.int64)
+    targets = np.full((len(rows), length), -100, dtype=np.int64)
+    for index, row in enumerate(rows):
+        count = len(row.ids)
+        ids[index, :count] = row.ids
+        learnt = [token if keep else -100 for token, keep in zip(row.ids[1:], row.learn[1:], strict=True)]
+        targets[index, : count - 1] = learnt
+    return Batch(ids, targets)
+
+
+def stream(tokenizer: Tokenizer, seed: int, batch_tokens: int, pad: int) -> Iterator[Batch]:
+    """Endless batches of about `batch_tokens` ids, each of one bucket's length."""
+    rng = Random(seed)
+    waiting: dict[int, list[Row]] = {length: [] for length in BUCKETS}
+    while True:
+        row = make_row(tokenizer, rng)
+        length = next((b for b in BUCKETS if len(row.ids) <= b), None)
+        if length is None:
+            continue
+        waiting[length].append(row)
+        if len(waiting[length]) == batch_tokens // length:
+            yield make_batch(waiting[length], length, pad)
+            waiting[length] = []
