@@ -1,0 +1,197 @@
+// The only file that knows Python. Shapes and dtypes are checked here once more than in ops.py, pointers go no further
+// than the step that uses them, and no lock of Python's is held while a step runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "cpu_features.h"
+#include "dispatch.h"
+#include "ops.h"
+
+namespace nb = nanobind;
+using namespace qtensor;
+
+namespace {
+
+template <class T, size_t N>
+using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, size_t N>
+using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void require(bool condition, const char* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+// A program and the arrays its steps point into.
+struct Recording {
+  Program program;
+  nb::list kept;
+};
+thread_local Recording* recording = nullptr;
+
+template <class... Kept>
+void emit(Step step, const Kept&... kept) {
+  if (recording != nullptr) {
+    recording->program.add(std::move(step));
+    (recording->kept.append(nb::cast(kept)), ...);
+    return;
+  }
+  const nb::gil_scoped_release released;
+  const std::lock_guard<std::mutex> lock(engine_mutex());
+  step(thread_pool());
+}
+
+Weight weight_of(const Bytes& data, int format, int64_t rows, int64_t k) {
+  require(rows > 0 && k > 0 && rows < (int64_t(1) << 40) / k, "a weight needs rows and columns");
+  const auto f = static_cast<Format>(format);
+  const bool super = f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K;
+  const bool plain = f == Format::F32 || f == Format::F16 || f == Format::BF16;
+  require(plain || k % (super ? kSuperBlock : kSubBlock) == 0, "the row length is not a multiple of the block");
+  require(int64_t(data.size()) == rows * bytes_per_row(f, k), "the weight's bytes do not match its shape");
+  return {f, data.data(), rows, k};
+}
+
+KeyValuePool pool_of(const Out<uint16_t, 4>& keys, const Out<uint16_t, 4>& values) {
+  const KeyValuePool pool{keys.data(), values.data(), int64_t(keys.shape(0)), int64_t(keys.shape(1)),
+                          int64_t(keys.shape(2))};
+  require(int64_t(keys.shape(3)) == kTilePositions && int64_t(values.shape(2)) == kTilePositions,
+          "a cache block holds 128 positions");
+  require(values.shape(0) == keys.shape(0) && values.shape(1) == keys.shape(1) && values.shape(3) == keys.shape(2),
+          "keys and values differ in shape");
+  require(pool.dim % 16 == 0 && pool.dim > 0, "the head dimension must be a multiple of 16");
+  return pool;
+}
+
+RowPlaces places_of(const In<int32_t, 1>& positions, const In<int32_t, 1>& sequences, const In<int32_t, 2>& tables) {
+  require(positions.size() == sequences.size(), "positions and sequences differ in length");
+  return {positions.data(),          sequences.data(),         tables.data(),
+          int64_t(positions.size()), int64_t(tables.shape(0)), int64_t(tables.shape(1))};
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Kernels over quantised tensors. Use notso.qtensor.ops, which explains errors before they arise here.";
+
+  m.def("cpu_features", [] { return detect_cpu_features().names(); }, "Instruction sets usable here, as names.");
+  m.def("known_kernels", &known_kernels, "Kernel families compiled in, best first.");
+  m.def("available_kernels", &available_kernels, "Kernel families this CPU runs, best first.");
+  m.def("kernels", [] { return std::string(kernels().name); }, "The kernel family in force.");
+  m.def("use_kernels", &use_kernels, nb::arg("name"), "Puts a family in force; ValueError lists the choices.");
+  m.def("thread_count", [] { return thread_pool().size(); }, "Threads that share each operation.");
+  m.def(
+      "set_thread_count",
+      [](int threads) {
+        require(threads >= 1 && threads <= 1024, "the number of threads must be 1 to 1024");
+        const nb::gil_scoped_release released;
+        set_thread_count(threads);
+      },
+      nb::arg("threads"), "Replaces the thread pool; waits for running work.");
+
+  nb::class_<Recording>(m, "Program", "Steps recorded once and replayed in one call without Python's lock.")
+      .def(nb::init<>())
+      .def("__len__", [](const Recording& r) { return r.program.size(); })
+      .def(
+          "begin",
+          [](Recording& r) {
+            require(recording == nullptr, "another program is being recorded in this thread");
+            recording = &r;
+          },
+          "Operations called from this thread are recorded from here on instead of run.")
+      .def(
+          "end", [](Recording&) { recording = nullptr; }, "Ends the recording.")
+      .def(
+          "run",
+          [](const Recording& r) {
+            const nb::gil_scoped_release released;
+            r.program.run();
+          },
+          "Runs every step in order. ValueError where an array holds a row, position or block out of range.");
+
+  m.def("embed_rows", [](Bytes data, int format, int64_t rows, int64_t k, In<int32_t, 1> ids, Out<float, 2> out) {
+    require(out.shape(0) == ids.size() && int64_t(out.shape(1)) == k, "out must have a row of k values per id");
+    emit(embed_rows(weight_of(data, format, rows, k), ids.data(), int64_t(ids.size()), out.data()), data, ids, out);
+  });
+  m.def("gather_rows", [](In<float, 2> x, In<int32_t, 1> ids, Out<float, 2> out) {
+    require(out.shape(0) == ids.size() && out.shape(1) == x.shape(1), "out must have a row of x's width per id");
+    emit(gather_rows(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), ids.data(), int64_t(ids.size()), out.data()),
+         x, ids, out);
+  });
+  m.def("rms_norm", [](In<float, 2> x, In<float, 1> weight, float eps, Out<float, 2> out) {
+    require(weight.size() == x.shape(1) && out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1), "shapes differ");
+    emit(rms_norm(x.data(), weight.data(), eps, int64_t(x.shape(0)), int64_t(x.shape(1)), out.data()), x, weight, out);
+  });
+  m.def("matmul", [](In<float, 2> x, const std::vector<Bytes>& data, const std::vector<int>& formats,
+                     const std::vector<Out<float, 2>>& outs) {
+    require(data.size() == formats.size() && data.size() == outs.size(), "one output per weight");
+    std::vector<Product> products;
+    for (size_t i = 0; i < data.size(); i++) {
+      require(outs[i].shape(0) == x.shape(0), "an output needs a row per row of x");
+      products.push_back({weight_of(data[i], formats[i], int64_t(outs[i].shape(1)), int64_t(x.shape(1))),
+                          const_cast<float*>(outs[i].data())});
+    }
+    emit(matmul(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), std::move(products)), x, data, outs);
+  });
+  m.def("rope", [](Out<float, 3> x, In<int32_t, 1> positions, In<float, 2> cosine, In<float, 2> sine, bool adjacent) {
+    require(positions.size() == x.shape(0), "one position per row");
+    require(2 * cosine.shape(1) == x.shape(2) && sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
+            "the tables must hold half a head per position");
+    emit(rope(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), positions.data(), cosine.data(),
+              sine.data(), int64_t(cosine.shape(0)), adjacent),
+         x, positions, cosine, sine);
+  });
+  m.def("store_key_values", [](In<float, 3> k, In<float, 3> v, In<int32_t, 1> positions, In<int32_t, 1> sequences,
+                               In<int32_t, 2> tables, Out<uint16_t, 4> keys, Out<uint16_t, 4> values) {
+    const KeyValuePool pool = pool_of(keys, values);
+    const RowPlaces places = places_of(positions, sequences, tables);
+    for (const auto* a : {&k, &v})
+      require(int64_t(a->shape(0)) == places.rows && int64_t(a->shape(1)) == pool.kv_heads &&
+                  int64_t(a->shape(2)) == pool.dim,
+              "k and v must be (rows, kv heads, dim)");
+    emit(store_key_values(k.data(), v.data(), places, pool), k, v, positions, sequences, tables, keys, values);
+  });
+  m.def("attention", [](In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
+                        Out<uint16_t, 4> keys, Out<uint16_t, 4> values, float scale, Out<float, 3> out) {
+    const KeyValuePool pool = pool_of(keys, values);
+    const RowPlaces places = places_of(positions, sequences, tables);
+    require(int64_t(q.shape(0)) == places.rows && int64_t(q.shape(2)) == pool.dim, "q must be (rows, heads, dim)");
+    require(q.shape(1) > 0 && int64_t(q.shape(1)) % pool.kv_heads == 0, "heads must divide among the kv heads");
+    require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == q.shape(2),
+            "out must be shaped like q");
+    emit(attention(q.data(), int64_t(q.shape(1)), places, pool, scale, out.data()), q, positions, sequences, tables,
+         keys, values, out);
+  });
+  m.def("silu_mul", [](In<float, 2> gate, In<float, 2> up, Out<float, 2> out) {
+    require(gate.size() == up.size() && gate.size() == out.size(), "shapes differ");
+    emit(silu_mul(gate.data(), up.data(), int64_t(gate.size()), out.data()), gate, up, out);
+  });
+  m.def("add", [](In<float, 2> a, In<float, 2> b, Out<float, 2> out) {
+    require(a.size() == b.size() && a.size() == out.size(), "shapes differ");
+    emit(add(a.data(), b.data(), int64_t(a.size()), out.data()), a, b, out);
+  });
+  m.def("softmax", [](Out<float, 2> x) {
+    require(x.shape(1) > 0, "softmax of nothing");
+    emit(softmax(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1))), x);
+  });
+  m.def("argmax", [](In<float, 2> x, Out<int32_t, 1> out) {
+    require(x.shape(1) > 0 && out.size() == x.shape(0), "argmax needs values and an output per row");
+    emit(argmax(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), out.data()), x, out);
+  });
+  m.def("rope_table", [](In<double, 1> frequency, double factor, Out<float, 2> cosine, Out<float, 2> sine) {
+    require(cosine.shape(1) == frequency.size() && sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
+            "the tables need a column per frequency");
+    const nb::gil_scoped_release released;
+    rope_table(frequency.data(), int64_t(frequency.size()), int64_t(cosine.shape(0)), factor, cosine.data(),
+               sine.data());
+  });
+  m.def("dequantise", [](Bytes data, int format, Out<float, 2> out) {
+    const Weight w = weight_of(data, format, int64_t(out.shape(0)), int64_t(out.shape(1)));
+    const nb::gil_scoped_release released;
+    for (int64_t row = 0; row < w.rows; row++)
+      dequantise_row(w.format, w.data + row * bytes_per_row(w.format, w.k), w.k, out.data() + row * w.k);
+  });
+}

@@ -1,0 +1,19 @@
+// What this CPU can do and the operating system lets us use.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace qtensor {
+
+struct CpuFeatures {
+  bool avx2 = false;         // with FMA and F16C, and the OS saving ymm registers
+  bool avx512_vnni = false;  // F, BW, DQ, VL and VNNI, and the OS saving zmm and mask registers
+  bool amx_int8 = false;     // tiles, int8 and bf16 products, and the OS saving tile data on request
+
+  std::vector<std::string> names() const;
+};
+
+CpuFeatures detect_cpu_features();
+
+}  // namespace qtensor

@@ -1,0 +1,94 @@
+// The contract between the dispatcher and the kernels: one table of function pointers per instruction set.
+//
+// One arithmetic, one answer: every table must give the bits of the generic one. Dot products over quantised blocks are
+// exact integers; floats meet once per 256 values, in the order written at each entry, with fused multiply-add; float
+// reductions run over a virtual vector of 16 lanes that is folded as (l, l+8), (l, l+4), (l, l+2), (l, l+1).
+//
+// Kernels never allocate, throw or print. Their callers have checked every size.
+#pragma once
+
+#include <cstdint>
+
+#include "blocks.h"
+
+namespace qtensor {
+
+constexpr int64_t kTilePositions = 128;  // positions of the KV cache that lie together and share one softmax step
+
+// y[c][n] = dot(weight row n, activation column c) for n in [row_begin, row_end), every column.
+struct MatmulTask {
+  const uint8_t* weight;   // first row of the matrix
+  int64_t row_bytes;       // distance between rows
+  int64_t k;               // values per row
+  const BlockQ8K* blocks;  // quantised weights: columns x blocks_per_column activations
+  int64_t blocks_per_column;
+  const float* floats;  // float weights: columns x k activations
+  int64_t columns;
+  float* y;
+  int64_t y_stride;  // floats between columns of y
+  int64_t row_begin, row_end;
+};
+
+// Causal attention of `queries` vectors that share one KV head. Query i sees positions [0, limits[i]).
+// Keys lie as [dim][kTilePositions] halves per tile, values as [kTilePositions][dim].
+// Per tile, in order of position: s_j = scale * (fma chain over dim); m' = max(m, max_j s_j); p_j = exp(s_j - m');
+// l = fma(l, exp(m - m'), fold16(p)); o = o * exp(m - m') then o = fma(p_j, v_j, o) in order of j. Result o / l.
+struct AttentionTask {
+  const float* const* q;  // queries pointers to dim floats
+  float* const* out;      // queries pointers to dim floats
+  const int64_t* limits;  // queries
+  int64_t queries;
+  int64_t dim;  // multiple of 16
+  const half* const* k_tiles;
+  const half* const* v_tiles;
+  float scale;
+  float* scratch;  // attention_scratch_floats(queries, dim)
+};
+inline constexpr int64_t attention_scratch_floats(int64_t queries, int64_t dim) {
+  return queries * (dim + kTilePositions + 2) + 64;
+}
+
+struct KernelTable {
+  const char* name;
+
+  // d = max|x| / 127; q = round_to_even(x * (127 / max|x|)). max|x| < 1e-30 gives d = 0; NaN or Inf gives d = NaN; q =
+  // 0.
+  void (*quantize_q8k)(const float* x, int64_t k, BlockQ8K* out);
+
+  // K-quants, per 256-block b in order: f = float(sum q*sc*x) * d; with mins f = fma(-float(sum m*sums), dmin, f);
+  // acc = fma(f, dx, acc).
+  void (*matmul_q4_k)(const MatmulTask&);
+  void (*matmul_q5_k)(const MatmulTask&);
+  void (*matmul_q6_k)(const MatmulTask&);
+  // One scale per 32: f = 0, then per sub-block in order f = fma(float(sum q*x), d, f), for Q4_1 also
+  // f = fma(float(sum x), m, f); acc = fma(f, dx, acc).
+  void (*matmul_q8_0)(const MatmulTask&);
+  void (*matmul_q4_0)(const MatmulTask&);
+  void (*matmul_q4_1)(const MatmulTask&);
+  // Float weights: lane l takes fma(w, x, acc) over k = l, l+16, ...; then the fold.
+  void (*matmul_f32)(const MatmulTask&);
+  void (*matmul_f16)(const MatmulTask&);
+  void (*matmul_bf16)(const MatmulTask&);
+
+  // out = (x * (1 / sqrt(sum x^2 / n + eps))) * weight, sum of squares by lanes.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+  // out = gate / (1 + exp(-gate)) * up
+  void (*silu_mul)(const float* gate, const float* up, int64_t n, float* out);
+  void (*add)(const float* a, const float* b, int64_t n, float* out);
+  // In place; max, exp of the difference, sum by lanes, one division each.
+  void (*softmax)(float* x, int64_t n);
+  // Rotates one head of `dim` floats: pairs (2i, 2i+1) or (i, i + dim/2); cosine and sine hold dim/2 floats.
+  void (*rope_adjacent)(float* x, const float* cosine, const float* sine, int64_t dim);
+  void (*rope_halves)(float* x, const float* cosine, const float* sine, int64_t dim);
+  // Rounds to half, to nearest even.
+  void (*to_half)(const float* x, int64_t n, half* out);
+  void (*attention)(const AttentionTask&);
+};
+
+extern const KernelTable kGenericKernels;
+#if defined(QTENSOR_X86)
+extern const KernelTable kAvx2Kernels;
+extern const KernelTable kAvx512Kernels;
+#endif
+
+}  // namespace qtensor

@@ -1,0 +1,29 @@
+// Kernels for AVX2 with FMA and F16C.
+#include <immintrin.h>
+
+#include "../../kernel_table.h"
+
+namespace qtensor {
+namespace {
+
+constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2, kColumnGroup = 2;
+// clang-format off: each of these builds on the ones before it
+#include "vec16.h"
+#include "../float_kernels.h"
+#include "../x86_rows.h"
+#include "integer_kernels.h"
+#include "../x86_matmul.h"
+// clang-format on
+
+void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K256>(t); }
+void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K256>(t); }
+void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K256>(t); }
+
+}  // namespace
+
+const KernelTable kAvx2Kernels = {
+#define QTENSOR_TABLE_NAME "avx2"
+#include "../table_entries.h"
+};
+
+}  // namespace qtensor

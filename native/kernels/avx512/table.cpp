@@ -1,0 +1,29 @@
+// Kernels for AVX-512 with VNNI (and BW, DQ, VL).
+#include <immintrin.h>
+
+#include "../../kernel_table.h"
+
+namespace qtensor {
+namespace {
+
+constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 4;
+// clang-format off: each of these builds on the ones before it
+#include "vec16.h"
+#include "../float_kernels.h"
+#include "../x86_rows.h"
+#include "integer_kernels.h"
+#include "../x86_matmul.h"
+// clang-format on
+
+void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }
+void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K512>(t); }
+void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
+
+}  // namespace
+
+const KernelTable kAvx512Kernels = {
+#define QTENSOR_TABLE_NAME "avx512"
+#include "../table_entries.h"
+};
+
+}  // namespace qtensor

@@ -1,0 +1,51 @@
+// The virtual vector of 16 float lanes as one zmm register. Same names and bits as generic/vec16.h.
+
+using V16 = __m512;
+
+inline __mmask16 first_lanes(int64_t n) { return __mmask16((1u << n) - 1); }
+inline V16 v_set(float x) { return _mm512_set1_ps(x); }
+inline V16 v_load(const float* p) { return _mm512_loadu_ps(p); }
+inline void v_store(float* p, V16 a) { _mm512_storeu_ps(p, a); }
+inline V16 v_load_first(const float* p, int64_t n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+inline void v_store_first(float* p, V16 a, int64_t n) { _mm512_mask_storeu_ps(p, first_lanes(n), a); }
+inline V16 v_add(V16 a, V16 b) { return _mm512_add_ps(a, b); }
+inline V16 v_sub(V16 a, V16 b) { return _mm512_sub_ps(a, b); }
+inline V16 v_mul(V16 a, V16 b) { return _mm512_mul_ps(a, b); }
+inline V16 v_div(V16 a, V16 b) { return _mm512_div_ps(a, b); }
+inline V16 v_max(V16 a, V16 b) { return _mm512_max_ps(a, b); }
+inline V16 v_min(V16 a, V16 b) { return _mm512_min_ps(a, b); }
+inline V16 v_fma(V16 a, V16 b, V16 c) { return _mm512_fmadd_ps(a, b, c); }
+inline V16 v_round(V16 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline V16 v_scale(V16 a, V16 n) {
+  const __m512i power = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+  return _mm512_mul_ps(a, _mm512_castsi512_ps(power));
+}
+inline float v_fold_add(V16 a) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+inline float v_fold_max(V16 a) {
+  const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+inline float half_to_float(half h) { return _cvtsh_ss(h); }
+inline V16 v_load_half(const half* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+inline void v_store_half(half* p, V16 a) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline V16 v_load_bf16(const uint16_t* p) {
+  const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+}
+inline uint32_t v_magnitude_bits(V16 a, uint32_t so_far) {
+  const __m512i bits = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff));
+  const uint32_t top = (uint32_t)_mm512_reduce_max_epu32(bits);
+  return top > so_far ? top : so_far;
+}
+inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(a, scale))));
+}

@@ -1,0 +1,145 @@
+// Dot products of quantised blocks in plain C++, written to be read: the oracle of the other instruction sets.
+
+template <class Block>
+inline Block block_at(const MatmulTask& t, int64_t row, int64_t index) {
+  Block block;  // copied, because blocks in a file are aligned to nothing
+  __builtin_memcpy(&block, t.weight + row * t.row_bytes + index * int64_t(sizeof(Block)), sizeof block);
+  return block;
+}
+
+// Calls step(row, block index, activation block, acc) for every output and super-block, in order.
+template <class Step>
+inline void for_each_output(const MatmulTask& t, Step step) {
+  for (int64_t row = t.row_begin; row < t.row_end; row++)
+    for (int64_t c = 0; c < t.columns; c++) {
+      const BlockQ8K* x = t.blocks + c * t.blocks_per_column;
+      float acc = 0.0f;
+      for (int64_t b = 0; b < t.blocks_per_column; b++) acc = __builtin_fmaf(step(row, b, x[b]), x[b].d, acc);
+      t.y[c * t.y_stride + row] = acc;
+    }
+}
+
+// The eight 6-bit scales and mins of Q4_K and Q5_K.
+inline void unpack_scales(const uint8_t* packed, uint8_t* scale, uint8_t* min) {
+  for (int j = 0; j < 4; j++) {
+    scale[j] = packed[j] & 63;
+    min[j] = packed[j + 4] & 63;
+    scale[j + 4] = uint8_t((packed[j + 8] & 15) | (packed[j] >> 6 << 4));
+    min[j + 4] = uint8_t((packed[j + 8] >> 4) | (packed[j + 4] >> 6 << 4));
+  }
+}
+
+// The 256 values of a K-quant block, without scales: 0..15, 0..31, 0..63.
+inline void unpack(const BlockQ4_K& w, uint8_t* q) {
+  for (int chunk = 0; chunk < 4; chunk++)
+    for (int l = 0; l < 32; l++) {
+      q[64 * chunk + l] = w.qs[32 * chunk + l] & 15;
+      q[64 * chunk + 32 + l] = w.qs[32 * chunk + l] >> 4;
+    }
+}
+inline void unpack(const BlockQ5_K& w, uint8_t* q) {
+  for (int chunk = 0; chunk < 4; chunk++)
+    for (int l = 0; l < 32; l++) {
+      q[64 * chunk + l] = uint8_t((w.qs[32 * chunk + l] & 15) | ((w.qh[l] >> (2 * chunk) & 1) << 4));
+      q[64 * chunk + 32 + l] = uint8_t((w.qs[32 * chunk + l] >> 4) | ((w.qh[l] >> (2 * chunk + 1) & 1) << 4));
+    }
+}
+inline void unpack(const BlockQ6_K& w, uint8_t* q) {
+  for (int half_block = 0; half_block < 2; half_block++)
+    for (int l = 0; l < 64; l++) {
+      const uint8_t low = w.ql[64 * half_block + l], high = w.qh[32 * half_block + l % 32];
+      const int shift = l < 32 ? 0 : 2;
+      q[128 * half_block + l] = uint8_t((low & 15) | ((high >> shift & 3) << 4));
+      q[128 * half_block + 64 + l] = uint8_t((low >> 4) | ((high >> (shift + 4) & 3) << 4));
+    }
+}
+
+template <class Block>
+inline void matmul_with_mins(const MatmulTask& t) {
+  for_each_output(t, [&](int64_t row, int64_t b, const BlockQ8K& x) {
+    const Block w = block_at<Block>(t, row, b);
+    uint8_t scale[8], min[8], q[256];
+    unpack_scales(w.scales, scale, min);
+    unpack(w, q);
+    int32_t products = 0, mins = 0;
+    for (int j = 0; j < 8; j++) {
+      int32_t sum = 0;
+      for (int l = 0; l < 32; l++) sum += q[32 * j + l] * x.q[32 * j + l];
+      products += sum * scale[j];
+      mins += min[j] * x.sums32[j];
+    }
+    return __builtin_fmaf(-float(mins), half_to_float(w.dmin), float(products) * half_to_float(w.d));
+  });
+}
+void matmul_q4_k(const MatmulTask& t) { matmul_with_mins<BlockQ4_K>(t); }
+void matmul_q5_k(const MatmulTask& t) { matmul_with_mins<BlockQ5_K>(t); }
+
+void matmul_q6_k(const MatmulTask& t) {
+  for_each_output(t, [&](int64_t row, int64_t b, const BlockQ8K& x) {
+    const auto w = block_at<BlockQ6_K>(t, row, b);
+    uint8_t q[256];
+    unpack(w, q);
+    int32_t products = 0;
+    for (int group = 0; group < 16; group++) {
+      int32_t sum = -32 * x.sums16[group];
+      for (int l = 0; l < 16; l++) sum += q[16 * group + l] * x.q[16 * group + l];
+      products += sum * w.scales[group];
+    }
+    return float(products) * half_to_float(w.d);
+  });
+}
+
+// Formats of 32 values with one scale each. A row's last super-block may hold fewer than eight of them.
+inline int64_t sub_blocks(const MatmulTask& t, int64_t b) {
+  const int64_t left = t.k / kSubBlock - 8 * b;
+  return left < 8 ? left : 8;
+}
+inline int32_t sub_dot(const int8_t* q, const int8_t* x) {
+  int32_t sum = 0;
+  for (int l = 0; l < 32; l++) sum += q[l] * x[l];
+  return sum;
+}
+
+void matmul_q8_0(const MatmulTask& t) {
+  for_each_output(t, [&](int64_t row, int64_t b, const BlockQ8K& x) {
+    float f = 0.0f;
+    for (int64_t j = 0; j < sub_blocks(t, b); j++) {
+      const auto w = block_at<BlockQ8_0>(t, row, 8 * b + j);
+      f = __builtin_fmaf(float(sub_dot(w.qs, x.q + 32 * j)), half_to_float(w.d), f);
+    }
+    return f;
+  });
+}
+
+void matmul_q4_0(const MatmulTask& t) {
+  for_each_output(t, [&](int64_t row, int64_t b, const BlockQ8K& x) {
+    float f = 0.0f;
+    for (int64_t j = 0; j < sub_blocks(t, b); j++) {
+      const auto w = block_at<BlockQ4_0>(t, row, 8 * b + j);
+      int8_t q[32];
+      for (int l = 0; l < 16; l++) {
+        q[l] = int8_t((w.qs[l] & 15) - 8);
+        q[l + 16] = int8_t((w.qs[l] >> 4) - 8);
+      }
+      f = __builtin_fmaf(float(sub_dot(q, x.q + 32 * j)), half_to_float(w.d), f);
+    }
+    return f;
+  });
+}
+
+void matmul_q4_1(const MatmulTask& t) {
+  for_each_output(t, [&](int64_t row, int64_t b, const BlockQ8K& x) {
+    float f = 0.0f;
+    for (int64_t j = 0; j < sub_blocks(t, b); j++) {
+      const auto w = block_at<BlockQ4_1>(t, row, 8 * b + j);
+      int8_t q[32];
+      for (int l = 0; l < 16; l++) {
+        q[l] = int8_t(w.qs[l] & 15);
+        q[l + 16] = int8_t(w.qs[l] >> 4);
+      }
+      f = __builtin_fmaf(float(sub_dot(q, x.q + 32 * j)), half_to_float(w.d), f);
+      f = __builtin_fmaf(float(x.sums32[j]), half_to_float(w.m), f);
+    }
+    return f;
+  });
+}

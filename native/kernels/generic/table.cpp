@@ -1,0 +1,21 @@
+// Kernels for any CPU, and the bit oracle of all others.
+#include "../../kernel_table.h"
+
+namespace qtensor {
+namespace {
+
+constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 4;
+// clang-format off: each of these builds on the ones before it
+#include "vec16.h"
+#include "../float_kernels.h"
+#include "integer_kernels.h"
+// clang-format on
+
+}  // namespace
+
+const KernelTable kGenericKernels = {
+#define QTENSOR_TABLE_NAME "generic"
+#include "../table_entries.h"
+};
+
+}  // namespace qtensor

@@ -1,0 +1,125 @@
+// Matrix products of the AVX2 and AVX-512 kernels: the loops over rows, columns and blocks, and the float step per
+// block, around the dot products of each instruction set. Included inside an anonymous namespace, after
+// integer_kernels.h.
+
+// ---- formats with one scale per 32 values ----
+
+inline __m256i nibbles_of_16(const uint8_t* qs) {
+  const __m128i raw = _mm_loadu_si128((const __m128i*)qs);
+  return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(raw, 4), raw), _mm256_set1_epi8(15));
+}
+
+struct SubBlockQ8_0 {
+  static constexpr int64_t bytes = sizeof(BlockQ8_0), min_at = 0;
+  static constexpr int offset = 0;
+  static constexpr bool has_min = false;
+  static __m256i dot(const uint8_t* block, __m256i x) {
+    const __m256i q = _mm256_loadu_si256((const __m256i*)(block + 2));
+    return dot_u8_s8(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q));
+  }
+};
+struct SubBlockQ4_0 {
+  static constexpr int64_t bytes = sizeof(BlockQ4_0), min_at = 0;
+  static constexpr int offset = 8;
+  static constexpr bool has_min = false;
+  static __m256i dot(const uint8_t* block, __m256i x) { return dot_u8_s8(nibbles_of_16(block + 2), x); }
+};
+struct SubBlockQ4_1 {
+  static constexpr int64_t bytes = sizeof(BlockQ4_1), min_at = 2;
+  static constexpr int offset = 0;
+  static constexpr bool has_min = true;
+  static __m256i dot(const uint8_t* block, __m256i x) { return dot_u8_s8(nibbles_of_16(block + 4), x); }
+};
+
+template <class Sub, int ROWS>
+inline void sub_block_rows(const MatmulTask& t, int64_t row, int64_t column) {
+  const BlockQ8K* x = t.blocks + column * t.blocks_per_column;
+  const int64_t total = t.k / kSubBlock;
+  __m128 acc = _mm_setzero_ps();
+  for (int64_t b = 0; b < t.blocks_per_column; b++) {
+    __m128 f = _mm_setzero_ps();
+    const int64_t count = total - 8 * b < 8 ? total - 8 * b : 8;
+    for (int64_t j = 0; j < count; j++) {
+      const __m256i xq = _mm256_load_si256((const __m256i*)(x[b].q + 32 * j));
+      const uint8_t* place[4];
+      __m256i dot[4];
+      for (int r = 0; r < 4; r++) {
+        place[r] = t.weight + (row + (r < ROWS ? r : 0)) * t.row_bytes + (8 * b + j) * Sub::bytes;
+        dot[r] = Sub::dot(place[r], xq);
+      }
+      __m128i sum = fold_four(dot[0], dot[1], dot[2], dot[3]);
+      if (Sub::offset) sum = _mm_sub_epi32(sum, _mm_set1_epi32(Sub::offset * x[b].sums32[j]));
+      f = _mm_fmadd_ps(_mm_cvtepi32_ps(sum), load_halves(place, 4), f);
+      if (Sub::has_min) {
+        const uint8_t* min_place[4] = {place[0] + Sub::min_at, place[1] + Sub::min_at, place[2] + Sub::min_at,
+                                       place[3] + Sub::min_at};
+        f = _mm_fmadd_ps(_mm_set1_ps(float(x[b].sums32[j])), load_halves(min_place, 4), f);
+      }
+    }
+    acc = _mm_fmadd_ps(f, _mm_set1_ps(x[b].d), acc);
+  }
+  store_rows(t.y + column * t.y_stride + row, acc, ROWS);
+}
+
+template <class Sub>
+inline void matmul_sub_blocks(const MatmulTask& t) {
+  int64_t row = t.row_begin;
+  for (; row + 4 <= t.row_end; row += 4)
+    for (int64_t c = 0; c < t.columns; c++) sub_block_rows<Sub, 4>(t, row, c);
+  for (; row < t.row_end; row++)
+    for (int64_t c = 0; c < t.columns; c++) sub_block_rows<Sub, 1>(t, row, c);
+}
+void matmul_q8_0(const MatmulTask& t) { matmul_sub_blocks<SubBlockQ8_0>(t); }
+void matmul_q4_0(const MatmulTask& t) { matmul_sub_blocks<SubBlockQ4_0>(t); }
+void matmul_q4_1(const MatmulTask& t) { matmul_sub_blocks<SubBlockQ4_1>(t); }
+
+// ---- K-quants: rows and columns of one register block ----
+
+template <class Quant, int ROWS, int COLUMNS>
+inline void k_quant_rows(const MatmulTask& t, int64_t row, int64_t column) {
+  const int64_t blocks = t.blocks_per_column, ahead = prefetch_blocks(blocks) * Quant::bytes;
+  __m128 acc[COLUMNS];
+  for (int c = 0; c < COLUMNS; c++) acc[c] = _mm_setzero_ps();
+  for (int64_t b = 0; b < blocks; b++) {
+    typename Quant::Sum sum[COLUMNS][4];
+    __m128i min[COLUMNS][4];
+    const uint8_t* place[4];
+    for (int r = 0; r < ROWS; r++) {
+      place[r] = t.weight + (row + r) * t.row_bytes + b * Quant::bytes;
+      prefetch_block(place[r] + ahead, Quant::bytes);
+      const typename Quant::Unpacked w = Quant::unpack(place[r]);
+      for (int c = 0; c < COLUMNS; c++) {
+        const BlockQ8K& x = t.blocks[(column + c) * blocks + b];
+        sum[c][r] = Quant::dot(w, x);
+        if (Quant::has_min) min[c][r] = _mm_madd_epi16(w.min, _mm_load_si128((const __m128i*)x.sums32));
+      }
+    }
+    const RowScales scale = Quant::row_scales(place, ROWS);
+    for (int c = 0; c < COLUMNS; c++) {
+      constexpr int r1 = ROWS > 1 ? 1 : 0, r2 = ROWS > 2 ? 2 : 0, r3 = ROWS > 3 ? 3 : 0;
+      const __m128i products = fold_four(sum[c][0], sum[c][r1], sum[c][r2], sum[c][r3]);
+      __m128 f = _mm_mul_ps(_mm_cvtepi32_ps(products), scale.d);
+      if (Quant::has_min) {
+        const __m128i mins = fold_four(min[c][0], min[c][r1], min[c][r2], min[c][r3]);
+        f = _mm_fnmadd_ps(_mm_cvtepi32_ps(mins), scale.dmin, f);
+      }
+      acc[c] = _mm_fmadd_ps(f, _mm_set1_ps(t.blocks[(column + c) * blocks + b].d), acc[c]);
+    }
+  }
+  for (int c = 0; c < COLUMNS; c++) store_rows(t.y + (column + c) * t.y_stride + row, acc[c], ROWS);
+}
+
+template <class Quant, int ROWS>
+inline void k_quant_columns(const MatmulTask& t, int64_t row) {
+  int64_t c = 0;
+  for (; c + kColumnGroup <= t.columns; c += kColumnGroup) k_quant_rows<Quant, ROWS, kColumnGroup>(t, row, c);
+  for (; c + 2 <= t.columns; c += 2) k_quant_rows<Quant, ROWS, 2>(t, row, c);
+  for (; c < t.columns; c++) k_quant_rows<Quant, ROWS, 1>(t, row, c);
+}
+
+template <class Quant>
+inline void matmul_k_quant(const MatmulTask& t) {
+  int64_t row = t.row_begin;
+  for (; row + 4 <= t.row_end; row += 4) k_quant_columns<Quant, 4>(t, row);
+  for (; row < t.row_end; row++) k_quant_columns<Quant, 1>(t, row);
+}

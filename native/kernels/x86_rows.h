@@ -1,0 +1,60 @@
+// What the AVX2 and the AVX-512 kernels build on: scales and folded sums of four rows at a time, and prefetching.
+// Included inside an anonymous namespace, before integer_kernels.h.
+
+// The scales of a block header {half d, dmin} for four rows, as floats.
+struct RowScales {
+  __m128 d, dmin;
+};
+inline RowScales load_row_scales(const uint8_t* const* headers, int rows) {
+  alignas(16) uint32_t raw[4] = {};
+  for (int r = 0; r < rows; r++) __builtin_memcpy(&raw[r], headers[r], 4);
+  const __m128i split = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  const __m256 both = _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_load_si128((const __m128i*)raw), split));
+  return {_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1)};
+}
+inline __m128 load_halves(const uint8_t* const* places, int rows) {
+  alignas(16) uint16_t raw[8] = {};
+  for (int r = 0; r < rows; r++) __builtin_memcpy(&raw[r], places[r], 2);
+  return _mm_cvtph_ps(_mm_load_si128((const __m128i*)raw));
+}
+
+// The packed 6-bit scales and mins of Q4_K and Q5_K as eight bytes each.
+struct ScaleBytes {
+  uint64_t scale, min;
+};
+inline ScaleBytes unpack_scales(const uint8_t* packed) {
+  uint32_t a, b, c;
+  __builtin_memcpy(&a, packed, 4);
+  __builtin_memcpy(&b, packed + 4, 4);
+  __builtin_memcpy(&c, packed + 8, 4);
+  const uint32_t six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x03030303;
+  return {(a & six) | uint64_t((c & four) | ((a >> 6 & two) << 4)) << 32,
+          (b & six) | uint64_t((c >> 4 & four) | ((b >> 6 & two) << 4)) << 32};
+}
+
+// Sums of the lanes of four vectors, one output lane each.
+inline __m128i fold_four(__m128i a, __m128i b, __m128i c, __m128i d) {
+  const __m128i ab = _mm_add_epi32(_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
+  const __m128i cd = _mm_add_epi32(_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d));
+  return _mm_add_epi32(_mm_unpacklo_epi64(ab, cd), _mm_unpackhi_epi64(ab, cd));
+}
+inline __m128i fold_four(__m256i a, __m256i b, __m256i c, __m256i d) {
+  const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+  const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+  const __m256i all = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+  return _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+}
+
+inline void store_rows(float* y, __m128 value, int rows) {
+  alignas(16) float all[4];
+  _mm_store_ps(all, value);
+  __builtin_memcpy(y, all, size_t(rows) * sizeof(float));
+}
+
+// How far ahead of the reader to ask memory for a row's blocks: a row group and a quarter where rows are short, so that
+// the next group is on its way; a fixed stretch of the same row where they are long.
+inline int64_t prefetch_blocks(int64_t blocks_per_row) { return blocks_per_row <= 16 ? 5 * blocks_per_row : 16; }
+
+inline void prefetch_block(const uint8_t* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + i), _MM_HINT_T0);
+}

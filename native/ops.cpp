@@ -1,0 +1,337 @@
+#include "ops.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "dispatch.h"
+
+namespace qtensor {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+// Memory that every step may use while it runs and none keeps. Grows, never shrinks; guarded by engine_mutex().
+class Scratch {
+ public:
+  void* get(size_t bytes) {
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = 0;
+      data_ = std::aligned_alloc(64, (bytes + 4095) / 4096 * 4096);
+      if (data_ == nullptr) throw std::bad_alloc();
+      size_ = bytes;
+    }
+    return data_;
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+Scratch& scratch() {
+  static Scratch shared;
+  return shared;
+}
+
+bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
+
+using MatmulKernel = void (*)(const MatmulTask&);
+MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
+  switch (format) {
+    case Format::F32:
+      return table.matmul_f32;
+    case Format::F16:
+      return table.matmul_f16;
+    case Format::BF16:
+      return table.matmul_bf16;
+    case Format::Q4_0:
+      return table.matmul_q4_0;
+    case Format::Q4_1:
+      return table.matmul_q4_1;
+    case Format::Q8_0:
+      return table.matmul_q8_0;
+    case Format::Q4_K:
+      return table.matmul_q4_k;
+    case Format::Q5_K:
+      return table.matmul_q5_k;
+    case Format::Q6_K:
+      return table.matmul_q6_k;
+  }
+  refuse("this block format has no kernel");
+}
+
+void check_ids(const int32_t* ids, int64_t count, int64_t limit, const char* what) {
+  for (int64_t i = 0; i < count; i++)
+    if (ids[i] < 0 || ids[i] >= limit)
+      refuse(std::string(what) + " " + std::to_string(ids[i]) + " is outside 0.." + std::to_string(limit - 1));
+}
+
+void check_places(const RowPlaces& at, int64_t pool_blocks) {
+  for (int64_t i = 0; i < at.rows; i++) {
+    const int64_t s = at.sequences[i], p = at.positions[i];
+    if (s < 0 || s >= at.table_count) refuse("row " + std::to_string(i) + " names a sequence that does not exist");
+    if (p < 0 || p >= at.table_length * kTilePositions)
+      refuse("position " + std::to_string(p) + " is outside the block table");
+    for (int64_t tile = 0; tile <= p / kTilePositions; tile++) {
+      const int64_t block = at.tables[s * at.table_length + tile];
+      if (block < 0 || block >= pool_blocks)
+        refuse("block " + std::to_string(block) + " is outside the pool of " + std::to_string(pool_blocks));
+    }
+  }
+}
+
+// Runs body(begin, end) over [0, n) in pieces of `grain`, each piece by one worker.
+template <class Body>
+void parallel_pieces(ThreadPool& pool, int64_t n, int64_t grain, Body body) {
+  auto task = [&](int64_t index, int) { body(index * grain, std::min(n, (index + 1) * grain)); };
+  pool.run((n + grain - 1) / grain, task);
+}
+
+constexpr int64_t kSmall = 16384;  // floats worth less than waking another thread
+
+}  // namespace
+
+int64_t bytes_per_row(Format format, int64_t k) {
+  switch (format) {
+    case Format::F32:
+      return 4 * k;
+    case Format::F16:
+    case Format::BF16:
+      return 2 * k;
+    case Format::Q4_0:
+      return k / 32 * int64_t(sizeof(BlockQ4_0));
+    case Format::Q4_1:
+      return k / 32 * int64_t(sizeof(BlockQ4_1));
+    case Format::Q8_0:
+      return k / 32 * int64_t(sizeof(BlockQ8_0));
+    case Format::Q4_K:
+      return k / 256 * int64_t(sizeof(BlockQ4_K));
+    case Format::Q5_K:
+      return k / 256 * int64_t(sizeof(BlockQ5_K));
+    case Format::Q6_K:
+      return k / 256 * int64_t(sizeof(BlockQ6_K));
+  }
+  refuse("this block format is not supported");
+}
+
+Step embed_rows(Weight table, const int32_t* ids, int64_t rows, float* out) {
+  const int64_t row_bytes = bytes_per_row(table.format, table.k);
+  return [=](ThreadPool& pool) {
+    check_ids(ids, rows, table.rows, "row");
+    parallel_pieces(pool, rows, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++)
+        dequantise_row(table.format, table.data + ids[i] * row_bytes, table.k, out + i * table.k);
+    });
+  };
+}
+
+Step gather_rows(const float* x, int64_t x_rows, int64_t width, const int32_t* ids, int64_t rows, float* out) {
+  return [=](ThreadPool&) {
+    check_ids(ids, rows, x_rows, "row");
+    for (int64_t i = 0; i < rows; i++) std::memcpy(out + i * width, x + ids[i] * width, size_t(width) * sizeof(float));
+  };
+}
+
+Step rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width, float* out) {
+  return [=](ThreadPool& pool) {
+    const auto kernel = kernels().rms_norm;
+    parallel_pieces(pool, rows, std::max<int64_t>(1, kSmall / width), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++) kernel(x + i * width, weight, eps, width, out + i * width);
+    });
+  };
+}
+
+Step matmul(const float* x, int64_t columns, int64_t k, std::vector<Product> products) {
+  bool any_quantised = false;
+  int64_t total_rows = 0;
+  for (const auto& product : products) {
+    any_quantised |= !is_float(product.weight.format);
+    total_rows += product.weight.rows;
+  }
+  const int64_t blocks = (k + kSuperBlock - 1) / kSuperBlock;
+  return [=](ThreadPool& pool) {
+    const KernelTable& table = kernels();
+    BlockQ8K* quantised = nullptr;
+    if (any_quantised) {
+      quantised = static_cast<BlockQ8K*>(scratch().get(size_t(columns * blocks) * sizeof(BlockQ8K)));
+      parallel_pieces(pool, columns, std::max<int64_t>(1, kSmall / k), [&](int64_t begin, int64_t end) {
+        for (int64_t c = begin; c < end; c++) table.quantize_q8k(x + c * k, k, quantised + c * blocks);
+      });
+    }
+    // Enough pieces that a thread which loses its CPU for a while holds nobody up, none so small that claiming it
+    // costs.
+    const int64_t pieces = pool.size() * 8;
+    const int64_t grain = std::clamp<int64_t>(total_rows / pieces / 16 * 16, 16, columns > 8 ? 64 : 512);
+    const int64_t column_chunk = std::max<int64_t>(16, (int64_t(512) << 10) / (blocks * int64_t(sizeof(BlockQ8K))));
+    struct Piece {
+      const Product* product;
+      int64_t begin, end;
+    };
+    std::vector<Piece> plan;
+    plan.reserve(size_t(total_rows / grain) + products.size());
+    for (const auto& product : products)
+      for (int64_t begin = 0; begin < product.weight.rows; begin += grain)
+        plan.push_back({&product, begin, std::min(product.weight.rows, begin + grain)});
+    auto task = [&](int64_t index, int) {
+      const Piece& piece = plan[size_t(index)];
+      const Weight& w = piece.product->weight;
+      const MatmulKernel kernel = matmul_kernel(table, w.format);
+      for (int64_t c = 0; c < columns; c += column_chunk) {
+        MatmulTask t{};
+        t.weight = w.data;
+        t.row_bytes = bytes_per_row(w.format, k);
+        t.k = k;
+        t.blocks = quantised == nullptr ? nullptr : quantised + c * blocks;
+        t.blocks_per_column = blocks;
+        t.floats = x + c * k;
+        t.columns = std::min(column_chunk, columns - c);
+        t.y = piece.product->y + c * w.rows;
+        t.y_stride = w.rows;
+        t.row_begin = piece.begin;
+        t.row_end = piece.end;
+        kernel(t);
+      }
+    };
+    pool.run(int64_t(plan.size()), task);
+  };
+}
+
+Step rope(float* x, int64_t rows, int64_t heads, int64_t dim, const int32_t* positions, const float* cosine,
+          const float* sine, int64_t table_rows, bool adjacent) {
+  return [=](ThreadPool& pool) {
+    check_ids(positions, rows, table_rows, "position");
+    const auto kernel = adjacent ? kernels().rope_adjacent : kernels().rope_halves;
+    parallel_pieces(pool, rows, std::max<int64_t>(1, kSmall / (heads * dim)), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; i++)
+        for (int64_t h = 0; h < heads; h++)
+          kernel(x + (i * heads + h) * dim, cosine + positions[i] * (dim / 2), sine + positions[i] * (dim / 2), dim);
+    });
+  };
+}
+
+Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool cache) {
+  return [=](ThreadPool&) {
+    check_places(places, cache.blocks);
+    const auto to_half = kernels().to_half;
+    std::vector<half> key(size_t(cache.dim));
+    for (int64_t i = 0; i < places.rows; i++) {
+      const int64_t p = places.positions[i], slot = p % kTilePositions;
+      const int64_t block = places.tables[places.sequences[i] * places.table_length + p / kTilePositions];
+      for (int64_t h = 0; h < cache.kv_heads; h++) {
+        const int64_t from = (i * cache.kv_heads + h) * cache.dim;
+        const int64_t tile = (block * cache.kv_heads + h) * cache.dim * kTilePositions;
+        to_half(k + from, cache.dim, key.data());
+        for (int64_t d = 0; d < cache.dim; d++) cache.keys[tile + d * kTilePositions + slot] = key[size_t(d)];
+        to_half(v + from, cache.dim, cache.values + tile + slot * cache.dim);
+      }
+    }
+  };
+}
+
+Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool cache, float scale, float* out) {
+  const int64_t shared = heads / cache.kv_heads;  // query heads that read the same keys
+  constexpr int64_t kRowsTogether = 8;
+  return [=](ThreadPool& pool) {
+    check_places(places, cache.blocks);
+    struct Group {
+      int64_t row, rows;
+    };
+    std::vector<Group> groups;  // neighbouring rows of one sequence read each tile once for all
+    for (int64_t i = 0; i < places.rows; i++) {
+      if (!groups.empty() && groups.back().rows < kRowsTogether &&
+          places.sequences[groups.back().row] == places.sequences[i])
+        groups.back().rows++;
+      else
+        groups.push_back({i, 1});
+    }
+    const int64_t most = kRowsTogether * shared;
+    const int64_t floats = attention_scratch_floats(most, cache.dim);
+    const int64_t tiles = places.table_length;
+    const size_t worker_bytes = (size_t(floats) * 4 + 63) / 64 * 64;
+    auto* memory = static_cast<uint8_t*>(scratch().get(worker_bytes * size_t(pool.size())));
+    struct Pointers {
+      std::vector<const float*> q;
+      std::vector<float*> out;
+      std::vector<int64_t> limits;
+      std::vector<const half*> keys, values;
+    };
+    std::vector<Pointers> per_worker(size_t(pool.size()));
+    for (auto& p : per_worker) {
+      p.q.resize(size_t(most));
+      p.out.resize(size_t(most));
+      p.limits.resize(size_t(most));
+      p.keys.resize(size_t(places.table_length));
+      p.values.resize(size_t(places.table_length));
+    }
+    const auto kernel = kernels().attention;
+    auto task = [&](int64_t index, int worker) {
+      const Group group = groups[size_t(int64_t(groups.size()) - 1 - index / cache.kv_heads)];  // the longest first
+      const int64_t head = index % cache.kv_heads, queries = group.rows * shared;
+      Pointers& to = per_worker[size_t(worker)];
+      int64_t longest = 0;
+      for (int64_t i = 0; i < queries; i++) {
+        const int64_t row = group.row + i / shared, query_head = head * shared + i % shared;
+        to.q[size_t(i)] = q + (row * heads + query_head) * cache.dim;
+        to.out[size_t(i)] = out + (row * heads + query_head) * cache.dim;
+        to.limits[size_t(i)] = places.positions[row] + 1;
+        longest = std::max(longest, to.limits[size_t(i)]);
+      }
+      const int32_t* table = places.tables + places.sequences[group.row] * places.table_length;
+      for (int64_t tile = 0; tile * kTilePositions < longest; tile++) {
+        const int64_t at = (int64_t(table[tile]) * cache.kv_heads + head) * cache.dim * kTilePositions;
+        to.keys[size_t(tile)] = cache.keys + at;
+        to.values[size_t(tile)] = cache.values + at;
+      }
+      AttentionTask t{};
+      t.q = to.q.data();
+      t.out = to.out.data();
+      t.limits = to.limits.data();
+      t.queries = queries;
+      t.dim = cache.dim;
+      t.k_tiles = to.keys.data();
+      t.v_tiles = to.values.data();
+      t.scale = scale;
+      t.scratch = reinterpret_cast<float*>(memory + worker_bytes * size_t(worker));
+      kernel(t);
+    };
+    pool.run(int64_t(groups.size()) * cache.kv_heads, task);
+  };
+}
+
+Step silu_mul(const float* gate, const float* up, int64_t n, float* out) {
+  return [=](ThreadPool& pool) {
+    const auto kernel = kernels().silu_mul;
+    parallel_pieces(pool, n, kSmall, [&](int64_t a, int64_t b) { kernel(gate + a, up + a, b - a, out + a); });
+  };
+}
+
+Step add(const float* a, const float* b, int64_t n, float* out) {
+  return [=](ThreadPool& pool) {
+    const auto kernel = kernels().add;
+    parallel_pieces(pool, n, kSmall,
+                    [&](int64_t from, int64_t to) { kernel(a + from, b + from, to - from, out + from); });
+  };
+}
+
+Step softmax(float* x, int64_t rows, int64_t width) {
+  return [=](ThreadPool& pool) {
+    const auto kernel = kernels().softmax;
+    auto task = [&](int64_t row, int) { kernel(x + row * width, width); };
+    pool.run(rows, task);
+  };
+}
+
+Step argmax(const float* x, int64_t rows, int64_t width, int32_t* out) {
+  return [=](ThreadPool&) {
+    for (int64_t row = 0; row < rows; row++) {
+      const float* values = x + row * width;
+      out[row] = int32_t(std::max_element(values, values + width) - values);
+    }
+  };
+}
+
+}  // namespace qtensor

@@ -1,0 +1,81 @@
+// Operations over whole arrays, as steps that can run now or be kept in a program and run again.
+//
+// A step holds pointers, not values: what it computes depends on what the arrays hold when it runs. Sizes are checked
+// when a step is made; what arrays contain (row numbers, positions, block tables) is checked when it runs, before
+// anything is written. Both throw std::invalid_argument.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "blocks.h"
+#include "threads.h"
+
+namespace qtensor {
+
+using Step = std::function<void(ThreadPool&)>;
+
+struct Weight {
+  Format format;
+  const uint8_t* data;
+  int64_t rows, k;
+};
+int64_t bytes_per_row(Format format, int64_t k);
+
+struct Product {
+  Weight weight;
+  float* y;  // columns x weight.rows
+};
+
+// Where rows of a batch stand: row i continues sequences[i] at positions[i]; tables[s][t] is the pool block that holds
+// positions [128 t, 128 t + 128) of sequence s.
+struct RowPlaces {
+  const int32_t* positions;
+  const int32_t* sequences;
+  const int32_t* tables;
+  int64_t rows, table_count, table_length;
+};
+// Keys [blocks][kv_heads][dim][128] and values [blocks][kv_heads][128][dim] as halves.
+struct KeyValuePool {
+  half* keys;
+  half* values;
+  int64_t blocks, kv_heads, dim;
+};
+
+Step embed_rows(Weight table, const int32_t* ids, int64_t rows, float* out);
+Step gather_rows(const float* x, int64_t x_rows, int64_t width, const int32_t* ids, int64_t rows, float* out);
+Step rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width, float* out);
+// Every product of the same activations; they are quantised once.
+Step matmul(const float* x, int64_t columns, int64_t k, std::vector<Product> products);
+Step rope(float* x, int64_t rows, int64_t heads, int64_t dim, const int32_t* positions, const float* cosine,
+          const float* sine, int64_t table_rows, bool adjacent);
+Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool pool);
+Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool pool, float scale, float* out);
+Step silu_mul(const float* gate, const float* up, int64_t n, float* out);
+Step add(const float* a, const float* b, int64_t n, float* out);
+Step softmax(float* x, int64_t rows, int64_t width);
+Step argmax(const float* x, int64_t rows, int64_t width, int32_t* out);
+
+// cos and sin of position * frequency[i], times `factor`; tables of positions x dim_half floats. Angles are reduced in
+// double precision with our own polynomials, so every machine has the same table.
+void rope_table(const double* frequency, int64_t dim_half, int64_t positions, double factor, float* cosine,
+                float* sine);
+
+// The generic dequantisation of `k` values from a row's blocks.
+void dequantise_row(Format format, const uint8_t* row, int64_t k, float* out);
+
+class Program {
+ public:
+  void add(Step step) { steps_.push_back(std::move(step)); }
+  void run() const {
+    const std::lock_guard<std::mutex> lock(engine_mutex());
+    for (const auto& step : steps_) step(thread_pool());
+  }
+  int64_t size() const { return int64_t(steps_.size()); }
+
+ private:
+  std::vector<Step> steps_;
+};
+
+}  // namespace qtensor

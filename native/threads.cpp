@@ -1,0 +1,108 @@
+#include "threads.h"
+
+#include <pthread.h>
+
+#include <chrono>
+
+namespace qtensor {
+namespace {
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+// Long enough to bridge the gap between two operations of a step, short enough to leave an idle CPU idle.
+constexpr auto kSpin = std::chrono::microseconds(60);
+
+// Threads do not survive a fork; the child works alone.
+std::atomic<bool> forked{false};
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) {
+  for (int worker = 1; worker < threads; worker++) workers_.emplace_back([this, worker] { work(worker); });
+}
+
+ThreadPool::~ThreadPool() {
+  if (forked.load()) {
+    for (auto& thread : workers_) thread.detach();
+    return;
+  }
+  stopping_.store(true);
+  epoch_.value.fetch_add(1);
+  epoch_.value.notify_all();
+  for (auto& thread : workers_) thread.join();
+}
+
+void ThreadPool::drain(int worker) {
+  for (;;) {
+    const int64_t index = next_.value.fetch_add(1, std::memory_order_relaxed);
+    if (index >= tasks_) return;
+    call_(context_, index, worker);
+  }
+}
+
+void ThreadPool::run_erased(int64_t tasks, Call call, void* context) {
+  if (tasks <= 0) return;
+  if (workers_.empty() || tasks == 1 || forked.load(std::memory_order_relaxed)) {
+    for (int64_t index = 0; index < tasks; index++) call(context, index, 0);
+    return;
+  }
+  call_ = call;
+  context_ = context;
+  tasks_ = tasks;
+  next_.value.store(0, std::memory_order_relaxed);
+  busy_.value.store(int64_t(workers_.size()), std::memory_order_relaxed);
+  epoch_.value.fetch_add(1, std::memory_order_release);
+  epoch_.value.notify_all();
+  drain(0);
+  for (int spins = 0; busy_.value.load(std::memory_order_acquire) != 0; spins++) {
+    if (spins < 20000)
+      relax();
+    else
+      std::this_thread::yield();  // a worker lost its CPU: let it have ours
+  }
+}
+
+void ThreadPool::work(int worker) {
+  uint32_t seen = 0;
+  for (;;) {
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    while (epoch_.value.load(std::memory_order_acquire) == seen) {
+      for (int i = 0; i < 64 && epoch_.value.load(std::memory_order_relaxed) == seen; i++) relax();
+      if (std::chrono::steady_clock::now() >= until) epoch_.value.wait(seen, std::memory_order_acquire);
+    }
+    seen = epoch_.value.load(std::memory_order_acquire);
+    if (stopping_.load()) return;
+    drain(worker);
+    busy_.value.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+namespace {
+std::unique_ptr<ThreadPool>& pool_slot() {
+  static std::unique_ptr<ThreadPool> pool = [] {
+    pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+    return std::make_unique<ThreadPool>(1);
+  }();
+  return pool;
+}
+}  // namespace
+
+ThreadPool& thread_pool() { return *pool_slot(); }
+
+std::mutex& engine_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+void set_thread_count(int threads) {
+  const std::lock_guard<std::mutex> lock(engine_mutex());
+  if (thread_pool().size() != threads) pool_slot() = std::make_unique<ThreadPool>(threads);
+}
+
+}  // namespace qtensor

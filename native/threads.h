@@ -1,0 +1,57 @@
+// The one thread pool of the process. The thread that calls `run` is worker 0; N threads means N - 1 created.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace qtensor {
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int size() const { return int(workers_.size()) + 1; }
+
+  // Calls task(index, worker) for every index in [0, tasks), each exactly once, and returns when all are done. An index
+  // is computed whole by one worker, so which worker takes it cannot change a result. `task` must not throw.
+  template <class Task>
+  void run(int64_t tasks, Task& task) {
+    run_erased(
+        tasks, [](void* context, int64_t index, int worker) { (*static_cast<Task*>(context))(index, worker); }, &task);
+  }
+
+ private:
+  using Call = void (*)(void*, int64_t, int);
+  void run_erased(int64_t tasks, Call call, void* context);
+  void work(int worker);
+  void drain(int worker);
+
+  struct alignas(64) Counter {
+    std::atomic<int64_t> value{0};
+  };
+  struct alignas(64) Epoch {
+    std::atomic<uint32_t> value{0};
+  };
+  Counter next_, busy_;
+  Epoch epoch_;
+  Call call_ = nullptr;
+  void* context_ = nullptr;
+  int64_t tasks_ = 0;
+  std::atomic<bool> stopping_{false};
+  std::vector<std::thread> workers_;
+};
+
+// The pool in force, and the lock that whoever runs work on it holds. Before the first set_thread_count it has 1
+// thread.
+ThreadPool& thread_pool();
+void set_thread_count(int threads);
+std::mutex& engine_mutex();
+
+}  // namespace qtensor

@@ -1,0 +1,102 @@
+"""Which kernels run and on how many threads. The one place that imports the native module."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from notso.qtensor import _native as native
+from notso.qtensor.errors import KernelChoiceError
+
+KERNELS_VARIABLE = "NOTSO_KERNELS"
+
+__all__ = [
+    "KERNELS_VARIABLE",
+    "available_kernels",
+    "configure",
+    "cpu_features",
+    "default_threads",
+    "kernels",
+    "native",
+    "set_threads",
+    "threads",
+    "use_kernels",
+]
+
+
+def cpu_features() -> list[str]:
+    """Instruction sets that this CPU has and the operating system lets us use: avx2, avx512_vnni, amx_int8."""
+    return list(native.cpu_features())
+
+
+def available_kernels() -> list[str]:
+    """Kernel families this CPU runs, best first; `generic` is always among them. All of them give the same bits."""
+    return list(native.available_kernels())
+
+
+def kernels() -> str:
+    """The kernel family in force."""
+    return str(native.kernels())
+
+
+def use_kernels(name: str) -> None:
+    """Put a kernel family in force. Raises KernelChoiceError, which lists the choices."""
+    try:
+        native.use_kernels(name)
+    except ValueError as error:
+        raise KernelChoiceError(str(error)) from None
+
+
+def threads() -> int:
+    """Threads that share each operation; the calling thread is one of them."""
+    return int(native.thread_count())
+
+
+def set_threads(count: int) -> None:
+    """Replace the thread pool. Waits for running work. Raises KernelChoiceError outside 1..1024."""
+    try:
+        native.set_thread_count(count)
+    except ValueError as error:
+        raise KernelChoiceError(str(error)) from None
+
+
+def configure(thread_count: int | None = None) -> None:
+    """Obey NOTSO_KERNELS and set the threads (None: one for each physical core we may use).
+
+    Raises KernelChoiceError for a family that is unknown or that this CPU lacks.
+    """
+    wanted = os.environ.get(KERNELS_VARIABLE, "").strip()
+    if wanted:
+        use_kernels(wanted)
+    set_threads(default_threads() if thread_count is None else thread_count)
+
+
+def default_threads() -> int:
+    """Physical cores within our affinity, but no more than a container's CPU quota allows."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores = {_core_of(cpu) for cpu in allowed}
+    quota = _cpu_quota()
+    return max(1, min(len(cores), int(quota) if quota is not None else len(cores)))
+
+
+def _core_of(cpu: int) -> tuple[str, str] | int:
+    """What two hyper-threads of one core have in common: package and core number."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        return (topology / "physical_package_id").read_text(), (topology / "core_id").read_text()
+    except OSError:
+        return cpu
+
+
+def _cpu_quota() -> float | None:
+    """CPUs worth of time a cgroup grants (version 2, then 1), or None without a limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
+        return None if limit <= 0 else limit / int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None

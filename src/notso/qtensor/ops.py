@@ -1,0 +1,259 @@
+"""Operations over arrays and quantised tensors, writing into outputs that the caller owns.
+
+Every function checks shapes, dtypes and memory layout and raises OperandError before native code runs. What arrays
+contain (row numbers, positions, blocks) is checked natively when the operation runs, before anything is written.
+The arithmetic of each operation is written down in native/kernel_table.h; every kernel family gives the same bits.
+
+Inside `with program.record():` nothing is computed: the operations are kept, with the arrays they point into, and
+`program.run()` replays them in one native call without the interpreter's lock. The arrays' contents are read anew.
+
+Letters in shapes: L rows, C width, K values per weight row, N weight rows, H heads, KH heads of keys and values,
+D head dimension, S sequences, T tiles of a sequence, B blocks of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.backend import native
+from notso.qtensor.errors import OperandError
+from notso.qtensor.tensor import QTensor
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int32]
+Halves = npt.NDArray[np.uint16]
+
+TILE_POSITIONS = 128
+"""Positions of a sequence that lie together in one block of the cache."""
+
+
+class Program:
+    """Operations recorded once and replayed. Holds on to every array they use."""
+
+    def __init__(self) -> None:
+        self._steps = native.Program()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @contextmanager
+    def record(self) -> Iterator[Program]:
+        """Keep the operations called in this thread instead of running them. Raises OperandError if one already is."""
+        _native(self._steps.begin)
+        try:
+            yield self
+        finally:
+            self._steps.end()
+
+    def run(self) -> None:
+        """Run every step in order. Raises OperandError where an array holds something out of range."""
+        _native(self._steps.run)
+
+
+def embed_rows(weight: QTensor, ids: Integers, out: Floats) -> None:
+    """out[i] = row ids[i] of `weight`, dequantised. ids (L,) int32, out (L, K) float32."""
+    _array("ids", ids, np.int32, 1)
+    _array("out", out, np.float32, 2, writeable=True)
+    _same("out", out.shape, (ids.size, weight.cols))
+    _native(native.embed_rows, weight.data, weight.format.ggml_type, weight.rows, weight.cols, ids, out)
+
+
+def gather_rows(x: Floats, ids: Integers, out: Floats) -> None:
+    """out[i] = x[ids[i]]. x (L, C) float32, ids (M,) int32, out (M, C) float32."""
+    _array("x", x, np.float32, 2)
+    _array("ids", ids, np.int32, 1)
+    _array("out", out, np.float32, 2, writeable=True)
+    _same("out", out.shape, (ids.size, x.shape[1]))
+    _native(native.gather_rows, x, ids, out)
+
+
+def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
+    """out = weight * x / sqrt(mean(x^2) + eps) per row. x and out (L, C) float32 (may be one array), weight (C,)."""
+    _array("x", x, np.float32, 2)
+    _array("weight", weight, np.float32, 1)
+    _array("out", out, np.float32, 2, writeable=True)
+    _same("weight", weight.shape, x.shape[1:])
+    _same("out", out.shape, x.shape)
+    _native(native.rms_norm, x, weight, float(eps), out)
+
+
+def matmul(x: Floats, weight: QTensor, out: Floats) -> None:
+    """out = x @ weight.T with the weight's blocks as they are. x (L, K), weight (N, K), out (L, N) float32.
+
+    For quantised weights each row of x is first quantised to bytes, one scale per 256 values; sums within 256 values
+    are exact integers. Float weights are multiplied in float32.
+    """
+    matmul_many(x, [(weight, out)])
+
+
+def matmul_many(x: Floats, products: Sequence[tuple[QTensor, Floats]]) -> None:
+    """`matmul` of the same x with several weights; x is quantised once and the threads share all rows."""
+    _array("x", x, np.float32, 2)
+    if not products or x.size == 0:
+        raise OperandError("matmul needs at least one weight and one row")
+    for weight, out in products:
+        _array("out", out, np.float32, 2, writeable=True)
+        if weight.cols != x.shape[1]:
+            raise OperandError(f"{weight.name or 'weight'} has rows of {weight.cols}, x has {x.shape[1]} columns")
+        _same("out", out.shape, (x.shape[0], weight.rows))
+        if np.may_share_memory(x, out):
+            raise OperandError("an output of matmul may not lie in its input")
+    weights = [weight for weight, _ in products]
+    _native(native.matmul, x, [w.data for w in weights], [w.format.ggml_type for w in weights], [o for _, o in products])
+
+
+def rope_table(frequencies: npt.NDArray[np.float64], positions: int, factor: float = 1.0) -> tuple[Floats, Floats]:
+    """Tables (positions, D/2) of factor * cos and factor * sin of position * frequency, the angle in float64."""
+    _array("frequencies", frequencies, np.float64, 1)
+    if positions < 1 or positions * frequencies.size > 1 << 32:
+        raise OperandError(f"a rotation table for {positions} positions")
+    cosine = np.empty((positions, frequencies.size), np.float32)
+    sine = np.empty_like(cosine)
+    _native(native.rope_table, frequencies, float(factor), cosine, sine)
+    return cosine, sine
+
+
+def rope(x: Floats, positions: Integers, table: tuple[Floats, Floats], *, adjacent: bool) -> None:
+    """Rotate every head of x (L, H, D) float32 in place by its row's position (L,) int32.
+
+    adjacent: pairs are (2i, 2i+1), as GGUF files lay out queries and keys; else (i, i + D/2).
+    """
+    _array("x", x, np.float32, 3, writeable=True)
+    _array("positions", positions, np.int32, 1)
+    cosine, sine = table
+    for name, values in (("cosine", cosine), ("sine", sine)):
+        _array(name, values, np.float32, 2)
+        _same(name, values.shape, (cosine.shape[0], x.shape[2] // 2))
+    _same("positions", positions.shape, x.shape[:1])
+    _native(native.rope, x, positions, cosine, sine, adjacent)
+
+
+def key_value_pool(blocks: int, kv_heads: int, head_dim: int) -> tuple[Halves, Halves]:
+    """Cache arrays of float16 bits: keys (B, KH, D, 128), values (B, KH, 128, D). Memory is taken on first use."""
+    if min(blocks, kv_heads, head_dim) < 1 or head_dim % 16:
+        raise OperandError(f"a cache of {blocks} blocks, {kv_heads} heads of {head_dim} (a multiple of 16 is needed)")
+    keys = np.zeros((blocks, kv_heads, head_dim, TILE_POSITIONS), np.uint16)
+    return keys, np.zeros((blocks, kv_heads, TILE_POSITIONS, head_dim), np.uint16)
+
+
+def store_key_values(
+    k: Floats, v: Floats, positions: Integers, sequences: Integers, tables: Integers, pool: tuple[Halves, Halves]
+) -> None:
+    """Write k and v (L, KH, D) float32 into the cache, rounded to half precision.
+
+    Row i goes to positions[i] of sequence sequences[i]; tables (S, T) int32 names the block of each of its tiles.
+    """
+    _array("k", k, np.float32, 3)
+    _array("v", v, np.float32, 3)
+    _same("v", v.shape, k.shape)
+    _places(k.shape[0], positions, sequences, tables)
+    _pool(pool, k.shape[1], k.shape[2])
+    _native(native.store_key_values, k, v, positions, sequences, tables, *pool)
+
+
+def attention(
+    q: Floats,
+    positions: Integers,
+    sequences: Integers,
+    tables: Integers,
+    pool: tuple[Halves, Halves],
+    scale: float,
+    out: Floats,
+) -> None:
+    """Causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
+
+    Row i sees positions 0..positions[i] of its sequence, which must have been stored. Query head h reads heads
+    h // (H / KH) of keys and values.
+    """
+    _array("q", q, np.float32, 3)
+    _array("out", out, np.float32, 3, writeable=True)
+    _same("out", out.shape, q.shape)
+    _places(q.shape[0], positions, sequences, tables)
+    kv_heads = pool[0].shape[1]
+    if kv_heads == 0 or q.shape[1] % kv_heads:
+        raise OperandError(f"{q.shape[1]} query heads cannot share {kv_heads} heads of keys and values")
+    _pool(pool, kv_heads, q.shape[2])
+    _native(native.attention, q, positions, sequences, tables, *pool, float(scale), out)
+
+
+def silu_mul(gate: Floats, up: Floats, out: Floats) -> None:
+    """out = gate / (1 + exp(-gate)) * up, all (L, C) float32; out may be gate or up."""
+    _three("gate", gate, "up", up, out)
+    _native(native.silu_mul, gate, up, out)
+
+
+def add(a: Floats, b: Floats, out: Floats) -> None:
+    """out = a + b, all (L, C) float32; out may be a or b."""
+    _three("a", a, "b", b, out)
+    _native(native.add, a, b, out)
+
+
+def softmax(x: Floats) -> None:
+    """Replace each row of x (L, C) float32 by its softmax."""
+    _array("x", x, np.float32, 2, writeable=True)
+    if x.shape[1] == 0:
+        raise OperandError("softmax of nothing")
+    _native(native.softmax, x)
+
+
+def argmax(x: Floats, out: Integers) -> None:
+    """out[i] = the lowest index of the largest value in row i. x (L, C) float32, out (L,) int32."""
+    _array("x", x, np.float32, 2)
+    _array("out", out, np.int32, 1, writeable=True)
+    _same("out", out.shape, x.shape[:1])
+    if x.shape[1] == 0:
+        raise OperandError("argmax of nothing")
+    _native(native.argmax, x, out)
+
+
+def _native(call: Any, *arguments: Any) -> None:
+    try:
+        call(*arguments)
+    except (ValueError, TypeError) as error:
+        raise OperandError(str(error).splitlines()[0]) from None
+
+
+def _array(name: str, value: object, dtype: type[np.generic], ndim: int, *, writeable: bool = False) -> None:
+    if not isinstance(value, np.ndarray):
+        raise OperandError(f"{name} must be a numpy array, not {type(value).__name__}")
+    if value.dtype != dtype or value.ndim != ndim:
+        wanted = f"{ndim}-dimensional {np.dtype(dtype).name}"
+        raise OperandError(f"{name} must be {wanted}, it is {value.ndim}-dimensional {value.dtype.name}")
+    if not value.flags.c_contiguous or not value.flags.aligned:
+        raise OperandError(f"{name} must be contiguous and aligned")
+    if writeable and not value.flags.writeable:
+        raise OperandError(f"{name} is read-only")
+
+
+def _same(name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if shape != expected:
+        raise OperandError(f"{name} has shape {shape}, {expected} is needed")
+
+
+def _three(a_name: str, a: Floats, b_name: str, b: Floats, out: Floats) -> None:
+    _array(a_name, a, np.float32, 2)
+    _array(b_name, b, np.float32, 2)
+    _array("out", out, np.float32, 2, writeable=True)
+    _same(b_name, b.shape, a.shape)
+    _same("out", out.shape, a.shape)
+
+
+def _places(rows: int, positions: Integers, sequences: Integers, tables: Integers) -> None:
+    _array("positions", positions, np.int32, 1)
+    _array("sequences", sequences, np.int32, 1)
+    _array("tables", tables, np.int32, 2)
+    _same("positions", positions.shape, (rows,))
+    _same("sequences", sequences.shape, (rows,))
+
+
+def _pool(pool: tuple[Halves, Halves], kv_heads: int, head_dim: int) -> None:
+    keys, values = pool
+    _array("keys", keys, np.uint16, 4, writeable=True)
+    _array("values", values, np.uint16, 4, writeable=True)
+    _same("keys", keys.shape, (keys.shape[0], kv_heads, head_dim, TILE_POSITIONS))
+    _same("values", values.shape, (keys.shape[0], kv_heads, TILE_POSITIONS, head_dim))
