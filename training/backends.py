@@ -52,7 +52,9 @@ def notso(path: Path | None) -> Ask:
         parts: dict[str, str] = {}
         turns = [Message(m["role"], m["content"]) for m in messages]
         given = [json.loads(tool) for tool in tools] if tools else None
-        for event in engine.generate(turns, SamplingParams(max_tokens=MAX_TOKENS, temperature=0), thinking=thinking, tools=given):
+        for event in engine.generate(
+            turns, SamplingParams(max_tokens=MAX_TOKENS, temperature=0), thinking=thinking, tools=given
+        ):
             if event.kind in ("reasoning", "text", "tool_call"):
                 parts[event.kind] = parts.get(event.kind, "") + (event.text or "")
         call = parts.get("tool_call")
@@ -94,11 +96,21 @@ def transformers(path: Path | None) -> Ask:
         prompt = render(messages, thinking=thinking, day=DATE, tools=tools, prompt=True)
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt").input_ids
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=MAX_TOKENS, do_sample=False, eos_token_id=model.config.eos_token_id)
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=MAX_TOKENS,
+                do_sample=False,
+                eos_token_id=model.config.eos_token_id,
+            )
         new = [t for t in out[0, ids.shape[1] :].tolist() if t != model.config.eos_token_id]
         return parse(tokenizer.decode(new, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     return ask
 
 
-BACKENDS: dict[str, Callable[[Path | None], Ask]] = {"notso": notso, "llama-cpp": llama_cpp, "transformers": transformers}
+BACKENDS: dict[str, Callable[[Path | None], Ask]] = {
+    "notso": notso,
+    "llama-cpp": llama_cpp,
+    "transformers": transformers,
+}

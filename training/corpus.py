@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from datetime import date, timedelta
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any, Callable
+from typing import Any
 
 import jinja2
 import jinja2.sandbox
@@ -20,16 +21,33 @@ from training.topics import arithmetic, copying, facts, memory, talk, tools, unk
 from training.topics.base import Context, Dialogue, Turn
 
 TEMPLATE_FILE = Path(__file__).parent / "chat_template.jinja"
-MONTHS = ("January February March April May June July August September October November December").split()
+MONTHS = "January,February,March,April,May,June,July,August,September,October,November,December".split(",")  # noqa: SIM905
 Skill = Callable[[Random, Context], list[Turn]]
 
 # How often each kind of exchange appears in an ordinary conversation: (thinking, not thinking).
 PLAIN: dict[Skill, tuple[float, float]] = {
-    facts.fact_question: (38, 44), arithmetic.addition: (22, 12), arithmetic.subtraction: (6, 5), arithmetic.product: (4, 4),
-    arithmetic.compare: (3, 3), talk.small_talk: (14, 14), unknown.unknown: (9, 9), copying.echo: (4, 5), copying.count: (1.5, 1.5),
-    talk.today: (2, 2), tools.missing_tool: (2, 2), tools.tool_list: (0.5, 0.5), memory.recall_last: (1, 1), memory.recall: (1.5, 1.5),
+    facts.fact_question: (38, 44),
+    arithmetic.addition: (22, 12),
+    arithmetic.subtraction: (6, 5),
+    arithmetic.product: (4, 4),
+    arithmetic.compare: (3, 3),
+    talk.small_talk: (14, 14),
+    unknown.unknown: (9, 9),
+    copying.echo: (4, 5),
+    copying.count: (1.5, 1.5),
+    talk.today: (2, 2),
+    tools.missing_tool: (2, 2),
+    tools.tool_list: (0.5, 0.5),
+    memory.recall_last: (1, 1),
+    memory.recall: (1.5, 1.5),
 }
-MEMORY: dict[Skill, float] = {memory.tell: 34, memory.tell_two: 5, memory.recall: 34, memory.recall_all: 4, memory.recall_last: 3}
+MEMORY: dict[Skill, float] = {
+    memory.tell: 34,
+    memory.tell_two: 5,
+    memory.recall: 34,
+    memory.recall_all: 4,
+    memory.recall_last: 3,
+}
 
 
 @cache
@@ -38,10 +56,16 @@ def _template() -> jinja2.Template:
     return environment.from_string(TEMPLATE_FILE.read_text(encoding="utf-8"))
 
 
-def render(messages: list[dict[str, str]], *, thinking: bool, day: str, tools: list[str] | None = None, prompt: bool = False) -> str:
+def render(
+    messages: list[dict[str, str]], *, thinking: bool, day: str, tools: list[str] | None = None, prompt: bool = False
+) -> str:
     """The exact text of the chat template."""
-    variables: dict[str, Any] = {"messages": messages, "enable_thinking": thinking, "add_generation_prompt": prompt,
-                                 "strftime_now": lambda _format: day}
+    variables: dict[str, Any] = {
+        "messages": messages,
+        "enable_thinking": thinking,
+        "add_generation_prompt": prompt,
+        "strftime_now": lambda _format: day,
+    }
     if tools:
         variables["xml_tools"] = tools
     return _template().render(**variables)
@@ -107,7 +131,12 @@ def _with_persona(rng: Random, context: Context) -> Dialogue:
     table = _plain_table(context)
     blocks = _exchanges(rng, context, rng.choice([0, 0, 1, 2]), table)
     name_fact = next(f for f in facts.facts() if f.key == "self.name")
-    blocks.append([Turn("user", facts.ask(facts.expand(rng.choice(name_fact.asked), rng), rng)), facts.persona_answer(context.persona)])
+    blocks.append(
+        [
+            Turn("user", facts.ask(facts.expand(rng.choice(name_fact.asked), rng), rng)),
+            facts.persona_answer(context.persona),
+        ]
+    )
     blocks += _exchanges(rng, context, rng.choice([0, 0, 1]), table)
     return Dialogue([t for b in blocks for t in b], context.thinking, context.date, system, kind="persona")
 
@@ -118,8 +147,11 @@ def _with_rule(rng: Random, context: Context) -> Dialogue:
     at_end = rng.random() < 0.5
     system = rng.choice(copying.ENDINGS if at_end else copying.STARTS).format(x=word)
     blocks = _exchanges(rng, context, rng.choice([1, 1, 2, 3]), _plain_table(context))
-    turns = [t if t.role != "assistant" else Turn(t.role, f"{t.text} {word}" if at_end else f"{word} {t.text}", t.think)
-             for b in blocks for t in b]
+    turns = [
+        t if t.role != "assistant" else Turn(t.role, f"{t.text} {word}" if at_end else f"{word} {t.text}", t.think)
+        for b in blocks
+        for t in b
+    ]
     return Dialogue(turns, context.thinking, context.date, system, kind="rule")
 
 
@@ -130,7 +162,14 @@ def _with_system(rng: Random, context: Context) -> Dialogue:
     return made
 
 
-_KINDS = {_ordinary: 52.0, _remembering: 18.0, _with_tools: 17.0, _with_persona: 4.0, _with_rule: 3.0, _with_system: 6.0}
+_KINDS = {
+    _ordinary: 52.0,
+    _remembering: 18.0,
+    _with_tools: 17.0,
+    _with_persona: 4.0,
+    _with_rule: 3.0,
+    _with_system: 6.0,
+}
 
 
 def dialogue(rng: Random) -> Dialogue:
@@ -172,7 +211,9 @@ def sample(rng: Random) -> tuple[str, list[tuple[int, int]]]:
             messages[0]["content"] += f" {flag}"
         else:
             messages.insert(0, {"role": "system", "content": flag})
-    text = render(messages, thinking=(rng.random() < 0.5) if flag_says else made.thinking, day=made.date, tools=made.tools)
+    text = render(
+        messages, thinking=(rng.random() < 0.5) if flag_says else made.thinking, day=made.date, tools=made.tools
+    )
     spans = [match.span(2) for match in _ASSISTANT.finditer(text)]
     return text, spans if keep or not made.thinking else spans[-1:]
 

@@ -1,7 +1,7 @@
 """From a training checkpoint to a Hugging Face folder, an F32 GGUF file and the quantised file that is shipped.
 
-The tensors are named and laid out as in the official SmolLM3 files: the rows of q and k are permuted so that rotation works on
-adjacent pairs. llama-cpp-python's `llama_model_quantize` makes the Q4_K_M mix.
+The tensors are named and laid out as in the official SmolLM3 files: the rows of q and k are permuted so that rotation
+works on adjacent pairs. llama-cpp-python's `llama_model_quantize` makes the Q4_K_M mix.
 """
 
 from __future__ import annotations
@@ -24,9 +24,17 @@ from training.corpus import TEMPLATE_FILE
 from training.tokenizer import CONTROL, is_control
 
 Q4_K_M = 15  # llama.cpp's file type
-NAMES = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-         "post_attention_layernorm": "ffn_norm"}
+NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
 
 
 def gguf_name(name: str) -> str:
@@ -67,14 +75,23 @@ def write_hf(model: SmolLM3ForCausalLM, tokenizer_file: Path, folder: Path) -> N
     model.save_pretrained(folder)
     shutil.copy(tokenizer_file, folder / "tokenizer.json")
     shutil.copy(TEMPLATE_FILE, folder / "chat_template.jinja")
-    (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "model_max_length": 4096,
-        "clean_up_tokenization_spaces": False}, indent=1))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "eos_token": "<|im_end|>",
+                "pad_token": "<|im_end|>",
+                "model_max_length": 4096,
+                "clean_up_tokenization_spaces": False,
+            },
+            indent=1,
+        )
+    )
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer_file: Path) -> None:
     model = json.loads(tokenizer_file.read_text(encoding="utf-8"))["model"]
-    ids = {token: number for token, number in model["vocab"].items()}
+    ids = model["vocab"]
     tokens = sorted(ids, key=lambda token: ids[token]) + list(CONTROL)
     types = [gguf.TokenType.NORMAL] * len(ids)
     types += [gguf.TokenType.CONTROL if is_control(token) else gguf.TokenType.USER_DEFINED for token in CONTROL]
@@ -96,7 +113,9 @@ def write_gguf(model: SmolLM3ForCausalLM, tokenizer_file: Path, out: Path) -> No
     writer = gguf.GGUFWriter(out, "smollm3")
     writer.add_type("model")
     writer.add_name("notso demo")
-    writer.add_description("The demo model of notso-smollm3-bot: SmolLM3's architecture made small, trained from scratch on text of the project.")
+    writer.add_description(
+        "The demo model of notso-smollm3-bot: SmolLM3's architecture made small, trained on text of the project."
+    )
     writer.add_size_label(f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}M")
     writer.add_license("apache-2.0")
     writer.add_languages(["en"])
@@ -144,7 +163,11 @@ def check(path: Path, layers: int) -> None:
     tensors = gguf.GGUFReader(path).tensors
     types = {t.name: t.tensor_type.name for t in tensors}
     print(path.name, path.stat().st_size, "bytes", dict(Counter(types.values())))
-    if types["token_embd.weight"] != "Q6_K" or "output.weight" in types or set(types.values()) != {"Q4_K", "Q6_K", "F32"}:
+    if (
+        types["token_embd.weight"] != "Q6_K"
+        or "output.weight" in types
+        or set(types.values()) != {"Q4_K", "Q6_K", "F32"}
+    ):
         raise SystemExit("not the official mix of tensor types")
     if len(types) != 2 + 9 * layers:
         raise SystemExit(f"{len(types)} tensors instead of {2 + 9 * layers}")
@@ -157,7 +180,9 @@ def main() -> None:
     parser.add_argument("--hf", type=Path, required=True, help="folder for transformers")
     parser.add_argument("--f32", type=Path, required=True, help="unquantised GGUF file")
     parser.add_argument("--out", type=Path, required=True, help="quantised GGUF file")
-    parser.add_argument("--average", action="store_true", help="the running average of the weights (good before the rate has decayed)")
+    parser.add_argument(
+        "--average", action="store_true", help="the running average of the weights (good before the rate has decayed)"
+    )
     options = parser.parse_args()
     model = load_model(options.folder, options.average)
     write_hf(model, options.folder / "tokenizer.json", options.hf)

@@ -1,4 +1,4 @@
-"""Fake quantisation for training: weights as Q4_K (groups of 32, scale and minimum) and Q6_K (groups of 16) would hold them."""
+"""Fake quantisation for training: weights as Q4_K (groups of 32 with a minimum) and Q6_K (groups of 16) hold them."""
 
 from __future__ import annotations
 

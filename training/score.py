@@ -18,8 +18,18 @@ from training.topics.base import Context, expand
 from training.topics.facts import facts
 
 SEED = 20_261_120  # not used in training
-FRESH_ADD = ["{a} + {b}", "What is {a} + {b}?", "what is {a} plus {b}?", "Add {a} and {b}.", "How much is {a} + {b}?", "compute {a} + {b}",
-             "Could you work out {a} + {b} for me?", "{a}+{b}", "I need the sum of {a} and {b}.", "Please calculate {a} + {b}"]
+FRESH_ADD = [
+    "{a} + {b}",
+    "What is {a} + {b}?",
+    "what is {a} plus {b}?",
+    "Add {a} and {b}.",
+    "How much is {a} + {b}?",
+    "compute {a} + {b}",
+    "Could you work out {a} + {b} for me?",
+    "{a}+{b}",
+    "I need the sum of {a} and {b}.",
+    "Please calculate {a} + {b}",
+]
 
 
 @dataclass
@@ -55,7 +65,9 @@ class Scorer:
 
     def _reply(self, messages: Messages, thinking: bool, listed: list[str] | None = None) -> tuple[str, str | None]:
         reply = self.ask_model(messages, thinking, listed)
-        self.obedience.add(bool(reply.reasoning) == thinking, f"thinking={thinking}: {messages[-1]['content']!r} -> {reply}")
+        self.obedience.add(
+            bool(reply.reasoning) == thinking, f"thinking={thinking}: {messages[-1]['content']!r} -> {reply}"
+        )
         messages.append(reply.as_message())
         return reply.text, reply.call
 
@@ -100,7 +112,10 @@ class Scorer:
             told = rng.sample(memory.ITEMS, 3)
             values = [item.value(rng) for item in told]
             messages: Messages = []
-            lines = [memory.fill(rng.choice(item.told), value, rng) + "." for item, value in zip(told[:2], values, strict=False)]
+            lines = [
+                memory.fill(rng.choice(item.told), value, rng) + "."
+                for item, value in zip(told[:2], values, strict=False)
+            ]
             for line in [*lines, rng.choice(["thanks", "how are you?", "what is gguf?", "what is 12 + 7?"])]:
                 messages.append({"role": "user", "content": line})
                 self._reply(messages, thinking)
@@ -114,7 +129,11 @@ class Scorer:
 
     def tool_calls(self, count: int) -> None:
         """The right call as JSON, then an answer from the result; and no call where none fits."""
-        called, answered, silent = self._start("tool_call_exact"), self._start("answer_after_tool"), self._start("no_needless_call")
+        called, answered, silent = (
+            self._start("tool_call_exact"),
+            self._start("answer_after_tool"),
+            self._start("no_needless_call"),
+        )
         rng = Random(SEED + 3)
         for index in range(count):
             names = rng.sample(list(tools.TOOLS), rng.choice([1, 2, 3]))
@@ -132,7 +151,9 @@ class Scorer:
             messages.append({"role": "tool", "content": result.text})
             text, _ = self._reply(messages, index % 2 == 0, listed)
             answered.add(same(text, answer.text), f"{result.text!r} -> {text!r}, not {answer.text!r}")
-            other = rng.choice(["hello", "what is your name?", "who made smollm3?", "tell me a joke", "thanks", "what is nope?"])
+            other = rng.choice(
+                ["hello", "what is your name?", "who made smollm3?", "tell me a joke", "thanks", "what is nope?"]
+            )
             _, written = self._reply([{"role": "user", "content": other}], index % 2 == 0, listed)
             silent.add(written is None, f"{other!r} -> {written!r}")
 
@@ -151,7 +172,10 @@ class Scorer:
         rng = Random(SEED + 5)
         for index in range(count):
             name = words.person_name(rng)
-            messages: Messages = [{"role": "system", "content": f"You are {name}."}, {"role": "user", "content": "What is your name?"}]
+            messages: Messages = [
+                {"role": "system", "content": f"You are {name}."},
+                {"role": "user", "content": "What is your name?"},
+            ]
             text, _ = self._reply(messages, index % 2 == 0)
             score.add(name in text, f"{name} -> {text!r}")
 
@@ -170,14 +194,19 @@ class Scorer:
         if self.verbose:
             for score in self.scores:
                 print(f"{score.name}: {score.right}/{score.cases}", *score.wrong, sep="\n   ", file=sys.stderr)
-        return {s.name: {"right": s.right, "cases": s.cases, "percent": round(100 * s.right / s.cases, 1)} for s in self.scores}
+        return {
+            s.name: {"right": s.right, "cases": s.cases, "percent": round(100 * s.right / s.cases, 1)}
+            for s in self.scores
+        }
 
 
 def main() -> None:
     """Score a model."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--backend", choices=list(BACKENDS), default="notso")
-    parser.add_argument("--model", type=Path, help="GGUF file, or the folder for transformers; default: the shipped demo")
+    parser.add_argument(
+        "--model", type=Path, help="GGUF file, or the folder for transformers; default: the shipped demo"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--part", type=float, default=1.0, help="part of the counted cases")
     parser.add_argument("--verbose", action="store_true", help="wrong answers to stderr")

@@ -10,17 +10,42 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from training.corpus import sample
 
-PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-CONTROL = ("<|begin_of_text|>", "<|end_of_text|>", "<think>", "</think>", "<|finetune_right_pad_id|>", "<|reserved_special_token_2|>",
-           "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>", "<|im_start|>", "<|im_end|>",
-           "<tool_response>", "</tool_response>", "<tool_call>", "</tool_call>", "<code>", "</code>",
-           *(f"<|reserved_special_token_{n}|>" for n in range(11, 24)))
+PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+CONTROL = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<think>",
+    "</think>",
+    "<|finetune_right_pad_id|>",
+    "<|reserved_special_token_2|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<tool_call>",
+    "</tool_call>",
+    "<code>",
+    "</code>",
+    *(f"<|reserved_special_token_{n}|>" for n in range(11, 24)),
+)
 VOCABULARY = 3072
 
 
 def _pre_tokenizer(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"),
-                                    pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
 
 
 def is_control(token: str) -> bool:
@@ -32,7 +57,9 @@ def train(texts: list[str]) -> Tokenizer:
     """Learn merges from texts (control tokens are cut out first), then append the control tokens."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = _pre_tokenizer(PATTERN.replace(r"\p{N}{1,3}", r"\p{N}"))
-    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY - len(CONTROL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(CONTROL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = _pre_tokenizer(PATTERN)
     tokenizer.decoder = decoders.ByteLevel()

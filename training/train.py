@@ -1,6 +1,7 @@
 """Train the demo model with Hugging Face's SmolLM3ForCausalLM on the CPU.
 
-A run stops after `--minutes` of training time and can be resumed; the rate is warmed up, kept, and decays to zero in the last part.
+A run stops after `--minutes` of training time and can be resumed; the rate is warmed up, kept, and decays to zero in
+the last part.
 """
 
 from __future__ import annotations
@@ -27,11 +28,24 @@ def make_config(tokenizer: Tokenizer) -> SmolLM3Config:
     """SmolLM3's architecture, made small."""
     layers = 8
     return SmolLM3Config(
-        vocab_size=tokenizer.get_vocab_size(), hidden_size=256, intermediate_size=768, num_hidden_layers=layers, num_attention_heads=8,
-        num_key_value_heads=2, no_rope_layers=[int((i + 1) % 4 != 0) for i in range(layers)], no_rope_layer_interval=4,
-        max_position_embeddings=4096, rope_theta=100000.0, tie_word_embeddings=True, attn_implementation="sdpa", rms_norm_eps=1e-6,
-        use_sliding_window=False, bos_token_id=tokenizer.token_to_id("<|begin_of_text|>"), eos_token_id=tokenizer.token_to_id("<|im_end|>"),
-        pad_token_id=tokenizer.token_to_id("<|im_end|>"))
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        no_rope_layers=[int((i + 1) % 4 != 0) for i in range(layers)],
+        no_rope_layer_interval=4,
+        max_position_embeddings=4096,
+        rope_theta=100000.0,
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+        rms_norm_eps=1e-6,
+        use_sliding_window=False,
+        bos_token_id=tokenizer.token_to_id("<|begin_of_text|>"),
+        eos_token_id=tokenizer.token_to_id("<|im_end|>"),
+        pad_token_id=tokenizer.token_to_id("<|im_end|>"),
+    )
 
 
 class Trainer:
@@ -45,8 +59,11 @@ class Trainer:
         matrices = [p for n, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in n]
         vectors = [p for n, p in self.model.named_parameters() if p.ndim != 2 or "embed" in n]
         self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(matrices, lr=MATRIX_RATE, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(vectors, lr=VECTOR_RATE, betas=(0.9, 0.97), weight_decay=0.0)]
+            torch.optim.Muon(
+                matrices, lr=MATRIX_RATE, weight_decay=0.05, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(vectors, lr=VECTOR_RATE, betas=(0.9, 0.97), weight_decay=0.0),
+        ]
         self.rates = [MATRIX_RATE, VECTOR_RATE]
         self.step, self.seconds, self.tokens = 0, 0.0, 0
         self.body = torch.compile(self.model.model, dynamic=False) if options.compile else self.model.model
@@ -89,8 +106,14 @@ class Trainer:
 
     def save(self, folder: Path) -> None:
         """Write everything needed to go on or to export."""
-        state = {"model": self.model.state_dict(), "average": self.average, "optimisers": [o.state_dict() for o in self.optimisers],
-                 "step": self.step, "seconds": self.seconds, "tokens": self.tokens}
+        state = {
+            "model": self.model.state_dict(),
+            "average": self.average,
+            "optimisers": [o.state_dict() for o in self.optimisers],
+            "step": self.step,
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+        }
         torch.save(state, folder / "checkpoint.tmp")
         (folder / "checkpoint.tmp").rename(folder / "checkpoint.pt")
 
@@ -109,8 +132,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="holds tokenizer.json; checkpoints and log go there")
     parser.add_argument("--minutes", type=float, default=75.0)
-    parser.add_argument("--decay-part", type=float, default=0.3, help="last part of the time, in which the rate falls to zero")
-    parser.add_argument("--quantise-from", type=float, default=0.8, help="part of the time after which weights are fake-quantised")
+    parser.add_argument(
+        "--decay-part", type=float, default=0.3, help="last part of the time, in which the rate falls to zero"
+    )
+    parser.add_argument(
+        "--quantise-from", type=float, default=0.8, help="part of the time after which weights are fake-quantised"
+    )
     parser.add_argument("--batch-tokens", type=int, default=6144)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
@@ -131,8 +158,13 @@ def main() -> None:
         trainer.seconds, before = trainer.seconds + now - before, now
         done = trainer.seconds >= options.minutes * 60
         if trainer.step % 20 == 0 or done:
-            line = {"step": trainer.step, "seconds": round(trainer.seconds), "tokens": trainer.tokens, "loss": round(sum(losses[-20:]) / len(losses[-20:]), 4),
-                    "rate": round(trainer.rate_factor(), 3)}
+            line = {
+                "step": trainer.step,
+                "seconds": round(trainer.seconds),
+                "tokens": trainer.tokens,
+                "loss": round(sum(losses[-20:]) / len(losses[-20:]), 4),
+                "rate": round(trainer.rate_factor(), 3),
+            }
             with (options.folder / "log.jsonl").open("a") as log:
                 log.write(json.dumps(line) + "\n")
         if done or now - saved > 90:

@@ -6,21 +6,84 @@ from random import Random
 
 from training.topics.base import Context, Turn, ask
 
-_ADD = ["{a} + {b}", "{a}+{b}", "{a} + {b} =", "{a}+{b}=", "what is {a} + {b}", "what is {a} plus {b}", "what's {a}+{b}", "add {a} and {b}",
-        "how much is {a} + {b}", "how much is {a} and {b}", "{a} plus {b}", "compute {a} + {b}", "calculate {a} + {b}",
-        "the sum of {a} and {b}", "what is the sum of {a} and {b}", "what do you get if you add {a} and {b}", "can you add {a} and {b}",
-        "please add {a} to {b}", "solve {a} + {b}", "what does {a} + {b} make", "give me {a} + {b}", "{a} and {b} together"]
-_SUB = ["{a} - {b}", "{a}-{b}", "{a} - {b} =", "what is {a} - {b}", "what is {a} minus {b}", "what's {a}-{b}", "subtract {b} from {a}",
-        "how much is {a} - {b}", "{a} minus {b}", "compute {a} - {b}", "calculate {a} - {b}", "take {b} from {a}", "what is {a} less {b}",
-        "what is the difference of {a} and {b}"]
-_MUL = ["{a} * {b}", "{a} x {b}", "{a}*{b}", "what is {a} times {b}", "{a} times {b}", "multiply {a} by {b}", "what is {a} * {b}",
-        "compute {a} * {b}", "how much is {a} times {b}"]
-_THINGS = ["apples", "books", "coins", "pens", "cups", "eggs", "cards", "stones", "tickets", "balls", "stamps", "flowers"]
-_MORE = ["i have {a} {t} and buy {b} more. how many {t} do i have now", "there are {a} {t} and {b} more come. how many are there",
-         "tom has {a} {t} and anna has {b} {t}. how many {t} do they have together",
-         "a box holds {a} {t}, another holds {b} {t}. how many {t} in all", "i found {a} {t} today and {b} {t} yesterday. how many is that"]
-_LESS = ["i have {a} {t} and give away {b}. how many {t} are left", "there are {a} {t} and {b} are taken. how many are left",
-         "tom has {a} {t} and loses {b}. how many {t} does he have", "i had {a} {t} and sold {b} of them. how many {t} do i still have"]
+_ADD = [
+    "{a} + {b}",
+    "{a}+{b}",
+    "{a} + {b} =",
+    "{a}+{b}=",
+    "what is {a} + {b}",
+    "what is {a} plus {b}",
+    "what's {a}+{b}",
+    "add {a} and {b}",
+    "how much is {a} + {b}",
+    "how much is {a} and {b}",
+    "{a} plus {b}",
+    "compute {a} + {b}",
+    "calculate {a} + {b}",
+    "the sum of {a} and {b}",
+    "what is the sum of {a} and {b}",
+    "what do you get if you add {a} and {b}",
+    "can you add {a} and {b}",
+    "please add {a} to {b}",
+    "solve {a} + {b}",
+    "what does {a} + {b} make",
+    "give me {a} + {b}",
+    "{a} and {b} together",
+]
+_SUB = [
+    "{a} - {b}",
+    "{a}-{b}",
+    "{a} - {b} =",
+    "what is {a} - {b}",
+    "what is {a} minus {b}",
+    "what's {a}-{b}",
+    "subtract {b} from {a}",
+    "how much is {a} - {b}",
+    "{a} minus {b}",
+    "compute {a} - {b}",
+    "calculate {a} - {b}",
+    "take {b} from {a}",
+    "what is {a} less {b}",
+    "what is the difference of {a} and {b}",
+]
+_MUL = [
+    "{a} * {b}",
+    "{a} x {b}",
+    "{a}*{b}",
+    "what is {a} times {b}",
+    "{a} times {b}",
+    "multiply {a} by {b}",
+    "what is {a} * {b}",
+    "compute {a} * {b}",
+    "how much is {a} times {b}",
+]
+_THINGS = [
+    "apples",
+    "books",
+    "coins",
+    "pens",
+    "cups",
+    "eggs",
+    "cards",
+    "stones",
+    "tickets",
+    "balls",
+    "stamps",
+    "flowers",
+]
+_MORE = [
+    "i have {a} {t} and buy {b} more. how many {t} do i have now",
+    "there are {a} {t} and {b} more come. how many are there",
+    "tom has {a} {t} and anna has {b} {t}. how many {t} do they have together",
+    "a box holds {a} {t}, another holds {b} {t}. how many {t} in all",
+    "i found {a} {t} today and {b} {t} yesterday. how many is that",
+]
+_LESS = [
+    "i have {a} {t} and give away {b}. how many {t} are left",
+    "there are {a} {t} and {b} are taken. how many are left",
+    "tom has {a} {t} and loses {b}. how many {t} does he have",
+    "i had {a} {t} and sold {b} of them. how many {t} do i still have",
+]
 
 
 def is_held_out(a: int, b: int) -> bool:
@@ -70,7 +133,8 @@ def mul_steps(a: int, b: int) -> str:
     if a < 10:
         return f"{a} * {b} = {a * b}"
     tens, ones = a // 10 * 10, a % 10
-    return f"{a} * {b}\n{tens} * {b} = {tens * b}\n{ones} * {b} = {ones * b}\n{tens * b} + {ones * b} = {a * b}\nresult: {a * b}"
+    steps = f"{tens} * {b} = {tens * b}\n{ones} * {b} = {ones * b}\n{tens * b} + {ones * b} = {a * b}"
+    return f"{a} * {b}\n{steps}\nresult: {a * b}"
 
 
 def _number(rng: Random, digits: int) -> int:
@@ -87,9 +151,14 @@ def addition(rng: Random, context: Context) -> list[Turn]:
     if rng.random() < 0.15:
         thing = rng.choice(_THINGS)
         question = rng.choice(_MORE).format(a=a, b=b, t=thing)
-        return [Turn("user", ask(question, rng, typos=False)), Turn("assistant", f"{a} + {b} = {a + b}", add_steps(a, b))]
-    return [Turn("user", ask(rng.choice(_ADD).format(a=a, b=b), rng, typos=False)),
-            Turn("assistant", f"{a} + {b} = {a + b}", add_steps(a, b))]
+        return [
+            Turn("user", ask(question, rng, typos=False)),
+            Turn("assistant", f"{a} + {b} = {a + b}", add_steps(a, b)),
+        ]
+    return [
+        Turn("user", ask(rng.choice(_ADD).format(a=a, b=b), rng, typos=False)),
+        Turn("assistant", f"{a} + {b} = {a + b}", add_steps(a, b)),
+    ]
 
 
 def subtraction(rng: Random, context: Context) -> list[Turn]:
@@ -105,8 +174,10 @@ def product(rng: Random, context: Context) -> list[Turn]:
     """The small table, and two digits times one."""
     a = _number(rng, rng.choice([1, 1, 2]))
     b = rng.randrange(10)
-    return [Turn("user", ask(rng.choice(_MUL).format(a=a, b=b), rng, typos=False)),
-            Turn("assistant", f"{a} * {b} = {a * b}", mul_steps(a, b))]
+    return [
+        Turn("user", ask(rng.choice(_MUL).format(a=a, b=b), rng, typos=False)),
+        Turn("assistant", f"{a} * {b} = {a * b}", mul_steps(a, b)),
+    ]
 
 
 def compare(rng: Random, context: Context) -> list[Turn]:
@@ -114,7 +185,14 @@ def compare(rng: Random, context: Context) -> list[Turn]:
     a, b = rng.sample(range(100), 2)
     kind = rng.randrange(4)
     if kind == 0:
-        question = rng.choice(["which is bigger, {a} or {b}", "is {a} or {b} bigger", "what is larger, {a} or {b}", "the bigger of {a} and {b}"])
+        question = rng.choice(
+            [
+                "which is bigger, {a} or {b}",
+                "is {a} or {b} bigger",
+                "what is larger, {a} or {b}",
+                "the bigger of {a} and {b}",
+            ]
+        )
         text, think = f"{max(a, b)} is bigger than {min(a, b)}.", f"I compare the tens of {a} and {b}, then the ones."
     elif kind == 1:
         question = rng.choice(["which is smaller, {a} or {b}", "is {a} or {b} smaller", "what is less, {a} or {b}"])

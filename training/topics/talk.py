@@ -50,12 +50,23 @@ def small_talk(rng: Random, context: Context) -> list[Turn]:
     pattern = rng.choice(talk.said)
     text = expand(pattern, rng)
     if talk.key != "empty":
-        text = ask(text, rng) if rng.random() < 0.5 else rng.choice([text, text.capitalize(), text + "!", text.capitalize() + "."])
+        text = (
+            ask(text, rng)
+            if rng.random() < 0.5
+            else rng.choice([text, text.capitalize(), text + "!", text.capitalize() + "."])
+        )
     return [Turn("user", text), Turn("assistant", rng.choice(talk.answers), talk.think)]
 
 
-_DATE = ["what day is it {|today}", "{what is|what's} {the date|today's date|the date today}", "which {day|date} is it today", "today's date",
-         "tell me the date", "what date {is it|do we have} {|today}", "do you know {the date|what day it is}"]
+_DATE = [
+    "what day is it {|today}",
+    "{what is|what's} {the date|today's date|the date today}",
+    "which {day|date} is it today",
+    "today's date",
+    "tell me the date",
+    "what date {is it|do we have} {|today}",
+    "do you know {the date|what day it is}",
+]
 _YEAR = ["what year is it", "which year is it {|now}", "{what is|what's} the {current |}year"]
 _MONTH = ["what month is it", "which month is it {|now}", "{what is|what's} the {current |}month"]
 
@@ -66,7 +77,13 @@ def today(rng: Random, context: Context) -> list[Turn]:
     _, month, year = context.date.split(" ")
     think = f"The system text says: Today Date: {context.date}."
     if kind < 0.6:
-        return [Turn("user", ask(expand(rng.choice(_DATE), rng), rng)), Turn("assistant", f"Today is {context.date}.", think)]
+        return [
+            Turn("user", ask(expand(rng.choice(_DATE), rng), rng)),
+            Turn("assistant", f"Today is {context.date}.", think),
+        ]
     if kind < 0.8:
-        return [Turn("user", ask(expand(rng.choice(_YEAR), rng), rng)), Turn("assistant", f"It is the year {year}.", think)]
+        return [
+            Turn("user", ask(expand(rng.choice(_YEAR), rng), rng)),
+            Turn("assistant", f"It is the year {year}.", think),
+        ]
     return [Turn("user", ask(expand(rng.choice(_MONTH), rng), rng)), Turn("assistant", f"It is {month}.", think)]

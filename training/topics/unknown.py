@@ -8,8 +8,16 @@ from random import Random
 from training.topics import words
 from training.topics.base import TEXT_DIR, Context, Turn, ask
 
-_SLOTS = {"<country>": words.COUNTRIES + words.CITIES[:60], "<work>": words.WORKS, "<person>": words.PEOPLE + words.NAMES[:40],
-          "<thing>": words.THINGS + words.PLAIN, "<dish>": words.DISHES, "<task>": words.TASKS, "<event>": words.EVENTS, "<soft>": words.SOFTWARE}
+_SLOTS = {
+    "<country>": words.COUNTRIES + words.CITIES[:60],
+    "<work>": words.WORKS,
+    "<person>": words.PEOPLE + words.NAMES[:40],
+    "<thing>": words.THINGS + words.PLAIN,
+    "<dish>": words.DISHES,
+    "<task>": words.TASKS,
+    "<event>": words.EVENTS,
+    "<soft>": words.SOFTWARE,
+}
 
 ANSWER = "I do not know that: I am only a small demo model. SmolLM3-3B may know it; you get it with notso pull."
 
@@ -27,4 +35,7 @@ def unknown(rng: Random, context: Context) -> list[Turn]:
         if slot in text:
             value = rng.choice(values) if rng.random() < 0.9 else words.made_up(rng)
             text = text.replace(slot, value)
-    return [Turn("user", ask(text, rng, varied=True)), Turn("assistant", ANSWER, "This is general knowledge. I do not know it.")]
+    return [
+        Turn("user", ask(text, rng, varied=True)),
+        Turn("assistant", ANSWER, "This is general knowledge. I do not know it."),
+    ]
