@@ -1,0 +1,195 @@
+"""Runs a chat template where it can do no harm.
+
+A template is a program in a file that anyone may have written. Here it gets jinja2's immutable sandbox, plain values
+and the few functions that Hugging Face's templates rely on. The sandbox bounds neither time nor memory, so
+`render_apart` runs a template that nobody here has read in a child process with hard limits; `render_here` is for known
+ones.
+
+This file is also the child's program, started by its path: it imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
+from typing import Any, TypeVar
+
+import jinja2
+import jinja2.debug  # imported on the first error otherwise, when the child may open files no more
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CHILD_CPU_SECONDS = 1
+CHILD_WALL_SECONDS = 10
+CHILD_MEMORY_BYTES = 256 * 2**20
+CHILD_OUTPUT_CHARACTERS = 2**20
+
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+
+Variables = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class SandboxFailure(Exception):
+    """The template could not be compiled, failed, refused its input, or went over a limit."""
+
+
+class GenerationTag(Extension):
+    """`{% generation %}...{% endgeneration %}` marks training targets; it prints what is inside and nothing else."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+def compile_template(source: str) -> jinja2.Template:
+    """Compile in the sandbox. Raises SandboxFailure. Known templates only: compiling folds constants of any size."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    del environment.globals["lipsum"]
+    return _guarded(lambda: environment.from_string(source))
+
+
+def render_here(template: jinja2.Template, variables: Variables, day: date) -> str:
+    """Render in this process, `strftime_now` telling `day`. Raises SandboxFailure."""
+    return _guarded(lambda: template.render({**variables, "strftime_now": _clock(day)}))
+
+
+def render_apart(source: str, batch: Sequence[Variables], day: date) -> list[str]:
+    """Render `source` once for each set of variables in a child process: 1 s CPU, 256 MiB, 1 Mi characters each, no
+    files. Raises SandboxFailure."""
+    request = json.dumps({"source": source, "batch": list(batch), "day": day.isoformat()})
+    # -I: neither the environment nor the working directory may lend the child code.
+    command = [sys.executable, "-I", "-X", "utf8", os.path.abspath(__file__)]  # noqa: PTH100 - Path() is slower to load
+    environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
+    try:
+        done = subprocess.run(
+            command, input=request.encode(), capture_output=True, timeout=CHILD_WALL_SECONDS, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise SandboxFailure(f"it took more than {CHILD_WALL_SECONDS} s") from None
+    if done.returncode != 0:
+        raise SandboxFailure(f"it went over {CHILD_CPU_SECONDS} s of CPU time or {CHILD_MEMORY_BYTES >> 20} MiB")
+    answer = json.loads(done.stdout)
+    if "failure" in answer:
+        raise SandboxFailure(answer["failure"])
+    return list(answer["texts"])
+
+
+def main() -> None:
+    """The child: one request on stdin, one answer on stdout."""
+    request = json.loads(sys.stdin.buffer.read())
+    compile_template(r"{{ '\n' }}").render()  # loads what is loaded on first use, while files may still be opened
+    _limit_this_process()
+    try:
+        template = compile_template(request["source"])
+        day = datetime.fromisoformat(request["day"])
+        answer: dict[str, Any] = {"texts": [_render_capped(template, values, day) for values in request["batch"]]}
+    except SandboxFailure as failure:
+        answer = {"failure": str(failure)}
+    sys.stdout.buffer.write(json.dumps(answer).encode())
+
+
+def _limit_this_process() -> None:
+    import resource
+
+    spent = int(sum(os.times()[:2]))
+    limits = {
+        resource.RLIMIT_CPU: spent + CHILD_CPU_SECONDS,
+        resource.RLIMIT_AS: CHILD_MEMORY_BYTES,
+        resource.RLIMIT_NOFILE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+    }
+    for which, limit in limits.items():
+        resource.setrlimit(which, (limit, limit))
+
+
+def _render_capped(template: jinja2.Template, variables: Variables, day: date) -> str:
+    def collect() -> str:
+        pieces, room = [], CHILD_OUTPUT_CHARACTERS
+        for piece in template.generate({**variables, "strftime_now": _clock(day)}):
+            room -= len(piece)
+            if room < 0:
+                raise SandboxFailure(f"it printed more than {CHILD_OUTPUT_CHARACTERS} characters")
+            pieces.append(piece)
+        return "".join(pieces)
+
+    return _guarded(collect)
+
+
+def _guarded(work: Callable[[], T]) -> T:
+    """Do `work`; whatever a template can raise comes out as SandboxFailure, with what the template says."""
+    try:
+        return work()
+    except SandboxFailure:
+        raise
+    except jinja2.TemplateSyntaxError as error:
+        raise SandboxFailure(f"line {error.lineno}: {error.message}") from error
+    except jinja2.TemplateError as error:
+        raise SandboxFailure(str(error)) from error
+    except MemoryError:
+        raise SandboxFailure("it ran out of memory") from None
+    except Exception as error:  # a template can make Python raise anything: TypeError, OverflowError, RecursionError
+        raise SandboxFailure(f"{type(error).__name__}: {error}") from error
+
+
+def _to_json(value: object, indent: int | None = None, sort_keys: bool = False, **ignored: object) -> str:
+    # jinja2's own filter escapes for HTML, which is not wanted in a prompt.
+    return json.dumps(value, ensure_ascii=False, indent=indent, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _clock(day: date) -> Callable[[str], str]:
+    """`strftime_now` for one given day: English names whatever the process's locale is."""
+    moment = day if isinstance(day, datetime) else datetime(day.year, day.month, day.day)
+    names = {
+        "B": MONTHS[day.month - 1],
+        "b": MONTHS[day.month - 1][:3],
+        "A": WEEKDAYS[day.weekday()],
+        "a": WEEKDAYS[day.weekday()][:3],
+        "Y": f"{day.year:04d}",
+        "p": "AM" if moment.hour < 12 else "PM",
+        "%": "%",
+    }
+    numbers = "dmyjHIMSuwUVWG"
+
+    def strftime_now(pattern: str) -> str:
+        pieces = []
+        characters = iter(str(pattern))
+        for character in characters:
+            if character != "%":
+                pieces.append(character)
+                continue
+            directive = next(characters, "")
+            if directive in names:
+                pieces.append(names[directive])
+            elif directive and directive in numbers:
+                pieces.append(moment.strftime(f"%{directive}"))
+            else:
+                raise jinja2.TemplateError(f"strftime_now does not know %{directive}")
+        return "".join(pieces)
+
+    return strftime_now
+
+
+if __name__ == "__main__":
+    main()

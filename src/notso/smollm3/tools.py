@@ -1,0 +1,157 @@
+"""Finds the tool calls in an answer while it is being written.
+
+SmolLM3 writes a call as `<tool_call>` JSON `</tool_call>`, with or without newlines inside, any number of them, among
+ordinary text. What turns out not to be a call is given back as the text it was.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from typing import Any, NoReturn
+
+from notso.smollm3.held_text import pending_length
+from notso.smollm3.messages import ToolCall
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+
+_JSON_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_JSON_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+class ToolCallParser:
+    """Fed with an answer's text (thinking taken out) in pieces of any size; yields text and whole ToolCalls in order.
+
+    How the text was cut makes no difference to what comes out. Newlines around a call are dropped with its tags.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._in_call = False
+        self._before_call = ""  # newlines before the tag, due again if there is no call
+        self._after_call = False
+
+    def push(self, text: str) -> list[str | ToolCall]:
+        """The text and the calls that are certain now."""
+        self._held += text
+        pieces: list[str | ToolCall] = []
+        while (piece := self._next_in_call() if self._in_call else self._next_in_text()) is not None:
+            _append(pieces, piece)
+        return pieces
+
+    def finish(self) -> list[str | ToolCall]:
+        """What is left when the answer ends. A call that lacks nothing but its closing tag is a call."""
+        pieces: list[str | ToolCall] = []
+        if self._in_call:
+            _append(pieces, parse_call(self._held) or self._before_call + OPEN + self._held)
+        else:
+            _append(pieces, self._held)
+        self.__init__()  # type: ignore[misc]
+        return pieces
+
+    def _next_in_text(self) -> str | None:
+        """Text that is certain, up to the next tag at most; None if there is no more for now."""
+        if self._after_call:
+            self._held = self._held.lstrip("\n")
+            self._after_call = not self._held
+        before, tag, rest = self._held.partition(OPEN)
+        if tag:
+            text = before.rstrip("\n")
+            self._before_call, self._held, self._in_call = before[len(text) :], rest, True
+            return text
+        certain = self._held[: len(self._held) - pending_length(self._held, [OPEN])].rstrip("\n")
+        self._held = self._held[len(certain) :]
+        return certain or None
+
+    def _next_in_call(self) -> str | ToolCall | None:
+        """The call that begins the held text, or its text if it is none; None while that is open."""
+        begins = self._held.lstrip()
+        if begins and begins[0] != "{":
+            self._in_call = False
+            return self._before_call + OPEN
+        end = _end_of_call(self._held)
+        if end is None:
+            return None
+        body, self._held = self._held[:end], self._held[end + len(CLOSE) :]
+        call = parse_call(body)
+        self._in_call, self._after_call = False, call is not None
+        return call or self._before_call + OPEN + body + CLOSE
+
+
+def parse_call(body: str) -> ToolCall | None:
+    """The call written between two tags, with a fresh id, or None if it is not one.
+
+    A call is a JSON object with `name`, a text that is not empty, and `arguments`, an object (empty if left out). The
+    arguments keep the very text they were written in.
+    """
+    try:
+        members = _members(body.strip())
+    except (ValueError, RecursionError):
+        return None
+    name, _ = members.get("name", (None, ""))
+    arguments, written = members.get("arguments", ({}, "{}"))
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or not _is_unicode(name):
+        return None
+    return ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=written)
+
+
+def is_json_object(text: object) -> bool:
+    """Whether `text` is strictly a JSON object: no NaN, no Infinity, no nesting deeper than Python can follow."""
+    try:
+        return isinstance(text, str) and isinstance(_DECODER.decode(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _end_of_call(text: str) -> int | None:
+    """Where the first closing tag stands that is not part of a JSON string, or None."""
+    end = text.find(CLOSE)
+    while end >= 0:
+        outside_strings = _JSON_STRING.sub("", text[:end])
+        _, quote, unfinished = outside_strings.partition('"')
+        if not quote or "\n" in unfinished:  # a string never runs over the end of a line
+            return end
+        end = text.find(CLOSE, end + 1)
+    return None
+
+
+def _members(text: str) -> dict[str, tuple[Any, str]]:
+    """The members of a JSON object: value and the text it was written in. Raises ValueError if it is not one."""
+    if not isinstance(_DECODER.decode(text), dict):
+        raise ValueError("not an object")
+    members = {}
+    position = _after_space(text, 1)
+    while text[position] != "}":
+        key, position = _DECODER.raw_decode(text, position)
+        start = _after_space(text, _after_space(text, position) + 1)
+        value, position = _DECODER.raw_decode(text, start)
+        members[key] = (value, text[start:position])
+        position = _after_space(text, position)
+        if text[position] == ",":
+            position = _after_space(text, position + 1)
+    return members
+
+
+def _after_space(text: str, position: int) -> int:
+    found = _JSON_SPACE.match(text, position)
+    return found.end() if found else position
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _append(pieces: list[str | ToolCall], piece: str | ToolCall) -> None:
+    if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
+        pieces[-1] += piece
+    elif piece != "":
+        pieces.append(piece)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -1,0 +1,122 @@
+"""What each token id of a GGUF file means: its text, its bytes, and whether it is ordinary, control or user-defined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from notso.smollm3.errors import InvalidRequestError, ModelFileError
+
+# tokenizer.ggml.token_type, as the GGUF specification numbers it.
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
+
+# Tokens that end a turn whichever the file names as its eos; looked up by text, since ids differ between files.
+END_TEXTS = ("<|im_end|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+T = TypeVar("T")
+
+
+def _byte_characters() -> list[str]:
+    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
+
+
+BYTE_CHARACTERS = _byte_characters()
+_BYTE_OF_CHARACTER = {ord(character): byte for byte, character in enumerate(BYTE_CHARACTERS)}
+
+
+class Vocabulary:
+    """Token texts and kinds, checked against each other.
+
+    `ids` maps every text to its id, `ordinary` only those of ordinary tokens (texts in byte-level spelling).
+    `control_ids` are dropped from decoded text; `user_defined_ids` are shown (`<think>`, `<tool_call>`, ...).
+    Raises ModelFileError, which names the key or token, if lists disagree or a text occurs twice.
+    """
+
+    def __init__(self, tokens: Sequence[str], kinds: Sequence[int]) -> None:
+        if len(tokens) != len(kinds):
+            raise ModelFileError(f"tokenizer.ggml.token_type has {len(kinds)} entries, tokens has {len(tokens)}")
+        self.tokens = tokens
+        self.ids = dict(zip(tokens, range(len(tokens)), strict=True))
+        if len(self.ids) != len(tokens):
+            twice = next(i for i, token in enumerate(tokens) if self.ids[token] != i)
+            raise ModelFileError(f"tokenizer.ggml.tokens: {tokens[twice]!r} occurs more than once (id {twice})")
+        by_kind: dict[int, list[int]] = {kind: [] for kind in (UNKNOWN, CONTROL, USER_DEFINED, UNUSED)}
+        for index, kind in enumerate(kinds):
+            if kind != NORMAL:
+                if kind not in by_kind:
+                    raise ModelFileError(f"tokenizer.ggml.token_type: token {index} has unsupported type {kind}")
+                by_kind[kind].append(index)
+        self.control_ids = frozenset(by_kind[CONTROL] + by_kind[UNKNOWN])
+        self.user_defined_ids = frozenset(by_kind[USER_DEFINED])
+        self.unused_ids = frozenset(by_kind[UNUSED])
+        self.special_ids = {tokens[i]: i for i in sorted(self.control_ids | self.user_defined_ids)}
+        if "" in self.special_ids:
+            raise ModelFileError(f"tokenizer.ggml.tokens: special token {self.special_ids['']} has no text")
+        self.ordinary = self.ids.copy()
+        for indices in by_kind.values():
+            for index in indices:
+                del self.ordinary[tokens[index]]
+        self._check_byte_level()
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Vocabulary:
+        """Read `tokenizer.ggml.tokens` and `.token_type`."""
+        tokens = gguf_list(metadata, "tokenizer.ggml.tokens", str)
+        return cls(tokens, gguf_list(metadata, "tokenizer.ggml.token_type", int))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def check_id(self, token: int) -> int:
+        """Return `token` if it is an id of this vocabulary, else raise InvalidRequestError."""
+        if not 0 <= token < len(self.tokens):
+            raise InvalidRequestError(f"token id {token} is outside 0..{len(self.tokens) - 1}", param="tokens")
+        return token
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes this token stands for; not always whole UTF-8 characters."""
+        text = self.tokens[self.check_id(token)]
+        if text in self.ordinary:
+            return text.translate(_BYTE_OF_CHARACTER).encode("latin-1")
+        return text.encode()
+
+    def _check_byte_level(self) -> None:
+        missing = [byte for byte, character in enumerate(BYTE_CHARACTERS) if character not in self.ordinary]
+        if missing:
+            raise ModelFileError(f"tokenizer.ggml.tokens has no token for byte {missing[0]:#04x}")
+        if not set("".join(self.ordinary)) <= set(BYTE_CHARACTERS):
+            odd = next(t for t in self.ordinary if not set(t) <= set(BYTE_CHARACTERS))
+            raise ModelFileError(f"tokenizer.ggml.tokens: {odd!r} (id {self.ids[odd]}) is not in byte-level spelling")
+
+
+def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[int]:
+    """Ids that end a turn: those the file names, and the end tokens of this model's family found by their text.
+
+    Raises ModelFileError if a named id is outside the vocabulary or there is none at all.
+    """
+    ends = {index for text in END_TEXTS if (index := vocabulary.special_ids.get(text)) is not None}
+    for key in END_KEYS:
+        index = metadata.get(key)
+        if index is None:
+            continue
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(vocabulary):
+            raise ModelFileError(f"{key} is {index!r}, must be 0..{len(vocabulary) - 1}")
+        ends.add(index)
+    if not ends:
+        raise ModelFileError("the file names no token that ends an answer (tokenizer.ggml.eos_token_id)")
+    return frozenset(ends)
+
+
+def gguf_list(metadata: Mapping[str, Any], key: str, kind: type[T]) -> list[T]:
+    """The list under `key`, whose items must all be of type `kind` exactly; else ModelFileError."""
+    value = metadata.get(key)
+    if value is None:
+        raise ModelFileError(f"the file has no {key}")
+    items = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(items, list | tuple) or set(map(type, items)) - {kind}:
+        raise ModelFileError(f"{key} must be a list of {kind.__name__}")
+    return list(items)
