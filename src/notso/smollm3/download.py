@@ -267,7 +267,7 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
             part.restart()  # the server knows no ranges and sends everything
         elif part.size and not response.headers.get("Content-Range", "").startswith(f"bytes {part.size}-"):
             raise DownloadError(f"the server sends another range of {part.name} than was asked for")
-        for chunk in response.iter_raw(_CHUNK_BYTES):
+        for chunk in response.iter_raw():  # as it arrives: what a larger buffer holds is lost in a break
             part.append(chunk)
             report("downloading", part.size, part.total)
 

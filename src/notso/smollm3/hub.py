@@ -6,6 +6,7 @@ Nothing here touches the network; `download` does.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -193,12 +194,10 @@ def remember_hash(path: Path, sha256: str) -> None:
     ledger[str(path.resolve())] = [*_fingerprint(path), sha256]
     target = _ledger_path()
     temporary = target.with_suffix(f".{os.getpid()}")
-    try:
+    with contextlib.suppress(OSError):  # a home that cannot be written costs a second reading of the file, no more
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(ledger))
         temporary.replace(target)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # a read-only home costs a second reading of the file, no more
 
 
 def remembered_hash(path: Path) -> str | None:

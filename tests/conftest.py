@@ -1,0 +1,156 @@
+"""What tests of several floors share: a server that plays the Hub, and a home of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from notso.smollm3 import hub
+
+
+@dataclass
+class FakeHub:
+    """Serves one file as the Hub does, and misbehaves as told. Its knobs may be turned between requests."""
+
+    content: bytes
+    url: str = ""
+    offered_size: int | None = None  # what HEAD claims, where it lies
+    offered_etag: str | None = None
+    statuses: list[int] = field(default_factory=list)  # each GET takes the first and answers only with it
+    cuts: list[int] = field(default_factory=list)  # each GET takes the first and breaks off after so many bytes
+    knows_ranges: bool = True
+    extra: bytes = b""  # sent after the content, against all promises
+    bytes_per_second: float = 0.0
+    redirect_to: str = ""
+    requests: list[tuple[str, str | None]] = field(default_factory=list)  # method and Range
+    tokens: list[str | None] = field(default_factory=list)  # Authorization of each GET
+
+    @property
+    def gets(self) -> list[str | None]:
+        return [wanted for method, wanted in self.requests if method == "GET"]
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+
+    def do_HEAD(self) -> None:
+        self.hub.requests.append(("HEAD", None))
+        size = len(self.hub.content) if self.hub.offered_size is None else self.hub.offered_size
+        etag = self.hub.offered_etag or hashlib.sha256(self.hub.content).hexdigest()
+        if self.hub.redirect_to:
+            self.send_response(302)
+            self.send_header("Location", self.hub.redirect_to + self.path)
+            self.send_header("X-Linked-Size", str(size))
+            self.send_header("X-Linked-Etag", f'"{etag}"')
+            self.send_header("Content-Length", "0")
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", str(size))
+            self.send_header("ETag", f'"{etag}"')
+        self.send_header("X-Repo-Commit", "f" * 40)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range")
+        self.hub.requests.append(("GET", wanted))
+        self.hub.tokens.append(self.headers.get("Authorization"))
+        if self.hub.redirect_to:
+            self._answer(302, Location=self.hub.redirect_to + self.path)
+            return
+        if self.hub.statuses:
+            self._answer(self.hub.statuses.pop(0))
+            return
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.hub.knows_ranges else 0
+        total = len(self.hub.content)
+        if start >= total:
+            self._answer(416)
+            return
+        body = self.hub.content[start:] + self.hub.extra
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(body)))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
+        self.end_headers()
+        if self.hub.cuts:
+            body = body[: self.hub.cuts.pop(0)]
+            self.close_connection = True
+        for at in range(0, len(body), 65536):
+            self.wfile.write(body[at : at + 65536])
+            if self.hub.bytes_per_second:
+                time.sleep(65536 / self.hub.bytes_per_second)
+
+    def _answer(self, status: int, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def _serve(hub_state: FakeHub) -> Iterator[FakeHub]:
+    handler = type("Handler", (_Handler,), {"hub": hub_state})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    server.handle_error = lambda request, address: None  # type: ignore[method-assign]  # clients here leave early
+    hub_state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield hub_state
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home, cache and data folder that belong to this test, and none of the machine's NOTSO_ or HF_ variables."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(("NOTSO_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_")):
+            monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    home.mkdir()
+    for name, folder in (("HOME", ""), ("XDG_CACHE_HOME", "cache"), ("XDG_DATA_HOME", "data"), ("HF_HOME", "hf")):
+        monkeypatch.setenv(name, str(home / folder))
+    return home
+
+
+@pytest.fixture
+def fake_hub(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A Hub with one file of three megabytes, which HF_ENDPOINT names."""
+    for state in _serve(FakeHub(random.Random(5).randbytes(3_000_000))):
+        monkeypatch.setenv("HF_ENDPOINT", state.url)
+        yield state
+
+
+@pytest.fixture
+def other_host(fake_hub: FakeHub) -> Iterator[FakeHub]:
+    """The same file on another host, as a content network has it."""
+    yield from _serve(FakeHub(fake_hub.content))
+
+
+@pytest.fixture
+def official_file(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> hub.KnownFile:
+    """The file of `fake_hub` in place of the official ones."""
+    file = hub.KnownFile(
+        name="small:Q4_K_M",
+        repository="somebody/Small-GGUF",
+        revision="0123456789" * 4,
+        filename="SmolLM3-Small-Q4_K_M.gguf",
+        size_bytes=len(fake_hub.content),
+        sha256=hashlib.sha256(fake_hub.content).hexdigest(),
+    )
+    monkeypatch.setattr(hub, "KNOWN_FILES", (file,))
+    return file

@@ -1,0 +1,195 @@
+"""What the kernel, control groups and process limits leave, and which context fits into it."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from notso.smollm3.errors import OutOfMemoryError
+from notso.smollm3.memory import (
+    MIB,
+    PROCESS_BYTES,
+    MemoryLimit,
+    available_memory,
+    largest_context,
+    memory_limits,
+    plan_memory,
+)
+
+# SmolLM3-3B Q4_K_M with a 16-bit cache (facts: 1,907,462,144 bytes of tensors, 73,728 bytes per token)
+WEIGHTS = 1_907_462_144
+KV = 73_728
+
+
+def tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def machine(root: Path, cgroup: str, files: dict[str, str]) -> list[MemoryLimit]:
+    """Limits of an invented machine with 8 GiB available; `files` lie below its control group file system."""
+    tree(root / "proc", {"meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8388608 kB\n", "self/cgroup": cgroup})
+    tree(root / "cg", files)
+    return memory_limits(root / "proc", root / "cg")
+
+
+def test_this_machine_has_memory() -> None:
+    limits = memory_limits()
+
+    assert limits
+    assert all(limit.available_bytes > 0 for limit in limits)
+    assert available_memory() in limits
+
+
+def test_without_control_groups_the_system_decides(tmp_path: Path) -> None:
+    assert machine(tmp_path, "", {}) == [MemoryLimit("the system", 8192 * MIB)]
+
+
+def test_a_group_without_a_limit_sets_none(tmp_path: Path) -> None:
+    limits = machine(tmp_path, "0::/app\n", {"app/memory.max": "max\n", "app/memory.current": "5\n"})
+
+    assert [limit.source for limit in limits] == ["the system"]
+
+
+def test_version_2_grants_its_limit_less_use_but_counts_file_pages_as_free(tmp_path: Path) -> None:
+    limits = machine(
+        tmp_path,
+        "0::/app\n",
+        {
+            "app/memory.max": f"{1000 * MIB}\n",
+            "app/memory.current": f"{600 * MIB}\n",
+            "app/memory.stat": f"anon {200 * MIB}\ninactive_file {150 * MIB}\nactive_file {250 * MIB}\n",
+        },
+    )
+
+    assert limits[1:] == [MemoryLimit("the control group", 800 * MIB)]
+
+
+def test_a_limit_further_up_holds_as_well(tmp_path: Path) -> None:
+    limits = machine(
+        tmp_path,
+        "0::/outer/inner\n",
+        {"outer/memory.max": f"{100 * MIB}", "outer/inner/memory.max": f"{400 * MIB}"},
+    )
+
+    assert min(limit.available_bytes for limit in limits) == 100 * MIB
+
+
+def test_version_1_is_read_too_also_where_only_the_container_root_is_visible(tmp_path: Path) -> None:
+    limits = machine(
+        tmp_path,
+        "5:devices:/\n4:memory:/docker/abc\n0::/\n",
+        {
+            "memory/memory.limit_in_bytes": f"{512 * MIB}\n",
+            "memory/memory.usage_in_bytes": f"{200 * MIB}\n",
+            "memory/memory.stat": (
+                f"inactive_file 1\nactive_file 1\ntotal_inactive_file {20 * MIB}\ntotal_active_file {80 * MIB}\n"
+            ),
+        },
+    )
+
+    assert limits[1:] == [MemoryLimit("the control group", 412 * MIB)]
+
+
+def test_version_1_without_a_limit_writes_a_huge_number(tmp_path: Path) -> None:
+    limits = machine(tmp_path, "4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"})
+
+    assert len(limits) == 1
+
+
+def test_an_overdrawn_group_leaves_nothing(tmp_path: Path) -> None:
+    limits = machine(tmp_path, "0::/\n", {"memory.max": "1000", "memory.current": "5000"})
+
+    assert limits[1].available_bytes == 0
+
+
+def test_a_process_limit_counts_less_what_is_used() -> None:
+    code = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "from notso.smollm3.memory import memory_limits\n"
+        "print([l.available_bytes for l in memory_limits() if 'address space' in l.source])\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    (available,) = [int(word) for word in out.strip("[]\n").split(",")]
+
+    assert (3 << 30) - 1024 * MIB < available < 3 << 30
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY  # this process is as it was
+
+
+def limit(gib: float) -> MemoryLimit:
+    return MemoryLimit("the system", int(gib * 1024 * MIB))
+
+
+def test_left_to_us_the_context_is_the_model_s_own_where_it_fits() -> None:
+    plan = plan_memory(weights_bytes=WEIGHTS, kv_bytes_per_token=KV, max_context_tokens=65_536, limit=limit(16))
+
+    assert (plan.context_tokens, plan.reduced) == (65_536, False)
+    assert plan.needed_bytes == WEIGHTS + 65_536 * KV + PROCESS_BYTES
+
+
+def test_left_to_us_the_context_shrinks_to_what_fits_in_steps() -> None:
+    plan = plan_memory(weights_bytes=WEIGHTS, kv_bytes_per_token=KV, max_context_tokens=65_536, limit=limit(4))
+
+    assert plan.reduced
+    assert plan.context_tokens % 1024 == 0
+    assert plan.needed_bytes <= limit(4).available_bytes < plan.needed_bytes + 1024 * KV
+
+
+def test_at_the_floor_it_is_refused_with_the_numbers() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"2,048 tokens needs 2,219 MiB, the system leaves 2,048 MiB") as caught:
+        plan_memory(weights_bytes=WEIGHTS, kv_bytes_per_token=KV, max_context_tokens=65_536, limit=limit(2))
+
+    assert caught.value.available_bytes == limit(2).available_bytes
+    assert caught.value.needed_bytes > caught.value.available_bytes
+
+
+def test_a_small_model_is_not_forced_to_the_floor() -> None:
+    plan = plan_memory(weights_bytes=MIB, kv_bytes_per_token=100, max_context_tokens=512, limit=limit(1))
+
+    assert (plan.context_tokens, plan.reduced) == (512, False)
+
+
+def test_a_context_that_was_asked_for_is_given_or_refused_never_changed() -> None:
+    plan = plan_memory(
+        weights_bytes=WEIGHTS, kv_bytes_per_token=KV, max_context_tokens=65_536, requested_tokens=5_000, limit=limit(4)
+    )
+    assert (plan.context_tokens, plan.reduced) == (5_000, False)
+
+    with pytest.raises(OutOfMemoryError, match=r"a context of 65,536 tokens needs .*; 28,672 tokens would fit"):
+        plan_memory(
+            weights_bytes=WEIGHTS,
+            kv_bytes_per_token=KV,
+            max_context_tokens=65_536,
+            requested_tokens=65_536,
+            limit=limit(4),
+        )
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.parametrize("scratch", [0, 77 * MIB])
+def test_the_largest_context_fits_and_one_step_more_does_not(sequences: int, scratch: int) -> None:
+    available = limit(6).available_bytes
+    tokens = largest_context(
+        weights_bytes=WEIGHTS,
+        kv_bytes_per_token=KV,
+        available_bytes=available,
+        sequences=sequences,
+        scratch_bytes=scratch,
+    )
+
+    def needed(count: int) -> int:
+        return WEIGHTS + scratch + PROCESS_BYTES + count * KV * sequences
+
+    assert tokens > 0
+    assert needed(tokens) <= available < needed(tokens + 1024)
+
+
+def test_no_room_at_all_is_a_context_of_nothing() -> None:
+    assert largest_context(weights_bytes=WEIGHTS, kv_bytes_per_token=KV, available_bytes=MIB) == 0
