@@ -104,7 +104,9 @@ def matmul_many(x: Floats, products: Sequence[tuple[QTensor, Floats]]) -> None:
         if np.may_share_memory(x, out):
             raise OperandError("an output of matmul may not lie in its input")
     weights = [weight for weight, _ in products]
-    _native(native.matmul, x, [w.data for w in weights], [w.format.ggml_type for w in weights], [o for _, o in products])
+    _native(
+        native.matmul, x, [w.data for w in weights], [w.format.ggml_type for w in weights], [o for _, o in products]
+    )
 
 
 def rope_table(frequencies: npt.NDArray[np.float64], positions: int, factor: float = 1.0) -> tuple[Floats, Floats]:

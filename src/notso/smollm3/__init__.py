@@ -1,1 +1,37 @@
-"""Floor 2: SmolLM3 and how it is run."""
+"""Floor 2: SmolLM3 and how it is run. The names below are what the floors above may use."""
+
+from notso.smollm3.engine import Engine
+from notso.smollm3.errors import (
+    ContextLengthError,
+    DownloadError,
+    EngineError,
+    InvalidRequestError,
+    ModelError,
+    ModelFileError,
+    OutOfMemoryError,
+    TemplateError,
+)
+from notso.smollm3.messages import Event, EventKind, FinishReason, Message, ModelInfo, Role, Tool, ToolCall, Usage
+from notso.smollm3.sampling_params import SamplingParams
+
+__all__ = [
+    "ContextLengthError",
+    "DownloadError",
+    "Engine",
+    "EngineError",
+    "Event",
+    "EventKind",
+    "FinishReason",
+    "InvalidRequestError",
+    "Message",
+    "ModelError",
+    "ModelFileError",
+    "ModelInfo",
+    "OutOfMemoryError",
+    "Role",
+    "SamplingParams",
+    "TemplateError",
+    "Tool",
+    "ToolCall",
+    "Usage",
+]

@@ -1,0 +1,153 @@
+"""SmolLM3's configuration, read from a GGUF file's metadata. Field names are Hugging Face's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from notso.smollm3.errors import ModelFileError
+
+ARCHITECTURE = "smollm3"
+
+NO_ROPE_LAYER_INTERVAL = 4
+"""Every fourth layer has no position encoding. GGUF files do not hold this number: it belongs to the architecture
+(transformers' SmolLM3Config.no_rope_layer_interval; llama.cpp fixes it as well)."""
+
+# name: (lowest, highest) of what a file may claim
+LIMITS = {
+    "block_count": (1, 256),
+    "embedding_length": (1, 32_768),
+    "feed_forward_length": (1, 131_072),
+    "attention.head_count": (1, 256),
+    "attention.head_count_kv": (1, 256),
+    "attention.key_length": (1, 1_024),
+    "attention.value_length": (1, 1_024),
+    "rope.dimension_count": (1, 1_024),
+    "vocab_size": (1, 1_000_000),
+    "context_length": (1, 1_048_576),
+}
+
+YARN_FACTOR = 2.0
+YARN_BETA_FAST = 32.0
+YARN_BETA_SLOW = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SmolLM3Config:
+    """What the forward pass needs to know. Lengths in values, `max_position_embeddings` in tokens.
+
+    `no_rope_layers` has Hugging Face's meaning, the opposite of its name: 1 means the layer rotates by position.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    no_rope_layers: tuple[int, ...]
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> SmolLM3Config:
+        """Read and check every value. Raises ModelFileError naming the key that is missing, mistyped or out of range."""
+        architecture = metadata.get("general.architecture")
+        if architecture != ARCHITECTURE:
+            raise ModelFileError(f"general.architecture is {str(architecture)[:40]!r}; supported: {ARCHITECTURE!r}")
+        hidden = _integer(metadata, "embedding_length")
+        layers = _integer(metadata, "block_count")
+        heads = _integer(metadata, "attention.head_count")
+        kv_heads = _integer(metadata, "attention.head_count_kv", heads)
+        if heads % kv_heads:
+            raise ModelFileError(f"{heads} attention heads cannot share {kv_heads} key-value heads")
+        head_dim = _integer(metadata, "attention.key_length", hidden // heads)
+        if head_dim % 16:
+            raise ModelFileError(f"a head dimension of {head_dim} is not supported; it must be a multiple of 16")
+        for key in ("attention.value_length", "rope.dimension_count"):
+            if _integer(metadata, key, head_dim) != head_dim:
+                raise ModelFileError(f"{ARCHITECTURE}.{key} differs from the head dimension {head_dim}")
+        for key in metadata:
+            if key.startswith(f"{ARCHITECTURE}.rope.scaling."):
+                raise ModelFileError(f"{key}: rope scaling inside the file is not supported; ask for a longer context")
+        vocab = _vocab_size(metadata)
+        return cls(
+            hidden_size=hidden,
+            intermediate_size=_integer(metadata, "feed_forward_length"),
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            head_dim=head_dim,
+            vocab_size=vocab,
+            max_position_embeddings=_integer(metadata, "context_length"),
+            rms_norm_eps=_positive(metadata, "attention.layer_norm_rms_epsilon"),
+            rope_theta=_positive(metadata, "rope.freq_base"),
+            no_rope_layers=tuple(int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(layers)),
+        )
+
+    def uses_rope(self, layer: int) -> bool:
+        """Whether queries and keys of this layer are rotated by position."""
+        return self.no_rope_layers[layer] == 1
+
+    @property
+    def nope_layers(self) -> tuple[int, ...]:
+        """The layers without position encoding: 3, 7, 11, ... counted from 0."""
+        return tuple(layer for layer in range(self.num_hidden_layers) if not self.uses_rope(layer))
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Numbers that the cache holds for one token."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+
+    def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:
+        """Angle per position of each pair, and the factor on cosine and sine.
+
+        Within the trained context: theta^(-2i/D) and 1. Beyond it: YaRN with factor 2 (transformers'
+        _compute_yarn_parameters; Peng et al. 2023, section 3.2), which halves the slow frequencies.
+        """
+        half = self.head_dim // 2
+        plain = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(half)]
+        if context_tokens <= self.max_position_embeddings:
+            return plain, 1.0
+        low = max(math.floor(self._pair_turning(YARN_BETA_FAST)), 0)
+        high = min(math.ceil(self._pair_turning(YARN_BETA_SLOW)), self.head_dim - 1)
+        ramp = [min(max((i - low) / max(high - low, 1e-3), 0.0), 1.0) for i in range(half)]
+        mixed = [w * (1 - g) + w / YARN_FACTOR * g for w, g in zip(plain, ramp, strict=True)]
+        return mixed, 0.1 * math.log(YARN_FACTOR) + 1.0
+
+    def _pair_turning(self, turns: float) -> float:
+        """The (fractional) pair that turns this often over the trained context."""
+        ratio = self.max_position_embeddings / (turns * 2 * math.pi)
+        return self.head_dim * math.log(ratio) / (2 * math.log(self.rope_theta))
+
+
+def _integer(metadata: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    name = f"{ARCHITECTURE}.{key}"
+    value = metadata.get(name, default)
+    if value is None:
+        raise ModelFileError(f"the file lacks {name}")
+    low, high = LIMITS[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ModelFileError(f"{name} must be an integer from {low} to {high}")
+    return value
+
+
+def _positive(metadata: Mapping[str, Any], key: str) -> float:
+    name = f"{ARCHITECTURE}.{key}"
+    value = metadata.get(name)
+    if not isinstance(value, float) or not (0.0 < value < math.inf):
+        raise ModelFileError(f"{name} must be a positive, finite number")
+    return value
+
+
+def _vocab_size(metadata: Mapping[str, Any]) -> int:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise ModelFileError("the file lacks tokenizer.ggml.tokens")
+    if _integer(metadata, "vocab_size", len(tokens)) != len(tokens):
+        raise ModelFileError(f"{ARCHITECTURE}.vocab_size differs from the {len(tokens)} tokens of the tokenizer")
+    return len(tokens)

@@ -1,0 +1,95 @@
+"""SmolLM3's forward pass, top to bottom as the paper draws it.
+
+x = E[token]; then for each layer x += attention(norm(x)) and x += feed_forward(norm(x)); logits = E norm(x).
+What sets it apart: grouped queries (4 heads read the same keys and values), no position encoding in every fourth layer
+(NoPE), and the embedding matrix serving again as the output head. Weights are multiplied as the file's blocks.
+
+Shapes: L rows of a step, C hidden, F feed-forward, H query heads, KH key-value heads, D head dimension, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor import ops
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.kv_cache import KVCache
+from notso.smollm3.weights import LayerWeights, SmolLM3Weights
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int32]
+
+
+class Step:
+    """The arrays of one forward step of `rows` tokens, of which `sampled` need logits. Made once, used again and again.
+
+    The caller fills token_ids, positions (both (rows,) int32) and sampled_rows ((sampled,) int32, which rows).
+    """
+
+    def __init__(self, config: SmolLM3Config, rows: int, sampled: int) -> None:
+        hidden, kv_heads, dim = config.hidden_size, config.num_key_value_heads, config.head_dim
+        self.token_ids = np.zeros(rows, np.int32)
+        self.positions = np.zeros(rows, np.int32)
+        self.sequences = np.zeros(rows, np.int32)
+        self.sampled_rows = np.zeros(sampled, np.int32)
+        self.x = np.empty((rows, hidden), np.float32)
+        self.normed = np.empty((rows, hidden), np.float32)
+        self.q = np.empty((rows, config.num_attention_heads * dim), np.float32)
+        self.k = np.empty((rows, kv_heads * dim), np.float32)
+        self.v = np.empty((rows, kv_heads * dim), np.float32)
+        self.attended = np.empty((rows, config.num_attention_heads * dim), np.float32)
+        self.delta = np.empty((rows, hidden), np.float32)
+        self.gate = np.empty((rows, config.intermediate_size), np.float32)
+        self.up = np.empty((rows, config.intermediate_size), np.float32)
+        self.last = np.empty((sampled, hidden), np.float32)
+        self.logits = np.empty((sampled, config.vocab_size), np.float32)
+
+
+class SmolLM3:
+    """The model over one cache. `forward` runs eagerly, or is recorded when called inside `Program.record()`."""
+
+    def __init__(self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache) -> None:
+        self.config = config
+        self.weights = weights
+        self.cache = cache
+        self.scale = config.head_dim**-0.5
+        frequencies, factor = config.rope_frequencies(cache.capacity_tokens)
+        self.rope_table = ops.rope_table(np.array(frequencies), cache.capacity_tokens, factor)
+
+    def forward(self, step: Step) -> None:
+        """token_ids at positions -> keys and values in the cache, and step.logits (sampled, V) float32."""
+        weights, eps = self.weights, self.config.rms_norm_eps
+        ops.embed_rows(weights.embed_tokens, step.token_ids, step.x)
+        for index, layer in enumerate(weights.layers):
+            self._attention(index, layer, step)
+            self._feed_forward(layer, step)
+        if step.sampled_rows.size:
+            ops.gather_rows(step.x, step.sampled_rows, step.last)
+            ops.rms_norm(step.last, weights.norm, eps, step.last)
+            ops.matmul(step.last, weights.lm_head, step.logits)
+
+    def _attention(self, index: int, layer: LayerWeights, step: Step) -> None:
+        """x += Wo attention(q, k, v), where q, k, v = W norm(x)."""
+        rows, dim, cache = step.positions.size, self.config.head_dim, self.cache
+        q = step.q.reshape(rows, -1, dim)
+        k, v = step.k.reshape(rows, -1, dim), step.v.reshape(rows, -1, dim)
+        ops.rms_norm(step.x, layer.attn_norm, self.config.rms_norm_eps, step.normed)
+        ops.matmul_many(step.normed, [(layer.q_proj, step.q), (layer.k_proj, step.k), (layer.v_proj, step.v)])
+        if self.config.uses_rope(index):  # every fourth layer goes without: NoPE
+            # A GGUF file's rows of q and k are permuted so that pairs to rotate lie side by side.
+            ops.rope(q, step.positions, self.rope_table, adjacent=True)
+            ops.rope(k, step.positions, self.rope_table, adjacent=True)
+        places = (step.positions, step.sequences, cache.block_table)
+        ops.store_key_values(k, v, *places, cache.pools[index])
+        ops.attention(q, *places, cache.pools[index], self.scale, step.attended.reshape(rows, -1, dim))
+        ops.matmul(step.attended, layer.o_proj, step.delta)
+        ops.add(step.x, step.delta, step.x)
+
+    def _feed_forward(self, layer: LayerWeights, step: Step) -> None:
+        """x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x)."""
+        ops.rms_norm(step.x, layer.ffn_norm, self.config.rms_norm_eps, step.normed)
+        ops.matmul_many(step.normed, [(layer.gate_proj, step.gate), (layer.up_proj, step.up)])
+        ops.silu_mul(step.gate, step.up, step.gate)
+        ops.matmul(step.gate, layer.down_proj, step.delta)
+        ops.add(step.x, step.delta, step.x)
