@@ -220,7 +220,7 @@ def test_super_block_scales_survive_packing(format: Format) -> None:
     rng = np.random.default_rng(8)
     scales, mins = rng.integers(0, 64, (2, 500, 8))
     raw = random_blocks(format, 500, seed=9)
-    raw[:, 4:16] = blocks._pack_scales(scales, mins)
+    raw[:, 4:16] = blocks.pack_scales(scales, mins)
     unpacked = (blocks.unpack_q4_k if format is Q4_K else blocks.unpack_q5_k)(raw)
     np.testing.assert_array_equal(unpacked.scales, scales)
     np.testing.assert_array_equal(unpacked.mins, mins)

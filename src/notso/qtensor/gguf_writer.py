@@ -60,8 +60,10 @@ class GGUFWriter:
     anything fails, no file appears under `path`.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, durable: bool = True) -> None:
+        """`durable`: wait until the disk has it before it gets its name, so that no power cut leaves half a file."""
         self.path = Path(path)
+        self._durable = durable
         self._entries: dict[str, bytes] = {}
         self._tensors: dict[str, tuple[tuple[int, ...], Format, int, TensorBytes]] = {}
 
@@ -158,7 +160,7 @@ class GGUFWriter:
         return header + bytes(_padding(len(header)))
 
     def write(self) -> None:
-        """Write everything to a temporary file beside `path`, flush it to disk, and rename it."""
+        """Write everything to a temporary file beside `path` and rename it."""
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.part")
         try:
             with temporary.open("xb") as file:
@@ -166,7 +168,8 @@ class GGUFWriter:
                 for name, (_, _, size, data) in self._tensors.items():
                     self._write_tensor(file, name, size, data)
                 file.flush()
-                os.fsync(file.fileno())
+                if self._durable:
+                    os.fsync(file.fileno())
             temporary.replace(self.path)
         except BaseException:
             temporary.unlink(missing_ok=True)

@@ -69,7 +69,7 @@ def _half(b: Bytes, start: int) -> Floats:
     return np.ascontiguousarray(b[:, start : start + 2]).view("<f2")[:, 0].astype(np.float32)
 
 
-def _unpack_scales(s: Integers) -> tuple[Integers, Integers]:
+def unpack_scales(s: Integers) -> tuple[Integers, Integers]:
     """(n, 12) bytes -> scales (n, 8), mins (n, 8): eight pairs of six bits. Three groups of four bytes: a scale's low
     six bits each, a min's low six bits each, then the low nibbles of the later four, whose top two bits sit above
     the first eight."""
@@ -87,13 +87,13 @@ def _unpack_nibbles(qs: Integers, width: int) -> Integers:
 
 def unpack_q4_k(b: Bytes) -> SuperBlocks:
     """(n, 144) blocks: d[2] dmin[2] scales[12] qs[128]."""
-    scales, mins = _unpack_scales(b[:, 4:16].astype(np.int32))
+    scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
     return SuperBlocks(_half(b, 0), _half(b, 2), scales, mins, _unpack_nibbles(b[:, 16:].astype(np.int32), 32))
 
 
 def unpack_q5_k(b: Bytes) -> SuperBlocks:
     """(n, 176) blocks: d[2] dmin[2] scales[12] qh[32] qs[128]; bit j of qh[l] is the fifth bit of number l of run j."""
-    scales, mins = _unpack_scales(b[:, 4:16].astype(np.int32))
+    scales, mins = unpack_scales(b[:, 4:16].astype(np.int32))
     low = _unpack_nibbles(b[:, 48:].astype(np.int32), 32)
     bits = b[:, None, 16:48].astype(np.int32) >> np.arange(8)[:, None] & 1
     return SuperBlocks(_half(b, 0), _half(b, 2), scales, mins, low + 16 * bits.reshape(len(b), 256))
@@ -190,8 +190,8 @@ def _half_bytes(values: Floats) -> Bytes:
     return values.astype("<f2")[:, None].view(np.uint8)
 
 
-def _pack_scales(scales: Integers, mins: Integers) -> Bytes:
-    """scales, mins (n, 8), 0..63 -> (n, 12) bytes; the inverse of `_unpack_scales`."""
+def pack_scales(scales: Integers, mins: Integers) -> Bytes:
+    """scales, mins (n, 8), 0..63 -> (n, 12) bytes; the inverse of `unpack_scales`."""
     first = scales[:, :4] | scales[:, 4:] >> 4 << 6
     second = mins[:, :4] | mins[:, 4:] >> 4 << 6
     third = (scales[:, 4:] & 15) | (mins[:, 4:] & 15) << 4
@@ -207,13 +207,13 @@ def _pack_nibbles(q: Integers, width: int) -> Bytes:
 
 def _pack_q4_k(x: Floats) -> Bytes:
     d, dmin, scales, mins, q = scale_search.super_blocks(x, 15)
-    return np.concatenate([_half_bytes(d), _half_bytes(dmin), _pack_scales(scales, mins), _pack_nibbles(q, 32)], axis=1)
+    return np.concatenate([_half_bytes(d), _half_bytes(dmin), pack_scales(scales, mins), _pack_nibbles(q, 32)], axis=1)
 
 
 def _pack_q5_k(x: Floats) -> Bytes:
     d, dmin, scales, mins, q = scale_search.super_blocks(x, 31)
     fifth = (q.reshape(-1, 8, 32) >> 4 << np.arange(8)[:, None]).sum(axis=1).astype(np.uint8)
-    head = [_half_bytes(d), _half_bytes(dmin), _pack_scales(scales, mins)]
+    head = [_half_bytes(d), _half_bytes(dmin), pack_scales(scales, mins)]
     return np.concatenate([*head, fifth, _pack_nibbles(q & 15, 32)], axis=1)
 
 
