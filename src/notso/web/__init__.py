@@ -1,1 +1,1 @@
-"""Floor 3: pages, streams and sessions for people. Sees the model through its public names only."""
+"""Floor 3: people, requests, sessions, rendering. It knows the model only through `notso.smollm3`'s public names."""

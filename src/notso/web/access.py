@@ -1,0 +1,78 @@
+"""Every route says who may use it, `public` or `guarded`; a test walks the table and fails on one that says nothing.
+
+Without an API key the server listens on loopback only and a guarded route is open to whoever passed the Host and
+cross-site guards. With one, a program shows the key as a bearer token, and a browser swaps it once for a random cookie.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+
+from fastapi import HTTPException, Request
+
+COOKIE = "notso_session"
+MAX_BROWSER_SESSIONS = 64
+LOCAL_OWNER = "local"
+
+
+class NeedsKey(HTTPException):
+    """401: this route is guarded and the request showed no key."""
+
+    def __init__(self) -> None:
+        super().__init__(401, headers={"WWW-Authenticate": "Bearer"})
+
+
+class KeyRing:
+    """The server's key, kept as a hash, and the browsers that have shown it."""
+
+    def __init__(self, api_key: str | None) -> None:
+        self._digest = _digest(api_key) if api_key is not None else None
+        self._sessions: dict[bytes, None] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether no key is asked for."""
+        return self._digest is None
+
+    def fits(self, key: str) -> bool:
+        """Compare in constant time."""
+        return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
+
+    def new_session(self) -> str:
+        """A cookie value for a browser that has shown the key. The oldest browser is forgotten past the limit."""
+        while len(self._sessions) >= MAX_BROWSER_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        token = secrets.token_urlsafe(32)
+        self._sessions[_digest(token)] = None
+        return token
+
+    def admits(self, request: Request) -> bool:
+        """Whether this request may pass."""
+        if self.open:
+            return True
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.fits(token.strip()):
+            return True
+        return _digest(request.cookies.get(COOKIE, "")) in self._sessions
+
+
+async def public() -> None:
+    """Anyone who reaches the server may use this route: it shows and changes nothing of anybody's."""
+
+
+async def guarded(request: Request) -> None:
+    """Only whoever holds the key, where there is one."""
+    ring: KeyRing = request.app.state.key_ring
+    if not ring.admits(request):
+        raise NeedsKey
+
+
+def owner_of(request: Request) -> str:
+    """Whose conversations this request may see. One person uses a local server; the store is ready for more."""
+    return LOCAL_OWNER
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

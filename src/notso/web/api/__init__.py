@@ -1,0 +1,1 @@
+"""Routes for programs rather than people."""

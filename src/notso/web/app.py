@@ -1,0 +1,178 @@
+"""The application: its layers, its routes, and what lives as long as it does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+
+from notso.web import entry
+from notso.web.access import KeyRing, owner_of
+from notso.web.api import health
+from notso.web.assets import Assets
+from notso.web.chat import routes
+from notso.web.chat.engine_port import EngineSource
+from notso.web.chat.engine_thread import EngineThread
+from notso.web.chat.turns import Turns
+from notso.web.errors import StorageError, StorageFullError
+from notso.web.ids import is_id
+from notso.web.limits import RequestLimits, SendTimeout
+from notso.web.pages import Pages, is_fragment
+from notso.web.problems import Problem
+from notso.web.security import CrossSiteGuard, HostGuard, SecurityHeaders
+from notso.web.settings import Settings
+from notso.web.state import State
+from notso.web.store.sqlite import SQLiteStore
+from notso.web.wording import words
+
+logger = logging.getLogger("notso.web")
+
+RENDER_THREADS = 2
+ENGINE_EXIT_SECONDS = 3.0
+
+
+def create_app(engine_source: EngineSource, settings: Settings | None = None) -> FastAPI:
+    """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs.
+
+    Starting it may raise StorageError (the data directory is busy, damaged, or of a newer release).
+    """
+    settings = settings or Settings()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        state = _make_state(engine_source, settings)
+        try:
+            await state.store.open()
+        except StorageError as error:
+            app.state.startup_error = error
+            raise
+        app.state.notso = state
+        state.engine.start(asyncio.get_running_loop())
+        try:
+            yield
+        finally:
+            await _shut_down(state)
+
+    app = FastAPI(
+        title="notso",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        middleware=[
+            Middleware(SecurityHeaders),
+            Middleware(HostGuard, names=settings.host_names),
+            Middleware(CrossSiteGuard),
+            Middleware(RequestLimits),
+            Middleware(SendTimeout),
+        ],
+    )
+    app.state.startup_error = None
+    app.state.key_ring = KeyRing(settings.api_key)
+    for part in (health.router, entry.router, routes.router):
+        app.include_router(part)
+    app.add_exception_handler(Problem, _show_problem)
+    app.add_exception_handler(StorageError, _show_problem)
+    app.add_exception_handler(HTTPException, _show_problem)
+    app.add_exception_handler(RequestValidationError, _show_problem)
+    app.add_exception_handler(Exception, _show_fault)
+    return app
+
+
+async def begin_stopping(state: State) -> None:
+    """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved."""
+    state.stopping = True
+    try:
+        await asyncio.wait_for(state.turns.settled(), state.settings.drain_seconds)
+    except TimeoutError:
+        state.turns.interrupt_all()
+        await state.turns.settled()
+
+
+def _make_state(engine_source: EngineSource, settings: Settings) -> State:
+    store = SQLiteStore(settings.directory)
+    engine = EngineThread(engine_source)
+    renderer = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="notso-render")
+    assets = Assets()
+    turns = Turns(store, engine, renderer, settings.max_answer_characters)
+    return State(settings, store, engine, turns, renderer, assets, Pages(assets, renderer))
+
+
+async def _shut_down(state: State) -> None:
+    state.stopping = True
+    state.turns.interrupt_all()
+    state.engine.close()
+    try:
+        await asyncio.wait_for(state.turns.settled(), ENGINE_EXIT_SECONDS)
+    except TimeoutError:
+        logger.warning("the engine did not stop in time; what was saved stays saved")
+    await asyncio.to_thread(state.engine.join, ENGINE_EXIT_SECONDS)
+    await state.store.close()
+    state.renderer.shutdown(wait=False, cancel_futures=True)
+
+
+async def _show_problem(request: Request, error: Exception) -> Response:
+    """An error in place (for htmx), on the chat's page with the text kept, or on a page of its own."""
+    problem = _problem(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if problem.retry_after_seconds is not None:
+        headers["Retry-After"] = str(problem.retry_after_seconds)
+    state: State = request.app.state.notso
+    if problem.status == 401:
+        response: Response = await _ask_for_key(request)
+    elif is_fragment(request):
+        response = await state.pages.respond(request, "_problem.html", problem.status, problem=problem.sentence)
+    elif problem.draft and (page := await _page_with_draft(request, state, problem)) is not None:
+        response = page
+    else:
+        response = await state.pages.respond(request, "problem.html", problem.status, problem=problem.sentence)
+    response.headers.update(headers)
+    return response
+
+
+async def _page_with_draft(request: Request, state: State, problem: Problem) -> Response | None:
+    owner = owner_of(request)
+    chat_id = request.path_params.get("chat_id", "")
+    chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
+    if chat_id and chat is None:
+        return None
+    return await routes.chat_page(request, state, owner, chat, problem=problem)
+
+
+async def _ask_for_key(request: Request) -> Response:
+    if is_fragment(request):
+        return Response(status_code=401, headers={"HX-Redirect": "/login"})
+    if "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse("/login", 303)
+    return PlainTextResponse("This server asks for a key.\n", 401)
+
+
+async def _show_fault(request: Request, error: Exception) -> Response:
+    logger.error("unexpected %s on a %s request", type(error).__name__, request.method)
+    return PlainTextResponse(words["error_inside"] + "\n", 500)
+
+
+def _problem(error: Exception) -> Problem:
+    match error:
+        case Problem():
+            return error
+        case StorageFullError():
+            return Problem(507, str(error))
+        case StorageError():
+            return Problem(503, str(error), retry_after_seconds=5)
+        case RequestValidationError():
+            return Problem(400, words["error_form"])
+        case HTTPException(status_code=405):
+            return Problem(405, words["error_method"])
+        case HTTPException(status_code=status):
+            return Problem(status, words["error_unknown_page"])
+        case _:
+            return Problem(500, words["error_inside"])

@@ -1,0 +1,1 @@
+"""Conversations: turns, their event logs, and the routes that create and watch them."""

@@ -1,0 +1,36 @@
+"""Stream updates as the HTML that htmx takes apart: one `<hx-partial>` per place that changes."""
+
+from __future__ import annotations
+
+from html import escape
+
+from notso.web.chat.turn_log import Update
+from notso.web.wording import words
+
+SNAPSHOT_MARK = "<!--snapshot-->"
+"""Begins an update that replaces everything, so that the page's guard against repeated events lets it through."""
+
+
+def update_html(message_id: str, update: Update) -> str:
+    """One update of one message. Everything in it but the markup here was sanitised or is escaped."""
+    parts = [SNAPSHOT_MARK] if update.snapshot else []
+    for name, channel in update.channels.items():
+        target = f"#msg-{message_id}-{name}"
+        if update.snapshot or channel.append:
+            parts.append(_partial(f"{target}-closed", "innerHTML" if update.snapshot else "beforeend", channel.append))
+        if channel.tail is not None:
+            parts.append(_partial(f"{target}-tail", "innerHTML" if update.snapshot else "innerMorph", channel.tail))
+    parts.append(_partial("#status-label", "textContent", escape(update.label)))
+    if update.phase == "thinking":
+        parts.append(_partial(f"#msg-{message_id}-thought-label", "textContent", escape(update.label)))
+    return "".join(parts)
+
+
+def announcement_html(phase: str) -> str:
+    """What a screen reader is told about a new phase; '' for phases that go by without a word."""
+    sentence = words.get(f"announce_{phase}", "")
+    return _partial("#announcer", "textContent", escape(sentence)) if sentence else ""
+
+
+def _partial(target: str, swap: str, html: str) -> str:
+    return f'<hx-partial hx-target="{target}" hx-swap="{swap}">{html}</hx-partial>'

@@ -1,0 +1,62 @@
+"""The error tree of the web floor. Each message is one line, fit to be shown to a person.
+
+NotsoError
+└── WebError
+    ├── SettingsError            a setting is out of range or contradicts another
+    │   └── UnsafeBindError      an address others can reach was asked for without a key
+    ├── AddressInUseError        another program listens on that address
+    └── StorageError             the conversations cannot be read or written
+        ├── DataDirectoryBusyError   another notso uses that data directory
+        ├── DataDirectoryNewerError  the data was written by a newer release
+        ├── StorageDamagedError      the database failed its check; it was left untouched
+        └── StorageFullError         the disk is full
+"""
+
+from __future__ import annotations
+
+from notso.smollm3.errors import NotsoError  # type: ignore[attr-defined]
+
+
+class WebError(NotsoError):
+    """Something about serving pages, not about the model."""
+
+
+class SettingsError(WebError, ValueError):
+    """A setting is out of range. `setting` is its name."""
+
+    def __init__(self, message: str, *, setting: str) -> None:
+        super().__init__(message)
+        self.setting = setting
+
+
+class UnsafeBindError(SettingsError):
+    """Binding to an address that other machines reach needs a key, and none was given."""
+
+
+class AddressInUseError(WebError):
+    """The address cannot be listened on. `host` and `port` are what was asked for."""
+
+    def __init__(self, message: str, *, host: str, port: int) -> None:
+        super().__init__(message)
+        self.host = host
+        self.port = port
+
+
+class StorageError(WebError):
+    """A read or write of the conversations failed; nothing half-written stays behind."""
+
+
+class DataDirectoryBusyError(StorageError):
+    """Another process holds the data directory's lock."""
+
+
+class DataDirectoryNewerError(StorageError):
+    """The database has a schema this release does not know. It was not touched."""
+
+
+class StorageDamagedError(StorageError):
+    """The database failed its integrity check. It was not touched."""
+
+
+class StorageFullError(StorageError):
+    """There is no room to write."""

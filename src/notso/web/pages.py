@@ -1,0 +1,81 @@
+"""Templates to HTML, in a worker thread, with autoescape always on."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import HTMLResponse
+
+from notso.web.assets import Assets
+from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
+from notso.web.store.protocol import StoredMessage
+from notso.web.wording import words
+
+TEMPLATE_DIRECTORY = Path(__file__).parent / "templates"
+
+
+class Pages:
+    """Renders templates; partials begin with an underscore and also serve as answers to htmx."""
+
+    def __init__(self, assets: Assets, renderer: Executor) -> None:
+        self._renderer = renderer
+        self._environment = Environment(
+            loader=FileSystemLoader(TEMPLATE_DIRECTORY),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals.update(words=words, asset=assets.url)
+        self._environment.filters.update(
+            answer_html=answer_html, reasoning_html=reasoning_html, size=human_size, count=human_count
+        )
+
+    async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
+        """The rendered template as an answer; it knows this request's nonce."""
+        context |= {"nonce": request.state.nonce}
+        html = await asyncio.get_running_loop().run_in_executor(
+            self._renderer, lambda: self._environment.get_template(template).render(context)
+        )
+        return HTMLResponse(html, status)
+
+
+def is_fragment(request: Request) -> bool:
+    """Whether htmx asks, for a piece of a page rather than a whole one. The only reader of its headers."""
+    return request.headers.get("hx-request") == "true" and request.headers.get("hx-request-type", "") != "full"
+
+
+def answer_html(message: StoredMessage) -> Markup:
+    """The answer's safe HTML, made anew where an older renderer made it or none did."""
+    stored = message.answer_html if message.renderer == RENDERER_VERSION else render_markdown(message.content)
+    return Markup(stored)  # it left our sanitiser
+
+
+def reasoning_html(message: StoredMessage) -> Markup:
+    """The thoughts' safe HTML, likewise."""
+    stored = message.reasoning_html if message.renderer == RENDERER_VERSION else render_markdown(message.reasoning)
+    return Markup(stored)  # it left our sanitiser
+
+
+def human_size(count_bytes: int) -> str:
+    """1915305312 -> '1.92 GB'."""
+    size = float(count_bytes)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def human_count(number: int) -> str:
+    """3075098624 -> '3.08 B'."""
+    for unit, scale in (("B", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return str(number)

@@ -1,0 +1,1 @@
+"""From text to safe HTML: Markdown first, sanitised last."""

@@ -1,0 +1,48 @@
+"""Colour for code: Pygments classes from a fixed set of languages, never inline styles."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from html import escape
+
+from pygments import highlight  # type: ignore[import-untyped]
+from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
+from pygments.lexer import Lexer  # type: ignore[import-untyped]
+from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
+from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
+
+MAX_HIGHLIGHTED_CHARACTERS = 20_000
+
+LANGUAGES: dict[str, str] = {
+    **{name: name for name in ("bash", "c", "cpp", "css", "diff", "go", "html", "ini", "java", "javascript", "json")},
+    **{name: name for name in ("kotlin", "lua", "makefile", "php", "python", "ruby", "rust", "sql", "swift", "toml")},
+    **{name: name for name in ("typescript", "xml", "yaml")},
+    **{"c++": "cpp", "htm": "html", "js": "javascript", "py": "python", "python3": "python", "rb": "ruby"},
+    **{"rs": "rust", "sh": "bash", "shell": "bash", "ts": "typescript", "yml": "yaml"},
+}
+"""What a person or model may write after the fence, and the language meant."""
+
+TOKEN_CLASSES: frozenset[str] = frozenset(name for name in STANDARD_TYPES.values() if name)
+"""Every class the highlighter can write, and so every class the sanitiser lets through on a span."""
+
+
+def language_of(info: str) -> str:
+    """The known language named by a fence's info string, or ''."""
+    words = info.split(maxsplit=1)
+    return LANGUAGES.get(words[0].lower(), "") if words else ""
+
+
+def code_block(code: str, info: str, *, colour: bool) -> str:
+    """A whole code block as HTML, with its language's name in front."""
+    language = language_of(info)
+    if colour and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:
+        body = highlight(code, _lexer(language), HtmlFormatter(nowrap=True))
+    else:
+        body = escape(code)
+    label = f'<div class="code-label">{language}</div>' if language else ""
+    return f'<div class="code-block">{label}<pre><code>{body}</code></pre></div>\n'
+
+
+@lru_cache(maxsize=64)
+def _lexer(language: str) -> Lexer:
+    return get_lexer_by_name(language, stripnl=False)

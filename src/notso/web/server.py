@@ -1,0 +1,115 @@
+"""Listening, and going away without losing anything."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from notso.web.app import begin_stopping, create_app
+from notso.web.chat.engine_port import EngineSource
+from notso.web.errors import AddressInUseError
+from notso.web.limits import MAX_HEADER_BYTES
+from notso.web.settings import Settings
+
+EXTRA_EXIT_SECONDS = 3.0
+
+
+def serve(engine_source: EngineSource, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGINT or SIGTERM; returns after everything is saved.
+
+    `on_ready` gets the address of the page once it answers (the engine may still load), in the server's thread.
+    A first signal lets running answers go on for `drain_seconds`; a second ends them at once.
+    Raises AddressInUseError, StorageError.
+    """
+    listener = listen(settings)
+    try:
+        app = create_app(engine_source, settings)
+        try:
+            ChatServer(app, address_of(listener, settings), on_ready).run(sockets=[listener])
+        except SystemExit:
+            if app.state.startup_error is not None:
+                raise app.state.startup_error from None
+            raise
+    finally:
+        listener.close()
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A bound socket. Raises AddressInUseError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise AddressInUseError(
+            f"{settings.host} is no address of this machine: {error.strerror}", host=settings.host, port=settings.port
+        ) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise AddressInUseError(
+            f"cannot listen on {settings.host}:{settings.port}: {(error.strerror or 'refused').lower()};"
+            " choose another port with --port (0 takes a free one)",
+            host=settings.host,
+            port=settings.port,
+        ) from error
+    return listener
+
+
+def address_of(listener: socket.socket, settings: Settings) -> str:
+    """The address a browser on this machine opens."""
+    port = listener.getsockname()[1]
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::", "[::]") else settings.host.strip("[]")
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+class ChatServer(uvicorn.Server):
+    """uvicorn, but told to stop it first answers 503 for a while, so that running answers can end."""
+
+    def __init__(self, app: FastAPI, address: str, on_ready: Callable[[str], None] | None = None) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=2 * MAX_HEADER_BYTES,
+                timeout_graceful_shutdown=int(EXTRA_EXIT_SECONDS),
+            )
+        )
+        self._notso_app = app
+        self._address = address
+        self._on_ready = on_ready
+        self._told_to_stop = False
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._on_ready is not None:
+            self._on_ready(self._address)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: leave at once; what was acknowledged is on disk already."""
+        if self._told_to_stop:
+            self.should_exit = self.force_exit = True
+        self._told_to_stop = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._told_to_stop and self._stopping is None:
+            self._stopping = asyncio.create_task(begin_stopping(self._notso_app.state.notso))
+        if self._stopping is not None and self._stopping.done():
+            self.should_exit = True
+        return await super().on_tick(counter)

@@ -1,0 +1,1 @@
+"""Where conversations live. No SQL exists outside this package."""
