@@ -103,14 +103,16 @@ def _kernels() -> Iterator[Finding]:
     from notso.qtensor import backend
     from notso.qtensor.errors import KernelChoiceError
 
-    forced = os.environ.get("NOTSO_KERNELS")
+    forced = os.environ.get(backend.KERNELS_VARIABLE, "").strip()
     try:
-        chosen, available = backend.kernels(), list(backend.available())
+        backend.configure()
     except KernelChoiceError as error:
         yield Finding("fail", "kernels", str(error), "unset NOTSO_KERNELS to let notso choose")
         return
+    chosen = backend.kernels()
     why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest this CPU can run"
-    yield Finding("ok", "kernels", f"{chosen}, {why}; there are {', '.join(available)}")
+    choices = ", ".join(backend.available_kernels())
+    yield Finding("ok", "kernels", f"{chosen}, {why}, on {backend.threads()} threads; this CPU runs {choices}")
     if chosen == "generic" and not forced:
         yield Finding("warn", "kernels", "this CPU has no AVX2: answers will be slow", "use a CPU made after 2015")
 

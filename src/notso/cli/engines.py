@@ -9,6 +9,7 @@ from notso.cli import terminal
 
 if TYPE_CHECKING:
     from notso.smollm3.engine import Engine
+    from notso.smollm3.memory import MemoryPlan
     from notso.smollm3.messages import ModelInfo
 
 
@@ -19,6 +20,29 @@ def open_engine(model: Path | None, context_tokens: int | None, threads: int | N
         from notso.smollm3.hub import resolve_model
 
         return Engine.load(resolve_model(model), context_tokens=context_tokens, threads=threads)
+
+
+def plan_model(path: Path, context_tokens: int | None) -> MemoryPlan:
+    """What a model will occupy, from its headers alone: the same checks and the same plan as loading makes.
+
+    Raises GGUFError, ModelFileError, OutOfMemoryError or InvalidRequestError.
+    """
+    from notso.qtensor.gguf import GGUFFile
+    from notso.smollm3.config import SmolLM3Config
+    from notso.smollm3.engine import DEFAULT_CONTEXT_TOKENS
+    from notso.smollm3.kv_cache import kv_bytes_per_token
+    from notso.smollm3.memory import plan_memory
+    from notso.smollm3.weights import SmolLM3Weights
+
+    with GGUFFile.open(path) as file:
+        config = SmolLM3Config.from_metadata(file.metadata)
+        SmolLM3Weights.from_tensors(file.tensors, config)
+        return plan_memory(
+            weights_bytes=sum(tensor.nbytes for tensor in file.tensors.values()),
+            kv_bytes_per_token=kv_bytes_per_token(config),
+            max_context_tokens=min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS),
+            requested_tokens=context_tokens,
+        )
 
 
 def title(info: ModelInfo) -> str:

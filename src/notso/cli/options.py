@@ -45,7 +45,7 @@ Context = Annotated[
         envvar="NOTSO_CONTEXT",
         metavar="TOKENS",
         min=16,
-        help="Context length. Default: what fits the memory.",
+        help="Context length. Default: 8192, or what fits.",
         show_default=False,
     ),
 ]
@@ -56,6 +56,7 @@ Threads = Annotated[
         envvar="NOTSO_THREADS",
         metavar="N",
         min=1,
+        max=1024,
         help="Threads that compute. Default: one per core.",
         show_default=False,
     ),

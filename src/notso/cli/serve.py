@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import threading
+import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notso.cli import options, terminal
+from notso.cli import engines, options, terminal
 
 if TYPE_CHECKING:
     from notso.smollm3.engine import Engine
@@ -46,15 +49,23 @@ def serve(
 
     path = resolve_model(model)
     settings = Settings(host=host, port=port, data_dir=data_dir, api_key=os.environ.get("NOTSO_API_KEY") or None)
-    _announce(path, settings.host, settings.port)
+    for line in introduction(path, context):
+        terminal.say(line)
     from notso.web.server import serve as run_server
+
+    wants_browser = has_display() if open_browser is None else open_browser
 
     def load() -> Engine:
         from notso.smollm3.engine import Engine
 
         return Engine.load(path, context_tokens=context, threads=threads)
 
-    run_server(load, settings)
+    def ready(address: str) -> None:
+        terminal.say(f"open     {address} (Ctrl-C stops)")
+        if wants_browser:
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+    run_server(load, settings, on_ready=ready)
 
 
 def has_display() -> bool:
@@ -64,5 +75,25 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _announce(path: Path | None, host: str, port: int) -> None:
-    terminal.say(f"notso on http://{host}:{port}")
+def introduction(path: Path | None, context_tokens: int | None) -> list[str]:
+    """Which model will answer and what it will occupy. Raises what a damaged file or too little memory raises, so that
+    a server that could not answer is not started."""
+    from notso.smollm3 import hub
+
+    plan = engines.plan_model(path or hub.demo_path(), context_tokens)
+    if path is None:
+        model = f"the small demo model; `notso pull` fetches SmolLM3-3B (1.92 GB) to {hub.hub_cache()}"
+    else:
+        model = f"{path.name} ({terminal.gigabytes(path.stat().st_size)}) in {path.parent}"
+    reduced = " (reduced to fit)" if plan.reduced else ""
+    return [
+        f"model    {model}",
+        f"memory   {terminal.gigabytes(plan.needed_bytes)} of {terminal.gigabytes(plan.limit.available_bytes)} "
+        f"that {plan.limit.source} leaves, for a context of {plan.context_tokens:,} tokens{reduced}",
+        f"disk     {terminal.gigabytes(shutil.disk_usage(existing_parent(hub.hub_cache())).free)} free for models",
+    ]
+
+
+def existing_parent(folder: Path) -> Path:
+    """`folder`, or the nearest folder above it that exists."""
+    return next(parent for parent in (folder, *folder.parents) if parent.exists())

@@ -43,19 +43,22 @@ def synthesise(
     """
     if out.exists() and not force:
         raise typer.BadParameter(f"{out} is there already; --force replaces it", param_hint="OUT.gguf")
-    from notso.smollm3.synth import write_synthetic_model
+    from notso.smollm3.synth import write_synthetic
 
     with terminal.progress(in_bytes=True) as report:
-        write_synthetic_model(
+        write_synthetic(
             out,
             layers=layers,
             hidden=hidden,
             ffn=ffn,
             heads=heads,
-            kv=kv,
+            kv_heads=kv,
             vocab=vocab,
             tokenizer=tokenizer,
             seed=seed,
-            progress=report,
+            progress=lambda done, total: report("writing", done, total),
         )
+    terminal.note(
+        f"{terminal.gigabytes(out.stat().st_size)} of random weights; `notso bench {out}` measures with them."
+    )
     terminal.say(str(out))
