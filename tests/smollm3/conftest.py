@@ -1,0 +1,119 @@
+"""Tokenizers for the tests of the model's floor: a small one trained here, and the official one where its file lies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from notso.smollm3.tokenizer import PRE_TOKENISERS, Tokenizer
+
+ROOT = Path(__file__).parents[2]
+OFFICIAL_DATA = ROOT.parent / "shared" / "data"
+
+CONTROL_TEXTS = ("<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>")
+USER_DEFINED_TEXTS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<code>", "</code>")
+
+
+def official_file(name: str) -> Path:
+    """A file of the official model's tokenizer and templates; skips the test where it is not there."""
+    path = OFFICIAL_DATA / name
+    if not path.is_file():
+        pytest.skip(f"the official {name} is not in ../shared/data")
+    return path
+
+
+def metadata_of(tokenizer_json: dict[str, Any], control: set[str], eos: str = "<|im_end|>") -> dict[str, Any]:
+    """What a GGUF file says of the tokenizer that a tokenizer.json describes."""
+    added = {token["content"]: token["id"] for token in tokenizer_json["added_tokens"]}
+    ids = {**tokenizer_json["model"]["vocab"], **added}
+    tokens = sorted(ids, key=lambda text: ids[text])
+    assert [ids[text] for text in tokens] == list(range(len(tokens)))
+    merges = tokenizer_json["model"]["merges"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smaug-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1 if text not in added else 3 if text in control else 4 for text in tokens],
+        "tokenizer.ggml.merges": [merge if isinstance(merge, str) else " ".join(merge) for merge in merges],
+        "tokenizer.ggml.eos_token_id": ids[eos],
+    }
+
+
+def _trained() -> tokenizers.Tokenizer:
+    """A byte-level BPE like SmolLM3's, but small, and with its special tokens before the ordinary ones."""
+    encoder = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    encoder.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(PRE_TOKENISERS["smaug-bpe"]), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    encoder.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1200,
+        special_tokens=[*CONTROL_TEXTS, *USER_DEFINED_TEXTS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = [path.read_text() for path in sorted((ROOT / "src/notso/smollm3").glob("*.py"))]
+    encoder.train_from_iterator([*text, "Grüße, žluťoučký kůň, привет, 你好世界, مرحبا, 👩‍👩‍👧 🎉 " * 20], trainer)
+    return encoder
+
+
+@pytest.fixture(scope="session")
+def small_json() -> dict[str, Any]:
+    """The small tokenizer as a tokenizer.json."""
+    data: dict[str, Any] = json.loads(_trained().to_str())
+    return data
+
+
+@pytest.fixture(scope="session")
+def small_oracle(small_json: dict[str, Any]) -> tokenizers.Tokenizer:
+    """The library's own tokenizer for `small_json`, which finds special tokens in text."""
+    return tokenizers.Tokenizer.from_str(json.dumps(small_json))
+
+
+@pytest.fixture(scope="session")
+def small_metadata(small_json: dict[str, Any]) -> dict[str, Any]:
+    """The small tokenizer as a GGUF file has it. Do not change it: copy it."""
+    return metadata_of(small_json, set(CONTROL_TEXTS))
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer(small_metadata: dict[str, Any]) -> Tokenizer:
+    return Tokenizer.from_gguf(small_metadata)
+
+
+@pytest.fixture(scope="session")
+def official_metadata() -> dict[str, Any]:
+    """The official tokenizer as the official GGUF files have it; skips where its file is not there."""
+    data = json.loads(official_file("tokenizer.json").read_bytes())
+    control = {token["content"] for token in data["added_tokens"] if token["special"]}
+    return metadata_of(data, control)
+
+
+@pytest.fixture(scope="session")
+def official_tokenizer(official_metadata: dict[str, Any]) -> Tokenizer:
+    return Tokenizer.from_gguf(official_metadata)
+
+
+@pytest.fixture(scope="session")
+def official_oracle() -> tokenizers.Tokenizer:
+    """The library's own reading of the official tokenizer.json."""
+    return tokenizers.Tokenizer.from_file(str(official_file("tokenizer.json")))
+
+
+@pytest.fixture(
+    scope="session", params=["official of Hugging Face", "official of ggml-org", "demo"], ids=["hf", "gguf", "demo"]
+)
+def template_source(request: pytest.FixtureRequest) -> str:
+    """Each chat template that we know; the official ones where their files are there."""
+    if request.param == "demo":
+        return (ROOT / "training/chat_template.jinja").read_text()
+    hf = "Hugging" in request.param
+    return official_file("chat_template.jinja" if hf else "chat_template.ggml-org-gguf.jinja").read_text()
