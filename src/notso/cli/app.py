@@ -5,27 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from notso.cli import bench, chat, doctor, exit_codes, inspect, list, pull, run, serve, synth, terminal, verify
 
-
-class _FrontDoor(TyperGroup):
-    """A group in whose verbs a reader that went away (`notso list | head -1`) is no failure."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            terminal.abandon_stdout()
-            raise typer.Exit(exit_codes.DONE) from None
-
-
 app = typer.Typer(
-    cls=_FrontDoor,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -90,6 +76,9 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
         code = outcome if isinstance(outcome, int) else exit_codes.DONE
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else exit_codes.FAILED
+        if isinstance(stop.__context__, BrokenPipeError):  # typer's way to end when a reader has gone: no failure
+            terminal.abandon_stdout()
+            code = exit_codes.DONE
     except BaseException as error:
         code = _tell(error)
     return _flush(code)

@@ -66,6 +66,8 @@ def pull(
     Raises DownloadError. A partial file stays for the next call, except one whose hash is wrong.
     """
     report = progress or (lambda _what, _done, _total: None)
+    # Read when huggingface_hub is first imported, below: without it, that library asks and tells more than the file.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if not force and (present := hub.find_local(file)) is not None:
         return _prove_present(file, present, report)
     if offline or is_offline():

@@ -1,0 +1,137 @@
+"""A command line run in this process with an engine that follows a script, and one run as a process of its own."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.cli import engines, main
+from notso.qtensor.errors import NotsoError
+from notso.smollm3.messages import Event, Message, ModelInfo, Usage
+from notso.smollm3.sampling_params import SamplingParams
+
+USAGE = Usage(
+    prompt_tokens=12, completion_tokens=4, reasoning_tokens=2, cached_tokens=3, prompt_ms=60.0, completion_ms=500.0
+)
+
+
+@dataclass
+class ScriptedEngine:
+    """Gives the events it was told to, and remembers what it was asked. An error in the script is raised."""
+
+    script: list[Event | NotsoError | Callable[[], None]] = field(default_factory=list)
+    is_demo: bool = False
+    asked: list[list[Message]] = field(default_factory=list)
+    params: list[SamplingParams] = field(default_factory=list)
+    thinking: list[bool] = field(default_factory=list)
+    opened_with: tuple[Any, ...] = ()
+    closed: bool = False
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            name="Scripted",
+            path="/nowhere/scripted.gguf",
+            is_demo=self.is_demo,
+            size_bytes=1_915_305_312,
+            parameter_count=3_075_098_624,
+            context_tokens=4096,
+            kernels="generic",
+            threads=2,
+        )
+
+    def generate(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams,
+        *,
+        thinking: bool = True,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Event]:
+        self.asked.append(list(messages))
+        self.params.append(params)
+        self.thinking.append(thinking)
+        finished = "stop"
+        for step in self.script:
+            if cancelled():
+                finished = "cancelled"
+                break
+            if isinstance(step, NotsoError):
+                raise step
+            if callable(step):
+                step()
+            elif step.kind == "end":
+                finished = step.finish_reason or "stop"
+            else:
+                yield step
+        yield Event("usage", usage=USAGE)
+        yield Event("end", finish_reason=finished)  # type: ignore[arg-type]
+
+    def says(self, *texts: str, thinks: Sequence[str] = ()) -> None:
+        self.script = [*(Event("reasoning", text=t) for t in thinks), *(Event("text", text=t) for t in texts)]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(own_home: Path) -> Iterator[None]:
+    """Flags such as --debug become variables; a test must not leave them to the next."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> ScriptedEngine:
+    """What every verb in this test opens in place of a real engine."""
+    scripted = ScriptedEngine()
+
+    def open_engine(model: Path | None, context: int | None, threads: int | None, **_: object) -> ScriptedEngine:
+        scripted.opened_with = (model, context, threads)
+        return scripted
+
+    monkeypatch.setattr(engines, "open_engine", open_engine)
+    return scripted
+
+
+@pytest.fixture
+def notso(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Run a command line in this process; `stdin` is what is piped in."""
+
+    def run(*arguments: str, stdin: str | bytes = b"") -> Result:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def process() -> Callable[..., subprocess.Popen[bytes]]:
+    """Start `notso` as a process of its own. `setup` is Python that runs before it."""
+
+    def start(*arguments: str, setup: str = "", **options: Any) -> subprocess.Popen[bytes]:
+        code = f"import sys\n{setup}\nfrom notso.cli import main\nsys.exit(main())"
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen([sys.executable, "-c", code, *arguments], **{**pipes, **options})
+
+    return start

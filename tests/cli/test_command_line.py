@@ -1,0 +1,181 @@
+"""The front door as a whole: help, versions, wrong usage, exit codes, one line for each failure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from notso.cli import exit_codes
+from notso.qtensor import errors as qtensor
+from notso.smollm3 import errors as model
+from notso.web import errors as web
+
+Run = Callable[..., Any]
+
+VERBS = ["serve", "chat", "run", "pull", "list", "inspect", "verify", "synth", "bench", "doctor"]
+HELP_CPU_SECONDS = 0.2  # the promise of the experience guide, taken as processor time: a busy machine is not our fault
+
+
+def test_help_lists_every_verb_whole(notso: Run) -> None:
+    result = notso("--help")
+
+    assert result.code == 0
+    for verb in VERBS:
+        assert f"\n  {verb} " in result.out
+    assert "..." not in result.out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_verb_explains_itself_with_examples(notso: Run, verb: str) -> None:
+    result = notso(verb, "--help")
+
+    assert result.code == 0
+    assert result.out.partition("Examples:")[2].count(f"notso {verb}") == 2
+    assert len(result.out.splitlines()) <= 48  # one screen
+    assert max(len(line) for line in result.out.splitlines()) <= 100
+
+
+def test_help_imports_nothing_heavy_and_is_quick() -> None:
+    code = (
+        "import sys\nfrom notso.cli import main\nmain(['--help'])\n"
+        "heavy = 'numpy rich fastapi pydantic huggingface_hub tokenizers jinja2 prompt_toolkit'.split()\n"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
+    )
+    spent = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run.stderr.strip() == "[]"
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < HELP_CPU_SECONDS, spent
+
+
+def test_version_names_kernels_and_format(notso: Run) -> None:
+    result = notso("--version")
+
+    assert result.code == 0
+    assert result.out.startswith("notso 0.")
+    assert "kernels" in result.out
+    assert "GGUF" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run", "--temprature", "1", "x"], "Did you mean --temperature?"),
+        (["serve", "--prot", "1"], "Did you mean --port?"),
+        (["rnu"], "Did you mean 'run'?"),
+        (["run", "--quite-unknown"], "No such option"),
+        (["run", "--seed"], "requires an argument"),
+        (["run", "--seed", "many", "x"], "--seed"),
+        (["inspect"], "Missing argument 'FILE'"),
+        (["pull", "llama"], "choices: smollm3-3b:Q4_K_M"),
+        (["list", "/no/such/folder"], "not a folder"),
+        (["--quite-unknown"], "No such option"),
+        (["serve", "--port", "99999"], "--port"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(notso: Run, arguments: list[str], told: str) -> None:
+    result = notso(*arguments)
+
+    assert result.code == 2
+    assert result.out == ""
+    assert told in result.err
+    assert result.err.startswith("notso: ")
+    assert result.err.count("\n") == 1
+
+
+def test_without_a_verb_the_help_is_shown_and_it_is_wrong_usage(notso: Run) -> None:
+    result = notso()
+
+    assert result.code == 2
+    assert "Commands:" in result.err
+
+
+FAILURES = [
+    (qtensor.KernelChoiceError("NOTSO_KERNELS=mmx is unknown"), 2, "Unset NOTSO_KERNELS"),
+    (model.InvalidRequestError("top_p must be above 0", param="top_p"), 2, "See --top-p"),
+    (qtensor.GGUFError("is 5, limit 3", field="header", offset=4), 3, "header at byte 4: is 5, limit 3"),
+    (qtensor.UnsupportedFormatError("block format Q2_K"), 3, "notso pull"),
+    (model.ModelFileError("no tensor blk.3.attn_q.weight"), 3, "notso list"),
+    (model.TemplateError("the template calls foo"), 3, "notso inspect"),
+    (model.OutOfMemoryError("needs 9 MiB", needed_bytes=9, available_bytes=1), 4, "--context"),
+    (MemoryError(), 4, "--context"),
+    (OSError(errno.ENOSPC, "No space left on device", "out.gguf"), 4, "out.gguf: No space left"),
+    (web.DataDirectoryBusyError("already running as process 7"), 5, "--data-dir"),
+    (web.DataDirectoryNewerError("made by release 9"), 5, "Update notso"),
+    (web.UnsafeBindError("listening on 0.0.0.0 lets others in", setting="host"), 6, "NOTSO_API_KEY"),
+    (web.AddressInUseError("cannot listen on 127.0.0.1:3000", host="127.0.0.1", port=3000), 6, "--port"),
+    (OSError(errno.EADDRINUSE, "Address already in use"), 6, "--port"),
+    (model.DownloadError("expected a, got b"), 7, "expected a, got b"),
+    (model.ContextLengthError(10, 5), 1, "--context"),
+    (model.EngineError("a logit is not finite"), 1, "a logit is not finite"),
+    (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "x: Permission denied"),
+    (ZeroDivisionError("division by zero"), 1, "--debug"),
+    (KeyboardInterrupt(), 130, ""),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "told"), FAILURES, ids=lambda value: type(value).__name__)
+def test_every_failure_has_a_code_a_reason_and_a_next_step(error: BaseException, code: int, told: str) -> None:
+    got, line = exit_codes.explain(error)
+
+    assert got == code
+    assert told in line
+    assert "\n" not in line
+
+
+def every_error(root: type[BaseException]) -> list[type[BaseException]]:
+    return [root, *(leaf for child in root.__subclasses__() for leaf in every_error(child))]
+
+
+def test_no_error_of_ours_falls_through_the_table() -> None:
+    told = {type(error) for error, _, _ in FAILURES}
+    general = {"NotsoError", "QTensorError", "ModelError", "WebError", "OperandError"}
+    ours = [kind for kind in every_error(qtensor.NotsoError) if kind.__module__.startswith("notso.")]
+    named = {kind for kind in ours if any(issubclass(kind, row) for row in told)}
+
+    storage = {"StorageError", "StorageDamagedError", "StorageFullError", "SettingsError"}
+    assert {kind.__name__ for kind in ours if kind not in named} <= general | storage
+
+
+def test_a_message_of_several_lines_becomes_one_and_cannot_steer_the_terminal() -> None:
+    _, line = exit_codes.explain(model.ModelFileError("first\n  second\t\x1b[2J"))
+
+    assert line.startswith("first second \x1b[2J.")  # made harmless where it is printed, see the next test
+
+
+def test_a_failure_is_printed_without_control_characters(engine: Any, notso: Run) -> None:
+    engine.script = [model.ModelFileError("name \x1b[2J")]
+
+    assert "name ␛[2J" in notso("run", "x").err
+
+
+def test_a_traceback_is_shown_only_on_demand(engine: Any, notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.script = [model.EngineError("a logit is not finite")]
+
+    assert "Traceback" not in notso("run", "x").err
+    result = notso("run", "x", "--debug")
+    assert result.code == 1
+    assert "Traceback" in result.err
+    assert result.err.splitlines()[-1] == "notso: a logit is not finite"
+    monkeypatch.delenv("NOTSO_DEBUG")
+    assert "Traceback" not in notso("run", "x").err
+
+
+def test_the_module_and_both_commands_are_one(own_home: Any) -> None:
+    run = subprocess.run([sys.executable, "-m", "notso", "--version"], capture_output=True, text=True, check=True)
+
+    assert run.stdout.startswith("notso 0.")
+
+
+def test_the_environment_of_other_tests_is_clean() -> None:
+    assert [name for name in os.environ if name.startswith(("NOTSO_", "HF_TOKEN"))] == []

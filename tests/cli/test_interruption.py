@@ -1,0 +1,155 @@
+"""Ctrl-C, closed pipes and full disks, with the command as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Process = Callable[..., "subprocess.Popen[bytes]"]
+
+# An engine that says one word and then works on until it is cancelled; a deaf one does not even ask.
+ENDLESS = """
+import time
+from notso.cli import engines
+from notso.smollm3.messages import Event, ModelInfo
+
+class Endless:
+    info = ModelInfo("Endless", "", False, 1, 1, 4096)
+    deaf = {deaf}
+    def generate(self, messages, params, *, thinking=True, cancelled=lambda: False):
+        yield Event("text", text="word")
+        while self.deaf or not cancelled():
+            time.sleep(0.01)
+        yield Event("end", finish_reason="cancelled")
+    def close(self):
+        pass
+
+engines.open_engine = lambda *a, **k: Endless()
+"""
+
+
+def wait_for(run: subprocess.Popen[bytes], text: bytes) -> None:
+    assert run.stdout is not None
+    seen = b""
+    while text not in seen:
+        piece = os.read(run.stdout.fileno(), 4096)
+        assert piece, f"ended after {seen!r}"
+        seen += piece
+
+
+def test_ctrl_c_stops_the_answer_and_ends_its_line(process: Process) -> None:
+    run = process("run", "x", setup=ENDLESS.format(deaf=False))
+    wait_for(run, b"word")
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=10)
+
+    assert (out, err) == (b"\n", b"")
+    assert run.returncode == 130
+
+
+def test_a_second_ctrl_c_leaves_at_once(process: Process) -> None:
+    run = process("run", "x", setup=ENDLESS.format(deaf=True))
+    wait_for(run, b"word")
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert run.poll() is None
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=10)
+
+    assert run.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_in_a_chat_ctrl_c_stops_the_answer_and_the_chat_goes_on(process: Process) -> None:
+    run = process("chat", setup=ENDLESS.format(deaf=False))
+    assert run.stdin is not None
+    run.stdin.write(b"hello\n")
+    run.stdin.flush()
+    wait_for(run, b"word")
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(b"/status\n", timeout=10)
+
+    assert out == b"\n"
+    assert b"Stopped" in err
+    assert b"Endless" in err.rpartition(b"Stopped")[2]
+    assert run.returncode == 0
+
+
+def test_in_a_chat_ctrl_c_twice_leaves(process: Process) -> None:
+    run = process("chat", setup=ENDLESS.format(deaf=False))
+    assert run.stderr is not None
+    while b"/help" not in run.stderr.readline():
+        pass
+    time.sleep(0.2)
+    run.send_signal(signal.SIGINT)
+    assert b"Ctrl-C again leaves" in run.stderr.readline()
+    run.send_signal(signal.SIGINT)
+
+    assert run.wait(10) == 130
+
+
+@pytest.mark.parametrize("verb", [["list"], ["run", "x"], ["--help"]])
+def test_a_closed_pipe_ends_quietly(process: Process, verb: list[str]) -> None:
+    setup = ENDLESS.format(deaf=False).replace('text="word"', 'text="word\\n" * 100000')
+    read, write = os.pipe()
+    os.close(read)
+    run = process(*verb, setup=setup, stdout=write)
+    os.close(write)
+    _, err = run.communicate(timeout=10)
+
+    assert run.returncode == 0
+    assert b"Error" not in err
+    assert b"Broken" not in err
+
+
+def test_a_full_disk_is_told(process: Process) -> None:
+    with Path("/dev/full").open("wb") as full:
+        run = process("list", stdout=full)
+        _, err = run.communicate(timeout=10)
+
+    assert run.returncode == 4
+    assert b"notso: No space left on device. Make room" in err
+
+
+def test_a_command_that_waits_for_nothing_does_not_read_stdin(process: Process) -> None:
+    setup = ENDLESS.format(deaf=False).replace("while self.deaf or not cancelled()", "while False")
+    run = process("run", "x", setup=setup)  # stdin stays open: reading it would never end
+
+    assert run.wait(10) == 0
+
+
+def test_help_of_a_signal_is_left_as_it_was() -> None:
+    from notso.cli.interruption import Interruption
+
+    before = signal.getsignal(signal.SIGINT)
+    with Interruption() as interruption:
+        assert not interruption.requested()
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.requested()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_outside_the_main_thread_it_does_nothing() -> None:
+    import threading
+
+    from notso.cli.interruption import Interruption
+
+    seen: list[Any] = []
+
+    def work() -> None:
+        with Interruption() as interruption:
+            seen.append(interruption.requested())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [False]

@@ -1,0 +1,221 @@
+"""`notso run`: what goes to which stream, and what reaches the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from notso.smollm3.errors import ContextLengthError
+from notso.smollm3.messages import Event, ToolCall
+
+Run = Callable[..., Any]
+
+
+def test_the_answer_goes_to_stdout_and_the_thinking_to_stderr(engine: Any, notso: Run) -> None:
+    engine.says("The sky", " scatters blue.", thinks=["Light", " scatters."])
+
+    result = notso("run", "Why is the sky blue?")
+
+    assert result.code == 0
+    assert result.out == "The sky scatters blue.\n"
+    assert result.err == "Light scatters.\n"
+    assert engine.asked[0][-1].content == "Why is the sky blue?"
+    assert engine.closed
+
+
+@pytest.mark.parametrize(
+    ("texts", "printed"),
+    [
+        (["a\n"], "a\n"),
+        (["a", "\n", "\n"], "a\n"),
+        (["\n", "\na", "\n\nb\n"], "a\n\nb\n"),
+        (["a\n", "", "b"], "a\nb\n"),
+        ([], "\n"),
+    ],
+)
+def test_there_is_exactly_one_final_newline(engine: Any, notso: Run, texts: list[str], printed: str) -> None:
+    engine.says(*texts)
+
+    assert notso("run", "x").out == printed
+
+
+def test_thinking_can_be_hidden_or_left_out(engine: Any, notso: Run) -> None:
+    engine.says("Yes.", thinks=["Hm."])
+
+    assert notso("run", "x", "--hide-thinking").err == ""
+    assert engine.thinking == [True]
+    notso("run", "x", "--no-think")
+    assert engine.thinking == [True, False]
+
+
+def test_control_characters_of_the_model_are_harmless(engine: Any, notso: Run) -> None:
+    engine.says("\x1b]0;owned\x07 \x1b[2J\r\x9b31m\x7f ok\ttab", thinks=["\x1b[8mhidden"])
+
+    result = notso("run", "x")
+
+    assert result.out == "␛]0;owned␇ ␛[2J␍\ufffd31m␡ ok\ttab\n"
+    assert result.err == "␛[8mhidden\n"
+
+
+def test_json_holds_text_usage_timings_and_the_seed(engine: Any, notso: Run) -> None:
+    engine.says("a\x1bb\x9b é\n", thinks=["hm"])
+
+    result = notso("run", "x", "--json", "--seed", "7")
+
+    assert result.err == ""
+    assert result.out.count("\n") == 1
+    assert not any(ord(c) < 32 or 0x7F <= ord(c) < 0xA0 for c in result.out.strip("\n"))
+    answer = json.loads(result.out)
+    assert answer["text"] == "a\x1bb\x9b é\n"
+    assert answer["reasoning"] == "hm"
+    assert answer["finish_reason"] == "stop"
+    assert answer["seed"] == 7
+    assert answer["usage"] == {
+        "prompt_tokens": 12,
+        "completion_tokens": 4,
+        "reasoning_tokens": 2,
+        "cached_tokens": 3,
+        "total_tokens": 16,
+    }
+    assert answer["timings"]["prompt_ms"] == 60.0
+    assert answer["timings"]["tokens_per_second"] == 8.0
+    assert answer["timings"]["total_ms"] >= answer["timings"]["first_token_ms"] > 0
+
+
+def test_json_tells_the_seed_that_was_drawn(engine: Any, notso: Run) -> None:
+    seeds = [json.loads(notso("run", "x", "--json").out)["seed"] for _ in range(2)]
+
+    assert seeds == [params.seed for params in engine.params]
+    assert seeds[0] != seeds[1]
+
+
+def test_tool_calls_are_in_the_json(engine: Any, notso: Run) -> None:
+    engine.script = [Event("tool_call", tool_call=ToolCall("call_1", "add", '{"a": 1}'))]
+
+    assert json.loads(notso("run", "x", "--json").out)["tool_calls"] == [
+        {"id": "call_1", "name": "add", "arguments": '{"a": 1}'}
+    ]
+
+
+def test_options_reach_the_sampler(engine: Any, notso: Run) -> None:
+    options = "--temperature 0 --top-p 0.5 --max-tokens 9 --seed 3 --stop END --stop STOP"
+    notso("run", "x", *options.split())
+
+    params = engine.params[0]
+    assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.0, 0.5, 9, 3)
+    assert params.stop == ("END", "STOP")
+
+
+def test_without_options_the_model_s_own_settings_hold(engine: Any, notso: Run) -> None:
+    notso("run", "x")
+
+    assert (engine.params[0].temperature, engine.params[0].top_p, engine.params[0].max_tokens) == (0.6, 0.95, None)
+
+
+def test_the_system_message_comes_first(engine: Any, notso: Run) -> None:
+    notso("run", "x", "--system", "Be brief.")
+
+    assert [(m.role, m.content) for m in engine.asked[0]] == [("system", "Be brief."), ("user", "x")]
+
+
+def test_model_context_and_threads_reach_the_engine(engine: Any, notso: Run) -> None:
+    notso("run", "x", "--model", "m.gguf", "--context", "512", "--threads", "2")
+
+    assert (str(engine.opened_with[0]), *engine.opened_with[1:]) == ("m.gguf", 512, 2)
+
+
+def test_the_environment_names_the_model(engine: Any, notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTSO_MODEL", "n.gguf")
+    notso("run", "x")
+
+    assert str(engine.opened_with[0]) == "n.gguf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "question"),
+    [
+        (["-"], "from the pipe\n", "from the pipe"),
+        ([], "from the pipe\n\n", "from the pipe"),
+        (["Sum", "this", "up"], "not read", "Sum this up"),
+        (["Sum this up:", "-"], "long text\n", "Sum this up:\n\nlong text"),
+        (["--", "--not-an-option"], "", "--not-an-option"),
+        (["-"], "é 漢 🙂", "é 漢 🙂"),
+    ],
+)
+def test_where_the_question_comes_from(
+    engine: Any, notso: Run, arguments: list[str], stdin: str, question: str
+) -> None:
+    assert notso("run", *arguments, stdin=stdin).code == 0
+    assert engine.asked[0][-1].content == question
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "told"),
+    [
+        ([], b"", "the prompt is empty"),
+        (["-"], b"  \n", "the prompt is empty"),
+        ([""], b"", "the prompt is empty"),
+        (["-"], b"abc\xff", "not UTF-8 text (byte 3)"),
+        (["\udcff"], b"", "not valid Unicode"),
+        (["x", "--system", "\udcff"], b"", "not valid Unicode"),
+    ],
+)
+def test_what_is_no_question_is_wrong_usage(
+    engine: Any, notso: Run, arguments: list[str], stdin: bytes, told: str
+) -> None:
+    result = notso("run", *arguments, stdin=stdin)
+
+    assert result.code == 2
+    assert told in result.err
+    assert result.err.count("\n") == 1
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--temperature 3", "--top-p 0", "--max-tokens 0", "--stop a --stop b --stop c --stop d --stop e", "--context 1"],
+)
+def test_options_out_of_range_are_wrong_usage(engine: Any, notso: Run, arguments: str) -> None:
+    result = notso("run", "x", *arguments.split())
+
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("notso: ")
+    assert result.err.count("\n") == 1
+
+
+def test_a_prompt_too_long_says_what_to_do(engine: Any, notso: Run) -> None:
+    engine.script = [ContextLengthError(9000, 4096)]
+
+    result = notso("run", "x")
+
+    assert result.code == 1
+    assert "this needs 9,000 tokens, the context holds 4,096. Shorten the prompt" in result.err
+
+
+def test_a_cut_answer_is_told_on_stderr_only(engine: Any, notso: Run) -> None:
+    engine.script = [Event("text", text="half"), Event("end", finish_reason="length")]
+    result = notso("run", "x")
+    assert (result.code, result.out) == (0, "half\n")
+    assert "cut before its end" in result.err
+
+    engine.script = [Event("reasoning", text="hm"), Event("end", finish_reason="length")]
+    assert "while still thinking" in notso("run", "x").err
+
+
+def test_the_demo_says_that_it_is_the_demo(engine: Any, notso: Run) -> None:
+    engine.is_demo = True
+    engine.says("hello")
+
+    result = notso("run", "x")
+    assert (result.out, "demo model answers" in result.err) == ("hello\n", True)
+    assert json.loads(notso("run", "x", "--json").out)["demo"] is True
+
+
+def test_stats_are_told_when_asked_for(engine: Any, notso: Run) -> None:
+    engine.says("hello")
+
+    assert "12 prompt tokens (3 cached) in 0.1 s, 4 tokens at 8.0 per second" in notso("run", "x", "--stats").err

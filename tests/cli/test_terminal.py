@@ -1,0 +1,151 @@
+"""Streams, colour and bars: who sees what."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+from notso.cli import terminal
+from notso.cli.answer import AnswerPrinter
+
+SPEAKER = """
+import sys
+from notso.cli import terminal
+from notso.cli.answer import AnswerPrinter
+printer = AnswerPrinter(show_reasoning=True)
+with terminal.progress(in_bytes=True) as report:
+    for done in range(0, 1000001, 100000):
+        report("fetching", done, 1000000)
+with terminal.waiting("waiting for it"):
+    pass
+printer.reasoning("why")
+printer.text("because")
+printer.finish()
+"""
+
+
+def on_a_terminal(code: str, **environment: str) -> str:
+    """What a program writes when stdout and stderr are one terminal."""
+    ours, theirs = pty.openpty()
+    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "NOTSO_PLAIN")}
+    run = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs, env={**env, **environment}
+    )
+    os.close(theirs)
+    written = b""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and select.select([ours], [], [], 30)[0]:
+        try:
+            data = os.read(ours, 65536)
+        except OSError:  # Linux: the other end is closed
+            break
+        if not data:
+            break
+        written += data
+    os.close(ours)
+    assert run.wait(10) == 0
+    return written.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_dim_thinking_and_bars_that_vanish() -> None:
+    shown = on_a_terminal(SPEAKER, TERM="xterm")
+
+    assert "\x1b[2mwhy\x1b[0m" in shown
+    assert "because" in shown
+    assert "fetching" in shown
+    assert "waiting for it" in shown
+    assert "\x1b[2K" in shown  # the bar's line is erased
+
+
+@pytest.mark.parametrize("variable", [{"TERM": "dumb"}, {"TERM": "xterm", "NOTSO_PLAIN": "1"}])
+def test_a_plain_terminal_gets_text_and_nothing_else(variable: dict[str, str]) -> None:
+    assert on_a_terminal(SPEAKER, **variable) == "why\nbecause\n"
+
+
+def test_no_color_takes_the_colour_and_leaves_the_bar() -> None:
+    shown = on_a_terminal(SPEAKER, TERM="xterm", NO_COLOR="1")
+
+    assert "why\n\nbecause" in shown
+    assert "fetching" in shown
+    assert "\x1b[2mwhy" not in shown
+    assert "\x1b[3" not in shown.replace("\x1b[3K", "")  # no colour codes
+
+
+def test_a_pipe_gets_text_and_nothing_else() -> None:
+    run = subprocess.run([sys.executable, "-c", SPEAKER], capture_output=True, text=True, check=True)
+
+    assert (run.stdout, run.stderr) == ("because\n", "why\n")
+
+
+def test_every_control_character_is_made_harmless() -> None:
+    text = "".join(map(chr, range(0x00, 0x100)))
+    shown = terminal.harmless(text)
+
+    assert len(shown) == len(text)
+    assert [c for c in shown if ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0] == ["\t", "\n"]
+    assert terminal.harmless("é 漢 🙂") == "é 漢 🙂"
+
+
+def test_a_split_between_two_pieces_changes_nothing() -> None:
+    text = "\n\x1b[31mred\n\nblue\n\n"
+    whole = io.StringIO()
+    printer = AnswerPrinter(show_reasoning=True, out=whole, err=io.StringIO())
+    printer.text(text)
+    printer.finish()
+    for at in range(len(text)):
+        out = io.StringIO()
+        printer = AnswerPrinter(show_reasoning=True, out=out, err=io.StringIO())
+        for piece in (text[:at], "", text[at:]):
+            printer.text(piece)
+        printer.finish()
+        assert out.getvalue() == whole.getvalue() == "␛[31mred\n\nblue\n"
+
+
+def test_progress_as_json_is_lines_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal.progress(as_json=True) as report:
+        for done in range(11):
+            report("checking", done, 10)
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1] == '{"progress": "checking", "done": 10, "total": 10}'
+    assert len(captured.err.splitlines()) == 2  # at most one each second, and the last
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(0, "0 bytes"), (999, "999 bytes"), (6_300_000, "6.3 MB"), (1_915_305_312, "1.92 GB")]
+)
+def test_sizes_are_said_in_powers_of_ten(size: int, said: str) -> None:
+    assert terminal.gigabytes(size) == said
+
+
+def test_columns_line_up() -> None:
+    assert terminal.columns([["name", "size"], ["a", "10 MB"], ["longer", "9 MB"]], right=(1,)) == [
+        "name     size",
+        "a       10 MB",
+        "longer   9 MB",
+    ]
+    assert terminal.columns([]) == []
+
+
+def test_a_stream_that_is_not_there_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = subprocess.run(
+        ["/bin/sh", "-c", f"{sys.executable} -m notso list >&-; echo $?"], capture_output=True, text=True, check=True
+    )
+
+    assert run.stdout == "0\n"
+
+
+def test_a_character_the_terminal_lacks_is_replaced() -> None:
+    code = "from notso.cli import terminal; terminal.prepare_streams(); terminal.say('ü🙂')"
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, check=True)
+
+    assert run.stdout == b"\xfc?\n"
