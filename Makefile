@@ -7,7 +7,7 @@ NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ARGS   ?=
 
-.PHONY: help run test lint format bench parity fuzz clean sanitize screenshots
+.PHONY: help run test lint format bench parity fuzz clean stub sanitize screenshots
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -40,6 +40,9 @@ parity: $(VENV)/.dev  ## compare live with transformers and llama.cpp, where tho
 
 fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(ARGS)
+
+stub: $(VENV)/.dev  ## write the typed stub of the native module anew, after its bindings changed
+	@$(BIN)/python -m nanobind.stubgen -q -m notso.qtensor._native -o src/notso/qtensor/_native.pyi
 
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis artifacts
