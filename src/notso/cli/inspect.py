@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notso.cli import options, terminal
+from notso.cli import exit_codes, options, terminal
+
+if TYPE_CHECKING:
+    from notso.smollm3.inspection import Entry, Inspection, RunInfo, TokenizerInfo
 
 EXAMPLES = """\
   notso inspect SmolLM3-Q4_K_M.gguf
   notso inspect SmolLM3-Q4_K_M.gguf --tensors --json"""
 
 
-def inspect_file(
+def inspect(
     file: options.File,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: options.Json = False,
@@ -23,9 +27,106 @@ def inspect_file(
     """Show what a GGUF file holds, and what it needs.
 
     Architecture, tensors by type, NoPE and Q6_K layers, tokenizer, template, bytes read per token, KV bytes per token,
-    and the context that fits this machine's memory.
+    and the context that fits this machine's memory. Exit code 3 if the file cannot be run.
     """
-    from notso.smollm3.inspection import inspect_model
+    from notso.smollm3.inspection import inspect_file
 
-    report = inspect_model(file)
-    terminal.say_json(report)
+    found = inspect_file(file)
+    if as_json:
+        terminal.say_json(found.as_dict(tensors=tensors))
+    else:
+        for line in describe(found, tensors=tensors):
+            terminal.say(line)
+    if found.problem is not None:
+        terminal.warn(f"This file cannot be run: {found.problem}")
+        raise typer.Exit(exit_codes.BAD_MODEL)
+
+
+def describe(found: Inspection, *, tensors: bool) -> list[str]:
+    """The report for people, section by section."""
+    known = f", the length of {found.known_as} (`notso verify` compares all of it)" if found.known_as else ""
+    lines = [
+        f"{found.path}: {terminal.gigabytes(found.size_bytes)}, GGUF {found.gguf_version}{known}",
+        f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {found.bits_per_parameter:.2f} bits each, "
+        f"{terminal.gigabytes(found.tensor_bytes)} from byte {found.data_offset:,} on",
+    ]
+    if found.run is not None:
+        lines += ["", "model", *_indented(_model(found.run))]
+    lines += ["", "tensors by type"]
+    rows = [
+        [f.format, str(f.tensors), f"{f.parameters:,} values", terminal.gigabytes(f.size_bytes)] for f in found.formats
+    ]
+    lines += _indented(terminal.columns(rows, right=(1, 2, 3)))
+    if found.tokenizer is not None:
+        lines += ["", "tokenizer", *_indented(_tokenizer(found.tokenizer))]
+    if found.run is not None:
+        lines += ["", "memory", *_indented(_memory(found.run, found.tensor_bytes))]
+    lines += ["", "metadata"]
+    lines += _indented(terminal.columns([[e.key, e.type, _value(e)] for e in found.metadata]))
+    if tensors:
+        rows = [
+            [t.name, t.format, " x ".join(map(str, t.shape)), terminal.gigabytes(t.size_bytes)] for t in found.tensors
+        ]
+        lines += ["", "tensors (outputs x inputs)", *_indented(terminal.columns(rows, right=(3,)))]
+    return lines
+
+
+def _model(run: RunInfo) -> list[str]:
+    c = run.config
+    tied = "tied to" if run.tied_embeddings else "apart from"
+    return [
+        f"{c['num_hidden_layers']} layers, hidden {c['hidden_size']}, feed-forward {c['intermediate_size']}, "
+        f"{c['num_attention_heads']} query heads on {c['num_key_value_heads']} key-value heads of {c['head_dim']}",
+        f"vocabulary {c['vocab_size']:,}, output {tied} the embedding, "
+        f"trained on contexts of {c['max_position_embeddings']:,} tokens",
+        f"layers without RoPE (NoPE): {_numbers(run.nope_layers)}",
+        f"layers with attn_v and ffn_down in Q6_K: {_numbers(run.q6_k_layers)}",
+    ]
+
+
+def _tokenizer(found: TokenizerInfo) -> list[str]:
+    template = "none"
+    if found.template_sha256 is not None:
+        which = f"published: {found.template_known}" if found.template_known else "not a published one"
+        template = f"{found.template_bytes:,} bytes, {which}, SHA-256 {found.template_sha256[:16]}..."
+    return [
+        f"{found.kind or 'unnamed'}, pre-tokeniser {found.pre or 'unnamed'}, "
+        f"{found.tokens:,} tokens, {found.merges:,} merges",
+        f"{found.control_tokens} control tokens, {found.user_defined_tokens} user-defined tokens",
+        f"chat template: {template}",
+    ]
+
+
+def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
+    contexts = list(run.cache[0].bytes_at) if run.cache else []
+    head = ["cache", "per token", *(f"{context:,}" for context in contexts), "fits here"]
+    rows = [
+        [
+            plan.format,
+            f"{plan.bytes_per_token:,} bytes",
+            *(terminal.gigabytes(plan.bytes_at[context]) for context in contexts),
+            f"{plan.fits_tokens:,} tokens",
+        ]
+        for plan in run.cache
+    ]
+    return [
+        f"weights {terminal.gigabytes(tensor_bytes)}, of which one token reads {run.weight_bytes_per_token:,} bytes",
+        f"{terminal.gigabytes(run.available_bytes)} available: {run.available_source}",
+        *terminal.columns([head, *rows], right=range(1, len(head))),
+    ]
+
+
+def _value(entry: Entry) -> str:
+    if entry.value is None:
+        return f"({entry.length:,} {'items' if entry.type.startswith('array') else 'characters'})"
+    if isinstance(entry.value, tuple):
+        return ", ".join(str(item) for item in entry.value)
+    return str(entry.value)
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values)) or "none"
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]

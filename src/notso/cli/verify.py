@@ -2,25 +2,86 @@
 
 from __future__ import annotations
 
-from notso.cli import options, terminal
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from notso.cli import exit_codes, options, terminal
+
+if TYPE_CHECKING:
+    from notso.smollm3.verification import TensorCheck, Verification
 
 EXAMPLES = """\
   notso verify SmolLM3-Q4_K_M.gguf
   notso verify model.gguf --json"""
 
 
-def verify_file(
+def verify(
     file: options.File,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
     """Check a file's hash, structure and every tensor.
 
-    Each tensor's quantised product is compared with that of its dequantised reference; the worst error is shown.
+    The SHA-256 is compared with the published ones, and each tensor's quantised product with that of its dequantised
+    reference; the worst error is shown. Exit code 3 if something is wrong.
     """
-    from notso.smollm3.verification import verify_model
+    from notso.smollm3.verification import verify_file
 
-    with terminal.progress(as_json=as_json) as report:
-        result = verify_model(file, progress=report)
-    terminal.say_json(result)
+    with terminal.progress(in_bytes=True, as_json=as_json) as report:
+        found = verify_file(file, progress=report)
+    damage = damaged_copy(found)
+    if as_json:
+        terminal.say_json({**found.as_dict(), "damaged_copy_of": damage})
+    else:
+        for line in describe(found, tensors=tensors):
+            terminal.say(line)
+        if damage:
+            terminal.warn(f"This has the length of {damage} but not its bytes: `notso pull --force` fetches it again.")
+        for problem in found.problems:
+            terminal.warn(problem)
+    if not found.ok or damage:
+        raise typer.Exit(exit_codes.BAD_MODEL)
+
+
+def damaged_copy(found: Verification) -> str | None:
+    """The published file this one must have been: same length, other hash."""
+    from notso.smollm3 import hub
+
+    if found.known_as is not None:
+        return None
+    return next((known.name for known in hub.KNOWN_FILES if known.size_bytes == found.size_bytes), None)
+
+
+def describe(found: Verification, *, tensors: bool) -> list[str]:
+    """The report for people."""
+    known = f"the published {found.known_as}" if found.known_as else "not a published file"
+    lines = [
+        f"{found.path}: {terminal.gigabytes(found.size_bytes)}",
+        f"SHA-256    {found.sha256} ({known})",
+        f"structure  {found.structure_problem or 'ok'}",
+    ]
+    rows = [["type", "tensors", "rows multiplied", "worst error", "allowed", "in"]]
+    for name in sorted({check.format for check in found.tensors}):
+        rows.append(_summary(name, [check for check in found.tensors if check.format == name]))
+    lines += terminal.columns(rows, right=(1, 2, 3, 4))
+    if tensors:
+        listed = [[c.name, c.format, *_figures(c), c.problem or "ok"] for c in found.tensors]
+        lines += ["", *terminal.columns([["tensor", "type", "worst error", "allowed", ""], *listed], right=(2, 3))]
+    lines.append("ok" if found.ok else f"{len(found.problems)} problem{'s' if len(found.problems) != 1 else ''}")
+    return lines
+
+
+def _summary(name: str, checks: list[TensorCheck]) -> list[str]:
+    rows = sum(check.rows_checked for check in checks)
+    worst = max(checks, key=lambda check: check.worst_error or 0.0)
+    figures = _figures(worst)
+    return [name, str(len(checks)), f"{rows:,}", *figures, worst.name if worst.worst_error is not None else "-"]
+
+
+def _figures(check: TensorCheck) -> list[str]:
+    if check.worst_error is None or check.tolerance is None:
+        return ["-", "-"]
+    return [f"{check.worst_error:.2e}", f"{check.tolerance:.0e}"]

@@ -18,13 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from notso.smollm3.engine import Engine
 from notso.smollm3.errors import EngineError
 from notso.smollm3.messages import Usage
 from notso.smollm3.sampling_params import SamplingParams
 
+Words = npt.NDArray[np.uint64]
+
 PROBE_BYTES = 1 << 30
+PROBE_READS = 3  # the first also brings the pages in; the best of them is the ceiling
 SHORT_PROMPT_TOKENS = 8  # what "depth 0" stands on: a prompt that costs nothing to read
 
 Progress = Callable[[str, int, int], None]
@@ -90,7 +94,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
             "prefill": rounds.prefill_rows(),
             "decode": rounds.decode_rows(weight_bytes(engine)),
             "batch": [],
-            "memory": _memory(),
+            "memory": rounds.memory,
             "repeats": plan.repeats,
         }
     finally:
@@ -99,7 +103,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     return result
 
 
-def read_bandwidth_gb_s(buffer: np.ndarray, threads: int) -> float:
+def read_bandwidth_gb_s(buffer: Words, threads: int) -> float:
     """Gigabytes (10^9) per second at which `threads` threads read `buffer` (uint64, 1-D) once, each its own part."""
     parts = np.array_split(buffer, threads)
     workers = [threading.Thread(target=np.bitwise_xor.reduce, args=(part,)) for part in parts]
@@ -111,7 +115,7 @@ def read_bandwidth_gb_s(buffer: np.ndarray, threads: int) -> float:
     return buffer.nbytes / (time.perf_counter() - started) / 1e9
 
 
-def probe_buffer(size_bytes: int) -> np.ndarray:
+def probe_buffer(size_bytes: int) -> Words:
     """Memory to read, uint64, on huge pages where the kernel gives them, every page written so that it exists."""
     memory = mmap.mmap(-1, size_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -165,16 +169,16 @@ class _Rounds:
         control = engine.tokenizer.control_ids | engine.tokenizer.user_defined_ids
         self._ids = np.array([i for i in range(engine.tokenizer.vocab_size) if i not in control])
         self.bandwidth = Samples()
+        self.memory: dict[str, float] = {}  # the largest seen after any generation
         self.prefill: dict[int, Samples] = {tokens: Samples() for tokens in plan.prefill_tokens}
         self.decode: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
 
     def run(self) -> None:
         steps = self._plan.repeats * (1 + len(self.prefill) + len(self.decode))
         done = 0
-        buffer = probe_buffer(self._plan.probe_bytes)
         for _ in range(self._plan.repeats):
             self._report("read bandwidth", done, steps)
-            self.bandwidth.values.append(read_bandwidth_gb_s(buffer, self._threads))
+            self.bandwidth.values.append(self._bandwidth())
             done += 1
             for tokens, samples in self.prefill.items():
                 self._report(f"prefill {tokens:,}", done, steps)
@@ -201,6 +205,11 @@ class _Rounds:
             for depth, samples in self.decode.items()
         ]
 
+    def _bandwidth(self) -> float:
+        # The buffer is made anew each time, so that the memory measured between is the engine's alone.
+        buffer = probe_buffer(self._plan.probe_bytes)
+        return max(read_bandwidth_gb_s(buffer, self._threads) for _ in range(PROBE_READS))
+
     def _prefill_rate(self, tokens: int) -> float:
         usage = self._generate(tokens, 1)
         return _rate(usage.prompt_tokens - usage.cached_tokens, usage.prompt_ms)
@@ -217,6 +226,8 @@ class _Rounds:
         usage = None
         for event in self._engine.generate(ids, params):
             usage = event.usage or usage
+        for name, megabytes in _memory().items():
+            self.memory[name] = max(self.memory.get(name, 0.0), megabytes)
         if usage is None:
             raise EngineError("the engine reported no usage")
         return usage
@@ -250,7 +261,7 @@ def _describe_model(engine: Engine) -> dict[str, Any]:
 
 def _memory() -> dict[str, float]:
     """Resident memory of this process in MB (10^6 bytes); the mapped file counts as far as it is resident."""
-    wanted = {"VmRSS:": "rss_mb", "RssAnon:": "anonymous_mb", "RssFile:": "file_mb", "VmHWM:": "peak_rss_mb"}
+    wanted = {"VmRSS:": "rss_mb", "RssAnon:": "anonymous_mb", "RssFile:": "file_mb"}
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
