@@ -79,10 +79,8 @@ def table(result: dict[str, Any]) -> list[str]:
         [f"decode at {r['depth']:,}, tok/s", *_spread(r, "tok_s"), f"{100 * r['roofline']:.0f} %"]
         for r in result["decode"]
     ]
-    rows.append(["load, s", f"{result['load_s']:.2f}", "", f"{result['first_load_s']:.2f}", "-"])
-    rows.append(
-        ["resident, MB", f"{result['memory']['rss_mb']:.0f}", "", f"{result['memory']['peak_rss_mb']:.0f}", "-"]
-    )
+    rows.append(["load from warm pages, s", f"{result['load_s']:.2f}", "", "", "-"])
+    rows.append(["resident, MB", f"{result['memory']['rss_mb']:.0f}", "", "", "-"])
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     cells = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     ruler = " | ".join("-" * width for width in widths)
