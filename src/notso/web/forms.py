@@ -19,9 +19,9 @@ _UNFIT = re.compile("[\x00\ud800-\udfff]")
 
 async def read_form(request: Request) -> dict[str, str]:
     """The fields of a form. Raises Problem: 415 for another content type, 400 for what is not text."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
-        raise Problem(415, words["error_form"])
     body = await request.body()
+    if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
+        raise Problem(415, words["error_form"])
     return await asyncio.to_thread(_parse, body)
 
 

@@ -21,8 +21,8 @@ def update_html(message_id: str, update: Update) -> str:
         if channel.tail is not None:
             parts.append(_partial(f"{target}-tail", "innerHTML" if update.snapshot else "innerMorph", channel.tail))
     parts.append(_partial("#status-label", "textContent", escape(update.label)))
-    if update.phase == "thinking":
-        parts.append(_partial(f"#msg-{message_id}-thought-label", "textContent", escape(update.label)))
+    if update.thought:
+        parts.append(_partial(f"#msg-{message_id}-thought-label", "textContent", escape(update.thought)))
     return "".join(parts)
 
 

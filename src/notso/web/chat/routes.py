@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request, Response
-from fastapi.sse import EventSourceResponse, ServerSentEvent
+from fastapi.sse import EventSourceResponse
 from starlette.responses import RedirectResponse
 
 from notso.web.access import guarded, owner_of
@@ -131,14 +130,14 @@ async def attached(state: Shared, owner: Owner, generation_id: str) -> tuple[str
     return answer.id, finished_log(answer, *html)
 
 
-@router.get("/generations/{generation_id}/events", response_class=EventSourceResponse)
+@router.get("/generations/{generation_id}/events")
 async def events(
     target: Annotated[tuple[str, TurnLog], Depends(attached)],
     last_event_id: Annotated[str | None, Header()] = None,
-) -> AsyncIterator[ServerSentEvent]:
+) -> EventSourceResponse:
     """Attach to an answer: a snapshot or what came after Last-Event-ID, then the rest as it comes, then `done`."""
-    async for event in turn_events(*target, last_number(last_event_id)):
-        yield event
+    events = turn_events(*target, last_number(last_event_id))
+    return EventSourceResponse(events, headers={"X-Accel-Buffering": "no"})
 
 
 @router.get("/status")

@@ -8,7 +8,6 @@ a block.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +32,7 @@ class Update:
     channels: dict[ChannelName, ChannelUpdate]
     phase: str
     label: str
+    thought: str
 
 
 @dataclass(slots=True)
@@ -50,6 +50,7 @@ class TurnLog:
         self.finished = False
         self.phase = "queued"
         self.label = ""
+        self.thought = ""
         self.error: str | None = None
         self._channels: dict[ChannelName, _Channel] = {name: _Channel() for name in CHANNELS}
         self._changed = asyncio.Event()
@@ -70,6 +71,13 @@ class TurnLog:
         """The state in the status pill's words."""
         if (phase, label) != (self.phase, self.label):
             self.phase, self.label = phase, label
+            self.number += 1
+            self._wake()
+
+    def set_thought(self, label: str) -> None:
+        """What stands above the thoughts."""
+        if label != self.thought:
+            self.thought = label
             self.number += 1
             self._wake()
 
@@ -96,14 +104,16 @@ class TurnLog:
             tail = channel.tail if channel.tail_number > start else None
             if snapshot or append or tail is not None:
                 channels[name] = ChannelUpdate(append, tail)
-        return Update(self.number, snapshot, channels, self.phase, self.label)
+        return Update(self.number, snapshot, channels, self.phase, self.label, self.thought)
 
-    async def wait(self, number: int, seconds: float) -> None:
-        """Return when something after `number` is there, or after `seconds`."""
+    async def wait(self, number: int, seconds: float) -> bool:
+        """Wait until something after `number` is there. False when `seconds` passed without."""
         if self.number > number:
-            return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            return True
+        try:
+            return await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return False
 
     def _wake(self) -> None:
         self._changed.set()

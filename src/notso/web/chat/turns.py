@@ -218,11 +218,14 @@ class _Follower:
         log = self.turn.log
         if self.turn.cancel.is_set() or not self._began:
             return
+        if self._thinking_since:
+            seconds = int((self._thinking_until or time.monotonic()) - self._thinking_since)
+            label = words["thought_for" if self._thinking_until else "phase_thinking_for"].format(seconds=seconds)
+            log.set_thought(label)
         if self._text["answer"]:
             log.set_phase("generating", words["phase_generating"])
         elif self._text["reasoning"]:
-            seconds = int(time.monotonic() - self._thinking_since)
-            log.set_phase("thinking", words["phase_thinking_for"].format(seconds=seconds))
+            log.set_phase("thinking", log.thought)
 
     async def _render_more(self) -> None:
         for channel in CHANNELS:

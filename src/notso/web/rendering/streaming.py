@@ -43,7 +43,7 @@ class StreamingMarkdown:
         """Close everything."""
         rest = self._text[self._closed_to :] + self._held
         self._text, self._held, self._closed_to = self._text + self._held, "", len(self._text) + len(self._held)
-        return Rendered(render_markdown(rest) if rest.strip() else "", "")
+        return Rendered(render_markdown(rest) if rest.strip(" \t\n") else "", "")
 
     def _close_blocks(self) -> str:
         complete = self._text.rfind("\n") + 1
@@ -60,7 +60,7 @@ class StreamingMarkdown:
 
     def _render_tail(self) -> str:
         tail = self._text[self._closed_to :]
-        if not tail.strip():
+        if not tail.strip(" \t\n"):
             return ""
         if self._tail_is_slow or len(tail) > MAX_TAIL_CHARACTERS:
             return render_plain(tail)

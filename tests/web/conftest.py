@@ -1,0 +1,228 @@
+"""A real server on loopback with a scripted engine, and a reader of event streams written from the specification."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from notso.web.app import create_app
+from notso.web.chat.engine_port import ChatEngine
+from notso.web.ids import new_id
+from notso.web.scripted_engine import ScriptedEngine
+from notso.web.server import ChatServer, address_of, listen
+from notso.web.settings import Settings
+from notso.web.state import State
+
+
+@dataclass
+class SSE:
+    """One event as a browser would see it."""
+
+    event: str = "message"
+    data: str = ""
+    id: str = ""
+
+
+class EventReader:
+    """The line rules of the HTML standard's event stream, fed with bytes cut anywhere."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._fields: list[tuple[str, str]] = []
+        self.last_id = ""
+        self.events: list[SSE] = []
+        self.comments: list[str] = []
+
+    def feed(self, data: bytes) -> None:
+        self._bytes += data
+        # A CR at the end may be half of CRLF: wait for the next byte.
+        while match := re.search(rb"\r\n|\n|\r(?=.)", self._bytes, re.DOTALL):
+            line, self._bytes = self._bytes[: match.start()].decode(), self._bytes[match.end() :]
+            self._line(line)
+
+    def _line(self, line: str) -> None:
+        if not line:
+            data = [value for name, value in self._fields if name == "data"]
+            named = [value for name, value in self._fields if name == "event"]
+            self._fields = []
+            if data:
+                self.events.append(SSE(named[-1] if named else "message", "\n".join(data), self.last_id))
+        elif line.startswith(":"):
+            self.comments.append(line[1:].strip())
+        else:
+            name, _, value = line.partition(":")
+            value = value.removeprefix(" ")
+            if name == "id":
+                self.last_id = value
+            self._fields.append((name, value))
+
+
+PARTIAL = re.compile(r'<hx-partial hx-target="([^"]*)" hx-swap="([^"]*)">(.*?)</hx-partial>', re.DOTALL)
+
+
+@dataclass
+class Screen:
+    """What a page would show after applying updates: element id -> HTML."""
+
+    parts: dict[str, str] = field(default_factory=dict)
+
+    def apply(self, event: SSE) -> None:
+        for target, swap, html in PARTIAL.findall(event.data):
+            before = self.parts.get(target, "") if swap == "beforeend" else ""
+            self.parts[target] = before + html
+
+    def html(self, message_id: str, channel: str) -> str:
+        return "".join(self.parts.get(f"#msg-{message_id}-{channel}-{part}", "") for part in ("closed", "tail"))
+
+
+@dataclass
+class Asked:
+    chat_id: str
+    message_id: str
+    generation_id: str
+
+
+class Running:
+    """A server in a thread, spoken to over TCP."""
+
+    def __init__(self, source: Callable[[], ChatEngine], settings: Settings) -> None:
+        self.app = create_app(source, settings)
+        listener = listen(settings)
+        self.address = address_of(listener, settings).rstrip("/")
+        self.server = ChatServer(self.app, self.address)
+        self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
+        self._thread.start()
+        self._wait(lambda: self.server.started or not self._thread.is_alive())
+        self.client = httpx.Client(base_url=self.address, timeout=10)
+
+    @property
+    def state(self) -> State:
+        state: State = self.app.state.notso
+        return state
+
+    def on_loop(self, work: Callable[[], Any]) -> Any:
+        """Run a callable on the server's loop and wait for what it returns."""
+
+        async def run() -> Any:
+            result = work()
+            return await result if asyncio.iscoroutine(result) else result
+
+        loop = self.state.engine._loop
+        assert loop is not None
+        return asyncio.run_coroutine_threadsafe(run(), loop).result(10)
+
+    def ready(self) -> Running:
+        self._wait(lambda: self.client.get("/health").status_code == 200)
+        return self
+
+    def ask(self, text: str, chat_id: str | None = None, *, thinking: bool = True, key: str | None = None) -> Asked:
+        fields = {"text": text, "key": key or new_id()} | ({"thinking": "on"} if thinking else {})
+        answer = self.client.post(f"/chats/{chat_id}/messages" if chat_id else "/chats", data=fields)
+        assert answer.status_code == 303, answer.text
+        chat_id = answer.headers["location"].removeprefix("/chats/")
+        return self.last(chat_id)
+
+    def last(self, chat_id: str) -> Asked:
+        """The newest answer of a chat."""
+        message = self.on_loop(lambda: self.state.store.messages("local", chat_id))[-1]
+        return Asked(chat_id, message.id, message.generation_id)
+
+    def stored(self, asked: Asked) -> Any:
+        return self.on_loop(lambda: self.state.store.message("local", asked.chat_id, asked.message_id))
+
+    def stream(
+        self,
+        asked: Asked,
+        last_id: str | bytes | None = None,
+        *,
+        until: Callable[[SSE], bool] = lambda event: False,
+        limit: int = 1_000_000,
+    ) -> list[SSE]:
+        """Attach and read to the end of the stream, or until `until` an event or `limit` events."""
+        reader, headers = EventReader(), ({"Last-Event-ID": last_id} if last_id is not None else {})
+        url = f"/generations/{asked.generation_id}/events"
+        with self.client.stream("GET", url, headers=headers) as response:
+            assert response.status_code == 200
+            assert response.headers["content-type"].startswith("text/event-stream")
+            for chunk in response.iter_raw():
+                seen = len(reader.events)
+                reader.feed(chunk)
+                if any(until(event) for event in reader.events[seen:]) or len(reader.events) >= limit:
+                    break
+        return reader.events[:limit]
+
+    def finished(self, asked: Asked, *, seconds: float = 10) -> Any:
+        """The stored answer once it has ended."""
+        self._wait(lambda: not self.stored(asked).active, seconds)
+        return self.stored(asked)
+
+    def begin_close(self) -> None:
+        self.client.close()
+        self.server.should_exit = True
+
+    def close(self) -> None:
+        self.begin_close()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    @staticmethod
+    def _wait(condition: Callable[[], bool], seconds: float = 10) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "waited too long"
+            time.sleep(0.01)
+
+    wait = _wait
+
+
+@pytest.fixture(scope="session")
+def closing() -> Iterator[list[Running]]:
+    """Servers told to end, whose end is looked at once all tests are through: each takes a moment."""
+    servers: list[Running] = []
+    yield servers
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path, closing: list[Running]) -> Iterator[Callable[..., Running]]:
+    """Start servers; each is closed at the end of the test. Keyword arguments are settings."""
+    running: list[Running] = []
+
+    def begin(engine: ScriptedEngine | Callable[[], ChatEngine], **settings: Any) -> Running:
+        source = engine if callable(engine) else lambda: engine
+        server = Running(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings)))
+        running.append(server)
+        return server
+
+    yield begin
+    for server in running:
+        server.begin_close()
+    closing += running
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One server for tests that leave nothing running."""
+    server = Running(ScriptedEngine, Settings(port=0, data_dir=tmp_path_factory.mktemp("data"))).ready()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def screen() -> Screen:
+    return Screen()
+
+
+@pytest.fixture
+def event_reader() -> type[EventReader]:
+    return EventReader
