@@ -5,6 +5,10 @@
 #if defined(QTENSOR_X86)
 #include <cpuid.h>
 #endif
+#if defined(QTENSOR_X86) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace qtensor {
 
@@ -15,6 +19,15 @@ uint64_t enabled_state() {  // XCR0: which registers the operating system saves
   uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return uint64_t(high) << 32 | low;
+}
+// Linux saves tile registers only for processes that ask; a container may refuse.
+bool tiles_granted() {
+#if defined(__linux__)
+  constexpr long request_permission = 0x1023, tile_data = 18;
+  return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
 }
 bool bit(uint32_t word, int index) { return word >> index & 1; }
 
@@ -30,7 +43,7 @@ CpuFeatures detect_cpu_features() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
   f.avx2 = ymm && fma && f16c && bit(b, 5);
   f.avx512_vnni = f.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31) && bit(c, 11);
-  f.amx_int8 = f.avx512_vnni && tiles && bit(d, 24) && bit(d, 25) && bit(d, 22);
+  f.amx_int8 = f.avx512_vnni && tiles && bit(d, 24) && bit(d, 25) && bit(d, 22) && tiles_granted();
   return f;
 }
 #else

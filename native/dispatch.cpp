@@ -18,6 +18,7 @@ const std::vector<Family>& families() {
     [[maybe_unused]] const CpuFeatures cpu = detect_cpu_features();
     return std::vector<Family>{
 #if defined(QTENSOR_X86)
+        {&kAmxKernels, cpu.amx_int8},
         {&kAvx512Kernels, cpu.avx512_vnni},
         {&kAvx2Kernels, cpu.avx2},
 #endif

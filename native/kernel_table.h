@@ -29,6 +29,20 @@ struct MatmulTask {
   int64_t row_begin, row_end;
 };
 
+// The same product for many columns by kernels that work on tiles of 16 x 16: activations are packed beforehand, one
+// call of pack_tile for each 16 columns. Rows come in multiples of 16.
+struct TileTask {
+  const uint8_t* weight;
+  int64_t row_bytes;
+  int64_t blocks;         // per row
+  const uint8_t* packed;  // every column tile, as pack_tile wrote it
+  int64_t columns;
+  float* y;
+  int64_t y_stride;
+  int64_t row_begin, row_end;
+  uint8_t* scratch;  // tile_scratch_bytes(columns), aligned to 64, for this worker alone
+};
+
 // Causal attention of `queries` vectors that share one KV head. Query i sees positions [0, limits[i]).
 // Keys lie as [dim][kTilePositions] halves per tile, values as [kTilePositions][dim].
 // Per tile, in order of position: s_j = scale * (fma chain over dim); m' = max(m, max_j s_j); p_j = exp(s_j - m');
@@ -83,12 +97,22 @@ struct KernelTable {
   // Rounds to half, to nearest even.
   void (*to_half)(const float* x, int64_t n, half* out);
   void (*attention)(const AttentionTask&);
+
+  // Tiles, where there are any: from how many columns on they are the faster way (0: never).
+  int64_t tile_columns;
+  int64_t (*packed_tile_bytes)(int64_t blocks);
+  int64_t (*tile_scratch_bytes)(int64_t columns);
+  void (*pack_tile)(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, uint8_t* packed);
+  void (*matmul_tiles_q4_k)(const TileTask&);
+  void (*matmul_tiles_q5_k)(const TileTask&);
+  void (*matmul_tiles_q6_k)(const TileTask&);
 };
 
 extern const KernelTable kGenericKernels;
 #if defined(QTENSOR_X86)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
+extern const KernelTable kAmxKernels;
 #endif
 
 }  // namespace qtensor

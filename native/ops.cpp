@@ -36,6 +36,10 @@ Scratch& scratch() {
   static Scratch shared;
   return shared;
 }
+Scratch& packed_memory() {
+  static Scratch shared;
+  return shared;
+}
 
 bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
 
@@ -62,6 +66,38 @@ MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
       return table.matmul_q6_k;
   }
   refuse("this block format has no kernel");
+}
+
+bool has_tiles(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
+
+using TileKernel = void (*)(const TileTask&);
+TileKernel tile_kernel(const KernelTable& table, Format format) {
+  return format == Format::Q4_K   ? table.matmul_tiles_q4_k
+         : format == Format::Q5_K ? table.matmul_tiles_q5_k
+                                  : table.matmul_tiles_q6_k;
+}
+
+// Rows of one product that one worker computes.
+struct Piece {
+  const Product* product;
+  int64_t begin, end;
+  bool tiled;
+};
+// Enough pieces that a thread which loses its CPU for a while holds nobody up, none so small that claiming it costs.
+std::vector<Piece> plan_pieces(const std::vector<Product>& products, int threads, int64_t columns, bool tiles) {
+  int64_t rows = 0;
+  for (const auto& product : products) rows += product.weight.rows;
+  const int64_t even = rows / (threads * 8) / 16 * 16;
+  std::vector<Piece> plan;
+  for (const auto& product : products) {
+    const bool tiled = tiles && has_tiles(product.weight.format);
+    const int64_t grain = tiled ? 64 : std::clamp<int64_t>(even, 16, columns > 8 ? 64 : 512);
+    const int64_t whole = tiled ? product.weight.rows / 16 * 16 : 0;  // a tile's rows; the rest goes another way
+    for (int64_t at = 0; at < whole; at += grain) plan.push_back({&product, at, std::min(whole, at + grain), true});
+    for (int64_t at = whole; at < product.weight.rows; at += grain)
+      plan.push_back({&product, at, std::min(product.weight.rows, at + grain), false});
+  }
+  return plan;
 }
 
 void check_ids(const int32_t* ids, int64_t count, int64_t limit, const char* what) {
@@ -146,11 +182,10 @@ Step rms_norm(const float* x, const float* weight, float eps, int64_t rows, int6
 }
 
 Step matmul(const float* x, int64_t columns, int64_t k, std::vector<Product> products) {
-  bool any_quantised = false;
-  int64_t total_rows = 0;
+  bool any_quantised = false, any_tiled = false;
   for (const auto& product : products) {
     any_quantised |= !is_float(product.weight.format);
-    total_rows += product.weight.rows;
+    any_tiled |= has_tiles(product.weight.format);
   }
   const int64_t blocks = (k + kSuperBlock - 1) / kSuperBlock;
   return [=](ThreadPool& pool) {
@@ -162,24 +197,39 @@ Step matmul(const float* x, int64_t columns, int64_t k, std::vector<Product> pro
         for (int64_t c = begin; c < end; c++) table.quantize_q8k(x + c * k, k, quantised + c * blocks);
       });
     }
-    // Enough pieces that a thread which loses its CPU for a while holds nobody up, none so small that claiming it
-    // costs.
-    const int64_t pieces = pool.size() * 8;
-    const int64_t grain = std::clamp<int64_t>(total_rows / pieces / 16 * 16, 16, columns > 8 ? 64 : 512);
-    const int64_t column_chunk = std::max<int64_t>(16, (int64_t(512) << 10) / (blocks * int64_t(sizeof(BlockQ8K))));
-    struct Piece {
-      const Product* product;
-      int64_t begin, end;
-    };
-    std::vector<Piece> plan;
-    plan.reserve(size_t(total_rows / grain) + products.size());
-    for (const auto& product : products)
-      for (int64_t begin = 0; begin < product.weight.rows; begin += grain)
-        plan.push_back({&product, begin, std::min(product.weight.rows, begin + grain)});
-    auto task = [&](int64_t index, int) {
+    uint8_t* packed = nullptr;
+    uint8_t* tile_scratch = nullptr;
+    int64_t tile_scratch_bytes = 0;
+    if (any_tiled && table.tile_columns > 0 && columns >= table.tile_columns) {
+      const int64_t tiles = (columns + 15) / 16;
+      const int64_t packed_bytes = tiles * table.packed_tile_bytes(blocks);
+      tile_scratch_bytes = (table.tile_scratch_bytes(columns) + 4095) / 4096 * 4096;
+      packed = static_cast<uint8_t*>(packed_memory().get(size_t(packed_bytes + tile_scratch_bytes * pool.size())));
+      tile_scratch = packed + packed_bytes;
+      auto pack = [&](int64_t tile, int) { table.pack_tile(quantised, blocks, columns, tile, packed); };
+      pool.run(tiles, pack);
+    }
+    const std::vector<Piece> plan = plan_pieces(products, pool.size(), columns, packed != nullptr);
+    auto task = [&](int64_t index, int worker) {
       const Piece& piece = plan[size_t(index)];
       const Weight& w = piece.product->weight;
+      if (piece.tiled) {
+        TileTask t{};
+        t.weight = w.data;
+        t.row_bytes = bytes_per_row(w.format, k);
+        t.blocks = blocks;
+        t.packed = packed;
+        t.columns = columns;
+        t.y = piece.product->y;
+        t.y_stride = w.rows;
+        t.row_begin = piece.begin;
+        t.row_end = piece.end;
+        t.scratch = tile_scratch + tile_scratch_bytes * worker;
+        tile_kernel(table, w.format)(t);
+        return;
+      }
       const MatmulKernel kernel = matmul_kernel(table, w.format);
+      const int64_t column_chunk = std::max<int64_t>(16, (int64_t(512) << 10) / (blocks * int64_t(sizeof(BlockQ8K))));
       for (int64_t c = 0; c < columns; c += column_chunk) {
         MatmulTask t{};
         t.weight = w.data;

@@ -66,15 +66,17 @@ struct Q4_K512 : WithMins512 {
 
 struct Q5_K512 : WithMins512 {
   static constexpr int64_t bytes = sizeof(BlockQ5_K);
-  static Unpacked unpack(const uint8_t* block) {
-    Unpacked w;
-    unpack_header(block + 4, w);
+  static void values(const uint8_t* block, __m512i (&q)[4]) {
     const __m512i high = broadcast32(block + 16), bit4 = _mm512_set1_epi8(16);
     // bits 2c and 2c+1 of `high` move to bit 4
     const __m512i moved[4] = {_mm512_sllv_epi16(high, halves16(4, 3)), _mm512_sllv_epi16(high, halves16(2, 1)),
                               _mm512_srlv_epi16(high, halves16(0, 1)), _mm512_srlv_epi16(high, halves16(2, 3))};
-    for (int c = 0; c < 4; c++)
-      w.q[c] = _mm512_or_si512(nibbles(block + 48 + 32 * c), _mm512_and_si512(moved[c], bit4));
+    for (int c = 0; c < 4; c++) q[c] = _mm512_or_si512(nibbles(block + 48 + 32 * c), _mm512_and_si512(moved[c], bit4));
+  }
+  static Unpacked unpack(const uint8_t* block) {
+    Unpacked w;
+    unpack_header(block + 4, w);
+    values(block, w.q);
     return w;
   }
 };
@@ -86,16 +88,19 @@ struct Q6_K512 : KQuant512 {
   struct Unpacked : KQuant512::Unpacked {
     __m256i scale16;
   };
-  static Unpacked unpack(const uint8_t* block) {
-    Unpacked w;
+  static void values(const uint8_t* block, __m512i (&q)[4]) {
     const __m512i four = _mm512_set1_epi8(15), two = _mm512_set1_epi8(48);
     for (int n = 0; n < 2; n++) {
       const __m512i low = _mm512_loadu_si512(block + 64 * n), high = broadcast32(block + 128 + 32 * n);
-      w.q[2 * n] =
+      q[2 * n] =
           _mm512_or_si512(_mm512_and_si512(low, four), _mm512_and_si512(_mm512_sllv_epi16(high, halves16(4, 2)), two));
-      w.q[2 * n + 1] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(low, 4), four),
-                                       _mm512_and_si512(_mm512_srlv_epi16(high, halves16(0, 2)), two));
+      q[2 * n + 1] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(low, 4), four),
+                                     _mm512_and_si512(_mm512_srlv_epi16(high, halves16(0, 2)), two));
     }
+  }
+  static Unpacked unpack(const uint8_t* block) {
+    Unpacked w;
+    values(block, w.q);
     w.scale16 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(block + 192)));
     const __m512i words = _mm512_castsi256_si512(w.scale16);
     const __m512i order =

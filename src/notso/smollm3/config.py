@@ -55,7 +55,7 @@ class SmolLM3Config:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> SmolLM3Config:
-        """Read and check every value. Raises ModelFileError naming the key that is missing, mistyped or out of range."""
+        """Read and check every value. Raises ModelFileError naming a key that is missing, mistyped or out of range."""
         architecture = metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
             raise ModelFileError(f"general.architecture is {str(architecture)[:40]!r}; supported: {ARCHITECTURE!r}")

@@ -260,7 +260,8 @@ class Engine:
         step.token_ids[0] = token
         self._decode_program.run()
         self._cached_ids.append(token)
-        return step.logits[0]
+        logits: Floats = step.logits[0]
+        return logits
 
     # Checks
 

@@ -1,0 +1,37 @@
+// Kernels for AVX-512 with VNNI and AMX: tiles for many columns, the AVX-512 kernels for few.
+#include <immintrin.h>
+
+#include "../../kernel_table.h"
+
+namespace qtensor {
+namespace {
+
+constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 4;
+// clang-format off: each of these builds on the ones before it
+#include "../avx512/vec16.h"
+#include "../float_kernels.h"
+#include "../x86_rows.h"
+#include "../avx512/integer_kernels.h"
+#include "../x86_matmul.h"
+#include "tile_matmul.h"
+// clang-format on
+
+void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }
+void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K512>(t); }
+void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
+
+}  // namespace
+
+const KernelTable kAmxKernels = {
+#define QTENSOR_TABLE_NAME "amx"
+#include "../table_entries.h"
+    .tile_columns = 9,
+    .packed_tile_bytes = packed_tile_bytes,
+    .tile_scratch_bytes = tile_scratch_bytes,
+    .pack_tile = pack_tile,
+    .matmul_tiles_q4_k = matmul_tiles_q4_k,
+    .matmul_tiles_q5_k = matmul_tiles_q5_k,
+    .matmul_tiles_q6_k = matmul_tiles_q6_k,
+};
+
+}  // namespace qtensor
