@@ -26,6 +26,25 @@ void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
 }
 
+// An array is taken as it is or refused: a converted copy of an output would swallow the result.
+auto exact(const char* name) { return nb::arg(name).noconvert(); }
+
+template <class... Arguments>
+void require_aligned(const nb::ndarray<Arguments...>& array) {
+  const auto size = uintptr_t(array.itemsize());
+  require(reinterpret_cast<uintptr_t>(array.data()) % size == 0, "an array is not aligned to its items");
+}
+template <class Array>
+void require_aligned(const std::vector<Array>& arrays) {
+  for (const auto& array : arrays) require_aligned(array);
+}
+template <class A, class B>
+void require_same_shape(const A& a, const B& b) {
+  bool same = a.ndim() == b.ndim();
+  for (size_t i = 0; same && i < a.ndim(); i++) same = a.shape(i) == b.shape(i);
+  require(same, "shapes differ");
+}
+
 // A program and the arrays its steps point into.
 struct Recording {
   Program program;
@@ -35,6 +54,7 @@ thread_local Recording* recording = nullptr;
 
 template <class... Kept>
 void emit(Step step, const Kept&... kept) {
+  (require_aligned(kept), ...);
   if (recording != nullptr) {
     recording->program.add(std::move(step));
     (recording->kept.append(nb::cast(kept)), ...);
@@ -63,6 +83,7 @@ KeyValuePool pool_of(const Out<uint16_t, 4>& keys, const Out<uint16_t, 4>& value
   require(values.shape(0) == keys.shape(0) && values.shape(1) == keys.shape(1) && values.shape(3) == keys.shape(2),
           "keys and values differ in shape");
   require(pool.dim % 16 == 0 && pool.dim > 0, "the head dimension must be a multiple of 16");
+  require(pool.blocks > 0 && pool.kv_heads > 0, "a cache needs blocks and heads");
   return pool;
 }
 
@@ -82,7 +103,7 @@ NB_MODULE(_native, m) {
   m.def("available_kernels", &available_kernels, "Kernel families this CPU runs, best first.");
   m.def("kernels", [] { return std::string(kernels().name); }, "The kernel family in force.");
   m.def("use_kernels", &use_kernels, nb::arg("name"), "Puts a family in force; ValueError lists the choices.");
-  m.def("thread_count", [] { return thread_pool().size(); }, "Threads that share each operation.");
+  m.def("thread_count", &thread_count, "Threads that share each operation.");
   m.def(
       "set_thread_count",
       [](int threads) {
@@ -112,86 +133,139 @@ NB_MODULE(_native, m) {
           },
           "Runs every step in order. ValueError where an array holds a row, position or block out of range.");
 
-  m.def("embed_rows", [](Bytes data, int format, int64_t rows, int64_t k, In<int32_t, 1> ids, Out<float, 2> out) {
-    require(out.shape(0) == ids.size() && int64_t(out.shape(1)) == k, "out must have a row of k values per id");
-    emit(embed_rows(weight_of(data, format, rows, k), ids.data(), int64_t(ids.size()), out.data()), data, ids, out);
-  });
-  m.def("gather_rows", [](In<float, 2> x, In<int32_t, 1> ids, Out<float, 2> out) {
-    require(out.shape(0) == ids.size() && out.shape(1) == x.shape(1), "out must have a row of x's width per id");
-    emit(gather_rows(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), ids.data(), int64_t(ids.size()), out.data()),
-         x, ids, out);
-  });
-  m.def("rms_norm", [](In<float, 2> x, In<float, 1> weight, float eps, Out<float, 2> out) {
-    require(weight.size() == x.shape(1) && out.shape(0) == x.shape(0) && out.shape(1) == x.shape(1), "shapes differ");
-    emit(rms_norm(x.data(), weight.data(), eps, int64_t(x.shape(0)), int64_t(x.shape(1)), out.data()), x, weight, out);
-  });
-  m.def("matmul", [](In<float, 2> x, const std::vector<Bytes>& data, const std::vector<int>& formats,
-                     const std::vector<Out<float, 2>>& outs) {
-    require(data.size() == formats.size() && data.size() == outs.size(), "one output per weight");
-    std::vector<Product> products;
-    for (size_t i = 0; i < data.size(); i++) {
-      require(outs[i].shape(0) == x.shape(0), "an output needs a row per row of x");
-      products.push_back({weight_of(data[i], formats[i], int64_t(outs[i].shape(1)), int64_t(x.shape(1))),
-                          const_cast<float*>(outs[i].data())});
-    }
-    emit(matmul(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), std::move(products)), x, data, outs);
-  });
-  m.def("rope", [](Out<float, 3> x, In<int32_t, 1> positions, In<float, 2> cosine, In<float, 2> sine, bool adjacent) {
-    require(positions.size() == x.shape(0), "one position per row");
-    require(2 * cosine.shape(1) == x.shape(2) && sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
+  m.def(
+      "embed_rows",
+      [](Bytes data, int format, int64_t rows, int64_t k, In<int32_t, 1> ids, Out<float, 2> out) {
+        require(out.shape(0) == ids.size() && int64_t(out.shape(1)) == k, "out must have a row of k values per id");
+        emit(embed_rows(weight_of(data, format, rows, k), ids.data(), int64_t(ids.size()), out.data()), data, ids, out);
+      },
+      exact("data"), nb::arg("format"), nb::arg("rows"), nb::arg("k"), exact("ids"), exact("out"));
+  m.def(
+      "gather_rows",
+      [](In<float, 2> x, In<int32_t, 1> ids, Out<float, 2> out) {
+        require(out.shape(0) == ids.size() && out.shape(1) == x.shape(1), "out must have a row of x's width per id");
+        emit(gather_rows(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), ids.data(), int64_t(ids.size()),
+                         out.data()),
+             x, ids, out);
+      },
+      exact("x"), exact("ids"), exact("out"));
+  m.def(
+      "rms_norm",
+      [](In<float, 2> x, In<float, 1> weight, float eps, Out<float, 2> out) {
+        require_same_shape(x, out);
+        require(x.shape(1) > 0 && weight.size() == x.shape(1), "the weight must be as long as a row, which has values");
+        emit(rms_norm(x.data(), weight.data(), eps, int64_t(x.shape(0)), int64_t(x.shape(1)), out.data()), x, weight,
+             out);
+      },
+      exact("x"), exact("weight"), nb::arg("eps"), exact("out"));
+  m.def(
+      "matmul",
+      [](In<float, 2> x, const std::vector<Bytes>& data, const std::vector<int>& formats,
+         const std::vector<Out<float, 2>>& outs) {
+        require(data.size() == formats.size() && data.size() == outs.size(), "one output per weight");
+        require(x.size() > 0 && !data.empty(), "matmul needs at least one weight and one row");
+        std::vector<Product> products;
+        for (size_t i = 0; i < data.size(); i++) {
+          require(outs[i].shape(0) == x.shape(0), "an output needs a row per row of x");
+          products.push_back({weight_of(data[i], formats[i], int64_t(outs[i].shape(1)), int64_t(x.shape(1))),
+                              const_cast<float*>(outs[i].data())});
+        }
+        emit(matmul(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), std::move(products)), x, data, outs);
+      },
+      exact("x"), exact("data"), nb::arg("formats"), exact("outs"));
+  m.def(
+      "rope",
+      [](Out<float, 3> x, In<int32_t, 1> positions, In<float, 2> cosine, In<float, 2> sine, bool adjacent) {
+        require(positions.size() == x.shape(0), "one position per row");
+        require(x.shape(1) > 0 && x.shape(2) > 0, "rope needs heads and dimensions");
+        require(
+            2 * cosine.shape(1) == x.shape(2) && sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
             "the tables must hold half a head per position");
-    emit(rope(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), positions.data(), cosine.data(),
-              sine.data(), int64_t(cosine.shape(0)), adjacent),
-         x, positions, cosine, sine);
-  });
-  m.def("store_key_values", [](In<float, 3> k, In<float, 3> v, In<int32_t, 1> positions, In<int32_t, 1> sequences,
-                               In<int32_t, 2> tables, Out<uint16_t, 4> keys, Out<uint16_t, 4> values) {
-    const KeyValuePool pool = pool_of(keys, values);
-    const RowPlaces places = places_of(positions, sequences, tables);
-    for (const auto* a : {&k, &v})
-      require(int64_t(a->shape(0)) == places.rows && int64_t(a->shape(1)) == pool.kv_heads &&
-                  int64_t(a->shape(2)) == pool.dim,
-              "k and v must be (rows, kv heads, dim)");
-    emit(store_key_values(k.data(), v.data(), places, pool), k, v, positions, sequences, tables, keys, values);
-  });
-  m.def("attention", [](In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
-                        Out<uint16_t, 4> keys, Out<uint16_t, 4> values, float scale, Out<float, 3> out) {
-    const KeyValuePool pool = pool_of(keys, values);
-    const RowPlaces places = places_of(positions, sequences, tables);
-    require(int64_t(q.shape(0)) == places.rows && int64_t(q.shape(2)) == pool.dim, "q must be (rows, heads, dim)");
-    require(q.shape(1) > 0 && int64_t(q.shape(1)) % pool.kv_heads == 0, "heads must divide among the kv heads");
-    require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == q.shape(2),
-            "out must be shaped like q");
-    emit(attention(q.data(), int64_t(q.shape(1)), places, pool, scale, out.data()), q, positions, sequences, tables,
-         keys, values, out);
-  });
-  m.def("silu_mul", [](In<float, 2> gate, In<float, 2> up, Out<float, 2> out) {
-    require(gate.size() == up.size() && gate.size() == out.size(), "shapes differ");
-    emit(silu_mul(gate.data(), up.data(), int64_t(gate.size()), out.data()), gate, up, out);
-  });
-  m.def("add", [](In<float, 2> a, In<float, 2> b, Out<float, 2> out) {
-    require(a.size() == b.size() && a.size() == out.size(), "shapes differ");
-    emit(add(a.data(), b.data(), int64_t(a.size()), out.data()), a, b, out);
-  });
-  m.def("softmax", [](Out<float, 2> x) {
-    require(x.shape(1) > 0, "softmax of nothing");
-    emit(softmax(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1))), x);
-  });
-  m.def("argmax", [](In<float, 2> x, Out<int32_t, 1> out) {
-    require(x.shape(1) > 0 && out.size() == x.shape(0), "argmax needs values and an output per row");
-    emit(argmax(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), out.data()), x, out);
-  });
-  m.def("rope_table", [](In<double, 1> frequency, double factor, Out<float, 2> cosine, Out<float, 2> sine) {
-    require(cosine.shape(1) == frequency.size() && sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
+        emit(rope(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), positions.data(),
+                  cosine.data(), sine.data(), int64_t(cosine.shape(0)), adjacent),
+             x, positions, cosine, sine);
+      },
+      exact("x"), exact("positions"), exact("cosine"), exact("sine"), nb::arg("adjacent"));
+  m.def(
+      "store_key_values",
+      [](In<float, 3> k, In<float, 3> v, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
+         Out<uint16_t, 4> keys, Out<uint16_t, 4> values) {
+        const KeyValuePool pool = pool_of(keys, values);
+        const RowPlaces places = places_of(positions, sequences, tables);
+        for (const auto* a : {&k, &v})
+          require(int64_t(a->shape(0)) == places.rows && int64_t(a->shape(1)) == pool.kv_heads &&
+                      int64_t(a->shape(2)) == pool.dim,
+                  "k and v must be (rows, kv heads, dim)");
+        emit(store_key_values(k.data(), v.data(), places, pool), k, v, positions, sequences, tables, keys, values);
+      },
+      exact("k"), exact("v"), exact("positions"), exact("sequences"), exact("tables"), exact("keys"), exact("values"));
+  m.def(
+      "attention",
+      [](In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
+         Out<uint16_t, 4> keys, Out<uint16_t, 4> values, float scale, Out<float, 3> out) {
+        const KeyValuePool pool = pool_of(keys, values);
+        const RowPlaces places = places_of(positions, sequences, tables);
+        require(int64_t(q.shape(0)) == places.rows && int64_t(q.shape(2)) == pool.dim, "q must be (rows, heads, dim)");
+        require(q.shape(1) > 0 && int64_t(q.shape(1)) % pool.kv_heads == 0, "heads must divide among the kv heads");
+        require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == q.shape(2),
+                "out must be shaped like q");
+        emit(attention(q.data(), int64_t(q.shape(1)), places, pool, scale, out.data()), q, positions, sequences, tables,
+             keys, values, out);
+      },
+      exact("q"), exact("positions"), exact("sequences"), exact("tables"), exact("keys"), exact("values"),
+      nb::arg("scale"), exact("out"));
+  m.def(
+      "silu_mul",
+      [](In<float, 2> gate, In<float, 2> up, Out<float, 2> out) {
+        require_same_shape(gate, up);
+        require_same_shape(gate, out);
+        emit(silu_mul(gate.data(), up.data(), int64_t(gate.size()), out.data()), gate, up, out);
+      },
+      exact("gate"), exact("up"), exact("out"));
+  m.def(
+      "add",
+      [](In<float, 2> a, In<float, 2> b, Out<float, 2> out) {
+        require_same_shape(a, b);
+        require_same_shape(a, out);
+        emit(add(a.data(), b.data(), int64_t(a.size()), out.data()), a, b, out);
+      },
+      exact("a"), exact("b"), exact("out"));
+  m.def(
+      "softmax",
+      [](Out<float, 2> x) {
+        require(x.shape(1) > 0, "softmax of nothing");
+        emit(softmax(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1))), x);
+      },
+      exact("x"));
+  m.def(
+      "argmax",
+      [](In<float, 2> x, Out<int32_t, 1> out) {
+        require(x.shape(1) > 0 && out.size() == x.shape(0), "argmax needs values and an output per row");
+        emit(argmax(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), out.data()), x, out);
+      },
+      exact("x"), exact("out"));
+  m.def(
+      "rope_table",
+      [](In<double, 1> frequency, double factor, Out<float, 2> cosine, Out<float, 2> sine) {
+        require(
+            cosine.shape(1) == frequency.size() && sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
             "the tables need a column per frequency");
-    const nb::gil_scoped_release released;
-    rope_table(frequency.data(), int64_t(frequency.size()), int64_t(cosine.shape(0)), factor, cosine.data(),
-               sine.data());
-  });
-  m.def("dequantise", [](Bytes data, int format, Out<float, 2> out) {
-    const Weight w = weight_of(data, format, int64_t(out.shape(0)), int64_t(out.shape(1)));
-    const nb::gil_scoped_release released;
-    for (int64_t row = 0; row < w.rows; row++)
-      dequantise_row(w.format, w.data + row * bytes_per_row(w.format, w.k), w.k, out.data() + row * w.k);
-  });
+        require_aligned(frequency);
+        require_aligned(cosine);
+        require_aligned(sine);
+        const nb::gil_scoped_release released;
+        rope_table(frequency.data(), int64_t(frequency.size()), int64_t(cosine.shape(0)), factor, cosine.data(),
+                   sine.data());
+      },
+      exact("frequency"), nb::arg("factor"), exact("cosine"), exact("sine"));
+  m.def(
+      "dequantise",
+      [](Bytes data, int format, Out<float, 2> out) {
+        const Weight w = weight_of(data, format, int64_t(out.shape(0)), int64_t(out.shape(1)));
+        require_aligned(out);
+        const nb::gil_scoped_release released;
+        for (int64_t row = 0; row < w.rows; row++)
+          dequantise_row(w.format, w.data + row * bytes_per_row(w.format, w.k), w.k, out.data() + row * w.k);
+      },
+      exact("data"), nb::arg("format"), exact("out"));
 }

@@ -24,10 +24,17 @@ std::atomic<bool> forked{false};
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) {
-  for (int worker = 1; worker < threads; worker++) workers_.emplace_back([this, worker] { work(worker); });
+  try {
+    for (int worker = 1; worker < threads; worker++) workers_.emplace_back([this, worker] { work(worker); });
+  } catch (...) {  // no memory for another thread: those that came to be must not outlive the pool
+    stop();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   if (forked.load()) {
     for (auto& thread : workers_) thread.detach();
     return;
@@ -84,6 +91,8 @@ void ThreadPool::work(int worker) {
 }
 
 namespace {
+std::atomic<int> threads_in_force{1};
+
 std::unique_ptr<ThreadPool>& pool_slot() {
   static std::unique_ptr<ThreadPool> pool = [] {
     pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
@@ -95,6 +104,8 @@ std::unique_ptr<ThreadPool>& pool_slot() {
 
 ThreadPool& thread_pool() { return *pool_slot(); }
 
+int thread_count() { return threads_in_force.load(); }
+
 std::mutex& engine_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -102,7 +113,9 @@ std::mutex& engine_mutex() {
 
 void set_thread_count(int threads) {
   const std::lock_guard<std::mutex> lock(engine_mutex());
-  if (thread_pool().size() != threads) pool_slot() = std::make_unique<ThreadPool>(threads);
+  if (thread_pool().size() == threads) return;
+  pool_slot() = std::make_unique<ThreadPool>(threads);
+  threads_in_force.store(threads);
 }
 
 }  // namespace qtensor

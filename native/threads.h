@@ -31,6 +31,7 @@ class ThreadPool {
   using Call = void (*)(void*, int64_t, int);
   void run_erased(int64_t tasks, Call call, void* context);
   void work(int worker);
+  void stop();
   void drain(int worker);
 
   struct alignas(64) Counter {
@@ -51,6 +52,7 @@ class ThreadPool {
 // The pool in force, and the lock that whoever runs work on it holds. Before the first set_thread_count it has 1
 // thread.
 ThreadPool& thread_pool();
+int thread_count();  // of that pool, without the lock
 void set_thread_count(int threads);
 std::mutex& engine_mutex();
 

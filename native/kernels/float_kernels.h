@@ -55,18 +55,28 @@ void quantize_q8k(const float* x, int64_t k, BlockQ8K* out) {
 struct LoadF32 {
   using Value = float;
   static V16 load(const float* p) { return v_load(p); }
-  static float one(const float* p) { return *p; }
+  static float one(const float* p) {
+    float f;
+    __builtin_memcpy(&f, p, sizeof f);
+    return f;
+  }
 };
 struct LoadF16 {
   using Value = half;
   static V16 load(const half* p) { return v_load_half(p); }
-  static float one(const half* p) { return half_to_float(*p); }
+  static float one(const half* p) {
+    half bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    return half_to_float(bits);
+  }
 };
 struct LoadBF16 {
   using Value = uint16_t;
   static V16 load(const uint16_t* p) { return v_load_bf16(p); }
   static float one(const uint16_t* p) {
-    const uint32_t bits = uint32_t(*p) << 16;
+    uint16_t top;
+    __builtin_memcpy(&top, p, sizeof top);
+    const uint32_t bits = uint32_t(top) << 16;
     float f;
     __builtin_memcpy(&f, &bits, 4);
     return f;

@@ -108,7 +108,9 @@ inline half float_to_half(float f) {
 }
 inline V16 v_load_half(const half* p) {
   V16 r;
-  for (int i = 0; i < 16; i++) r.lane[i] = half_to_float(p[i]);
+  half bits[16];  // copied, because weights in a file are aligned to nothing
+  __builtin_memcpy(bits, p, sizeof bits);
+  for (int i = 0; i < 16; i++) r.lane[i] = half_to_float(bits[i]);
   return r;
 }
 inline void v_store_half(half* p, V16 a) {
@@ -117,7 +119,9 @@ inline void v_store_half(half* p, V16 a) {
 inline V16 v_load_bf16(const uint16_t* p) {
   V16 r;
   for (int i = 0; i < 16; i++) {
-    const uint32_t bits = uint32_t(p[i]) << 16;
+    uint16_t top;
+    __builtin_memcpy(&top, p + i, 2);
+    const uint32_t bits = uint32_t(top) << 16;
     __builtin_memcpy(&r.lane[i], &bits, 4);
   }
   return r;

@@ -53,10 +53,10 @@ def threads() -> int:
 
 
 def set_threads(count: int) -> None:
-    """Replace the thread pool. Waits for running work. Raises KernelChoiceError outside 1..1024."""
+    """Replace the thread pool. Waits for running work. Raises KernelChoiceError outside 1..1024 or our means."""
     try:
         native.set_thread_count(count)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         raise KernelChoiceError(str(error)) from None
 
 

@@ -13,6 +13,7 @@ D head dimension, S sequences, T tiles of a sequence, B blocks of the cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,9 @@ from notso.qtensor.tensor import QTensor
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 Halves = npt.NDArray[np.uint16]
+
+MAX_ANGLE = 1.6e6
+"""Radians up to which the reduction of angles is exact."""
 
 TILE_POSITIONS = 128
 """Positions of a sequence that lie together in one block of the cache."""
@@ -60,6 +64,7 @@ def embed_rows(weight: QTensor, ids: Integers, out: Floats) -> None:
     _array("ids", ids, np.int32, 1)
     _array("out", out, np.float32, 2, writeable=True)
     _same("out", out.shape, (ids.size, weight.cols))
+    _apart("out", out, ids, weight.data)
     _native(native.embed_rows, weight.data, weight.format.ggml_type, weight.rows, weight.cols, ids, out)
 
 
@@ -69,6 +74,7 @@ def gather_rows(x: Floats, ids: Integers, out: Floats) -> None:
     _array("ids", ids, np.int32, 1)
     _array("out", out, np.float32, 2, writeable=True)
     _same("out", out.shape, (ids.size, x.shape[1]))
+    _apart("out", out, x, ids)
     _native(native.gather_rows, x, ids, out)
 
 
@@ -79,6 +85,10 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     _array("out", out, np.float32, 2, writeable=True)
     _same("weight", weight.shape, x.shape[1:])
     _same("out", out.shape, x.shape)
+    if x.shape[1] == 0:
+        raise OperandError("rms_norm of nothing")
+    _apart("out", out, weight)
+    _in_place_or_apart("out", out, x)
     _native(native.rms_norm, x, weight, float(eps), out)
 
 
@@ -101,9 +111,9 @@ def matmul_many(x: Floats, products: Sequence[tuple[QTensor, Floats]]) -> None:
         if weight.cols != x.shape[1]:
             raise OperandError(f"{weight.name or 'weight'} has rows of {weight.cols}, x has {x.shape[1]} columns")
         _same("out", out.shape, (x.shape[0], weight.rows))
-        if np.may_share_memory(x, out):
-            raise OperandError("an output of matmul may not lie in its input")
     weights = [weight for weight, _ in products]
+    for i, (_, out) in enumerate(products):
+        _apart("out", out, x, *(weight.data for weight in weights), *(other for _, other in products[:i]))
     _native(
         native.matmul, x, [w.data for w in weights], [w.format.ggml_type for w in weights], [o for _, o in products]
     )
@@ -112,8 +122,10 @@ def matmul_many(x: Floats, products: Sequence[tuple[QTensor, Floats]]) -> None:
 def rope_table(frequencies: npt.NDArray[np.float64], positions: int, factor: float = 1.0) -> tuple[Floats, Floats]:
     """Tables (positions, D/2) of factor * cos and factor * sin of position * frequency, the angle in float64."""
     _array("frequencies", frequencies, np.float64, 1)
-    if positions < 1 or positions * frequencies.size > 1 << 32:
-        raise OperandError(f"a rotation table for {positions} positions")
+    if frequencies.size == 0 or positions < 1 or positions * frequencies.size > 1 << 32:
+        raise OperandError(f"a rotation table for {positions} positions of {frequencies.size} frequencies")
+    if not np.abs(frequencies).max() * positions <= MAX_ANGLE or not math.isfinite(factor):
+        raise OperandError(f"rotations by more than {MAX_ANGLE:.0f} are not exact")
     cosine = np.empty((positions, frequencies.size), np.float32)
     sine = np.empty_like(cosine)
     _native(native.rope_table, frequencies, float(factor), cosine, sine)
@@ -132,6 +144,9 @@ def rope(x: Floats, positions: Integers, table: tuple[Floats, Floats], *, adjace
         _array(name, values, np.float32, 2)
         _same(name, values.shape, (cosine.shape[0], x.shape[2] // 2))
     _same("positions", positions.shape, x.shape[:1])
+    if x.shape[1] == 0 or x.shape[2] == 0 or x.shape[2] % 2:
+        raise OperandError(f"{x.shape[1]} heads of {x.shape[2]} cannot be rotated")
+    _apart("x", x, positions, cosine, sine)
     _native(native.rope, x, positions, cosine, sine, adjacent)
 
 
@@ -155,6 +170,9 @@ def store_key_values(
     _same("v", v.shape, k.shape)
     _places(k.shape[0], positions, sequences, tables)
     _pool(pool, k.shape[1], k.shape[2])
+    for name, part in zip(("keys", "values"), pool, strict=True):
+        _apart(name, part, k, v, positions, sequences, tables)
+    _apart("keys", *pool)
     _native(native.store_key_values, k, v, positions, sequences, tables, *pool)
 
 
@@ -176,10 +194,12 @@ def attention(
     _array("out", out, np.float32, 3, writeable=True)
     _same("out", out.shape, q.shape)
     _places(q.shape[0], positions, sequences, tables)
+    _array("keys", pool[0], np.uint16, 4, writeable=True)
     kv_heads = pool[0].shape[1]
-    if kv_heads == 0 or q.shape[1] % kv_heads:
+    if q.shape[1] == 0 or kv_heads == 0 or q.shape[1] % kv_heads:
         raise OperandError(f"{q.shape[1]} query heads cannot share {kv_heads} heads of keys and values")
     _pool(pool, kv_heads, q.shape[2])
+    _apart("out", out, q, positions, sequences, tables, *pool)
     _native(native.attention, q, positions, sequences, tables, *pool, float(scale), out)
 
 
@@ -210,6 +230,7 @@ def argmax(x: Floats, out: Integers) -> None:
     _same("out", out.shape, x.shape[:1])
     if x.shape[1] == 0:
         raise OperandError("argmax of nothing")
+    _apart("out", out, x)
     _native(native.argmax, x, out)
 
 
@@ -243,6 +264,18 @@ def _three(a_name: str, a: Floats, b_name: str, b: Floats, out: Floats) -> None:
     _array("out", out, np.float32, 2, writeable=True)
     _same(b_name, b.shape, a.shape)
     _same("out", out.shape, a.shape)
+    _in_place_or_apart("out", out, a, b)
+
+
+def _apart(name: str, written: Any, *others: Any) -> None:
+    """What is written may not lie in what is read, nor be written twice."""
+    if any(np.may_share_memory(written, other) for other in others):
+        raise OperandError(f"{name} overlaps another operand")
+
+
+def _in_place_or_apart(name: str, written: Any, *others: Any) -> None:
+    """As `_apart`, but element by element the very same array will do."""
+    _apart(name, written, *(other for other in others if other.ctypes.data != written.ctypes.data))
 
 
 def _places(rows: int, positions: Integers, sequences: Integers, tables: Integers) -> None:
