@@ -17,6 +17,8 @@ from notso.cli import engines, main
 from notso.qtensor.errors import NotsoError
 from notso.smollm3.messages import Event, Message, ModelInfo, Usage
 from notso.smollm3.sampling_params import SamplingParams
+from notso.smollm3.synth import write_synthetic
+from notso.smollm3.vocabulary import BYTE_CHARACTERS
 
 USAGE = Usage(
     prompt_tokens=12, completion_tokens=4, reasoning_tokens=2, cached_tokens=3, prompt_ms=60.0, completion_ms=500.0
@@ -80,6 +82,45 @@ class ScriptedEngine:
 
     def close(self) -> None:
         self.closed = True
+
+
+TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+<|im_start|>assistant
+{% if not enable_thinking %}<think>
+
+</think>
+{% endif %}"""
+SPECIALS = {"<|im_start|>": 3, "<|im_end|>": 3, "<think>": 4, "</think>": 4}
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights that a real engine runs: four layers, one token for each byte."""
+    tokens = [*BYTE_CHARACTERS, *SPECIALS]
+    path = tmp_path_factory.mktemp("models") / "small.gguf"
+    write_synthetic(
+        path,
+        layers=4,
+        hidden=256,
+        ffn=512,
+        heads=4,
+        kv_heads=1,
+        vocab=320,
+        tokenizer={
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "smaug-bpe",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [1] * 256 + list(SPECIALS.values()),
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
+        },
+        template=TEMPLATE,
+    )
+    return path
 
 
 @dataclass(frozen=True)

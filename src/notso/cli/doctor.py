@@ -113,8 +113,8 @@ def _kernels() -> Iterator[Finding]:
     why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest this CPU can run"
     choices = ", ".join(backend.available_kernels())
     yield Finding("ok", "kernels", f"{chosen}, {why}, on {backend.threads()} threads; this CPU runs {choices}")
-    if chosen == "generic" and not forced:
-        yield Finding("warn", "kernels", "this CPU has no AVX2: answers will be slow", "use a CPU made after 2015")
+    if backend.available_kernels() == ["generic"]:
+        yield Finding("warn", "speed", "this CPU has no AVX2: answers will be slow", "use a CPU made after 2015")
 
 
 def _memory() -> Iterator[Finding]:

@@ -1,0 +1,282 @@
+"""The verbs that run, read or write model files, with a real engine on a small model of random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import hub
+from notso.smollm3.memory import MemoryLimit
+
+Run = Callable[..., Any]
+
+
+def damaged(model: Path, folder: Path, at: int, value: bytes) -> Path:
+    data = bytearray(model.read_bytes())
+    data[at : at + len(value)] = value
+    path = folder / "damaged.gguf"
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def answer(notso: Run, small_model: Path) -> Callable[..., dict[str, Any]]:
+    def ask(*options: str) -> dict[str, Any]:
+        result = notso("run", "-m", str(small_model), "--json", "-n", "12", "hi", *options)
+        assert result.code == 0, result.err
+        told: dict[str, Any] = json.loads(result.out)
+        return told
+
+    return ask
+
+
+def test_run_answers_and_counts(answer: Callable[..., dict[str, Any]]) -> None:
+    told = answer()
+
+    # <|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n, a token for each byte and each special
+    assert told["usage"]["prompt_tokens"] == 1 + 7 + 1 + 1 + 1 + 10
+    assert told["usage"]["completion_tokens"] == 12
+    assert told["finish_reason"] == "length"
+    assert told["timings"]["tokens_per_second"] > 0
+    assert told["model"] == "Random weights in the shapes of SmolLM3"
+    assert told["demo"] is False
+
+
+def test_the_same_seed_gives_the_same_answer(answer: Callable[..., dict[str, Any]]) -> None:
+    drawn = answer()
+    again = answer("--seed", str(drawn["seed"]))
+    other = answer("--seed", "1")
+
+    assert (again["text"], again["reasoning"]) == (drawn["text"], drawn["reasoning"])
+    assert (other["text"], other["reasoning"]) != (drawn["text"], drawn["reasoning"])
+
+
+def test_kernels_and_threads_do_not_change_the_answer(
+    answer: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from notso.qtensor import backend
+
+    told = []
+    for kernels in reversed(backend.available_kernels()):  # the best last: what is forced stays in force
+        for threads in ("1", "2"):
+            monkeypatch.setenv("NOTSO_KERNELS", kernels)
+            found = answer("--seed", "4", "--threads", threads)
+            told.append((found["text"], found["reasoning"]))
+
+    assert len(set(told)) == 1
+
+
+def test_an_unknown_kernel_family_is_wrong_usage(
+    notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTSO_KERNELS", "mmx")
+    result = notso("run", "-m", str(small_model), "hi")
+
+    assert result.code == 2
+    assert "generic" in result.err  # the choices
+
+
+def test_a_chat_goes_on(notso: Run, small_model: Path) -> None:
+    result = notso("chat", "-m", str(small_model), "-n", "4", "--no-think", stdin="hi\nagain\n/status\n")
+
+    assert result.code == 0
+    assert "not thinking | temperature 0.6" in result.err
+    used = int(result.err.rpartition("0.6 | ")[2].split()[0])
+    assert used > 60  # two turns of it
+
+
+def test_a_prompt_longer_than_the_context(notso: Run, small_model: Path) -> None:
+    result = notso("run", "-m", str(small_model), "--context", "64", "x" * 100)
+
+    assert result.code == 1
+    assert "the context holds 64. Shorten the prompt" in result.err
+
+
+@pytest.mark.parametrize("verb", ["run", "inspect", "verify", "bench", "serve"])
+def test_what_is_no_model_is_told_with_exit_code_3(notso: Run, tmp_path: Path, verb: str) -> None:
+    files = {"empty.gguf": b"", "text.gguf": b"this is no model", "cut.gguf": b"GGUF\x03\x00\x00\x00"}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    option = ["--model"] if verb in ("run", "serve") else []
+    for name in [*files, "missing.gguf"]:
+        result = notso(verb, *option, str(tmp_path / name), *(["x"] if verb == "run" else []))
+
+        assert result.code == 3, (name, result.err)
+        assert result.out == ""
+        assert result.err.startswith("notso: ")
+        assert result.err.count("\n") == 1
+
+
+def test_another_architecture_is_told_with_exit_code_3(notso: Run, small_model: Path, tmp_path: Path) -> None:
+    at = small_model.read_bytes().index(b"smollm3")
+    other = damaged(small_model, tmp_path, at, b"mistral")
+
+    result = notso("run", "-m", str(other), "hi")
+    assert result.code == 3
+    assert "mistral" in result.err
+
+    result = notso("inspect", str(other))
+    assert result.code == 3
+    assert "cannot be run" in result.err
+    assert "tensors by type" in result.out  # what can be shown is shown
+
+
+def test_a_context_that_memory_cannot_hold_is_refused_with_exit_code_4(
+    notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from notso.smollm3 import memory
+
+    little = MemoryLimit("the control group", 300 << 20)
+    monkeypatch.setattr(memory, "available_memory", lambda *_: little)
+    result = notso("run", "-m", str(small_model), "--context", "131072", "hi")
+
+    assert result.code == 4
+    assert "the control group leaves 300 MiB" in result.err
+    assert "tokens would fit" in result.err
+
+
+def test_inspect_tells_layers_types_and_memory(notso: Run, small_model: Path) -> None:
+    text = notso("inspect", str(small_model), "--tensors").out
+    assert "layers without RoPE (NoPE): 3\n" in text
+    assert "blk.3.ffn_down.weight" in text
+
+    told = json.loads(notso("inspect", str(small_model), "--json").out)
+    assert "tensors" not in told
+    assert {total["format"]: total["tensors"] for total in told["formats"]} == {"Q4_K": 24, "Q6_K": 5, "F32": 9}
+    assert told["run"]["nope_layers"] == [3]
+    assert told["run"]["kv_values_per_token"] == 4 * 2 * 64
+    assert told["run"]["cache"][0]["bytes_per_token"] == 4 * 2 * 64 * 2
+    assert len(json.loads(notso("inspect", str(small_model), "--json", "--tensors").out)["tensors"]) == 38
+
+
+def test_verify_multiplies_every_tensor(notso: Run, small_model: Path) -> None:
+    result = notso("verify", str(small_model))
+    assert result.code == 0
+    assert result.out.endswith("\nok\n")
+    assert "not a published file" in result.out
+
+    told = json.loads(notso("verify", str(small_model), "--json").out)
+    assert told["ok"] is True
+    assert told["sha256"] == hub.sha256_of(small_model)
+    multiplied = [check for check in told["tensors"] if check["worst_error"] is not None]
+    assert len(multiplied) == 29
+    assert all(0 < check["worst_error"] <= check["tolerance"] for check in multiplied)
+
+
+def test_verify_finds_a_broken_scale(notso: Run, small_model: Path, tmp_path: Path) -> None:
+    told = json.loads(notso("inspect", str(small_model), "--json", "--tensors").out)
+    assert told["tensors"][0]["name"] == "token_embd.weight"
+    # The scale of a Q6_K block is its last two of 210 bytes; here it becomes NaN.
+    broken = damaged(small_model, tmp_path, told["data_offset"] + 208, b"\xff\x7f")
+
+    result = notso("verify", str(broken), "--tensors")
+    assert result.code == 3
+    assert "token_embd.weight: row 0 has a scale that is NaN" in result.err
+
+
+def test_verify_knows_a_published_file_and_its_damaged_copy(
+    notso: Run, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = hub.KnownFile(
+        "small:Q4_K_M", "a/b", "0" * 40, "small.gguf", small_model.stat().st_size, hub.sha256_of(small_model)
+    )
+    monkeypatch.setattr(hub, "KNOWN_FILES", (published,))
+    assert "the published small:Q4_K_M" in notso("verify", str(small_model)).out
+    assert json.loads(notso("list", str(small_model.parent), "--json").out)[-1]["verified"] == "yes"
+
+    # A flipped weight bit is a sound file all the same: only the hash tells.
+    last = small_model.stat().st_size - 2000
+    copy = damaged(small_model, tmp_path, last, bytes([small_model.read_bytes()[last] ^ 1]))
+    result = notso("verify", str(copy))
+    assert result.code == 3
+    assert "length of small:Q4_K_M but not its bytes" in result.err
+
+
+def test_synth_makes_a_model_that_runs(notso: Run, small_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "made.gguf"
+    sizes = "--layers 2 --hidden 512 --ffn 768 --heads 8 --kv 2 --vocab 400 --seed 3"
+    arguments = ["synth", str(out), *sizes.split(), "--tokenizer", str(small_model)]
+    result = notso(*arguments)
+    assert (result.code, result.out) == (0, f"{out}\n")
+    first = out.read_bytes()
+
+    result = notso(*arguments)
+    assert result.code == 2
+    assert "--force replaces it" in result.err
+    assert notso(*arguments, "--force").code == 0
+    assert out.read_bytes() == first
+    assert notso("verify", str(out)).code == 0
+    assert notso("run", "-m", str(out), "-n", "3", "hi").code == 0
+
+
+@pytest.mark.parametrize("sizes", ["--hidden 300", "--heads 7", "--kv 3", "--vocab 257", "--layers 100000"])
+def test_synth_refuses_sizes_that_cannot_be(notso: Run, small_model: Path, tmp_path: Path, sizes: str) -> None:
+    out = tmp_path / "made.gguf"
+    base = "--layers 2 --hidden 512 --ffn 768 --heads 8 --kv 2 --vocab 400"
+    result = notso("synth", str(out), *base.split(), *sizes.split(), "--tokenizer", str(small_model))
+
+    assert result.code == 2
+    assert result.err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_bench_gives_rates_and_the_machine(notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from notso.smollm3 import benchmark
+
+    probe_buffer = benchmark.probe_buffer
+    monkeypatch.setattr(benchmark, "probe_buffer", lambda size_bytes: probe_buffer(size_bytes // 64))
+    options = ["--prefill", "40", "--depth", "0", "--depth", "50", "--decode", "6", "--repeat", "2"]
+    result = notso("bench", str(small_model), "--json", *options)
+
+    assert result.code == 0, result.err
+    told = json.loads(result.out)
+    assert {"machine", "bandwidth_gb_s", "load_s", "prefill", "decode", "batch", "memory"} <= set(told)
+    assert [(row["tokens"], row["depth"]) for row in told["prefill"]] == [(40, 0)]
+    assert [row["depth"] for row in told["decode"]] == [0, 50]
+    for row in told["prefill"] + told["decode"]:
+        assert 0 < row["tok_s_min"] <= row["tok_s"] <= row["tok_s_max"]
+    assert all(row["roofline"] > 0 for row in told["decode"])
+    assert told["memory"]["rss_mb"] > 10
+    assert told["machine"]["cpu"]
+    assert json.loads(result.err.splitlines()[-1])["progress"] == "done"
+
+    text = notso("bench", str(small_model), *options).out
+    assert "| prefill 40, tok/s" in text
+    assert "| decode at 50, tok/s" in text
+
+
+def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTSO_MODEL", str(small_model))
+    told = {line["subject"]: line for line in json.loads(notso("doctor", "--port", "0", "--json").out)}
+    assert set(told) == {
+        "python", "cpu", "kernels", "memory", "pages", "model", "disk", "port", "sqlite", "network", "versions",
+    }  # fmt: skip
+    assert told["kernels"]["status"] == "ok"
+    assert "fastest this CPU can run" in told["kernels"]["message"]
+    assert str(small_model) in told["model"]["message"]
+
+    monkeypatch.setenv("NOTSO_KERNELS", "mmx")
+    monkeypatch.setenv("NOTSO_MODEL", "missing.gguf")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = notso("doctor", "--port", "0")
+    assert result.code == 1
+    lines = result.out.splitlines()
+    assert any(line.startswith("fail  kernels: ") and "unset NOTSO_KERNELS" in line for line in lines)
+    assert any(line.startswith("fail  model: there is no model file at missing.gguf ->") for line in lines)
+    assert any("forbidden (HF_HUB_OFFLINE)" in line for line in lines)
+
+
+def test_doctor_finds_a_port_in_use(notso: Run) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        told = json.loads(notso("doctor", "--port", str(taken.getsockname()[1]), "--json").out)
+    (port,) = [line for line in told if line["subject"] == "port"]
+    assert port["status"] == "warn"
+    assert "--port" in port["fix"]
