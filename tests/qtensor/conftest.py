@@ -1,0 +1,108 @@
+"""What the tests of this floor share: every kernel family of this CPU by force, and weights of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from notso.qtensor import backend
+from notso.qtensor.formats import Format
+from notso.qtensor.reference.random_blocks import random_blocks
+from notso.qtensor.tensor import QTensor
+
+HALF_FIELDS = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+Floats = npt.NDArray[np.float32]
+EveryFamily = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
+MakeWeight = Callable[..., QTensor]
+
+
+def same_bits(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Equal bit for bit, signs of zero included; a NaN equals any NaN."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    if one.dtype != np.float32:
+        return bool(np.array_equal(one, other))
+    nan = np.isnan(one)
+    return bool(np.array_equal(nan, np.isnan(other)) and np.array_equal(one[~nan].view("u4"), other[~nan].view("u4")))
+
+
+@pytest.fixture(scope="session")
+def bits_equal() -> Callable[[npt.NDArray[Any], npt.NDArray[Any]], bool]:
+    """The comparison that kernels must stand: bits, but NaN for NaN."""
+    return same_bits
+
+
+@pytest.fixture(autouse=True)
+def backend_restored() -> Iterator[None]:
+    """Whatever a test forces, the next one finds the kernels and threads of before."""
+    family, threads = backend.kernels(), backend.threads()
+    yield
+    backend.use_kernels(family)
+    backend.set_threads(threads)
+
+
+@pytest.fixture
+def every_family() -> EveryFamily:
+    """Call it with a computation: runs it with the generic kernels, then with all others, whose bits must be equal."""
+
+    def run(compute: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        backend.use_kernels("generic")
+        expected = compute()
+        for family in backend.available_kernels():
+            backend.use_kernels(family)
+            result = compute()
+            if not same_bits(expected, result):
+                places = np.argwhere(~((expected == result) | ((expected != expected) & (result != result))))
+                shown = ", ".join(f"{tuple(p)}: {expected[tuple(p)]!r} != {result[tuple(p)]!r}" for p in places[:4])
+                pytest.fail(f"{family} differs from generic in {len(places)} of {expected.size} places: {shown}")
+        return expected
+
+    return run
+
+
+def _halves(rng: np.random.Generator, count: int, kind: str) -> npt.NDArray[np.uint8]:
+    """Bytes of `count` finite float16 numbers (or of any, where kind is "nonfinite")."""
+    bits = rng.integers(0, 1 << 16, count, dtype=np.uint16)
+    if kind == "nonfinite":
+        bits[rng.random(count) < 0.5] |= 0x7C00  # infinities and NaNs
+    else:
+        exponent = bits >> 10 & 31
+        bits[exponent == 31] &= 0x83FF  # what would be an infinity or a NaN becomes a subnormal
+    return bits.astype("<u2")[:, None].view(np.uint8)
+
+
+@pytest.fixture(scope="session")
+def make_weight() -> MakeWeight:
+    """make_weight(format, rows, cols, rng, kind="plain", offset=0) -> QTensor whose bytes begin `offset` after a word.
+
+    Kinds: plain (as trained weights are), wild (every byte random, every float16 finite: all signs, subnormals and
+    65504), ones (every byte 0xff but the float16 fields), zero, nonfinite.
+    """
+
+    def make(
+        format: Format, rows: int, cols: int, rng: np.random.Generator, kind: str = "plain", offset: int = 0
+    ) -> QTensor:
+        count = rows * cols // format.block_values
+        if kind == "plain" or format.is_float:
+            blocks = random_blocks(format, count, rng, std=0.05)
+            if kind == "zero":
+                blocks[:] = 0
+        else:
+            fill = {"zero": 0, "ones": 255}.get(kind)
+            blocks = rng.integers(0, 256, (count, format.block_bytes), dtype=np.uint8)
+            if fill is not None:
+                blocks[:] = fill
+            for start in HALF_FIELDS[format.name] if kind != "zero" else ():
+                blocks[:, start : start + 2] = _halves(rng, count, kind)
+        room = np.full(blocks.size + 64, 0xA5, np.uint8)
+        begin = -room.ctypes.data % 32 + offset
+        data = room[begin : begin + blocks.size]
+        data[:] = blocks.reshape(-1)
+        return QTensor(f"{kind} {format.name}", format, (rows, cols), data)
+
+    return make

@@ -1,0 +1,230 @@
+"""Quantised matrix products: every kernel family equals the generic one bit for bit, and that one its numpy twin.
+
+The sizes are those where kernels of this kind have gone wrong: columns around register blocks, rows and inputs that
+leave remainders, one block, three, forty-three; minima that are not zero and columns that differ from one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from notso.qtensor import backend, ops
+from notso.qtensor.formats import FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format
+from notso.qtensor.reference import ops as reference
+from notso.qtensor.tensor import QTensor
+
+COLUMNS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 64, 65, 512)
+ROWS = (1, 3, 4, 5, 15, 16, 17, 31, 32, 33, 70)
+QUANTISED = [f for f in FORMATS.values() if not f.is_float]
+PLAIN = [f for f in FORMATS.values() if f.is_float]
+SUB_BLOCKS = (Q8_0, Q4_0, Q4_1)
+
+# Sums in another order than numpy's float64: at most a few roundings of the largest partial sum.
+FLOAT_SUM_TOLERANCE = 2e-6
+
+Make = Callable[..., QTensor]
+Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
+each_format = pytest.mark.parametrize("format", FORMATS.values(), ids=str)
+each_quantised = pytest.mark.parametrize("format", QUANTISED, ids=str)
+
+
+def activations(rng: np.random.Generator, rows: int, cols: int) -> npt.NDArray[np.float32]:
+    """Rows that differ in size and offset, so that a mixed-up column or sum shows."""
+    scale = np.geomspace(0.1, 10, rows, dtype=np.float32)[:, None]
+    return (rng.standard_normal((rows, cols), np.float32) + np.float32(0.3)) * scale
+
+
+def product(x: npt.NDArray[np.float32], weight: QTensor) -> npt.NDArray[np.float32]:
+    out = np.full((len(x), weight.rows), np.nan, np.float32)
+    ops.matmul(x, weight, out)
+    return out
+
+
+def twin(x: npt.NDArray[np.float32], weight: QTensor) -> npt.NDArray[np.float32]:
+    """The numpy reference; rows that end within 256 values are carried on with zeros on both sides."""
+    missing = -weight.cols % 256
+    if missing:
+        padding = np.zeros((weight.rows, missing // weight.format.block_values * weight.format.block_bytes), np.uint8)
+        data = np.concatenate([weight.row_data(), padding], axis=1).reshape(-1)
+        weight = QTensor("padded", weight.format, (weight.rows, weight.cols + missing), data)
+        x = np.pad(x, ((0, 0), (0, missing)))
+    return reference.matmul_q8k(x, weight)
+
+
+@each_format
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_families_agree(format: Format, columns: int, make_weight: Make, every_family: Every) -> None:
+    rng = np.random.default_rng([columns, format.ggml_type])
+    for rows in ROWS if columns < 512 else (37,):
+        for cols in (256, 768) if columns < 64 else (512,):
+            weight, x = make_weight(format, rows, cols, rng), activations(rng, columns, cols)
+            assert np.isfinite(every_family(lambda x=x, weight=weight: product(x, weight))).all()
+
+
+@each_format
+@pytest.mark.parametrize("kind", ["wild", "ones", "zero", "nonfinite"])
+def test_families_agree_on_any_bytes(format: Format, kind: str, make_weight: Make, every_family: Every) -> None:
+    rng = np.random.default_rng([7, format.ggml_type])
+    for columns, rows, cols in ((1, 5, 256), (9, 18, 768), (33, 4, 512)):
+        weight, x = make_weight(format, rows, cols, rng, kind), activations(rng, columns, cols)
+        result = every_family(lambda x=x, weight=weight: product(x, weight))
+        if kind == "zero":
+            assert not result.any()
+        elif kind != "nonfinite":
+            assert np.isfinite(result).all() and result.any()
+
+
+@each_format
+def test_long_rows(format: Format, make_weight: Make, every_family: Every) -> None:
+    rng = np.random.default_rng(format.ggml_type)
+    weight = make_weight(format, 6, 43 * 256, rng)
+    for columns in (1, 3, 8, 23, 39, 90):  # the last ones are more than one chunk of the activations' memory
+        x = activations(rng, columns, weight.cols)
+        every_family(lambda x=x: product(x, weight))
+
+
+@pytest.mark.parametrize("format", [*SUB_BLOCKS, *PLAIN], ids=str)
+@pytest.mark.parametrize("cols", [32, 96, 288, 480, 544])
+def test_rows_that_end_within_a_super_block(format: Format, cols: int, make_weight: Make, every_family: Every) -> None:
+    rng = np.random.default_rng([cols, format.ggml_type])
+    for columns, rows in ((1, 1), (2, 7), (5, 18)):
+        weight, x = make_weight(format, rows, cols, rng), activations(rng, columns, cols)
+        result = every_family(lambda x=x, weight=weight: product(x, weight))
+        if format in SUB_BLOCKS:
+            np.testing.assert_array_equal(result, twin(x, weight))
+
+
+@pytest.mark.parametrize("format", PLAIN, ids=str)
+def test_float_rows_of_any_length(format: Format, make_weight: Make, every_family: Every) -> None:
+    rng = np.random.default_rng(format.ggml_type)
+    for cols in (*range(1, 35), 47, 63, 65, 257):
+        weight, x = make_weight(format, 5, cols, rng), activations(rng, 3, cols)
+        result = every_family(lambda x=x, weight=weight: product(x, weight))
+        bound = np.abs(x) @ np.abs(weight.dequantise()).T
+        assert (np.abs(result - reference.matmul_dequantised(x, weight)) <= FLOAT_SUM_TOLERANCE * bound).all()
+
+
+@each_format
+@pytest.mark.parametrize("offset", [1, 2, 3, 7, 14, 31])
+def test_weights_may_lie_anywhere(format: Format, offset: int, make_weight: Make, every_family: Every) -> None:
+    rng_here, rng_there = np.random.default_rng(5), np.random.default_rng(5)
+    here = make_weight(format, 19, 512, rng_here)
+    there = make_weight(format, 19, 512, rng_there, offset=offset)
+    x = activations(np.random.default_rng(offset), 9, 512)
+    expected = product(x, here)
+    np.testing.assert_array_equal(every_family(lambda: product(x, there)), expected)
+
+
+@each_quantised
+@pytest.mark.parametrize("kind", ["plain", "wild", "ones"])
+def test_equals_its_numpy_twin(format: Format, kind: str, make_weight: Make) -> None:
+    rng = np.random.default_rng([11, format.ggml_type])
+    for columns, rows, cols in ((1, 17, 768), (7, 33, 256), (23, 5, 11008 if kind == "plain" else 768)):
+        weight, x = make_weight(format, rows, cols, rng, kind), activations(rng, columns, cols)
+        np.testing.assert_array_equal(product(x, weight), twin(x, weight))
+
+
+@pytest.mark.parametrize("format", PLAIN, ids=str)
+def test_float_weights_near_their_numpy_twin(format: Format, make_weight: Make) -> None:
+    rng = np.random.default_rng(format.ggml_type)
+    for columns, rows, cols in ((1, 17, 768), (23, 33, 2048)):
+        weight, x = make_weight(format, rows, cols, rng), activations(rng, columns, cols)
+        bound = np.abs(x) @ np.abs(weight.dequantise()).T
+        error = np.abs(product(x, weight) - reference.matmul_dequantised(x, weight))
+        assert (error <= FLOAT_SUM_TOLERANCE * bound).all()
+
+
+@each_format
+def test_a_column_does_not_know_its_neighbours(format: Format, make_weight: Make, every_family: Every) -> None:
+    """Batched or alone, first or last: the bits of a column are the same (reliability DT1)."""
+    rng = np.random.default_rng(format.ggml_type)
+    weight, x = make_weight(format, 21, 768, rng), activations(rng, 23, 768)
+    together = every_family(lambda: product(x, weight))
+    order = rng.permutation(23)
+    for family in backend.available_kernels():
+        backend.use_kernels(family)
+        alone = np.concatenate([product(x[i : i + 1].copy(), weight) for i in range(23)])
+        np.testing.assert_array_equal(alone, together)
+        np.testing.assert_array_equal(product(x[order], weight), together[order])
+
+
+@each_format
+def test_activations_that_are_not_ordinary(format: Format, make_weight: Make, every_family: Every) -> None:
+    """NaN and infinity show in their own rows only; zeros, subnormals and huge numbers are numbers."""
+    rng = np.random.default_rng(format.ggml_type)
+    weight = make_weight(format, 9, 512, rng)
+    x = activations(rng, 12, 512)
+    bad = {1: np.nan, 3: np.inf, 5: -np.inf}
+    for row, value in bad.items():
+        x[row, 300 + row] = value
+    x[7] = 0
+    x[8] *= np.float32(1e-42)
+    x[9, :256] *= np.float32(1e-33)  # below the threshold at which a block counts as zero
+    x[10] = 0
+    x[10, 511] = 1.0
+    x[11] *= np.float32(1e30)
+    result = every_family(lambda: product(x, weight))
+    finite = np.isfinite(result).all(axis=1)
+    assert [i for i in range(12) if not finite[i]] == list(bad)
+    assert not np.isfinite(result[list(bad)]).any(), "a row with a NaN has no finite output"
+    assert not result[7].any()
+    if not format.is_float:
+        np.testing.assert_array_equal(result, reference.matmul_q8k(x, weight))
+
+
+@pytest.mark.parametrize("format", QUANTISED, ids=str)
+def test_extremes_do_not_overflow(format: Format, make_weight: Make, every_family: Every) -> None:
+    """Largest integers everywhere: saturating byte instructions would show here."""
+    for fill in (0x00, 0x7F, 0x80, 0xFF):
+        weight = make_weight(format, 8, 512, np.random.default_rng(1), "ones")
+        body = weight.data.reshape(-1, format.block_bytes)
+        scales = {"Q4_K": 4, "Q5_K": 4, "Q6_K": 0}.get(format.name, 4 if format == Q4_1 else 2)
+        body[:, scales : 208 if format == Q6_K else format.block_bytes] = fill
+        for sign in (1, -1):
+            x = np.full((5, 512), sign, np.float32)
+            x[1, ::2] *= -1
+            x[2, ::3] *= -1
+            x[3, 256:] *= -1
+            result = every_family(lambda x=x, weight=weight: product(x, weight))
+            np.testing.assert_array_equal(result, reference.matmul_q8k(x, weight))
+
+
+@pytest.mark.parametrize("format", [Q4_K, Q5_K], ids=str)
+def test_each_scale_and_minimum_has_its_place(format: Format, every_family: Every) -> None:
+    """One input, one scale or one minimum at a time: all eight of both, unpacked from their twelve bytes."""
+    from notso.qtensor.reference.blocks import pack_scales
+
+    block = np.zeros((16, format.block_bytes), np.uint8)
+    block[:, 0:4] = np.array([1.0, 1.0], "<f2").view(np.uint8)
+    block[:, 16:] = 0xFF  # every integer is the largest
+    scales, mins = np.zeros((16, 8), np.int32), np.zeros((16, 8), np.int32)
+    for j in range(8):
+        scales[j, j] = 63 - j
+        mins[8 + j, j] = 63 - j
+    block[:, 4:16] = pack_scales(scales, mins)
+    weight = QTensor("scales", format, (16, 256), block.reshape(-1))
+    x = np.kron(np.eye(8, dtype=np.float32), np.ones((1, 32), np.float32))
+    result = every_family(lambda: product(x, weight))
+    largest = 15 if format == Q4_K else 31
+    expected = np.concatenate([largest * 32 * np.diag(63 - np.arange(8)), -32 * np.diag(63 - np.arange(8))])
+    np.testing.assert_allclose(result.T, expected, rtol=1e-6)
+
+
+def test_several_weights_of_one_input(make_weight: Make, every_family: Every) -> None:
+    rng = np.random.default_rng(3)
+    weights = [make_weight(f, 10 + 7 * i, 512, rng) for i, f in enumerate(FORMATS.values())]
+    for columns in (1, 6, 40):
+        x = activations(rng, columns, 512)
+        apart = [product(x, w) for w in weights]
+
+        def together(x: npt.NDArray[np.float32] = x) -> npt.NDArray[np.float32]:
+            outs = [np.full((len(x), w.rows), np.nan, np.float32) for w in weights]
+            ops.matmul_many(x, list(zip(weights, outs, strict=True)))
+            return np.concatenate([out.reshape(-1) for out in outs])
+
+        np.testing.assert_array_equal(every_family(together), np.concatenate([a.reshape(-1) for a in apart]))
