@@ -208,13 +208,20 @@ def test_a_large_header_is_read_quickly(large_header: Path) -> None:
 
 
 def test_parsing_memory_is_bounded(tmp_path: Path, large_header: Path) -> None:
-    """Read under a hard limit. A million empty strings are eight million bytes of zeros: ten such arrays as Python
-    lists, or the strings of the larger ones as objects, would not fit."""
+    """Read under a hard limit. Ten million empty strings are eighty million bytes of zeros, which do not fit as Python
+    lists; and letters followed by one emoji take four bytes each as a Python string."""
     hostile = tmp_path / "empty-strings.gguf"
     with hostile.open("wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 10))
         for i in range(10):
             file.write(struct.pack("<Q1sIIQ", 1, b"%d" % i, 9, 8, MAX_ARRAY_ITEMS) + bytes(8 * MAX_ARRAY_ITEMS))
+    wide = tmp_path / "wide-strings.gguf"
+    with wide.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 60))
+        text = b"x" * ((1 << 20) - 4) + "\U0001f600".encode()
+        for i in range(60):
+            file.write(struct.pack("<Q2sIQ", 2, b"%02d" % i, 8, len(text)) + text)
+    assert GGUFFile.open(wide).metadata["07"] == text.decode()
     program = (
         "import re, resource, sys\n"
         "from pathlib import Path\n"
@@ -224,7 +231,7 @@ def test_parsing_memory_is_bounded(tmp_path: Path, large_header: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))\n"
         "print(len(GGUFFile.open(sys.argv[1]).metadata))\n"
     )
-    for path, entries in ((large_header, 3), (hostile, 10)):
+    for path, entries in ((large_header, 3), (hostile, 10), (wide, 60)):
         limit = PARSE_MEMORY + path.stat().st_size
         command = [sys.executable, "-c", program, str(path), str(limit)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)

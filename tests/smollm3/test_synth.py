@@ -13,6 +13,7 @@ import pytest
 from notso.qtensor.errors import GGUFError
 from notso.qtensor.formats import Q4_K, Q6_K, row_bytes
 from notso.qtensor.gguf import GGUFFile
+from notso.smollm3 import synth
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.synth import CHUNK_BYTES, SyntheticShape, has_more_bits, synthetic_tensors, write_synthetic
 from notso.smollm3.tokenizer import Tokenizer
@@ -132,6 +133,18 @@ def test_a_tokenizer_json_can_be_used(tmp_path: Path, words: dict[str, Any]) -> 
         got = metadata[f"tokenizer.ggml.{key}"]
         assert (got[:length] if length else got) == words[f"tokenizer.ggml.{key}"]
     assert metadata["tokenizer.chat_template"] == "beside"
+
+
+def test_the_demo_model_is_the_default(tmp_path: Path, words: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synth, "DEMO_FILE", tmp_path / "demo.gguf")
+    with pytest.raises(InvalidRequestError, match="no demo model"):
+        write_synthetic(tmp_path / "a.gguf", **SMALL)
+    write_synthetic(tmp_path / "demo.gguf", **SMALL, tokenizer=words, template="the demo's")
+    write_synthetic(tmp_path / "a.gguf", **SMALL)
+    assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "demo.gguf").read_bytes()
+    bare = {key: value for key, value in words.items() if key != "tokenizer.chat_template"}
+    write_synthetic(tmp_path / "b.gguf", **SMALL, tokenizer=bare)
+    assert GGUFFile.open(tmp_path / "b.gguf").metadata["tokenizer.chat_template"] == "the demo's"
 
 
 def test_seeds(tmp_path: Path, words: dict[str, Any]) -> None:

@@ -41,6 +41,7 @@ MAX_SIDES: Final = 4  # GG5
 DEFAULT_ALIGNMENT: Final = 32
 MIN_ALIGNMENT: Final = 8  # GG6
 MAX_ALIGNMENT: Final = 4096  # GG6
+SHORT_TEXT_BYTES: Final = 1024  # longer strings are kept as they lie in the file
 MAX_SIZE: Final = 2**63 - 1  # GG5, GG7: products and sums beyond a signed 64-bit number are refused
 SMALLEST_ENTRY: Final = 14  # a one-letter key, a type and a one-byte value
 SMALLEST_TENSOR: Final = 33  # a one-letter name, one side, a format and an offset
@@ -53,6 +54,17 @@ VALUE_TYPES: Final[dict[int, str]] = {
 _CODES: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 SCALARS: Final = {number: struct.Struct("<" + code) for number, code in _CODES.items()}
 ARRAY_TYPES: Final[dict[int, np.dtype[Any]]] = {number: np.dtype("<" + code) for number, code in _CODES.items()}
+
+
+class TextSpan:
+    """A long string as it lies in the file. Decoded it can take four times its bytes, so that waits (GG12)."""
+
+    def __init__(self, raw: memoryview) -> None:
+        self._raw = raw
+
+    def to_text(self) -> str:
+        """The string. Raises UnicodeDecodeError if the file was changed after it was checked."""
+        return str(self._raw, "utf-8")
 
 
 class NumberSpan:
@@ -74,7 +86,8 @@ class NumberSpan:
 class Metadata(Mapping[str, Any]):
     """The entries of a file, in its order: int, float, bool, str, or list of these.
 
-    Arrays were checked when the file was opened but become lists only when first asked for, and are then kept.
+    Arrays and long strings were checked when the file was opened but become Python values only when first asked for,
+    and are then kept.
     """
 
     def __init__(self, entries: dict[str, Any]) -> None:
@@ -84,6 +97,8 @@ class Metadata(Mapping[str, Any]):
         value = self._entries[key]
         if isinstance(value, StringSpan | NumberSpan):
             value = self._entries[key] = value.to_list()
+        elif isinstance(value, TextSpan):
+            value = self._entries[key] = value.to_text()
         return value
 
     def __iter__(self) -> Iterator[str]:
@@ -229,9 +244,11 @@ def _read_entries(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str,
 
 
 def _read_value(cursor: Cursor, kind: int, field: str) -> Any:
-    if kind == STRING:
-        return cursor.string(field)
     start = cursor.position
+    if kind == STRING:
+        text = cursor.string(field)
+        size = cursor.position - start - 8
+        return text if size <= SHORT_TEXT_BYTES else TextSpan(cursor.at(start + 8).take(size, field))
     value = cursor.scalar(SCALARS[kind], field)
     if kind == BOOL:
         if value not in (0, 1):
