@@ -7,7 +7,7 @@ inline V16 v_zero() { return v_set(0.0f); }
 // is the Taylor series to degree 7, whose remainder is below 2^-27 on that interval. x is clamped to [-87, 88]. About 1
 // ulp.
 inline V16 v_exp(V16 x) {
-  x = v_min(v_max(x, v_set(-87.0f)), v_set(88.0f));
+  x = v_min(v_set(88.0f), v_max(v_set(-87.0f), x));  // in this order a NaN comes through
   const V16 n = v_round(v_mul(x, v_set(1.44269504f)));
   V16 r = v_fma(n, v_set(-0.693145751953125f), x);
   r = v_fma(n, v_set(-1.42860682e-6f), r);
