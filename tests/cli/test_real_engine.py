@@ -26,7 +26,7 @@ def damaged(model: Path, folder: Path, at: int, value: bytes) -> Path:
 @pytest.fixture
 def answer(notso: Run, small_model: Path) -> Callable[..., dict[str, Any]]:
     def ask(*options: str) -> dict[str, Any]:
-        result = notso("run", "-m", str(small_model), "--json", "-n", "12", "hi", *options)
+        result = notso("run", "-m", str(small_model), "--json", "-n", "12", "--threads", "1", "hi", *options)
         assert result.code == 0, result.err
         told: dict[str, Any] = json.loads(result.out)
         return told

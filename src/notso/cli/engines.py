@@ -30,6 +30,7 @@ def plan_model(path: Path, context_tokens: int | None) -> MemoryPlan:
     from notso.qtensor.gguf import GGUFFile
     from notso.smollm3.config import SmolLM3Config
     from notso.smollm3.engine import DEFAULT_CONTEXT_TOKENS
+    from notso.smollm3.errors import InvalidRequestError
     from notso.smollm3.kv_cache import kv_bytes_per_token
     from notso.smollm3.memory import plan_memory
     from notso.smollm3.weights import SmolLM3Weights
@@ -37,6 +38,9 @@ def plan_model(path: Path, context_tokens: int | None) -> MemoryPlan:
     with GGUFFile.open(path) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
         SmolLM3Weights.from_tensors(file.tensors, config)
+        longest = 2 * config.max_position_embeddings  # with YaRN
+        if context_tokens is not None and context_tokens > longest:
+            raise InvalidRequestError(f"a context must have at most {longest:,} tokens", param="context_tokens")
         return plan_memory(
             weights_bytes=sum(tensor.nbytes for tensor in file.tensors.values()),
             kv_bytes_per_token=kv_bytes_per_token(config),

@@ -66,12 +66,12 @@ def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str
     from notso.web import errors as web
 
     return (
-        (web.UnsafeBindError, BIND_REFUSED, "Use --host 127.0.0.1, or set a key with NOTSO_API_KEY."),
+        (web.UnsafeBindError, BIND_REFUSED, "NOTSO_API_KEY or --api-key-file sets the key."),
         (web.SettingsError, WRONG_USAGE, "`notso serve --help` lists the settings."),
-        (web.AddressInUseError, BIND_REFUSED, "Stop the other program, or choose another port with --port."),
-        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, "Stop the other notso, or use another --data-dir."),
-        (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, "Update notso, or use another --data-dir."),
-        (web.StorageFullError, NO_ROOM, "Make room on the disk, or use another --data-dir."),
+        (web.AddressInUseError, BIND_REFUSED, ""),
+        (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, "--data-dir names another."),
+        (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, "--data-dir names another."),
+        (web.StorageFullError, NO_ROOM, "--data-dir names another place."),
         (web.StorageError, FAILED, "`notso doctor` checks the data directory."),
     )
 

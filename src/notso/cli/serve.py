@@ -40,6 +40,19 @@ def serve(
         Path | None,
         typer.Option("--data-dir", envvar="NOTSO_DATA_DIR", metavar="FOLDER", help="Where conversations are kept."),
     ] = None,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--api-key-file",
+            envvar="NOTSO_API_KEY_FILE",
+            metavar="FILE",
+            help="Holds the key that callers must give. Or NOTSO_API_KEY holds it.",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="A further name this server is called by, repeatable."),
+    ] = None,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -48,7 +61,10 @@ def serve(
     from notso.web.settings import Settings
 
     path = resolve_model(model)
-    settings = Settings(host=host, port=port, data_dir=data_dir, api_key=os.environ.get("NOTSO_API_KEY") or None)
+    key = api_key_file.read_text().strip() if api_key_file is not None else os.environ.get("NOTSO_API_KEY")
+    settings = Settings(
+        host=host, port=port, data_dir=data_dir, allowed_hosts=tuple(allow_host or ()), api_key=key or None
+    )
     for line in introduction(path, context):
         terminal.say(line)
     from notso.web.server import serve as run_server

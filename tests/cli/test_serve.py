@@ -1,0 +1,171 @@
+"""`notso serve` as a process: what it prints, when it answers, how it goes, and when it refuses to start."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.cli import serve
+
+START_SECONDS = 2.0  # what the experience guide promises until the address is printed
+
+Process = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def address(run: subprocess.Popen[bytes]) -> str:
+    """The address a server prints; what came before it is checked on the way."""
+    assert run.stdout is not None
+    lines = []
+    for raw in run.stdout:
+        lines.append(raw.decode())
+        if raw.startswith(b"open "):
+            assert [line.split()[0] for line in lines] == ["model", "memory", "disk", "open"]
+            return lines[-1].split()[1]
+    assert run.stderr is not None
+    raise AssertionError(f"ended with {run.wait()}: {run.stderr.read().decode()}")
+
+
+def wait_until_healthy(url: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url + "health", timeout=5) as reply:
+                told: dict[str, Any] = json.loads(reply.read())
+                return told
+        except urllib.error.HTTPError:
+            time.sleep(0.05)  # still loading
+    raise AssertionError("never healthy")
+
+
+@pytest.fixture
+def start(process: Process, small_model: Path, own_home: Path) -> Iterator[Process]:
+    running: list[subprocess.Popen[bytes]] = []
+
+    def launch(*options: str, **more: Any) -> subprocess.Popen[bytes]:
+        run = process("serve", "--model", str(small_model), "--no-browser", "--threads", "1", *options, **more)
+        running.append(run)
+        return run
+
+    yield launch
+    for run in running:
+        if run.poll() is None:
+            run.kill()
+        run.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_told_to_stop(start: Process, number: signal.Signals) -> None:
+    run = start("--port", "0")
+    url = address(run)
+    assert url.startswith("http://127.0.0.1:")
+    told = wait_until_healthy(url)
+    assert told["model"] == "Random weights in the shapes of SmolLM3"
+
+    run.send_signal(number)
+    _, err = run.communicate(timeout=20)
+    assert run.returncode == 0
+    assert b"Traceback" not in err
+
+
+def test_the_address_is_there_within_two_seconds(start: Process) -> None:
+    fastest = 100.0
+    for _ in range(3):  # a busy machine may delay one start, not three
+        began = time.monotonic()
+        run = start("--port", "0")
+        address(run)
+        fastest = min(fastest, time.monotonic() - began)
+        run.terminate()
+        run.communicate(timeout=20)
+        if fastest < START_SECONDS:
+            break
+    assert fastest < START_SECONDS
+
+
+def test_a_port_in_use_is_exit_code_6(start: Process) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        run = start("--port", str(taken.getsockname()[1]))
+        _, err = run.communicate(timeout=20)
+
+    assert run.returncode == 6
+    assert b"another port with --port" in err
+    assert err.count(b"\n") == 1
+
+
+def test_letting_others_in_without_a_key_is_exit_code_6(start: Process) -> None:
+    run = start("--host", "0.0.0.0")
+    _, err = run.communicate(timeout=20)
+
+    assert run.returncode == 6
+    assert b"--api-key-file" in err
+
+
+def test_a_key_from_a_file_is_asked_for(start: Process, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("a-key-of-more-than-16-letters\n")
+    run = start("--port", "0", "--api-key-file", str(tmp_path / "key"))
+    url = address(run)
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(url + "v1/models", timeout=5)
+
+    assert caught.value.code in (401, 404)  # 404 while there is no such route
+    caught.value.close()
+
+
+def test_a_data_directory_in_use_is_exit_code_5(start: Process, tmp_path: Path) -> None:
+    first = start("--port", "0", "--data-dir", str(tmp_path / "data"))
+    address(first)
+    second = start("--port", "0", "--data-dir", str(tmp_path / "data"))
+    _, err = second.communicate(timeout=20)
+
+    assert second.returncode == 5
+    assert b"--data-dir" in err
+    assert first.poll() is None
+
+
+def test_a_context_too_large_is_refused_before_listening(start: Process) -> None:
+    run = start("--context", "200000")
+    out, err = run.communicate(timeout=20)
+
+    assert run.returncode == 2
+    assert out == b""
+    assert err.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"), [({}, False), ({"DISPLAY": ":0"}, True), ({"WAYLAND_DISPLAY": "wayland-0"}, True)]
+)
+def test_a_browser_is_opened_where_it_can_be_seen(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], shown: bool
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert serve.has_display() is shown
+
+
+def test_the_page_is_opened_when_asked_for(process: Process, small_model: Path, tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    setup = f"import pathlib, webbrowser\nwebbrowser.open = lambda url: pathlib.Path({str(opened)!r}).write_text(url)"
+    run = process("serve", "--model", str(small_model), "--port", "0", "--open", setup=setup)
+    url = address(run)
+    deadline = time.monotonic() + 10
+    while not (opened.exists() and opened.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    run.terminate()
+    run.communicate(timeout=20)
+
+    assert opened.read_text() == url
