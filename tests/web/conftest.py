@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -164,6 +165,13 @@ class Running:
         """The stored answer once it has ended."""
         self._wait(lambda: not self.stored(asked).active, seconds)
         return self.stored(asked)
+
+    def raw(self, request: bytes) -> bytes:
+        """What comes back for bytes no HTTP client would send."""
+        host, _, port = self.address.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(request)
+            return b"".join(iter(lambda: connection.recv(65_536), b""))
 
     def begin_close(self) -> None:
         self.client.close()

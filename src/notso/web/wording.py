@@ -29,7 +29,6 @@ words: dict[str, str] = {
     "chat_menu": "Chat menu",
     "rename": "Rename",
     "title": "Title",
-    "save": "Save",
     "delete": "Delete this chat",
     "delete_sure": "Delete for good",
     "theme": "Look",

@@ -1,0 +1,76 @@
+"""Nothing takes the event loop for long, whatever is being rendered, parsed or saved."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from notso.web.ids import new_id
+from notso.web.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+
+MAX_LAG_SECONDS = 0.25  # checklist B4's worst case; the machine that runs this may be busy
+
+
+class LagProbe:
+    """Sleeps 5 ms on a loop again and again, and keeps how much longer each sleep took."""
+
+    def __init__(self, server: Any) -> None:
+        self.lags: list[float] = []
+        self._stop = threading.Event()
+        self._future = asyncio.run_coroutine_threadsafe(self._run(), server.state.engine._loop)
+
+    async def _run(self) -> None:
+        while not self._stop.is_set():
+            began = time.perf_counter()
+            await asyncio.sleep(0.005)
+            self.lags.append(time.perf_counter() - began - 0.005)
+
+    def finish(self) -> list[float]:
+        self._stop.set()
+        self._future.result(5)
+        return sorted(self.lags)
+
+
+def test_the_loop_stays_free_under_hostile_text_and_large_forms(start: Start) -> None:
+    hostile = "".join(
+        ("![" * 4000, "\n\n", "|a" * 500, "\n", "|-" * 500, "\n", ("|b" * 500 + "\n") * 20, "\n\n# x\n\n")
+    )
+    code = "\n\n```python\n" + "x = {1: [2, 3]}  # y\n" * 600 + "```\n\n"
+    script = lambda messages, thinking: say(hostile + code + hostile, piece=997)  # noqa: E731
+    server = start(ScriptedEngine(script, pace_seconds=0.01)).ready()
+    probe = LagProbe(server)
+    asked = server.ask("go")
+    for _ in range(5):
+        assert (
+            server.client.post("/chats", content=b"x=" + b"%41" * 349_000, headers={"Content-Type": FORM}).status_code
+            == 400
+        )
+        server.client.post("/chats", data={"text": "é" * 150_000 + "\x00", "key": new_id()})
+    server.finished(asked, seconds=20)
+    assert server.client.get(f"/chats/{asked.chat_id}").status_code == 200
+    lags = probe.finish()
+    assert len(lags) > 50
+    assert lags[-1] < MAX_LAG_SECONDS
+    assert lags[len(lags) // 2] < 0.02
+
+
+FORM = "application/x-www-form-urlencoded"
+
+
+def test_living_is_answered_while_the_engine_holds_its_thread(start: Start) -> None:
+    def busy(messages: Any, thinking: bool) -> Any:
+        time.sleep(0.5)
+        return say("done")
+
+    server = start(ScriptedEngine(busy)).ready()
+    asked = server.ask("go")
+    began = time.monotonic()
+    assert server.client.get("/livez").status_code == 200
+    assert server.client.get("/health").status_code == 200
+    assert time.monotonic() - began < 0.3
+    server.finished(asked)

@@ -1,0 +1,207 @@
+"""Listening and going away: ports, addresses, signals, kill -9."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from notso.web.errors import AddressInUseError, DataDirectoryBusyError, SettingsError, UnsafeBindError, WebError
+from notso.web.ids import new_id
+from notso.web.scripted_engine import ScriptedEngine
+from notso.web.server import address_of, listen, serve
+from notso.web.settings import Settings
+from notso.web.store.directory_lock import DirectoryLock
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from notso.web.chat import turns
+from notso.web.scripted_engine import ScriptedEngine, say
+from notso.web.server import serve
+from notso.web.settings import Settings
+
+turns.SAVE_SECONDS = 0.2
+script = lambda messages, thinking: say("word " * int(messages[-1].content), piece=5)
+settings = Settings(port=0, data_dir=Path(sys.argv[1]), drain_seconds=float(sys.argv[2]))
+serve(lambda: ScriptedEngine(script, pace_seconds=0.02), settings, on_ready=lambda url: print(url, flush=True))
+print("saved", flush=True)
+"""
+
+
+class Process:
+    """The server as its own process."""
+
+    def __init__(self, directory: Path, drain_seconds: float = 10.0) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(directory), str(drain_seconds)], stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        self.client = httpx.Client(base_url=self.url, timeout=5)
+
+    def ask(self, words: int) -> str:
+        answer = self.client.post("/chats", data={"text": str(words), "key": new_id()})
+        assert answer.status_code == 303
+        return str(answer.headers["location"])
+
+    def wait_for(self, text: str, path: str) -> None:
+        deadline = time.monotonic() + 5
+        while text not in self.client.get(path).text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def end(self) -> tuple[int, str]:
+        assert self.process.stdout is not None
+        output = self.process.stdout.read()
+        return self.process.wait(10), output
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def start(**settings: Any) -> Process:
+        started.append(Process(tmp_path, **settings))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.client.close()
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.wait()
+
+
+def test_after_kill_9_the_partial_answer_is_there_and_marked(process: Callable[..., Process]) -> None:
+    first = process()
+    chat = first.ask(5000)
+    first.wait_for("word word", chat)
+    os.kill(first.process.pid, signal.SIGKILL)
+    assert first.end()[0] == -signal.SIGKILL
+    second = process()
+    page = second.client.get(chat).text
+    assert "word word word" in page and "Interrupted." in page and 'data-state="interrupted"' in page
+    assert second.client.post(f"{chat}/messages", data={"text": "1", "key": new_id()}).status_code == 303
+
+
+def test_sigterm_lets_a_short_answer_end_and_refuses_new_ones(process: Callable[..., Process]) -> None:
+    first = process()
+    chat = first.ask(60)
+    first.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert first.client.get("/health").json() == {"status": "stopping"}
+    assert first.client.get("/livez").status_code == 200
+    refused = first.client.post("/chats", data={"text": "my words", "key": new_id()})
+    assert refused.status_code == 503 and "my words" in refused.text and int(refused.headers["retry-after"]) > 0
+    assert first.end() == (0, "saved\n")
+    page = process().client.get(chat).text
+    assert 'data-state="done"' in page and page.count("word ") >= 59
+
+
+def test_a_long_answer_is_interrupted_with_its_text_and_streams_end(process: Callable[..., Process]) -> None:
+    first = process(drain_seconds=0.5)
+    chat = first.ask(5000)
+    first.wait_for("word word", chat)
+    stream_url = first.client.get(chat).text.partition('hx-sse:connect="')[2].partition('"')[0]
+    with first.client.stream("GET", stream_url) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        began = time.monotonic()
+        first.process.send_signal(signal.SIGINT)
+        assert [line for line in lines if line.startswith("event:")][-1] == "event: done"
+    assert first.end() == (0, "saved\n")
+    assert time.monotonic() - began < 5
+    page = process().client.get(chat).text
+    assert 'data-state="interrupted"' in page and "word word" in page
+
+
+def test_a_second_signal_ends_it_at_once(process: Callable[..., Process]) -> None:
+    first = process(drain_seconds=60.0)
+    chat = first.ask(5000)
+    first.wait_for("word word", chat)
+    first.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    began = time.monotonic()
+    first.process.send_signal(signal.SIGTERM)
+    first.end()
+    assert time.monotonic() - began < 3
+    page = process().client.get(chat).text
+    assert 'data-state="interrupted"' in page and "word word" in page
+
+
+def test_a_busy_port_is_a_typed_error(tmp_path: Path) -> None:
+    with listen(Settings(port=0)) as taken:
+        settings = Settings(port=taken.getsockname()[1], data_dir=tmp_path)
+        with pytest.raises(AddressInUseError, match="--port") as caught:
+            serve(ScriptedEngine, settings)
+        assert caught.value.port == settings.port
+        assert not list(tmp_path.iterdir()), "nothing was touched"
+
+
+def test_an_address_of_another_machine_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(AddressInUseError):
+        listen(Settings(host="192.0.2.1", api_key="k" * 16))
+    with pytest.raises(AddressInUseError):
+        listen(Settings(host="no-such-host.invalid", api_key="k" * 16))
+
+
+def test_a_busy_data_directory_is_a_typed_error(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    with pytest.raises(DataDirectoryBusyError):
+        serve(ScriptedEngine, Settings(port=0, data_dir=tmp_path))
+    lock.release()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.0.0.9", "LocalHost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    assert Settings(host=host).host_names >= {host.strip("[]").lower(), "localhost"}
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", "127.0.0.1.example.org", "128.0.0.1"])
+def test_other_addresses_need_a_key(host: str) -> None:
+    with pytest.raises(UnsafeBindError, match="API key"):
+        Settings(host=host)
+    assert Settings(host=host, api_key="k" * 16).host == host
+
+
+def test_a_wildcard_is_no_name() -> None:
+    assert "0.0.0.0" not in Settings(host="0.0.0.0", api_key="k" * 16).host_names
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"port": -1}, {"port": 65536}, {"host": ""}, {"host": "a b"}, {"api_key": "short"}, {"max_waiting_turns": 0}),
+        *({"max_message_characters": 0}, {"max_answer_characters": 0}, {"drain_seconds": -1}, {"drain_seconds": 601}),
+    ],
+    ids=str,
+)
+def test_settings_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings(**wrong)
+    assert caught.value.setting == next(iter(wrong))
+    assert isinstance(caught.value, WebError) and "\n" not in str(caught.value)
+
+
+def test_the_key_is_not_printed() -> None:
+    assert "k" * 16 not in repr(Settings(api_key="k" * 16))
+
+
+def test_addresses_for_a_browser() -> None:
+    with listen(Settings(port=0)) as listener:
+        port = listener.getsockname()[1]
+        assert address_of(listener, Settings(port=0)) == f"http://127.0.0.1:{port}/"
+        assert address_of(listener, Settings(host="0.0.0.0", api_key="k" * 16)) == f"http://127.0.0.1:{port}/"
+    if socket.has_ipv6 and Path("/proc/net/if_inet6").exists() and Path("/proc/net/if_inet6").read_text():
+        with listen(Settings(host="[::1]", port=0)) as listener:
+            assert address_of(listener, Settings(host="[::1]")).startswith("http://[::1]:")
