@@ -124,7 +124,7 @@ def rope_table(frequencies: npt.NDArray[np.float64], positions: int, factor: flo
     _array("frequencies", frequencies, np.float64, 1)
     if frequencies.size == 0 or positions < 1 or positions * frequencies.size > 1 << 32:
         raise OperandError(f"a rotation table for {positions} positions of {frequencies.size} frequencies")
-    if not np.abs(frequencies).max() * positions <= MAX_ANGLE or not math.isfinite(factor):
+    if not np.abs(frequencies).max() * (positions - 1) <= MAX_ANGLE or not math.isfinite(factor):
         raise OperandError(f"rotations by more than {MAX_ANGLE:.0f} are not exact")
     cosine = np.empty((positions, frequencies.size), np.float32)
     sine = np.empty_like(cosine)
