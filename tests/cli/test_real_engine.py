@@ -253,7 +253,7 @@ def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: 
     monkeypatch.setenv("NOTSO_MODEL", str(small_model))
     told = {line["subject"]: line for line in json.loads(notso("doctor", "--port", "0", "--json").out)}
     assert set(told) == {
-        "python", "cpu", "kernels", "memory", "pages", "model", "disk", "port", "sqlite", "network", "versions",
+        "python", "cpu", "kernels", "memory", "pages", "model", "disk", "data", "port", "sqlite", "network", "versions",
     }  # fmt: skip
     assert told["kernels"]["status"] == "ok"
     assert "fastest this CPU can run" in told["kernels"]["message"]
@@ -262,11 +262,13 @@ def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: 
     monkeypatch.setenv("NOTSO_KERNELS", "mmx")
     monkeypatch.setenv("NOTSO_MODEL", "missing.gguf")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("NOTSO_DATA_DIR", str(small_model))
     result = notso("doctor", "--port", "0")
     assert result.code == 1
     lines = result.out.splitlines()
     assert any(line.startswith("fail  kernels: ") and "unset NOTSO_KERNELS" in line for line in lines)
     assert any(line.startswith("fail  model: there is no model file at missing.gguf ->") for line in lines)
+    assert any(line.startswith("fail  data: ") and "--data-dir" in line for line in lines)
     assert any("forbidden (HF_HUB_OFFLINE)" in line for line in lines)
 
 

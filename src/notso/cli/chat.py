@@ -94,7 +94,8 @@ def _handle(conversation: Conversation, text: str) -> None:
     if answer.finish_reason == "cancelled":
         terminal.note("Stopped; Ctrl-C again leaves.")
     elif answer.finish_reason == "length":
-        terminal.note("The answer was cut at its longest; /clear makes room in the context.")
+        remedy = "/clear makes room in the context" if conversation.params.max_tokens is None else "raise --max-tokens"
+        terminal.note(f"The answer was cut at its longest; {remedy}.")
 
 
 def _read_question(read_line: ReadLine) -> str:

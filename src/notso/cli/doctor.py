@@ -71,6 +71,7 @@ def examine(port: int) -> list[Finding]:
         ("pages", _pages),
         ("models", _models),
         ("disk", _disk),
+        ("data", _data),
         ("port", lambda: _port(port)),
         ("sqlite", _sqlite),
         ("network", _network),
@@ -176,6 +177,18 @@ def _disk() -> Iterator[Finding]:
         yield Finding("warn", "disk", message, f"make room for {terminal.gigabytes(needed)}, or set HF_HOME")
     else:
         yield Finding("ok", "disk", message)
+
+
+def _data() -> Iterator[Finding]:
+    from notso.web.settings import default_data_dir
+
+    folder = Path(os.environ.get("NOTSO_DATA_DIR") or default_data_dir())
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        yield Finding("fail", "data", f"{folder} cannot be written", "serve with --data-dir, a folder of yours")
+        return
+    size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+    yield Finding("ok", "data", f"conversations are kept in {folder} ({terminal.gigabytes(size)})")
 
 
 def _port(port: int) -> Iterator[Finding]:

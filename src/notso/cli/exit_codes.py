@@ -72,7 +72,7 @@ def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str
         (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, "--data-dir names another."),
         (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, "--data-dir names another."),
         (web.StorageFullError, NO_ROOM, "--data-dir names another place."),
-        (web.StorageError, FAILED, "`notso doctor` checks the data directory."),
+        (web.StorageError, FAILED, "`notso doctor` shows the data directory."),
     )
 
 

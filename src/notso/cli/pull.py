@@ -40,8 +40,12 @@ def pull(
         existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
         free = terminal.gigabytes(shutil.disk_usage(existing).free)
         terminal.note(f"{file.filename}, {terminal.gigabytes(file.size_bytes)}, to {cache} ({free} free)")
-    with terminal.progress(in_bytes=True, as_json=as_json) as report:
-        pulled = download.pull(file, offline=offline, force=force, progress=report)
+    try:
+        with terminal.progress(in_bytes=True, as_json=as_json) as report:
+            pulled = download.pull(file, offline=offline, force=force, progress=report)
+    except KeyboardInterrupt:
+        terminal.note("Stopped; the same command goes on from here.")
+        raise
     if as_json:
         terminal.say_json(
             {

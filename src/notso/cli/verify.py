@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +18,10 @@ EXAMPLES = """\
 
 
 def verify(
-    file: options.File,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A GGUF file. Default: the model `run` would use.", show_default=False),
+    ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: options.Json = False,
     plain: options.Plain = False,
@@ -28,10 +32,11 @@ def verify(
     The SHA-256 is compared with the published ones, and each tensor's quantised product with that of its dequantised
     reference; the worst error is shown. Exit code 3 if something is wrong.
     """
+    from notso.smollm3 import hub
     from notso.smollm3.verification import verify_file
 
     with terminal.progress(in_bytes=True, as_json=as_json) as report:
-        found = verify_file(file, progress=report)
+        found = verify_file(hub.resolve_model(file) or hub.demo_path(), progress=report)
     damage = damaged_copy(found)
     if as_json:
         terminal.say_json({**found.as_dict(), "damaged_copy_of": damage})
