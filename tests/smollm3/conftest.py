@@ -1,15 +1,22 @@
-"""Tokenizers for the tests of the model's floor: a small one trained here, and the official one where its file lies."""
+"""What tests of the model's floor run on: tokenizers (a small one trained here, the official one where its file lies)
+and models (random weights, and the demo)."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
+from golden.dequantised import write_dequantised
+from golden.random_models import RANDOM
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from notso.qtensor import backend
+from notso.smollm3 import Engine
+from notso.smollm3.hub import demo_path
 from notso.smollm3.tokenizer import PRE_TOKENISERS, Tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -117,3 +124,46 @@ def template_source(request: pytest.FixtureRequest) -> str:
         return (ROOT / "training/chat_template.jinja").read_text()
     hf = "Hugging" in request.param
     return official_file("chat_template.jinja" if hf else "chat_template.ggml-org-gguf.jinja").read_text()
+
+
+# ---------------------------------------------------------------- models to run
+
+
+@pytest.fixture(scope="session")
+def random_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight layers of random weights, F32 (`golden.random_models`)."""
+    return RANDOM.write(tmp_path_factory.mktemp("random") / "random.gguf")
+
+
+@pytest.fixture(scope="session")
+def demo_f32_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with every tensor dequantised."""
+    return write_dequantised(demo_path(), tmp_path_factory.mktemp("demo") / "demo-f32.gguf")
+
+
+@pytest.fixture(scope="session")
+def random_engine(random_file: Path) -> Iterator[Engine]:
+    with Engine.load(random_file) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def demo_engine() -> Iterator[Engine]:
+    """The demo model as it is shipped."""
+    with Engine.load() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def demo_f32_engine(demo_f32_file: Path) -> Iterator[Engine]:
+    with Engine.load(demo_f32_file) as engine:
+        yield engine
+
+
+@pytest.fixture
+def own_kernels() -> Iterator[None]:
+    """Lets a test choose kernels and threads, and puts back what was in force."""
+    kernels, threads = backend.kernels(), backend.threads()
+    yield
+    backend.use_kernels(kernels)
+    backend.set_threads(threads)

@@ -293,7 +293,10 @@ def _without(data: dict[str, Any], name: str) -> dict[str, Any]:
         (lambda d: json.dumps(d).replace(r"\\p{N}{1,3}", "(a+)+$"), "not one we know"),
         (lambda d: {**d, "model": {**d["model"], "type": "Unigram"}}, "not plain BPE"),
         (lambda d: {**d, "model": {**d["model"], "dropout": 0.1}}, "not plain BPE"),
-        (lambda d: {**d, "model": {**d["model"], "vocab": {**d["model"]["vocab"], "€": 1200}}}, "token '€' has id 1200"),
+        (
+            lambda d: {**d, "model": {**d["model"], "vocab": {**d["model"]["vocab"], "€": 1200}}},
+            "token '€' has id 1200",
+        ),
         (lambda d: {**d, "model": {**d["model"], "vocab": _without(d["model"]["vocab"], "!")}}, "'!' has id None"),
         (lambda d: {**d, "added_tokens": d["added_tokens"][1:]}, "'<|begin_of_text|>' has id"),
         (lambda d: {**d, "model": {**d["model"], "merges": [["q", "zzz"]]}}, "does not fit"),

@@ -122,8 +122,9 @@ class Sampler:
         return ids[weights[ids] >= np.float32(min_p)]
 
     def _uniform(self, position: int) -> float:
-        """The number in [0, 1) that belongs to this seed and position: 53 bits of Philox4x64 with them as key and
-        counter (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011)."""
+        """The number in [0, 1) that belongs to this seed and position: the upper 53 bits of the first word of
+        Philox4x64-10 with key `seed` and counter `position + 1` (Salmon et al., "Parallel random numbers: as easy as 1,
+        2, 3", 2011; numpy counts up before it draws)."""
         bits = np.random.Philox(key=self.seed, counter=position).random_raw()
         return float(bits >> 11) * 2.0**-53
 

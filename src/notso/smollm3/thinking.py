@@ -102,21 +102,27 @@ class ThinkingParser:
     def _scan_reasoning(self, pieces: list[Piece]) -> bool:
         """Give away reasoning up to its end; false if that is not here yet."""
         if self._fresh:
+            self._held = self._held.lstrip("\n")
             begins = self._held.lstrip()
-            self._held = begins.removeprefix(OPEN) if begins.startswith(OPEN) else self._held.lstrip("\n")
+            if begins.startswith(OPEN):
+                self._held = begins.removeprefix(OPEN)
+                return True
+            if pending_length(begins, (OPEN, CLOSE)) == len(begins):
+                return False
         before, tag, rest = self._held.partition(CLOSE)
         if tag:
-            shown, self._held, self._state = before.rstrip("\n"), rest, _State.BEFORE
-        else:
-            pending = pending_length(before, (OPEN, CLOSE) if self._fresh else (CLOSE,))
-            shown = before[: len(before) - pending].rstrip("\n")
-            self._held = before[len(shown) :]
+            self._held = before
+            pieces += self._flush(cut_off=False)
+            self._held, self._state = rest, _State.BEFORE
+            return True
+        shown = before[: len(before) - pending_length(before, (CLOSE,))].rstrip("\n")
         if shown:
             pieces.append(("reasoning", shown))
-            self._fresh = False
-        return bool(tag)
+            self._held, self._fresh = before[len(shown) :], False
+        return False
 
     def _flush(self, cut_off: bool) -> list[Piece]:
+        """What was held back, before a tag or at the end."""
         text, self._held = self._held, ""
         # A lone "<" may well be meant; more of a tag at the very end is a tag that was cut off.
         tag = pending_length(text, (OPEN, CLOSE))
@@ -124,9 +130,9 @@ class ThinkingParser:
             text = text[:-tag]
         if self._state is _State.REASONING:
             text = text.rstrip("\n")
-            return [("reasoning", text)] if text else []
+            return [("reasoning", text)] if text and not (self._fresh and text.isspace()) else []
         text = text.lstrip("\n")
-        return [("text", text)] if text.strip() else []
+        return [("text", text)] if text and not text.isspace() else []
 
 
 def opens_thinking(prompt: Sequence[int], open_id: int | None, close_id: int | None) -> bool:
