@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,6 +176,14 @@ def test_the_module_and_both_commands_are_one(own_home: Any) -> None:
     run = subprocess.run([sys.executable, "-m", "notso", "--version"], capture_output=True, text=True, check=True)
 
     assert run.stdout.startswith("notso 0.")
+
+
+def test_the_documentation_shows_the_help_as_it_is() -> None:
+    from notso.cli.reference import reference
+
+    page = Path(__file__).parents[2] / "docs" / "commands.md"
+
+    assert page.read_text() == reference(), "run: python -m notso.cli.reference > docs/commands.md"
 
 
 def test_the_environment_of_other_tests_is_clean() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -51,19 +51,20 @@ def front_door(
     """Chat with SmolLM3-3B on this machine, offline: in the browser, in the terminal, or through an API."""
 
 
-for _verb, _module in (
-    (serve.serve, serve),
-    (chat.chat, chat),
-    (run.run, run),
-    (pull.pull, pull),
-    (list.list_models, list),
-    (inspect.inspect, inspect),
-    (verify.verify, verify),
-    (synth.synthesise, synth),
-    (bench.bench, bench),
-    (doctor.doctor, doctor),
-):
-    app.command(_module.__name__.rpartition(".")[2], epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(_verb)
+VERBS: dict[str, Callable[..., None]] = {
+    "serve": serve.serve,
+    "chat": chat.chat,
+    "run": run.run,
+    "pull": pull.pull,
+    "list": list.list_models,
+    "inspect": inspect.inspect,
+    "verify": verify.verify,
+    "synth": synth.synthesise,
+    "bench": bench.bench,
+    "doctor": doctor.doctor,
+}
+for _name, _module in zip(VERBS, (serve, chat, run, pull, list, inspect, verify, synth, bench, doctor), strict=True):
+    app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ EXAMPLES = """\
 def bench(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="A GGUF file. Default: the model `run` would use.", show_default=False),
+        typer.Argument(metavar="FILE", help="A GGUF file. Default: the model `run` would use.", show_default=False),
     ] = None,
     prefill: Annotated[
         list[int] | None,

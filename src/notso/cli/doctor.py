@@ -39,7 +39,9 @@ class Finding:
 
 
 def doctor(
-    port: Annotated[int, typer.Option("--port", "-p", envvar="NOTSO_PORT", help="The port `serve` would use.")] = 3000,
+    port: Annotated[
+        int, typer.Option("--port", "-p", envvar="NOTSO_PORT", metavar="PORT", help="The port `serve` would use.")
+    ] = 3000,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,

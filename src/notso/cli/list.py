@@ -17,7 +17,7 @@ EXAMPLES = """\
 def list_models(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FOLDER]...", help="Folders to look into as well.", show_default=False),
+        typer.Argument(metavar="FOLDER", help="Folders to look into as well.", show_default=False),
     ] = None,
     as_json: options.Json = False,
     plain: options.Plain = False,

@@ -15,7 +15,7 @@ EXAMPLES = """\
 
 def pull(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="`smollm3-3b:Q4_K_M` (1.92 GB) or `smollm3-3b:Q8_0` (3.28 GB).")
+        str, typer.Argument(metavar="NAME", help="`smollm3-3b:Q4_K_M` (1.92 GB) or `smollm3-3b:Q8_0` (3.28 GB).")
     ] = "smollm3-3b:Q4_K_M",
     force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is here.")] = False,
     offline: Annotated[

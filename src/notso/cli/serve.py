@@ -24,9 +24,12 @@ EXAMPLES = """\
 
 def serve(
     model: options.Model = None,
-    host: Annotated[str, typer.Option("--host", envvar="NOTSO_HOST", help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option("--host", envvar="NOTSO_HOST", metavar="HOST", help="Address to listen on.")
+    ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", "-p", envvar="NOTSO_PORT", min=0, max=65535, help="Port; 0 takes a free one.")
+        int,
+        typer.Option("--port", "-p", envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="0 takes a free one."),
     ] = 3000,
     open_browser: Annotated[
         bool | None,

@@ -20,7 +20,7 @@ EXAMPLES = """\
 def verify(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="A GGUF file. Default: the model `run` would use.", show_default=False),
+        typer.Argument(metavar="FILE", help="A GGUF file. Default: the model `run` would use.", show_default=False),
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: options.Json = False,
