@@ -1,0 +1,22 @@
+"""A copy of a GGUF file with every tensor in F32: the trained weights without the quantised arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from notso.qtensor.formats import F32
+from notso.qtensor.gguf import GGUFFile
+from notso.qtensor.gguf_writer import GGUFWriter
+
+
+def write_dequantised(source: Path, out: Path) -> Path:
+    """Write `source` to `out` with the same metadata and, in F32, the same numbers that its blocks stand for."""
+    with GGUFFile.open(source) as file, GGUFWriter(out, durable=False) as writer:
+        for key, value in file.metadata.items():
+            writer.add(key, value, file.metadata_types[key])
+        for tensor in file.tensors.values():
+            values = np.ascontiguousarray(tensor.dequantise(), "<f4")
+            writer.add_tensor(tensor.name, tensor.shape, F32, values.reshape(-1).view(np.uint8))
+    return out

@@ -1,0 +1,67 @@
+"""Starts `oracle.py` with a Python that has the libraries: this one, or the one NOTSO_ORACLE_PYTHON names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import numpy.typing as npt
+
+PYTHON_VARIABLE = "NOTSO_ORACLE_PYTHON"
+MODULES = {"transformers": ("torch", "transformers", "gguf"), "llama_cpp": ("llama_cpp",)}
+TIMEOUT_S = 900
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OracleLogits:
+    """`lists` are the token ids that were run, greedy ones included; logits (all of them joined, V) float32."""
+
+    lists: list[list[int]]
+    logits: npt.NDArray[np.float32]
+
+
+@cache
+def versions(library: str) -> str | None:
+    """Name and version of what an oracle consists of, or None where that is not installed."""
+    names = MODULES[library]
+    code = f"import {', '.join(names)}; from importlib.metadata import version as v; "
+    code += "packages = [name.replace('_cpp', '-cpp-python') for name in " + repr(names) + "]; "
+    code += "print(*(f'{name} {v(name)}' for name in packages), sep=', ')"
+    done = subprocess.run([_python(), "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def why_missing(library: str) -> str:
+    """What to say where an oracle is not installed."""
+    return (
+        f"{' and '.join(MODULES[library])} not installed for {Path(_python()).name}; {PYTHON_VARIABLE} may name another"
+    )
+
+
+def ask(library: str, model: Path, lists: Sequence[Sequence[int]], *options: str) -> OracleLogits:
+    """Run `lists` of ids through a library. `options` as `oracle.py` takes them. Raises RuntimeError if it fails."""
+    with TemporaryDirectory() as folder:
+        job, out = Path(folder, "job.npz"), Path(folder, "out.npz")
+        joined = np.concatenate([np.asarray(ids, np.int32) for ids in lists])
+        np.savez(job, ids=joined, lengths=np.array([len(ids) for ids in lists], np.int32))
+        script = Path(__file__).with_name("oracle.py")
+        command = [_python(), str(script), library, str(model), str(job), str(out), *options]
+        # Shared memory of other people's thread pools has no say in what is compared.
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+        if done.returncode:
+            raise RuntimeError(f"{library} failed on {model.name}: {done.stderr.strip()[-2000:]}")
+        with np.load(out) as result:
+            parts = np.split(result["ids"], np.cumsum(result["lengths"])[:-1])
+            return OracleLogits([part.tolist() for part in parts], result["logits"])
+
+
+def _python() -> str:
+    return os.environ.get(PYTHON_VARIABLE) or sys.executable

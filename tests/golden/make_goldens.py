@@ -1,0 +1,149 @@
+"""Make the golden files of this folder anew: needed when demo.gguf, a random model or the prompts change.
+
+    python tests/golden/make_goldens.py [NAME ...]
+
+Run it with the project's own environment; transformers (with torch and gguf) and llama-cpp-python must be installed
+there, or for another Python that NOTSO_ORACLE_PYTHON names. Takes a minute. Names: see `GOLDENS` below; all by default.
+The arithmetic of llama.cpp depends on the machine; the goldens in the tree were made with AVX-512.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from golden import live
+from golden.dequantised import write_dequantised
+from golden.prompts import CONVERSATIONS, DATE
+from golden.random_models import RANDOM, YARN_CONTEXT, shapes_3b_lists, write_shapes_3b
+from golden.store import Golden, sha256, weights_sha256
+
+from notso import Engine
+from notso.smollm3.hub import demo_path
+
+GREEDY_TOKENS = 64
+
+
+def random_f32(folder: Path) -> Golden:
+    """Random weights, F32, by transformers: 20 prompts and their greedy continuations."""
+    model = RANDOM.write(folder / "random.gguf")
+    prompts = RANDOM.prompts(20, 100)
+    result = live.ask("transformers", model, prompts, f"--greedy={GREEDY_TOKENS}")
+    return _golden("transformers", model, prompts, result, _some(result.lists, 12))
+
+
+def random_half_cache(folder: Path) -> Golden:
+    """The same, with keys and values rounded to half precision as in our cache; the first position of every list."""
+    model = RANDOM.write(folder / "random.gguf")
+    prompts = [prompt[:2] for prompt in RANDOM.prompts(20, 100)]
+    result = live.ask("transformers", model, prompts, "--half-cache")
+    starts = np.cumsum([0, *map(len, prompts[:-1])]).tolist()
+    return _golden("transformers", model, prompts, result, starts[:8])
+
+
+def random_yarn(folder: Path) -> Golden:
+    """The same weights as if trained on a shorter context, which YaRN doubles."""
+    model = RANDOM.write(folder / "yarn.gguf", context=YARN_CONTEXT)
+    prompts = [RANDOM.prompts(20, 2 * YARN_CONTEXT)[-1]]
+    result = live.ask("transformers", model, prompts, f"--yarn-trained={YARN_CONTEXT}")
+    return _golden("transformers", model, prompts, result, [1, YARN_CONTEXT, 2 * YARN_CONTEXT - 1])
+
+
+def demo_f32(folder: Path) -> Golden:
+    """The demo model's dequantised weights, by transformers: 20 chats and 64 greedy tokens after each."""
+    model = write_dequantised(demo_path(), folder / "demo-f32.gguf")
+    prompts = demo_prompts()
+    result = live.ask("transformers", model, prompts, f"--greedy={GREEDY_TOKENS}")
+    return _golden("transformers", demo_path(), prompts, result, _some(result.lists, 10))
+
+
+def demo_q4_k_m(folder: Path) -> Golden:
+    """The demo model as it is shipped, by llama.cpp: the same chats with the answers it was trained to give."""
+    model = write_dequantised(demo_path(), folder / "demo-f32.gguf")
+    prompts = demo_prompts()
+    answered = live.ask("transformers", model, prompts, f"--greedy={GREEDY_TOKENS}").lists
+    with Engine.load() as engine:
+        ends = engine.tokenizer.end_ids
+    lists = [_until_end(ids, len(prompt), ends) for ids, prompt in zip(answered, prompts, strict=True)]
+    result = live.ask("llama_cpp", demo_path(), lists)
+    noise = live.ask("llama_cpp", demo_path(), lists, "--one-by-one")
+    return _golden("llama_cpp", demo_path(), prompts, result, [], noise)
+
+
+def shapes_3b(folder: Path) -> Golden:
+    """Random blocks in the shapes and formats of the 3B, 4 layers, by llama.cpp."""
+    model = write_shapes_3b(folder / "shapes.gguf")
+    lists = shapes_3b_lists()
+    result = live.ask("llama_cpp", model, lists)
+    noise = live.ask("llama_cpp", model, lists, "--one-by-one")
+    return _golden("llama_cpp", model, lists, result, [], noise)
+
+
+GOLDENS: dict[str, Callable[[Path], Golden]] = {
+    maker.__name__: maker for maker in (random_f32, random_half_cache, random_yarn, demo_f32, demo_q4_k_m, shapes_3b)
+}
+
+
+def demo_prompts() -> list[list[int]]:
+    with Engine.load() as engine:
+        return [engine.encode_chat(c.messages, c.thinking, c.tools or None, DATE) for c in CONVERSATIONS]
+
+
+def _golden(
+    library: str,
+    model: Path,
+    prompts: list[list[int]],
+    result: live.OracleLogits,
+    rows: list[int],
+    noise: live.OracleLogits | None = None,
+) -> Golden:
+    source = live.versions(library) or library
+    sha = sha256(model) if model == demo_path() else weights_sha256(model)
+    return Golden.of(source, sha, prompts, result.lists, result.logits, rows, None if noise is None else noise.logits)
+
+
+def _some(lists: list[list[int]], count: int) -> list[int]:
+    """Positions spread over all lists, the very first and the very last among them."""
+    return np.linspace(0, sum(map(len, lists)) - 1, count).astype(int).tolist()
+
+
+def _until_end(ids: list[int], prompt_length: int, ends: frozenset[int]) -> list[int]:
+    for at in range(prompt_length, len(ids)):
+        if ids[at] in ends:
+            return ids[: at + 1]
+    return ids
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the golden files anew.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(GOLDENS)}; all by default")
+    names = parser.parse_args().names or list(GOLDENS)
+    if unknown := set(names) - set(GOLDENS):
+        parser.error(f"no golden is called {', '.join(sorted(unknown))}")
+    for library in live.MODULES:
+        if live.versions(library) is None:
+            parser.error(live.why_missing(library))
+    for name in names:
+        started = time.perf_counter()
+        with TemporaryDirectory() as folder:
+            golden = GOLDENS[name](Path(folder))
+        path = golden.save(name)
+        print(
+            f"{path.name}: {path.stat().st_size:,} bytes, {len(golden.lists)} lists, {len(golden.ids)} positions, "
+            f"range {golden.logit_range:.2f}, {golden.source}, model {golden.model_sha256[:12]}, "
+            f"{time.perf_counter() - started:.0f} s"
+            + (f"; agrees with itself: {golden.noise_top1:.4f} top-1" if golden.noise_top1 else ""),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

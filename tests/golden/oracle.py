@@ -1,0 +1,177 @@
+"""Somebody else's logits: transformers or llama.cpp, run over lists of token ids.
+
+    python oracle.py transformers MODEL JOB.npz OUT.npz [--greedy N] [--half-cache] [--yarn-trained N]
+    python oracle.py llama_cpp MODEL JOB.npz OUT.npz [--one-by-one]
+
+Runs in a process of its own, by a Python that has `torch`, `transformers` and `gguf`, or `llama_cpp`; nothing of ours
+is imported. MODEL is a GGUF file, for transformers an unquantised one or a Hugging Face folder.
+
+JOB.npz: ids (int32, all lists joined), lengths (int32). OUT.npz: the same, each list followed by its N greedy tokens,
+and logits (float32, a row for each id).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HALVES = {"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj"}
+OTHERS = {
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+def hf_rows(weight: np.ndarray, head_dim: int) -> np.ndarray:
+    """q or k as Hugging Face has it: of each head first the rows 0, 2, 4, ... of the file, then 1, 3, 5, ..."""
+    heads = [weight[start : start + head_dim] for start in range(0, len(weight), head_dim)]
+    return np.concatenate([np.concatenate([head[0::2], head[1::2]]) for head in heads])
+
+
+def transformers_model(path: Path, yarn_trained: int | None) -> Any:
+    import torch
+    from transformers import SmolLM3Config, SmolLM3ForCausalLM
+
+    torch.set_num_threads(1)
+    if path.is_dir():
+        return SmolLM3ForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+
+    def entry(key: str, default: Any = None) -> Any:
+        field = reader.fields.get(f"smollm3.{key}")
+        return field.contents() if field is not None else default
+
+    hidden, heads, layers = entry("embedding_length"), entry("attention.head_count"), entry("block_count")
+    head_dim = entry("attention.key_length", hidden // heads)
+    names = {tensor.name for tensor in reader.tensors}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(entry("rope.freq_base"))}
+    positions = entry("context_length")
+    if yarn_trained is not None:
+        rope |= {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": yarn_trained}
+        positions = 2 * yarn_trained
+    config = SmolLM3Config(
+        vocab_size=len(reader.fields["tokenizer.ggml.tokens"].contents()),
+        hidden_size=hidden,
+        intermediate_size=entry("feed_forward_length"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=entry("attention.head_count_kv"),
+        head_dim=head_dim,
+        max_position_embeddings=positions,
+        rms_norm_eps=float(entry("attention.layer_norm_rms_epsilon")),
+        rope_parameters=rope,
+        no_rope_layers=None,  # the class makes it from the interval, as it does for the released model
+        no_rope_layer_interval=4,
+        tie_word_embeddings="output.weight" not in names,
+        use_sliding_window=False,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="eager",
+    )
+    state = {}
+    for tensor in reader.tensors:
+        if tensor.tensor_type != gguf.GGMLQuantizationType.F32:
+            raise SystemExit(f"{path.name}: {tensor.name} is {tensor.tensor_type.name}; transformers gets F32 only")
+        values = np.array(tensor.data, np.float32).reshape(tuple(reversed(tensor.shape.tolist())))
+        role = tensor.name.removesuffix(".weight")
+        if role in OUTER:
+            name = OUTER[role]
+        else:
+            _, layer, role = role.split(".")
+            values = hf_rows(values, head_dim) if role in HALVES else values
+            name = f"model.layers.{layer}.{(HALVES | OTHERS)[role]}"
+        state[f"{name}.weight"] = torch.from_numpy(values)
+    model = SmolLM3ForCausalLM(config)
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    if unexpected or set(missing) - ({"lm_head.weight"} if config.tie_word_embeddings else set()):
+        raise SystemExit(f"{path.name}: missing {missing}, unexpected {unexpected}")
+    model.tie_weights()
+    return model.float().eval()
+
+
+def half_cache() -> Any:
+    """A cache that rounds keys and values to half precision, as ours does, so that nothing else is left to differ."""
+    import torch
+    from transformers import DynamicCache
+
+    class HalfCache(DynamicCache):
+        def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+            rounded = (part.to(torch.float16).to(torch.float32) for part in (keys, values))
+            return super().update(*rounded, *args, **kwargs)
+
+    return HalfCache()
+
+
+def run_transformers(
+    path: Path, lists: list[list[int]], greedy: int, half: bool, yarn_trained: int | None
+) -> tuple[list[list[int]], np.ndarray]:
+    import torch
+
+    model = transformers_model(path, yarn_trained)
+    logits = []
+    with torch.no_grad():
+        for ids in lists:
+            cache, new = None, list(ids)
+            for _ in range(greedy):  # written out, so that no generation setting of the library takes part
+                result = model(torch.tensor([new]), past_key_values=cache, use_cache=True)
+                cache, new = result.past_key_values, [int(result.logits[0, -1].argmax())]
+                ids.extend(new)
+            cache = half_cache() if half else None
+            logits.append(model(torch.tensor([ids]), past_key_values=cache, use_cache=half).logits[0].numpy())
+    return lists, np.concatenate(logits)
+
+
+def run_llama_cpp(path: Path, lists: list[list[int]], one_by_one: bool) -> tuple[list[list[int]], np.ndarray]:
+    import llama_cpp
+
+    batch = {"n_batch": 1, "n_ubatch": 1} if one_by_one else {}
+    longest = max(map(len, lists))
+    model = llama_cpp.Llama(str(path), n_ctx=longest, logits_all=True, n_threads=1, verbose=False, **batch)
+    logits = []
+    for ids in lists:
+        model.reset()
+        model.eval(ids)
+        logits.append(np.array(model.scores[: len(ids)], np.float32))
+    return lists, np.concatenate(logits)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Logits of token id lists by transformers or llama.cpp.")
+    parser.add_argument("library", choices=["transformers", "llama_cpp"])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("job", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--greedy", type=int, default=0)
+    parser.add_argument("--half-cache", action="store_true", help="round keys and values to half precision")
+    parser.add_argument("--yarn-trained", type=int, help="trained context; YaRN doubles it")
+    parser.add_argument("--one-by-one", action="store_true", help="a batch for each token")
+    options = parser.parse_args()
+    with np.load(options.job) as job:
+        lists = [part.tolist() for part in np.split(job["ids"], np.cumsum(job["lengths"])[:-1])]
+    if options.library == "transformers":
+        lists, logits = run_transformers(options.model, lists, options.greedy, options.half_cache, options.yarn_trained)
+    else:
+        lists, logits = run_llama_cpp(options.model, lists, options.one_by_one)
+    np.savez(
+        options.out,
+        ids=np.concatenate([np.array(ids, np.int32) for ids in lists]),
+        lengths=np.array([len(ids) for ids in lists], np.int32),
+        logits=logits,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Golden files: what another implementation said, kept small enough for the tree."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.gguf import GGUFFile
+
+FOLDER = Path(__file__).parent
+TOP = 5
+"""So many of the likeliest tokens are kept at every position."""
+
+REMAKE = "python tests/golden/make_goldens.py"
+
+Floats = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Golden:
+    """Logits of several token lists, joined to P positions, of a vocabulary of V.
+
+    ids (P,), lengths and prompt_lengths (lists,): what was run; behind its prompt a list holds greedy tokens.
+    logit_range: largest less smallest logit of all positions, what errors are measured by.
+    rows (N,), logits (N, V): the positions kept whole. top_ids, top_logits (P, 5): the likeliest tokens, falling.
+    noise_top1, noise_top5: how far the oracle agrees with itself when it works in another way (0 where not measured).
+    """
+
+    source: str
+    model_sha256: str  # of the demo file, or of a random model's weights
+    ids: Integers
+    lengths: Integers
+    prompt_lengths: Integers
+    logit_range: float
+    rows: Integers
+    logits: Floats
+    top_ids: Integers
+    top_logits: Floats
+    noise_top1: float = 0.0
+    noise_top5: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        source: str,
+        model_sha256: str,
+        prompts: list[list[int]],
+        lists: list[list[int]],
+        logits: Floats,
+        rows: list[int],
+        noise: Floats | None = None,
+    ) -> Golden:
+        """Keep what is needed of `logits` (P, V)."""
+        top = top_tokens(logits)
+        other = top if noise is None else top_tokens(noise)
+        return cls(
+            source=source,
+            model_sha256=model_sha256,
+            ids=np.concatenate([np.array(ids, np.uint16) for ids in lists]),
+            lengths=np.array([len(ids) for ids in lists], np.uint16),
+            prompt_lengths=np.array([len(ids) for ids in prompts], np.uint16),
+            logit_range=float(np.ptp(logits)),
+            rows=np.array(rows, np.uint16),
+            logits=logits[rows],
+            top_ids=top.astype(np.uint16),
+            top_logits=np.take_along_axis(logits, top, 1),
+            noise_top1=0.0 if noise is None else float((top[:, 0] == other[:, 0]).mean()),
+            noise_top5=0.0 if noise is None else float(shared(top, other).mean()) / TOP,
+        )
+
+    @classmethod
+    def load(cls, name: str) -> Golden:
+        with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as file:
+            return cls(**{key: value.item() if value.ndim == 0 else value for key, value in file.items()})
+
+    def save(self, name: str) -> Path:
+        path = FOLDER / f"{name}.npz"
+        np.savez_compressed(path, **asdict(self))
+        return path
+
+    @property
+    def lists(self) -> list[list[int]]:
+        return [part.tolist() for part in np.split(self.ids.astype(int), np.cumsum(self.lengths)[:-1])]
+
+    @property
+    def starts(self) -> list[int]:
+        """Where each list begins among the positions."""
+        return [0, *np.cumsum(self.lengths)[:-1].tolist()]
+
+    @property
+    def first_seen(self) -> npt.NDArray[np.bool_]:
+        """(P,): false where an earlier list has the same ids up to here, so that nothing is counted twice."""
+        seen: set[tuple[int, ...]] = set()
+        fresh = []
+        for ids in self.lists:
+            for end in range(1, len(ids) + 1):
+                fresh.append(tuple(ids[:end]) not in seen)
+                seen.add(tuple(ids[:end]))
+        return np.array(fresh)
+
+
+def top_tokens(logits: Floats) -> Integers:
+    """(P, 5): ids of the likeliest tokens, falling."""
+    return np.argsort(-logits, axis=1, kind="stable")[:, :TOP]
+
+
+def shared(ours: Integers, theirs: Integers) -> Integers:
+    """(P,): how many of the 5 likeliest tokens both have."""
+    return np.array([len(set(a) & set(b)) for a, b in zip(ours.tolist(), theirs.tolist(), strict=True)])
+
+
+def sha256(path: Path) -> str:
+    """Of the whole file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def weights_sha256(path: Path) -> str:
+    """Of the tensors alone: a random model's metadata may change without changing what it computes."""
+    digest = hashlib.sha256()
+    with GGUFFile.open(path) as file:
+        for tensor in file.tensors.values():
+            digest.update(f"{tensor.name} {tensor.shape} {tensor.format}".encode())
+            digest.update(tensor.data)
+    return digest.hexdigest()
