@@ -123,7 +123,9 @@ def test_with_a_seed_the_answers_repeat(engine: Any, notso: Run) -> None:
     assert [params.seed for params in engine.params] == [5, 5]
 
 
-@pytest.mark.parametrize(("typed", "near"), [("/hlep", "/help"), ("/tempp 1", "/temp"), ("/xyzzy", "/help lists")])
+@pytest.mark.parametrize(
+    ("typed", "near"), [("/hlep", "/help"), ("/tempp 1", "/temp"), ("/thi off", "/thinking"), ("/xyzzy", "/help lists")]
+)
 def test_an_unknown_command_is_not_sent_to_the_model(engine: Any, notso: Run, typed: str, near: str) -> None:
     result = notso("chat", stdin=f"{typed}\n")
 

@@ -39,7 +39,8 @@ def run_command(conversation: Conversation, line: str) -> Outcome:
     for command in COMMANDS:
         if command.name == wanted:
             return command.run(conversation, argument.strip())
-    near = difflib.get_close_matches(wanted, [command.name for command in COMMANDS], n=1)
+    known = [command.name for command in COMMANDS]
+    near = [name for name in known if wanted and name.startswith(wanted)] or difflib.get_close_matches(wanted, known)
     hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
     return Outcome((f"There is no command /{name}; {hint} (begin with // to send a slash)",))
 

@@ -1,0 +1,131 @@
+"""`notso chat` as a person sees it: a prompt to type at, completion, a status line, Ctrl-C from the keyboard."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+# Says what it was asked, thinks where it may, and then goes on until it is stopped.
+ENGINE = """
+import time
+from notso.cli import engines
+from notso.smollm3.messages import Event, ModelInfo, Usage
+
+class Talker:
+    info = ModelInfo("Talker", "", False, 1, 1, 4096)
+    def generate(self, messages, params, *, thinking=True, cancelled=lambda: False):
+        if thinking:
+            yield Event("reasoning", text="pondering")
+        yield Event("text", text="You said " + messages[-1].content.upper())
+        while "WAIT" in messages[-1].content.upper() and not cancelled():
+            time.sleep(0.01)
+        yield Event("usage", usage=Usage(100, 23))
+        yield Event("end", finish_reason="cancelled" if cancelled() else "stop")
+    def close(self):
+        pass
+
+engines.open_engine = lambda *a, **k: Talker()
+"""
+
+
+class Terminal:
+    """A terminal of 100 columns with a process in it."""
+
+    def __init__(self, start: Callable[..., subprocess.Popen[bytes]], *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+
+        def own_terminal() -> None:
+            os.setsid()
+            fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+        environment = {**os.environ, "TERM": "xterm-256color"}
+        environment.pop("NO_COLOR", None)
+        self.run = start(
+            *arguments,
+            setup=ENGINE,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+            preexec_fn=own_terminal,
+        )
+        os.close(theirs)
+        self.shown = ""
+
+    def expect(self, text: str) -> str:
+        """Read until `text` is shown; what was shown since the last call."""
+        deadline = time.monotonic() + 10
+        while text not in self.shown:
+            assert time.monotonic() < deadline, f"no {text!r} in {self.shown!r}"
+            if select.select([self._ours], [], [], 0.1)[0]:
+                data = os.read(self._ours, 65536)
+                if b"\x1b[6n" in data:  # asked where its cursor is, a terminal answers: in the first line
+                    os.write(self._ours, b"\x1b[1;1R")
+                self.shown += data.decode(errors="replace")
+        before, _, self.shown = self.shown.partition(text)
+        return before + text
+
+    def expect_prompt(self) -> None:
+        self.expect(">")
+        self.expect("\x1b[?25h")  # the cursor is shown: it waits for keys
+
+    def type(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def close(self) -> None:
+        os.close(self._ours)
+        if self.run.poll() is None:
+            self.run.kill()
+        self.run.wait()
+
+
+@pytest.fixture
+def terminal(process: Callable[..., subprocess.Popen[bytes]]) -> Iterator[Terminal]:
+    opened = Terminal(process, "chat")
+    yield opened
+    opened.close()
+
+
+def test_a_conversation(terminal: Terminal) -> None:
+    terminal.expect("Ctrl-D leaves.")
+    terminal.expect_prompt()
+    terminal.type("hello\r")
+    assert "\x1b[2mpondering\x1b[0m" in terminal.expect("You said HELLO")
+    terminal.expect("123 / 4,096 tokens")  # the status line: the prompt is there
+    terminal.type("/thi")
+    terminal.expect("/thinking")  # is offered
+    terminal.type("\t off\r")
+    terminal.expect("Thinking is off.")
+    terminal.expect_prompt()
+    terminal.type("again\r")
+    assert "pondering" not in terminal.expect("You said AGAIN")
+    terminal.expect_prompt()
+    terminal.type("\x04")
+
+    assert terminal.run.wait(10) == 0
+
+
+def test_ctrl_c_stops_an_answer_and_twice_leaves(terminal: Terminal) -> None:
+    terminal.expect("Ctrl-D leaves.")
+    terminal.expect_prompt()
+    terminal.type("wait\r")
+    terminal.expect("You said WAIT")
+    terminal.type("\x03")
+    terminal.expect("Stopped; Ctrl-C again leaves.")
+    terminal.expect_prompt()
+    terminal.type("\x03")
+    terminal.expect("Ctrl-C again leaves.")
+    terminal.expect_prompt()
+    terminal.type("\x03")
+
+    assert terminal.run.wait(10) == 130
