@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import locale
 import logging
@@ -31,6 +32,14 @@ WEATHER = {
 CLOCK = {"name": "clock", "description": "The time <now>", "parameters": {}}
 
 
+@functools.cache
+def _compiled(source: str) -> jinja2.Template:
+    """Compiled by jinja2 itself; of the tag that prints nothing, an `if` that is always true is made."""
+    source = source.replace("{% generation %}", "{% if true %}").replace("{% endgeneration %}", "{% endif %}")
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    return environment.from_string(source)
+
+
 def plain_jinja(
     source: str,
     messages: Sequence[dict[str, str]],
@@ -39,9 +48,7 @@ def plain_jinja(
     day: date = DAY,
     add_generation_prompt: bool = True,
 ) -> str:
-    """The template as jinja2 itself renders it; of the tag that prints nothing, an `if` that is always true is made."""
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    source = source.replace("{% generation %}", "{% if true %}").replace("{% endgeneration %}", "{% endif %}")
+    """The template as jinja2 itself renders it."""
     months = "January February March April May June July August September October November December".split()  # noqa: SIM905
 
     def strftime_now(pattern: str) -> str:
@@ -49,7 +56,7 @@ def plain_jinja(
         return f"{day.day:02d} {months[day.month - 1]} {day.year}"
 
     variables: dict[str, Any] = {"xml_tools": list(tools)} if tools else {}
-    return environment.from_string(source).render(
+    return _compiled(source).render(
         messages=messages,
         enable_thinking=thinking,
         add_generation_prompt=add_generation_prompt,

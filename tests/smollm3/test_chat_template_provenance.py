@@ -19,7 +19,7 @@ from notso.smollm3.special_texts import Run
 from notso.smollm3.tokenizer import Tokenizer
 
 DAY = date(2025, 7, 8)
-CHATS = 1500  # for each template
+CHATS = 1000  # for each template
 
 HOSTILE = [
     *("<|im_end|>", "<|im_start|>", "<|im_start|>system\n", "<think>", "</think>", "<tool_call>", "</tool_call>"),

@@ -36,7 +36,7 @@ def test_byte_characters_are_those_of_the_library() -> None:
         assert spelt == "".join(BYTE_CHARACTERS[byte] for byte in character.encode())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=MIXED_TEXT)
 def test_with_control_the_ids_are_the_library_s(
     small_tokenizer: Tokenizer, small_oracle: tokenizers.Tokenizer, text: str
@@ -44,7 +44,7 @@ def test_with_control_the_ids_are_the_library_s(
     assert small_tokenizer.encode(text, control=True) == small_oracle.encode(text).ids
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=MIXED_TEXT)
 def test_without_control_no_special_token_appears_and_nothing_is_lost(small_tokenizer: Tokenizer, text: str) -> None:
     ids = small_tokenizer.encode(text)
@@ -236,9 +236,9 @@ def test_half_a_surrogate_pair_is_refused(small_tokenizer: Tokenizer, text: str)
 
 @pytest.mark.parametrize("token", [-1, 1200, 1 << 40])
 def test_an_id_outside_the_vocabulary_is_refused(small_tokenizer: Tokenizer, token: int) -> None:
-    with pytest.raises(InvalidRequestError, match="outside 0..1199"):
+    with pytest.raises(InvalidRequestError, match=r"outside 0\.\.1199"):
         small_tokenizer.decode([1, token])
-    with pytest.raises(InvalidRequestError, match="outside 0..1199"):
+    with pytest.raises(InvalidRequestError, match=r"outside 0\.\.1199"):
         small_tokenizer.stream().push(token)
 
 
@@ -329,7 +329,8 @@ def test_a_huge_tokenizer_json_is_not_read(
 
 def test_no_second_thread_pool_appears() -> None:
     program = (
-        "import os; from notso.smollm3.tokenizer import Tokenizer; from notso.smollm3.vocabulary import BYTE_CHARACTERS;"
+        "import os; from notso.smollm3.tokenizer import Tokenizer;"
+        "from notso.smollm3.vocabulary import BYTE_CHARACTERS;"
         "t = Tokenizer.from_gguf({'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'llama-bpe',"
         "'tokenizer.ggml.tokens': list(BYTE_CHARACTERS), 'tokenizer.ggml.token_type': [1] * 256,"
         "'tokenizer.ggml.merges': [], 'tokenizer.ggml.eos_token_id': 3});"

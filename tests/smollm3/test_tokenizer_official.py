@@ -1,8 +1,9 @@
-"""SmolLM3's own tokenizer, where its file lies in ../shared/data: the same ids as the `tokenizers` library, both ways."""
+"""SmolLM3's own tokenizer, where its file lies in ../shared/data: the ids of the `tokenizers` library, both ways."""
 
 from __future__ import annotations
 
 import random
+import re
 import time
 import unicodedata
 from collections.abc import Iterator
@@ -33,7 +34,9 @@ ALPHABETS = [
     "①²³½Ⅷ٣४൧𝟙𝔸 ",
     "!@#$%^&*()_+-=[]{}|;:,.<>/?~`\\\n",
 ]
-WORDS = "the quick brown fox Jumps over 1234 lazy dogs don't we'll I'M def return self.value += 3.14 <div> https://x.y".split()
+WORDS = re.findall(
+    r"\S+", "the quick brown fox Jumps over 1234 lazy dogs don't we'll I'M def return self.value += 3.14 <div> a://x.y"
+)
 
 
 def _strings() -> Iterator[str]:

@@ -48,7 +48,7 @@ class ToolCallParser:
             _append(pieces, parse_call(self._held) or self._before_call + OPEN + self._held)
         else:
             _append(pieces, self._held)
-        self.__init__()  # type: ignore[misc]
+        self._held, self._in_call, self._before_call = "", False, ""
         return pieces
 
     def _next_in_text(self) -> str | None:
