@@ -11,6 +11,7 @@ words: dict[str, str] = {
     "menu": "Chats and settings",
     "close": "Close",
     "greeting": "Hello, I'm SmolLM3, running on this machine. Nothing you type leaves it.",
+    "greeting_waiting": "Hello! Everything here runs on this machine. Nothing you type leaves it.",
     "greeting_demo": "Hello, I'm a small demo model, running on this machine. Nothing you type leaves it.",
     "examples": "Something to begin with",
     "example_1": "What can you do?",

@@ -12,6 +12,7 @@ from typing import Literal, cast
 
 from notso.web.chat.engine_port import ChatEngine, EngineSource, Event, ModelError, ModelInfo
 from notso.web.chat.turn import Turn
+from notso.web.errors import NotsoError
 
 logger = logging.getLogger("notso.web.engine")
 
@@ -134,7 +135,7 @@ class EngineThread:
             self.info = engine.info
             self.state = "ready"
             return engine
-        except ModelError as error:
+        except NotsoError as error:
             self.failure = str(error)
         except Exception:
             logger.exception("the engine could not be loaded")
@@ -166,7 +167,7 @@ class EngineThread:
                     pipe.put(event)
                     if turn.cancel.is_set():
                         break
-        except ModelError as error:
+        except NotsoError as error:
             failure = error
         except Exception as error:
             logger.exception("the engine failed on an answer")

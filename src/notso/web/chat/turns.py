@@ -10,11 +10,11 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from typing import TypeVar
 
-from notso.web.chat.engine_port import Event, ModelError, Usage
+from notso.web.chat.engine_port import Event, Usage
 from notso.web.chat.engine_thread import EngineThread, Job
 from notso.web.chat.turn import Turn
 from notso.web.chat.turn_log import CHANNELS, ChannelName
-from notso.web.errors import StorageError
+from notso.web.errors import NotsoError, StorageError
 from notso.web.rendering.markdown import RENDERER_VERSION
 from notso.web.rendering.streaming import Rendered, StreamingMarkdown
 from notso.web.store.protocol import ChatStore, MessageState, Numbers, StoredMessage
@@ -285,7 +285,7 @@ class _Follower:
         return False
 
     def _outcome(self) -> tuple[MessageState, str]:
-        if isinstance(self._failure, ModelError):
+        if isinstance(self._failure, NotsoError):
             return "failed", str(self._failure)
         if self._failure is not None:
             return "failed", words["failed_inside"]

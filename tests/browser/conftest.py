@@ -1,0 +1,124 @@
+"""A real browser before a real server. Without a chromium these tests are skipped and say so."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+
+from notso.web.app import create_app
+from notso.web.chat.engine_port import ChatEngine
+from notso.web.scripted_engine import ScriptedEngine
+from notso.web.server import ChatServer, address_of, listen
+from notso.web.settings import Settings
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGUMENTS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-first-run", "--mute-audio"),
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    executable = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if executable is None:
+        pytest.skip("no chromium found (Debian: apt install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+class Served:
+    """A server in a thread."""
+
+    def __init__(self, source: Callable[[], ChatEngine], settings: Settings) -> None:
+        self.app = create_app(source, settings)
+        listener = listen(settings)
+        self.url = address_of(listener, settings)
+        self.port = listener.getsockname()[1]
+        self.server = ChatServer(self.app, self.url)
+        self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + 20
+        while not self.server.started:
+            assert self._thread.is_alive() and time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(10)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    """Start servers that end with the test. Keyword arguments are settings."""
+    started: list[Served] = []
+
+    def begin(engine: ScriptedEngine | Callable[[], ChatEngine], **settings: Any) -> Served:
+        source = engine if callable(engine) else lambda: engine
+        started.append(Served(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings))))
+        return started[-1]
+
+    yield begin
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Open a tab: `open_page(url)`; with `like=page` another tab of the same person. Keyword arguments are the
+    context's. At the end of the test: no error in any console but the `expected`, and no request to another origin.
+    """
+    contexts: list[BrowserContext] = []
+    complaints: list[str] = []
+    allowed: set[str] = set()
+
+    def begin(url: str, *, like: Page | None = None, expected: str = "", **options: Any) -> Page:
+        context = (
+            like.context if like else browser.new_context(**({"viewport": {"width": 1100, "height": 760}} | options))
+        )
+        if like is None:
+            contexts.append(context)
+        excused = re.compile(expected) if expected else None
+        page = context.new_page()
+        allowed.add("/".join(url.split("/")[:3]) + "/")
+
+        def complain(text: str) -> None:
+            if excused is None or not excused.search(text):
+                complaints.append(text)
+
+        def look(message: ConsoleMessage) -> None:
+            if message.type == "error":
+                complain(message.text)
+
+        def check(request: Request) -> None:
+            if not request.url.startswith(tuple(allowed)) and not request.url.startswith(("data:", "blob:")):
+                complain(f"a request to {request.url}")
+
+        page.on("console", look)
+        page.on("pageerror", lambda error: complain(str(error)))
+        page.on("request", check)
+        page.set_default_timeout(8000)
+        page.goto(url)
+        return page
+
+    yield begin
+    for context in contexts:
+        context.close()
+    assert complaints == []

@@ -1,0 +1,263 @@
+"""The chat as a person meets it, in a real browser."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+import notso
+from notso.smollm3 import Engine
+from notso.web.scripted_engine import ScriptedEngine, say
+
+DEMO = Path(notso.__file__).parent / "demo" / "demo.gguf"
+THOUGHTS = "They ask me something.\n\nI will answer with a list.\n\n" * 3
+ANSWER = "Here is **one** answer:\n\n- first\n- second\n\n```python\nx = 1\n```\n\nAnd that is all of it.\n"
+
+Serve = Callable[..., Any]
+Open = Callable[..., Page]
+
+
+def script(messages: Any, thinking: bool) -> Any:
+    return say(ANSWER, THOUGHTS if thinking else "", piece=4)
+
+
+def ask(page: Page, text: str) -> None:
+    page.locator("#text").fill(text)
+    page.locator("#text").press("Enter")
+
+
+def last_answer(page: Page) -> Any:
+    return page.locator("article.assistant").last
+
+
+def growth(page: Page, selector: str, *, seconds: float = 20.0) -> list[int]:
+    """Lengths of a text, watched from before it exists until its message has ended, while it grows."""
+    lengths: list[int] = []
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        length = page.evaluate(
+            "s => [...document.querySelectorAll(s)].at(-1)?.textContent.trim().length ?? 0", selector
+        )
+        if length and (not lengths or length != lengths[-1]):
+            lengths.append(length)
+        if page.locator("article.assistant:not([aria-busy])").count():
+            break
+        page.wait_for_timeout(20)
+    return lengths
+
+
+@pytest.mark.parametrize("kind", ["scripted", "demo"])
+def test_open_ask_watch_reload(serve: Serve, open_page: Open, kind: str) -> None:
+    if kind == "demo" and not DEMO.exists():
+        pytest.skip("the demo model has not been made yet (make -C training)")
+    server = serve((lambda: Engine.load()) if kind == "demo" else ScriptedEngine(script, pace_seconds=0.03))
+    page = open_page(server.url)
+    expect(page.get_by_text("Demo model.")).to_be_visible(timeout=20_000)
+    expect(page.locator("#banner")).to_contain_text("notso pull")
+    ask(page, "What is 27 + 48?")
+    page.wait_for_url("**/chats/*")
+    expect(page.locator("article.user")).to_have_text(re.compile("What is 27"))
+    lengths = growth(page, "article.assistant .answer" if kind == "scripted" else "article.assistant .prose")
+    assert len(lengths) > 3, "it arrived in pieces"
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
+    panel = last_answer(page).locator("details.reasoning")
+    expect(panel).to_be_visible()
+    expect(panel).not_to_have_attribute("open", "")
+    expect(panel.locator("summary")).to_contain_text("Thought")
+    answer = last_answer(page).locator(".answer").inner_text()
+    assert answer.strip()
+    panel.locator("summary").click()
+    thoughts = panel.locator(".thoughts").inner_text()
+    assert thoughts.strip()
+    page.reload()
+    assert last_answer(page).locator(".answer").inner_text() == answer
+    expect(last_answer(page).locator("details.reasoning")).not_to_have_attribute("open", "")
+    assert "<think>" not in answer + thoughts
+    expect(page.locator("#status-label")).to_have_text("Idle")
+    expect(page.locator("#sidebar").get_by_role("link", name="What is 27 + 48?")).to_be_visible()
+    ask(page, "Thank you")
+    expect(page.locator("article.assistant[data-state=done]")).to_have_count(2, timeout=20_000)
+    assert page.evaluate("document.activeElement.id") == "text"
+
+
+def test_thinking_is_open_while_it_runs_and_folds_at_its_end(serve: Serve, open_page: Open) -> None:
+    engine = ScriptedEngine(script, pace_seconds=0.02)
+    page = open_page(serve(engine).url)
+    ask(page, "Hello")
+    panel = last_answer(page).locator("details.reasoning")
+    expect(panel.locator("summary")).to_contain_text("Thinking")
+    expect(panel).to_have_attribute("open", "")
+    expect(page.locator("#status-label")).to_contain_text("Thinking")
+    expect(last_answer(page).locator(".answer")).to_contain_text("Here is one")
+    expect(panel).not_to_have_attribute("open", "")
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
+    expect(panel).not_to_have_attribute("open", "")
+    expect(page.locator("#announcer")).to_have_text("Answer ready")
+
+
+def test_a_touched_panel_is_left_alone(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(ScriptedEngine(script, pace_seconds=0.015)).url)
+    ask(page, "Hello")
+    last_answer(page).locator(".thoughts").click()
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
+    expect(last_answer(page).locator("details.reasoning")).to_have_attribute("open", "")
+    ask(page, "Again")
+    expect(page.locator("article.assistant")).to_have_count(2)
+    last_answer(page).locator("summary").click()
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
+    expect(last_answer(page).locator("details.reasoning")).not_to_have_attribute("open", "")
+
+
+def test_reload_while_it_writes_continues_and_doubles_nothing(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(ScriptedEngine(script, pace_seconds=0.02)).url)
+    ask(page, "Hello")
+    expect(last_answer(page).locator(".thoughts")).to_contain_text("They ask")
+    page.reload()
+    expect(last_answer(page).locator(".thoughts")).to_contain_text("They ask")
+    expect(last_answer(page).locator(".answer")).to_contain_text("Here is one")
+    page.reload()
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
+    assert last_answer(page).locator(".answer").inner_text().count("Here is one answer") == 1
+    assert last_answer(page).locator(".thoughts p").count() == 6
+    assert last_answer(page).locator("li").count() == 2
+
+
+def test_two_tabs_see_the_same_and_one_stops_both(serve: Serve, open_page: Open) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 2000, piece=5), pace_seconds=0.02)
+    first = open_page(serve(engine).url)
+    ask(first, "Hello")
+    first.wait_for_url("**/chats/*")
+    second = open_page(first.url, like=first)
+    for page in (first, second):
+        expect(last_answer(page).locator(".answer")).to_contain_text("word word word")
+    ask(second, "Not now")  # Enter does nothing while the answer runs: the text stays
+    assert second.locator("#text").input_value() == "Not now"
+    second.get_by_role("button", name="Stop").click()
+    for page in (first, second):
+        expect(last_answer(page)).to_have_attribute("data-state", "stopped")
+        expect(last_answer(page)).to_contain_text("Stopped here.")
+        expect(page.get_by_role("button", name="Send")).to_be_visible()
+        expect(page.locator("#status-label")).to_have_text("Idle")
+    assert last_answer(first).locator(".answer").inner_text() == last_answer(second).locator(".answer").inner_text()
+    assert len(engine.requests) == 1
+
+
+def test_a_refused_message_stays_in_the_input(serve: Serve, open_page: Open) -> None:
+    engine = ScriptedEngine(script)
+    first = open_page(serve(engine).url)
+    ask(first, "Hello")
+    expect(last_answer(first)).to_have_attribute("data-state", "done")
+    second = open_page(first.url, like=first, expected="status of 409|response:error")
+    engine.gate.clear()
+    ask(first, "Another")
+    expect(first.locator("article.user")).to_have_count(2)
+    ask(second, "At the same time")
+    expect(second.locator("#composer-problem")).to_contain_text("still being written")
+    assert second.locator("#text").input_value() == "At the same time"
+    expect(second.locator("article.user")).to_have_count(1)
+    engine.gate.set()
+    expect(last_answer(first)).to_have_attribute("data-state", "done")
+    second.locator("#text").press("Enter")
+    expect(second.locator("article.user").last).to_contain_text("At the same time")
+    expect(second.locator("#composer-problem")).to_be_empty()
+
+
+def test_keys(serve: Serve, open_page: Open) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 2000, piece=5), pace_seconds=0.02)
+    page = open_page(serve(engine).url)
+    page.keyboard.type("one")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("two")
+    assert page.locator("#text").input_value() == "one\ntwo"
+    page.keyboard.press("Enter")
+    expect(page.locator("article.user .bubble")).to_have_text("one\ntwo", use_inner_text=True)
+    expect(last_answer(page).locator(".answer")).to_contain_text("word")
+    page.keyboard.press("Escape")
+    expect(last_answer(page)).to_have_attribute("data-state", "stopped")
+    page.keyboard.press("Enter")
+    expect(page.locator("article.user")).to_have_count(1)  # nothing was typed, nothing is sent
+
+
+def test_a_server_that_goes_and_comes_back(serve: Serve, open_page: Open) -> None:
+    endless = lambda messages, thinking: say("word " * 3000, piece=5)  # noqa: E731
+    server = serve(ScriptedEngine(endless, pace_seconds=0.02))
+    page = open_page(server.url, expected=r"htmx:sse:error|ERR_CONNECTION|ERR_INCOMPLETE|status of 404")
+    ask(page, "Hello")
+    expect(last_answer(page).locator(".answer")).to_contain_text("word word")
+    server.close()
+    serve(ScriptedEngine(script), port=server.port)
+    page.wait_for_timeout(300)
+    expect(last_answer(page)).to_have_attribute("data-state", "interrupted")
+    expect(last_answer(page)).to_contain_text("The server stopped")
+    ask(page, "Go on")
+    expect(page.locator("article.assistant[data-state=done]")).to_have_count(1)
+
+
+def test_the_page_opens_before_the_model_is_there(serve: Serve, open_page: Open) -> None:
+    gate = threading.Event()
+
+    def load() -> ScriptedEngine:
+        assert gate.wait(20)
+        return ScriptedEngine(script)
+
+    page = open_page(serve(load).url)
+    expect(page.locator("#status-label")).to_have_text("Loading")
+    expect(page.locator("#banner")).to_have_text("")
+    ask(page, "Already here")
+    page.wait_for_url("**/chats/*")
+    expect(page.locator("#status-label")).to_have_text("Loading")
+    gate.set()
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
+    expect(page.locator("#banner")).to_contain_text("Demo model.")
+
+
+def test_without_scripts(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(ScriptedEngine(script)).url, java_script_enabled=False)
+    page.locator("#text").fill("Hello")
+    page.get_by_role("button", name="Send").click()
+    page.wait_for_url("**/chats/*")
+    for _ in range(50):
+        if page.locator("article.assistant[data-state=done]").count():
+            break
+        page.wait_for_timeout(50)
+        page.reload()
+    expect(last_answer(page).locator(".answer")).to_contain_text("And that is all of it.")
+    page.locator("details.reasoning summary").click()
+    expect(last_answer(page).locator(".thoughts")).to_contain_text("They ask me something.")
+
+
+def test_rename_and_delete(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(ScriptedEngine(script)).url)
+    page.get_by_role("button", name="What can you do?").click()
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
+    page.locator("summary[aria-label='Chat menu']").click()
+    page.get_by_label("Title").fill("A new name")
+    page.get_by_role("button", name="Rename").click()
+    expect(page.get_by_role("heading", name="A new name")).to_be_visible()
+    page.locator("summary[aria-label='Chat menu']").click()
+    page.get_by_text("Delete this chat").click()
+    page.get_by_role("button", name="Delete for good").click()
+    expect(page.locator("#sidebar")).to_contain_text("Your chats will be listed here.")
+
+
+def test_the_toggle_holds_per_chat(serve: Serve, open_page: Open) -> None:
+    engine = ScriptedEngine(script)
+    page = open_page(serve(engine).url)
+    ask(page, "Hello")
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
+    with page.expect_response("**/thinking") as answered:
+        page.get_by_role("switch", name="Thinking").locator("..").click()
+    assert answered.value.status == 204
+    page.reload()
+    expect(page.get_by_role("switch", name="Thinking")).not_to_be_checked()
+    ask(page, "Again")
+    expect(page.locator("article.assistant[data-state=done]")).to_have_count(2)
+    expect(last_answer(page).locator("details.reasoning")).to_be_hidden()
+    assert [thinking for _, thinking, _ in engine.requests] == [True, False]

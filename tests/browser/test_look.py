@@ -1,0 +1,156 @@
+"""Sizes, themes, contrast and roles, as the browser computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from notso.web.scripted_engine import ScriptedEngine, say
+
+ANSWER = (
+    "A table:\n\n"
+    + "|a|b|c|\n|-|-|-|\n"
+    + "|1|2|3|\n" * 3
+    + "\n```python\n"
+    + "x = 1  # long "
+    + "y" * 200
+    + "\n```\n\n"
+    + "w" * 300
+    + "\n"
+)
+
+CONTRAST = """() => {
+    const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const light = (colour) => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).map(Number);
+        return 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+    };
+    const under = (element) => {
+        for (; element; element = element.parentElement) {
+            const colour = getComputedStyle(element).backgroundColor;
+            if (!/, 0\\)|transparent/.test(colour)) return colour;
+        }
+        return "rgb(255, 255, 255)";
+    };
+    const low = [];
+    for (const element of document.querySelectorAll("body *")) {
+        const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.nodeValue.trim());
+        const seen = element.checkVisibility({ opacityProperty: true }) && !element.closest("noscript, [aria-hidden]");
+        if (!text || !seen) continue;
+        const a = light(getComputedStyle(element).color), b = light(under(element));
+        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (ratio < 4.5) low.push([element.outerHTML.slice(0, 80), ratio]);
+    }
+    return low;
+}"""
+
+AT_END = """() => {
+    const scroller = document.getElementById("scroller");
+    return scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 64;
+}"""
+
+
+@pytest.fixture
+def chat(serve: Callable[..., Any], open_page: Callable[..., Page]) -> Callable[..., Page]:
+    def begin(**options: Any) -> Page:
+        page = open_page(
+            serve(ScriptedEngine(lambda m, t: say(ANSWER, "Thoughts." if t else "", piece=50))).url, **options
+        )
+        page.locator("#text").fill("Show me")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("article.assistant")).to_have_attribute("data-state", "done")
+        return page
+
+    return begin
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1440])
+def test_nothing_sticks_out(chat: Callable[..., Page], width: int) -> None:
+    page = chat(viewport={"width": width, "height": 700})
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    assert page.evaluate(
+        "document.getElementById('scroller').scrollWidth <= document.getElementById('scroller').clientWidth"
+    )
+    box = page.locator("#composer").bounding_box()
+    assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= width and box["y"] + box["height"] <= 700
+
+
+def test_on_a_phone_the_chats_are_in_a_drawer(chat: Callable[..., Page]) -> None:
+    page = chat(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    expect(page.locator("#sidebar")).to_be_hidden()
+    page.locator("header").get_by_role("button", name="Chats and settings").tap()
+    expect(page.locator("#sidebar").get_by_role("link", name="Show me")).to_be_visible()
+    page.get_by_role("button", name="Close").tap()
+    expect(page.locator("#sidebar")).to_be_hidden()
+    page.locator("#text").fill("a")
+    page.locator("#text").press("Enter")
+    assert page.locator("#text").input_value() == "a\n", "a touch keyboard keeps its Enter"
+    assert page.evaluate("parseFloat(getComputedStyle(document.getElementById('text')).fontSize)") >= 16
+    small = page.evaluate(
+        "[...document.querySelectorAll('button, summary.icon, .switch')].filter(e => e.checkVisibility())"
+        ".map(e => [e.outerHTML.slice(0, 60), e.getBoundingClientRect().height]).filter(([, h]) => h < 44)"
+    )
+    assert small == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read(chat: Callable[..., Page], scheme: str) -> None:
+    page = chat(color_scheme=scheme, reduced_motion="reduce")
+    page.locator("details.reasoning summary").click()
+    page.locator("#status summary").click()
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_the_look_is_chosen_once(chat: Callable[..., Page]) -> None:
+    page = chat(color_scheme="light", reduced_motion="reduce")
+    surface = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(surface)
+    page.get_by_text("Dark", exact=True).click()
+    dark = page.evaluate(surface)
+    assert dark != light
+    page.reload()
+    assert page.evaluate(surface) == dark
+    assert page.get_by_role("radio", name="Dark").is_checked()
+    page.get_by_text("System", exact=True).click()
+    assert page.evaluate(surface) == light
+
+
+def test_roles_and_names(chat: Callable[..., Page]) -> None:
+    page = chat()
+    expect(page.get_by_role("main")).to_have_count(1)
+    expect(page.get_by_role("log", name="Conversation")).to_have_count(1)
+    expect(page.get_by_role("complementary", name="Chats and settings")).to_be_visible()
+    expect(page.get_by_role("navigation", name="Chats")).to_be_visible()
+    expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+    expect(page.get_by_role("switch", name="Thinking")).to_be_checked()
+    expect(page.locator("#announcer[role=status]")).to_have_count(1)
+    expect(page.locator("#sidebar a[aria-current=page]")).to_have_text("Show me")
+    nameless = page.evaluate(
+        "[...document.querySelectorAll('button, summary, input:not([type=hidden]), textarea, a')]"
+        ".filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).map(e => e.outerHTML)"
+    )
+    assert nameless == []
+
+
+def test_following_the_end_and_leaving_it(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("A line.\n\n" * 400, piece=9), pace_seconds=0.01)
+    page = open_page(serve(engine).url)
+    page.locator("#text").fill("Go")
+    page.locator("#text").press("Enter")
+    for _ in range(100):
+        if page.evaluate("document.getElementById('scroller').scrollHeight") > 2000:
+            break
+        page.wait_for_timeout(50)
+    assert page.evaluate(AT_END)
+    page.evaluate("document.getElementById('scroller').scrollTop = 100")
+    expect(page.locator("#newest")).to_be_visible()
+    page.wait_for_timeout(300)
+    assert page.evaluate("document.getElementById('scroller').scrollTop") == 100
+    page.locator("#newest").click()
+    expect(page.locator("#newest")).to_be_hidden()
+    page.wait_for_timeout(200)
+    assert page.evaluate(AT_END)
+    page.keyboard.press("Escape")
