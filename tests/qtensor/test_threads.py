@@ -1,0 +1,184 @@
+"""Threads share rows and never change a bit; their number is bounded, and pools come and go without a trace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from notso.qtensor import backend, ops
+from notso.qtensor.errors import KernelChoiceError
+from notso.qtensor.formats import FORMATS, Q4_K, Q6_K, Format
+from notso.qtensor.tensor import QTensor
+
+COUNTS = (1, 2, 3, 8)
+
+Make = Callable[..., QTensor]
+
+
+def on_every_count(compute: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    results = []
+    for count in COUNTS:
+        backend.set_threads(count)
+        assert backend.threads() == count
+        results.append(compute())
+    for count, result in zip(COUNTS, results, strict=True):
+        np.testing.assert_array_equal(result, results[0], err_msg=f"{count} threads")
+    return results[0]
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=str)
+def test_products(format: Format, make_weight: Make) -> None:
+    rng = np.random.default_rng(1)
+    weights = [make_weight(format, rows, 512, rng) for rows in (1000, 31)]
+    for columns in (1, 9, 70):
+        x = rng.standard_normal((columns, 512), np.float32)
+
+        def compute(x: npt.NDArray[np.float32] = x) -> npt.NDArray[np.float32]:
+            outs = [np.full((len(x), w.rows), np.nan, np.float32) for w in weights]
+            ops.matmul_many(x, list(zip(weights, outs, strict=True)))
+            return np.concatenate([o.reshape(-1) for o in outs])
+
+        for family in backend.available_kernels():
+            backend.use_kernels(family)
+            assert np.isfinite(on_every_count(compute)).all()
+
+
+def test_rows_and_attention(make_weight: Make) -> None:
+    rng = np.random.default_rng(2)
+    pool = ops.key_value_pool(6, 2, 64)
+    tables = np.array([[0, 1, 2], [3, 4, 5]], np.int32)
+    k, v = rng.standard_normal((2, 300, 2, 64), np.float32)
+    positions = np.arange(300, dtype=np.int32)
+    for s in (0, 1):
+        ops.store_key_values(k, v, positions, np.full(300, s, np.int32), tables, pool)
+    q = rng.standard_normal((300, 8, 64), np.float32)
+    sequences = rng.integers(0, 2, 300).astype(np.int32)
+    x = rng.standard_normal((300, 512), np.float32)
+    weight = rng.standard_normal(512, np.float32)
+    table = ops.rope_table(0.5 ** np.arange(32, dtype=np.float64), 300)
+    embedding, ids = make_weight(Q6_K, 64, 512, rng), rng.integers(0, 64, 300).astype(np.int32)
+
+    def compute() -> npt.NDArray[np.float32]:
+        attended, normed, gated, rows = np.empty_like(q), np.empty_like(x), np.empty_like(x), np.empty_like(x)
+        ops.attention(q, positions, sequences, tables, pool, 0.125, attended)
+        ops.rms_norm(x, weight, 1e-6, normed)
+        ops.silu_mul(x, normed, gated)
+        ops.embed_rows(embedding, ids, rows)
+        ops.add(rows, gated, rows)
+        ops.softmax(gated)
+        ops.rope(attended, positions, table, adjacent=True)
+        return np.concatenate([a.reshape(-1) for a in (attended, normed, gated, rows)])
+
+    assert np.isfinite(on_every_count(compute)).all()
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025, 2**31 - 1])
+def test_impossible_numbers_are_refused(count: int) -> None:
+    before = backend.threads()
+    with pytest.raises(KernelChoiceError):
+        backend.set_threads(count)
+    assert backend.threads() == before
+
+
+def threads_of_process() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
+def test_pools_leave_no_threads_behind() -> None:
+    backend.set_threads(1)
+    alone = threads_of_process()
+    for count in (4, 2, 7, 1, 3, 1):
+        backend.set_threads(count)
+        assert threads_of_process() == alone + count - 1, "one pool, and the caller is one of its threads"
+
+
+def test_more_threads_than_rows_and_more_than_cores(make_weight: Make) -> None:
+    """Oversubscribed it may be slow, but must end and be right."""
+    weight = make_weight(Q4_K, 3, 256, np.random.default_rng(3))
+    x, y, expected = np.ones((1, 256), np.float32), np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32)
+    backend.set_threads(1)
+    ops.matmul(x, weight, expected)
+    backend.set_threads(16)
+    for _ in range(50):
+        y[:] = 0
+        ops.matmul(x, weight, y)
+        np.testing.assert_array_equal(y, expected)
+
+
+def test_callers_of_many_threads_take_turns() -> None:
+    backend.set_threads(2)
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        x = np.random.default_rng(seed).standard_normal((40, 2048), np.float32)
+        weight, first, out = np.ones(2048, np.float32), np.empty_like(x), np.empty_like(x)
+        ops.rms_norm(x, weight, 1e-6, first)
+        for _ in range(40):
+            ops.rms_norm(x, weight, 1e-6, out)
+            if not np.array_equal(first, out):
+                wrong.append(seed)
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(5)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_computes_alone() -> None:
+    """Threads do not survive a fork: the child must neither hang nor crash, also when it sets threads or ends."""
+    code = (
+        "import os, numpy as np\n"
+        "from notso.qtensor import backend, ops\n"
+        "backend.set_threads(3)\n"
+        "x = np.ones((64, 4096), np.float32)\n"
+        "ops.add(x, x, x)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    ops.add(x, x, x)\n"
+        "    backend.set_threads(2)\n"
+        "    ops.add(x, x, x)\n"
+        "    os._exit(0 if (x == 8).all() else 3)\n"
+        "status = os.waitpid(child, 0)[1]\n"
+        "ops.add(x, x, x)\n"
+        "assert status == 0 and (x == 4).all(), status\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited by the system's means")
+def test_threads_that_cannot_start_are_an_error() -> None:
+    code = (
+        "import resource\n"
+        "from notso.qtensor import backend\n"
+        "from notso.qtensor.errors import KernelChoiceError\n"
+        "backend.set_threads(2)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "try:\n"
+        "    backend.set_threads(1024)\n"
+        "except KernelChoiceError:\n"
+        "    assert backend.threads() == 2\n"
+        "else:\n"
+        "    raise SystemExit('a thousand stacks in one GiB?')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_default_is_within_what_we_may_use() -> None:
+    assert 1 <= backend.default_threads() <= (os.cpu_count() or 1)
+    backend.configure(None)
+    assert backend.threads() == backend.default_threads()
+    backend.configure(3)
+    assert backend.threads() == 3
