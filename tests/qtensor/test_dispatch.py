@@ -1,0 +1,142 @@
+"""Which kernels run: best first, forced by name, refused where the CPU lacks them; and what their objects contain."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from notso.qtensor import _native, backend
+from notso.qtensor.errors import KernelChoiceError
+
+ROOT = Path(__file__).parents[2]
+
+# Families in the order of preference, and the name under which cpu_features lists what each needs.
+NEEDS = {"amx": "amx_int8", "avx512": "avx512_vnni", "avx2": "avx2"}
+
+
+def test_generic_is_always_there_and_last() -> None:
+    assert backend.available_kernels()[-1] == "generic"
+    assert _native.known_kernels()[-1] == "generic"
+
+
+def test_available_are_those_the_cpu_has_best_first() -> None:
+    features = backend.cpu_features()
+    known = list(_native.known_kernels())
+    assert known == [name for name in (*NEEDS, "generic") if name in known]
+    expected = [name for name in known if name == "generic" or NEEDS[name] in features]
+    if "amx" in expected and "amx" not in backend.available_kernels():
+        expected.remove("amx")  # the system may refuse the tiles' state although the CPU has them
+    assert backend.available_kernels() == expected
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="the system does not list the CPU's features")
+def test_features_agree_with_the_system() -> None:
+    flags = set(re.findall(r"^flags\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[:1] or [""])
+    words = set(" ".join(flags).split())
+    assert ("avx2" in backend.cpu_features()) == ({"avx2", "fma", "f16c"} <= words)
+    vnni = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+    assert ("avx512_vnni" in backend.cpu_features()) == (vnni <= words and "avx2" in words)
+
+
+def test_every_available_family_can_be_forced() -> None:
+    for family in backend.available_kernels():
+        backend.use_kernels(family)
+        assert backend.kernels() == family
+
+
+@pytest.mark.parametrize("name", ["sse9", "", "AVX2", "generic ", "avx2,avx512"])
+def test_unknown_families_are_refused_with_the_choices(name: str) -> None:
+    before = backend.kernels()
+    with pytest.raises(KernelChoiceError) as caught:
+        backend.use_kernels(name)
+    assert all(choice in str(caught.value) for choice in backend.available_kernels())
+    assert backend.kernels() == before
+
+
+def test_the_environment_forces_and_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for family in backend.available_kernels():
+        monkeypatch.setenv(backend.KERNELS_VARIABLE, f" {family}\n")
+        backend.configure(1)
+        assert backend.kernels() == family
+    monkeypatch.setenv(backend.KERNELS_VARIABLE, "")
+    backend.configure(1)
+    monkeypatch.setenv(backend.KERNELS_VARIABLE, "nonsense")
+    with pytest.raises(KernelChoiceError, match="nonsense"):
+        backend.configure(1)
+
+
+def test_a_fresh_process_takes_the_best() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != backend.KERNELS_VARIABLE}
+    code = "from notso.qtensor import backend; backend.configure(1); print(backend.kernels())"
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert run.stdout.split() == [backend.available_kernels()[0]], run.stderr
+
+
+def test_a_family_this_cpu_lacks_is_refused() -> None:
+    lacking = [name for name in _native.known_kernels() if name not in backend.available_kernels()]
+    if not lacking:
+        pytest.skip(f"this CPU runs every family there is: {', '.join(_native.known_kernels())}")
+    for name in lacking:
+        with pytest.raises(KernelChoiceError, match="cannot run"):
+            backend.use_kernels(name)
+
+
+# ---- what the compiler made of them ----
+
+
+def objects(family: str) -> list[Path]:
+    found = sorted(ROOT.glob(f"build/*/CMakeFiles/kernels_{family}.dir/**/*.o"))
+    if not found:
+        pytest.skip("the build folder of the native module is not in this tree")
+    return found
+
+
+def output_of(tool: str, *arguments: str) -> str:
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+@pytest.mark.parametrize("family", _native.known_kernels())
+def test_kernel_objects_share_nothing(family: str) -> None:
+    """A weak symbol of one instruction set could replace the generic copy at link time (performance 6.3)."""
+    for path in objects(family):
+        defined = [line.split() for line in output_of("nm", "--defined-only", str(path)).splitlines() if line.strip()]
+        weak = [words for words in defined if len(words) == 3 and words[1] in "VWuvw"]
+        assert not weak, f"{path.name} defines {weak[:3]}"
+        visible = [words[2] for words in defined if len(words) == 3 and words[1].isupper()]
+        assert len(visible) == 1 and "Kernels" in visible[0], f"{path.name} shows {visible}, not its table alone"
+
+
+# Registers and instructions that a family may not contain, because its CPUs may not have them.
+TABOO = {"generic": "ymm|zmm|tmm", "avx2": "zmm|tmm|k[1-7]}", "avx512": "tmm"}
+
+
+@pytest.mark.parametrize("family", TABOO)
+def test_kernel_objects_keep_to_their_instructions(family: str) -> None:
+    if family not in _native.known_kernels():
+        pytest.skip(f"{family} is not compiled for this processor")
+    for path in objects(family):
+        code = output_of("objdump", "-d", "--no-show-raw-insn", str(path))
+        assert "ret" in code
+        wrong = re.findall(rf"^.*%(?:{TABOO[family]}).*$", code, re.M)
+        assert not wrong, f"{path.name}: {wrong[:3]}"
+        if family == "generic":
+            vex = re.findall(r"^\s*[0-9a-f]+:\s+(v[a-z]+\S*)", code, re.M)
+            assert not [name for name in vex if name not in ("verr", "verw")], f"{path.name}: {vex[:3]}"
+
+
+def test_everything_but_the_kernels_is_plain() -> None:
+    """Bindings, dispatcher and pool run before anybody has looked at the CPU."""
+    plain = [p for p in sorted(ROOT.glob("build/*/CMakeFiles/_native.dir/native/*.o")) if p.stem != "kernels"]
+    if not plain:
+        pytest.skip("the build folder of the native module is not in this tree")
+    for path in plain:
+        code = output_of("objdump", "-d", "--no-show-raw-insn", str(path))
+        assert not re.findall(r"^.*%(?:ymm|zmm|tmm).*$", code, re.M), path.name
