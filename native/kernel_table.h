@@ -100,6 +100,7 @@ struct KernelTable {
 
   // Tiles, where there are any: from how many columns on they are the faster way (0: never).
   int64_t tile_columns;
+  int64_t tile_rows;  // of the weight, that are best taken together
   int64_t (*packed_tile_bytes)(int64_t blocks);
   int64_t (*tile_scratch_bytes)(int64_t columns);
   void (*pack_tile)(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, uint8_t* packed);

@@ -84,14 +84,15 @@ struct Piece {
   bool tiled;
 };
 // Enough pieces that a thread which loses its CPU for a while holds nobody up, none so small that claiming it costs.
-std::vector<Piece> plan_pieces(const std::vector<Product>& products, int threads, int64_t columns, bool tiles) {
+std::vector<Piece> plan_pieces(const std::vector<Product>& products, int threads, int64_t columns, int64_t tile_rows) {
   int64_t rows = 0;
   for (const auto& product : products) rows += product.weight.rows;
   const int64_t even = rows / (threads * 8) / 16 * 16;
   std::vector<Piece> plan;
   for (const auto& product : products) {
-    const bool tiled = tiles && has_tiles(product.weight.format);
-    const int64_t grain = tiled ? 64 : std::clamp<int64_t>(even, 16, columns > 8 ? 64 : 512);
+    const bool tiled = tile_rows > 0 && has_tiles(product.weight.format);
+    const int64_t grain = tiled ? std::min(tile_rows, std::max<int64_t>(even, 16))
+                                : std::clamp<int64_t>(even, 16, columns > 8 ? 64 : 512);
     const int64_t whole = tiled ? product.weight.rows / 16 * 16 : 0;  // a tile's rows; the rest goes another way
     for (int64_t at = 0; at < whole; at += grain) plan.push_back({&product, at, std::min(whole, at + grain), true});
     for (int64_t at = whole; at < product.weight.rows; at += grain)
@@ -209,7 +210,8 @@ Step matmul(const float* x, int64_t columns, int64_t k, std::vector<Product> pro
       auto pack = [&](int64_t tile, int) { table.pack_tile(quantised, blocks, columns, tile, packed); };
       pool.run(tiles, pack);
     }
-    const std::vector<Piece> plan = plan_pieces(products, pool.size(), columns, packed != nullptr);
+    const std::vector<Piece> plan =
+        plan_pieces(products, pool.size(), columns, packed != nullptr ? table.tile_rows : 0);
     auto task = [&](int64_t index, int worker) {
       const Piece& piece = plan[size_t(index)];
       const Weight& w = piece.product->weight;

@@ -26,6 +26,7 @@ const KernelTable kAmxKernels = {
 #define QTENSOR_TABLE_NAME "amx"
 #include "../table_entries.h"
     .tile_columns = 9,
+    .tile_rows = 16 * kPanelTiles,
     .packed_tile_bytes = packed_tile_bytes,
     .tile_scratch_bytes = tile_scratch_bytes,
     .pack_tile = pack_tile,

@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float32]
 DEFAULT_CONTEXT_TOKENS = 8192
 """What a chat gets unless it asks for more: small enough for any machine that holds the weights."""
 
-PREFILL_CHUNK_TOKENS = 256
+PREFILL_CHUNK_TOKENS = 512
 """Rows of one prefill step. Stopping, and the memory for a step, go by this; results do not depend on it."""
 
 
