@@ -70,6 +70,17 @@ def test_kernels_and_threads_do_not_change_the_answer(
     assert len(set(told)) == 1
 
 
+def test_a_reader_that_leaves_in_the_middle_ends_it(process: Callable[..., Any], small_model: Path) -> None:
+    run = process("run", "-m", str(small_model), "--threads", "1", "-n", "3000", "--seed", "1", "--no-think", "hi")
+    assert run.stdout.read(1)
+    run.stdout.close()
+    run.stdin.close()
+
+    assert run.wait(10) == 0
+    assert b"Error" not in run.stderr.read()
+    run.stderr.close()
+
+
 def test_an_unknown_kernel_family_is_wrong_usage(
     notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

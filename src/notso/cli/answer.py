@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
@@ -75,32 +75,45 @@ class AnswerPrinter:
             self._in_reasoning = False
 
 
-def collect(events: Iterable[Event], printer: AnswerPrinter | None, on_first: object = None) -> Answer:
-    """Follow `events` to their end, showing them on `printer`. `on_first` is called once, when the first one comes."""
+def collect(
+    events: Iterator[Event], printer: AnswerPrinter | None, on_first: Callable[[], None] | None = None
+) -> Answer:
+    """Follow `events` to their end, showing them on `printer`. `on_first` is called once, when the first one comes.
+
+    However it ends, the events are closed: an engine in the middle of an answer holds its lock until then.
+    """
     answer = Answer()
     asked = time.perf_counter()
-    for event in events:
-        if not answer.first_token_ms and event.kind in ("reasoning", "text", "tool_call"):
-            answer.first_token_ms = (time.perf_counter() - asked) * 1000
-        if callable(on_first):
-            on_first()
-            on_first = None
-        if event.kind == "reasoning":
-            answer.reasoning += event.text
-            if printer is not None:
-                printer.reasoning(event.text)
-        elif event.kind == "text":
-            answer.text += event.text
-            if printer is not None:
-                printer.text(event.text)
-        elif event.kind == "tool_call" and event.tool_call is not None:
-            answer.tool_calls.append(event.tool_call)
-        elif event.kind == "usage":
-            answer.usage = event.usage
-        elif event.kind == "end":
-            answer.finish_reason = event.finish_reason or "stop"
+    try:
+        for event in events:
+            if on_first is not None:
+                on_first()
+                on_first = None
+            if not answer.first_token_ms and event.kind in ("reasoning", "text", "tool_call"):
+                answer.first_token_ms = (time.perf_counter() - asked) * 1000
+            _take(event, answer, printer)
+    finally:
+        if isinstance(events, Generator):
+            events.close()
     answer.total_ms = (time.perf_counter() - asked) * 1000
     return answer
+
+
+def _take(event: Event, answer: Answer, printer: AnswerPrinter | None) -> None:
+    if event.kind == "reasoning":
+        answer.reasoning += event.text
+        if printer is not None:
+            printer.reasoning(event.text)
+    elif event.kind == "text":
+        answer.text += event.text
+        if printer is not None:
+            printer.text(event.text)
+    elif event.kind == "tool_call" and event.tool_call is not None:
+        answer.tool_calls.append(event.tool_call)
+    elif event.kind == "usage":
+        answer.usage = event.usage
+    elif event.kind == "end":
+        answer.finish_reason = event.finish_reason or "stop"
 
 
 def speed_line(answer: Answer) -> str:

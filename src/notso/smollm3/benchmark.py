@@ -223,9 +223,9 @@ class _Rounds:
         # A fresh prompt each time: nothing of it can be remembered from the round before.
         ids: Sequence[int] = [int(i) for i in self._random.choice(self._ids, prompt_tokens)]
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logit_bias=self._forbidden)
-        usage = None
-        for event in self._engine.generate(ids, params):
-            usage = event.usage or usage
+        # Taken to the end at once: an answer left half way would hold the engine's lock against its closing.
+        events = list(self._engine.generate(ids, params))
+        usage = next((event.usage for event in events if event.usage is not None), None)
         for name, megabytes in _memory().items():
             self.memory[name] = max(self.memory.get(name, 0.0), megabytes)
         if usage is None:
