@@ -151,7 +151,7 @@ def test_a_failure_leaves_the_conversation_as_it_was(engine: Any, notso: Run) ->
 
     assert result.code == 0
     assert "needs 9,000 tokens" in result.err
-    assert result.out == "Fine.\n"
+    assert result.out == "\nFine.\n"
     assert said(engine) == [("user", "short")]
 
 

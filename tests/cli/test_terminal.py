@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -14,11 +15,13 @@ import pytest
 
 from notso.cli import terminal
 from notso.cli.answer import AnswerPrinter
+from notso.cli.markdown_printer import split_finished
 
 SPEAKER = """
 import sys
 from notso.cli import terminal
 from notso.cli.answer import AnswerPrinter
+from notso.cli.markdown_printer import split_finished
 printer = AnswerPrinter(show_reasoning=True)
 with terminal.progress(in_bytes=True) as report:
     for done in range(0, 1000001, 100000):
@@ -149,3 +152,56 @@ def test_a_character_the_terminal_lacks_is_replaced() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, env=env, check=True)
 
     assert run.stdout == b"\xfc?\n"
+
+
+MARKDOWN = (
+    "# Title\n\nSome **bold** and\nplain text.\n\n- one\n- two\n\n```python\nx = 1\n\ny = 2\n```\n\nThe end\x1b[2J"
+)
+
+
+def test_markdown_is_drawn_and_every_block_stands_once() -> None:
+    pieces = [MARKDOWN[at : at + 3] for at in range(0, len(MARKDOWN), 3)]
+    code = (
+        "from notso.cli.markdown_printer import MarkdownPrinter\n"
+        "printer = MarkdownPrinter(show_reasoning=True)\n"
+        f"for piece in {pieces!r}: printer.text(piece)\n"
+        "printer.finish()"
+    )
+    standing = what_stands(on_a_terminal(code, TERM="xterm", COLUMNS="60"))
+
+    assert [line.strip(" ┏┓┃━┗┛") for line in standing if line.strip(" ┏┓┃━┗┛")] == [
+        "Title", "Some bold and plain text.", "• one", "• two", "x = 1", "y = 2", "The end␛[2J",
+    ]  # fmt: skip
+
+
+def what_stands(written: str) -> list[str]:
+    """The lines a terminal shows in the end, of what moves up, erases lines and colours only."""
+    lines, row = [""], 0
+    for piece in re.split(r"(\x1b\[[0-9;?]*[A-Za-z]|\n|\r)", written):
+        if piece == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif piece.endswith("A") and piece.startswith("\x1b["):
+            row -= int(piece[2:-1] or 1)
+        elif piece.endswith("K") and piece.startswith("\x1b["):
+            lines[row] = ""
+        elif piece and not piece.startswith("\x1b[") and piece != "\r":
+            lines[row] += piece
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("text", "finished"),
+    [
+        ("growing", ""),
+        ("one\n\ntwo", "one\n\n"),
+        ("one\n\n", "one\n\n"),
+        ("```\na\n\nb", ""),
+        ("```\na\n\nb\n```\n", ""),
+        ("```\na\n\nb\n```\n\nc", "```\na\n\nb\n```\n\n"),
+        ("~~~\n```\n\n~~~\n\nc", "~~~\n```\n\n~~~\n\n"),
+        ("``` py\n\n```not the end\n\n", ""),
+    ],
+)
+def test_a_block_is_finished_at_an_empty_line_outside_code(text: str, finished: str) -> None:
+    assert split_finished(text) == (finished, text[len(finished) :])

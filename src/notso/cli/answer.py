@@ -39,7 +39,7 @@ class AnswerPrinter:
         self._in_reasoning = False
 
     def text(self, piece: str) -> None:
-        self._close_reasoning()
+        self.close_reasoning()
         piece = terminal.harmless(piece)
         if not self._started:
             piece = piece.lstrip("\n")
@@ -63,12 +63,13 @@ class AnswerPrinter:
         self._err.flush()
 
     def finish(self) -> None:
-        """End the line, whatever was written on it."""
-        self._close_reasoning()
+        """End the line of the answer; where there was none, leave an empty one."""
+        self.close_reasoning()
         self._out.write("\n")
         self._out.flush()
 
-    def _close_reasoning(self) -> None:
+    def close_reasoning(self) -> None:
+        """End the thinking's last line, if it was shown."""
         if self._in_reasoning:
             self._err.write("\n\n" if terminal.is_terminal(self._err) else "\n")
             self._err.flush()

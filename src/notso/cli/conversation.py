@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,19 +43,28 @@ class Conversation:
         params = self.params
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(63))
-        printer = AnswerPrinter(show_reasoning=self.show_thinking)
+        printer = self._printer()
         with Interruption() as interruption:
             events = self.engine.generate(
                 [*opening, *asked], params, thinking=self.thinking, cancelled=interruption.requested
             )
-            with terminal.waiting("reading the prompt") as answer_begins:
-                answer = collect(events, printer, answer_begins)
-        printer.finish()
+            try:
+                with terminal.waiting("reading the prompt") as answer_begins:
+                    answer = collect(events, printer, answer_begins)
+            finally:
+                printer.finish()
         reply = Message("assistant", answer.text, reasoning_content=answer.reasoning or None)
         self.messages = [*asked, reply]
         if answer.usage is not None:
             self.context_used_tokens = answer.usage.prompt_tokens + answer.usage.completion_tokens
         return answer
+
+    def _printer(self) -> AnswerPrinter:
+        if not terminal.is_terminal(sys.stdout):
+            return AnswerPrinter(show_reasoning=self.show_thinking)
+        from notso.cli.markdown_printer import MarkdownPrinter
+
+        return MarkdownPrinter(show_reasoning=self.show_thinking)
 
     def clear(self) -> None:
         self.messages = []
