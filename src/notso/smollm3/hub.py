@@ -23,7 +23,7 @@ from notso.smollm3.errors import InvalidRequestError, ModelFileError
 Progress = Callable[[str, int, int], None]
 """Called with what is being done ("downloading", "checking"), bytes done and bytes in all."""
 
-Verified = Literal["yes", "no", "wrong size"]
+Verified = Literal["yes", "no", "wrong size", "built in"]
 
 _HASH_CHUNK_BYTES = 4 << 20
 _QUANTISATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
@@ -70,7 +70,10 @@ KNOWN_FILES: tuple[KnownFile, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model file on this machine. `verified` is yes only if its SHA-256 was seen to equal the published one."""
+    """A model file on this machine.
+
+    `verified` is yes only if its SHA-256 was seen to equal the published one; the demo came with the package.
+    """
 
     name: str
     path: Path
@@ -158,7 +161,9 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     models = []
     demo = demo_path()
     if demo.is_file():
-        models.append(LocalModel("demo", demo, demo.stat().st_size, quantisation_in(demo.name) or "", "built in", "no"))
+        models.append(
+            LocalModel("demo", demo, demo.stat().st_size, quantisation_in(demo.name) or "", "built in", "built in")
+        )
     cached = sorted(hub_cache().glob("models--*/snapshots/*/*.gguf"))
     models += [_describe(path, "cache") for path in cached if "smollm3" in path.name.lower() and path.is_file()]
     for folder in folders:
