@@ -134,14 +134,19 @@ SHAPES_3B_VOCAB = 4096
 
 def write_shapes_3b(path: Path) -> Path:
     """Random blocks in the exact shapes and formats of the 3B, but 4 layers and a small vocabulary: 160 MB."""
-    tokens = vocabulary(SHAPES_3B_VOCAB)
+    return write_random_blocks(path, layers=4, vocab=SHAPES_3B_VOCAB)
+
+
+def write_random_blocks(path: Path, *, vocab: int, **sizes: int) -> Path:
+    """Random blocks in the formats of a Q4_K_M file, by `notso synth`; `sizes` in place of the 3B's."""
+    tokens = vocabulary(vocab)
     words = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [SPECIALS.get(token, NORMAL) for token in tokens],
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
     }
-    write_synthetic(path, layers=4, vocab=SHAPES_3B_VOCAB, tokenizer=words, template="{{ messages }}", seed=11)
+    write_synthetic(path, vocab=vocab, tokenizer=words, template="{{ messages }}", seed=11, **sizes)
     return path
 
 
