@@ -269,7 +269,7 @@ def test_a_template_that_cannot_render_anything_is_refused_at_load(source: str) 
 def test_a_template_too_long_or_no_unicode_is_refused() -> None:
     with pytest.raises(TemplateError, match="longer than"):
         ChatTemplate(" " * (MAX_TEMPLATE_CHARACTERS + 1))
-    with pytest.raises(InvalidRequestError, match="surrogate"):
+    with pytest.raises(TemplateError, match="not valid Unicode"):
         ChatTemplate("\ud800")
 
 

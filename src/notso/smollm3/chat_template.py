@@ -61,9 +61,11 @@ class ChatTemplate:
     ) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
-        check_unicode(source)
         self.source = source
-        self.sha256 = hashlib.sha256(source.encode()).hexdigest()
+        try:
+            self.sha256 = hashlib.sha256(source.encode()).hexdigest()
+        except UnicodeEncodeError:
+            raise TemplateError("the chat template is not valid Unicode") from None
         self.is_known = self.sha256 in known
         self._specials = SpecialTexts(specials)
         for text in self._specials:
