@@ -1,0 +1,372 @@
+"""Random calls of every native operation: right ones give numpy's answer, wrong ones an error, none writes elsewhere.
+
+The operations are those the module exports (reliability NK2), called below the Python checks, so that the native ones
+must hold alone. Shapes, strides, dtypes, alignment, aliasing, ranges and contents vary. Runs a few seconds by default;
+`FUZZ_SECONDS=300` (or `make fuzz`) for longer. A failure prints its seed: `FUZZ_SEED=<n>` runs that call alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from notso.qtensor import _native, backend
+from notso.qtensor.formats import FORMATS
+from notso.qtensor.reference import blocks, random_blocks
+from notso.qtensor.reference import ops as reference
+from notso.qtensor.tensor import QTensor
+
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "5"))
+ONE_SEED = os.environ.get("FUZZ_SEED")
+TOLERANCE = 2e-5  # relative to the largest output; sharp bounds are the kernel tests' business
+CANARY = 0x5A
+CONTROL = {
+    "Program", "available_kernels", "cpu_features", "kernels", "known_kernels", "set_thread_count", "thread_count",
+    "use_kernels",
+}  # fmt: skip
+
+Array = npt.NDArray[Any]
+Call = dict[str, Any]
+Rng = np.random.Generator
+
+
+def numbers(rng: Rng, *shape: int) -> Array:
+    """Floats of every kind, mostly ordinary."""
+    x = rng.standard_normal(shape, np.float32)
+    kind = rng.integers(0, 12)
+    if x.size and kind < 5:
+        special = [np.nan, np.inf, -np.inf, 1e-42, 0.0, 3e38, -3e38, 1e-20][kind::5]
+        where = rng.random(shape) < 0.1
+        x[where] = rng.choice(np.array(special, np.float32), int(where.sum()))
+    return x
+
+
+def size(rng: Rng, most: int, step: int = 1) -> int:
+    return step * int(rng.integers(1, most + 1))
+
+
+def weight(rng: Rng, rows: int) -> tuple[Array, int, int]:
+    """-> bytes, format number, row length."""
+    format = FORMATS[int(rng.choice(list(FORMATS)))]
+    k = size(rng, 3, 256) if format.block_values > 1 or rng.random() < 0.5 else size(rng, 70)
+    data = random_blocks.random_blocks(format, rows * k // format.block_values, rng, 0.1).reshape(-1)
+    return data, format.ggml_type, k
+
+
+def tensor(call: Call, data: Array, number: int, rows: int, k: int) -> QTensor:
+    return QTensor("fuzz", FORMATS[number], (rows, k), np.ascontiguousarray(data))
+
+
+def ids(rng: Rng, count: int, limit: int) -> Array:
+    return rng.integers(0, limit, count).astype(np.int32)
+
+
+def cache(rng: Rng) -> Call:
+    blocks_, kv_heads, dim, sequences, tiles = size(rng, 5), size(rng, 3), size(rng, 4, 16), size(rng, 3), size(rng, 2)
+    rows = size(rng, 9)
+    return {
+        "positions": ids(rng, rows, tiles * 128), "sequences": ids(rng, rows, sequences),
+        "tables": ids(rng, sequences * tiles, blocks_).reshape(sequences, tiles),
+        "keys": rng.integers(0, 0x4000, (blocks_, kv_heads, dim, 128)).astype(np.uint16),
+        "values": rng.integers(0, 0x4000, (blocks_, kv_heads, 128, dim)).astype(np.uint16),
+    }  # fmt: skip
+
+
+# ---- a right call of each operation, and what it should give: {output: array} ----
+
+
+def embed_rows(rng: Rng) -> Call:
+    rows, count = size(rng, 9), size(rng, 9)
+    data, number, k = weight(rng, rows)
+    return {
+        "data": data,
+        "format": number,
+        "rows": rows,
+        "k": k,
+        "ids": ids(rng, count, rows),
+        "out": numbers(rng, count, k),
+    }
+
+
+def embed_rows_expected(c: Call) -> Call:
+    return {"out": reference.embedding_rows(tensor(c, c["data"], c["format"], c["rows"], c["k"]), c["ids"])}
+
+
+def gather_rows(rng: Rng) -> Call:
+    x = numbers(rng, size(rng, 9), size(rng, 40))
+    count = size(rng, 9)
+    return {"x": x, "ids": ids(rng, count, len(x)), "out": numbers(rng, count, x.shape[1])}
+
+
+def rms_norm(rng: Rng) -> Call:
+    x = numbers(rng, size(rng, 9), size(rng, 300))
+    return {"x": x, "weight": numbers(rng, x.shape[1]), "eps": 1e-6, "out": numbers(rng, *x.shape)}
+
+
+def rms_norm_expected(c: Call) -> Call:
+    wide = np.square(c["x"]).sum(axis=1)  # float32: what overflows here is not compared
+    return {"out": np.where(np.isfinite(wide)[:, None], reference.rms_norm(c["x"], c["weight"], c["eps"]), np.nan)}
+
+
+def matmul(rng: Rng) -> Call:
+    rows = [size(rng, 40) for _ in range(size(rng, 3))]
+    first, number, k = weight(rng, rows[0])
+    format = FORMATS[number]
+    rest = [random_blocks.random_blocks(format, n * k // format.block_values, rng, 0.1).reshape(-1) for n in rows[1:]]
+    x = numbers(rng, size(rng, 24), k)
+    outs = [numbers(rng, len(x), n) for n in rows]
+    return {"x": x, "data": [first, *rest], "formats": [number] * len(rows), "outs": outs}
+
+
+def matmul_expected(c: Call) -> Call:
+    weights = [
+        tensor(c, data, number, out.shape[1], c["x"].shape[1])
+        for data, number, out in zip(c["data"], c["formats"], c["outs"], strict=True)
+    ]
+    return {"outs": [reference.matmul(c["x"], w) for w in weights]}
+
+
+def rope(rng: Rng) -> Call:
+    rows, half, positions = size(rng, 9), size(rng, 20), size(rng, 30)
+    tables = {name: rng.standard_normal((positions, half), np.float32) for name in ("cosine", "sine")}
+    x = numbers(rng, rows, size(rng, 5), 2 * half)
+    return {"x": x, "positions": ids(rng, rows, positions), **tables, "adjacent": bool(rng.integers(2))}
+
+
+def rope_expected(c: Call) -> Call:
+    x, cosine, sine = (c[n].astype(np.float64) for n in ("x", "cosine", "sine"))
+    cosine, sine = cosine[c["positions"]][:, None], sine[c["positions"]][:, None]
+    half = x.shape[2] // 2
+    one, two = (np.s_[..., ::2], np.s_[..., 1::2]) if c["adjacent"] else (np.s_[..., :half], np.s_[..., half:])
+    out = np.empty_like(x)
+    out[one], out[two] = x[one] * cosine - x[two] * sine, x[two] * cosine + x[one] * sine
+    return {"x": out}
+
+
+def store_key_values(rng: Rng) -> Call:
+    places = cache(rng)
+    shape = len(places["positions"]), places["keys"].shape[1], places["keys"].shape[2]
+    return {"k": numbers(rng, *shape), "v": numbers(rng, *shape), **places}
+
+
+def store_key_values_expected(c: Call) -> Call:
+    keys, values = c["keys"].copy(), c["values"].copy()
+    for row, (p, s) in enumerate(zip(c["positions"], c["sequences"], strict=True)):
+        block = c["tables"][s, p // 128]
+        keys[block, :, :, p % 128] = c["k"][row].astype(np.float16).view(np.uint16)
+        values[block, :, p % 128] = c["v"][row].astype(np.float16).view(np.uint16)
+    return {"keys": keys, "values": values}
+
+
+def attention(rng: Rng) -> Call:
+    places = cache(rng)
+    kv_heads, dim = places["keys"].shape[1:3]
+    shape = len(places["positions"]), kv_heads * size(rng, 5), dim
+    return {"q": numbers(rng, *shape), **places, "scale": 0.1, "out": numbers(rng, *shape)}
+
+
+def attention_expected(c: Call) -> Call:
+    out = np.empty_like(c["q"])
+    for row, (p, s) in enumerate(zip(c["positions"], c["sequences"], strict=True)):
+        k = np.concatenate(list(c["keys"][c["tables"][s]].transpose(0, 3, 1, 2))).view(np.float16).astype(np.float32)
+        v = np.concatenate(list(c["values"][c["tables"][s]].transpose(0, 2, 1, 3))).view(np.float16).astype(np.float32)
+        out[row] = reference.attention(c["q"][row : row + 1], k, v, int(p), c["scale"])[0]
+    return {"out": out}
+
+
+def three(*names: str) -> Callable[[Rng], Call]:
+    def make(rng: Rng) -> Call:
+        shape = size(rng, 9), size(rng, 300)
+        return {name: numbers(rng, *shape) for name in (*names, "out")}
+
+    return make
+
+
+def rope_table(rng: Rng) -> Call:
+    frequency = rng.uniform(-3, 3, size(rng, 20))
+    shape = size(rng, 50), len(frequency)
+    return {"frequency": frequency, "factor": 1.5, "cosine": numbers(rng, *shape), "sine": numbers(rng, *shape)}
+
+
+def rope_table_expected(c: Call) -> Call:
+    angles = np.arange(len(c["cosine"]))[:, None] * c["frequency"]
+    return {"cosine": np.cos(angles) * c["factor"], "sine": np.sin(angles) * c["factor"]}
+
+
+def dequantise(rng: Rng) -> Call:
+    rows = size(rng, 9)
+    data, number, k = weight(rng, rows)
+    return {"data": data, "format": number, "out": numbers(rng, rows, k)}
+
+
+OPERATIONS: dict[str, tuple[Callable[[Rng], Call], Callable[[Call], Call]]] = {
+    "embed_rows": (embed_rows, embed_rows_expected),
+    "gather_rows": (gather_rows, lambda c: {"out": c["x"][c["ids"]]}),
+    "rms_norm": (rms_norm, rms_norm_expected),
+    "matmul": (matmul, matmul_expected),
+    "rope": (rope, rope_expected),
+    "store_key_values": (store_key_values, store_key_values_expected),
+    "attention": (attention, attention_expected),
+    "silu_mul": (three("gate", "up"), lambda c: {"out": reference.silu_mul(c["gate"], c["up"])}),
+    "add": (three("a", "b"), lambda c: {"out": c["a"] + c["b"]}),
+    "softmax": (lambda r: {"x": numbers(r, size(r, 9), size(r, 300))}, lambda c: {"x": reference.softmax(c["x"])}),
+    "argmax": (
+        lambda r: {"x": np.nan_to_num(numbers(r, n := size(r, 9), size(r, 300))), "out": ids(r, n, 9)},
+        lambda c: {"out": reference.argmax(c["x"])},
+    ),
+    "rope_table": (rope_table, rope_table_expected),
+    "dequantise": (
+        dequantise,
+        lambda c: {"out": blocks.dequantise(FORMATS[c["format"]], c["data"].reshape(len(c["out"]), -1))},
+    ),
+}
+
+
+# ---- damage ----
+
+
+class Arena:
+    """Memory with canaries around every array of a call."""
+
+    def __init__(self) -> None:
+        self.rooms: list[tuple[Array, int, int]] = []
+
+    def place(self, a: Array, offset: int = 0) -> Array:
+        room = np.full(a.nbytes + 192, CANARY, np.uint8)
+        begin = -room.ctypes.data % 64 + 64 + offset
+        view = room[begin : begin + a.nbytes].view(a.dtype).reshape(a.shape)
+        view[...] = a
+        self.rooms.append((room, begin, begin + a.nbytes))
+        return view
+
+    def intact(self) -> bool:
+        return all((room[:begin] == CANARY).all() and (room[end:] == CANARY).all() for room, begin, end in self.rooms)
+
+
+def damaged(a: Array, rng: Rng, arena: Arena, others: list[Array]) -> Any:
+    """An array that is wrong in one way, or perhaps still right."""
+    kind = rng.integers(0, 11)
+    if kind == 0:
+        return arena.place(a, int(rng.integers(1, 9)))  # for bytes any place will do
+    if kind == 1:
+        return a.astype(rng.choice(["f8", "f4", "f2", "i8", "i4", "u4", "i2", "u2", "u1", "?"]))
+    if kind == 2:
+        return np.repeat(a, 2, axis=-1)[..., ::2]
+    if kind == 3:
+        return np.asfortranarray(a)[::-1]
+    if kind == 4:
+        return a[None] if rng.random() < 0.5 else a.reshape(-1)
+    if kind == 5:
+        axis = int(rng.integers(0, a.ndim))
+        shape = list(a.shape)
+        shape[axis] = max(0, shape[axis] + int(rng.choice([-1, 1, -shape[axis], 7])))
+        return arena.place(np.zeros(shape, a.dtype))
+    if kind == 6:
+        a = a.copy()
+        a.flags.writeable = False
+        return a
+    if kind == 7 and a.dtype == np.int32 and a.size:
+        a.reshape(-1)[rng.integers(0, a.size)] = rng.choice([-1, 2**31 - 1, -(2**31), 128, 3, 10**6])
+        return a
+    if kind == 8:
+        return rng.choice(np.array([None, "x", 3, 2.5], object))
+    if kind == 9 and others:
+        other = others[int(rng.integers(0, len(others)))]
+        if other.nbytes >= a.nbytes and other.flags.c_contiguous:
+            return other.reshape(-1).view(np.uint8)[: a.nbytes].view(a.dtype).reshape(a.shape)
+    return arena.place(rng.integers(0, 256, a.shape).astype(a.dtype))
+
+
+def arrays_of(call: Call) -> list[Array]:
+    found: list[Array] = []
+    for value in call.values():
+        found += [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, np.ndarray)]
+    return found
+
+
+def placed(call: Call, arena: Arena) -> Call:
+    def put(value: Any) -> Any:
+        if isinstance(value, list):
+            return [put(v) for v in value]
+        return arena.place(value) if isinstance(value, np.ndarray) else value
+
+    return {name: put(value) for name, value in call.items()}
+
+
+def near(call: Call, result: Array, expected: Array) -> bool:
+    if any(np.abs(a[np.isfinite(a)]).max(initial=0) > 1e30 for a in arrays_of(call) if a.dtype == np.float32):
+        return True  # sums overflow and exp saturates where float64 does not
+    if result.dtype != np.float32:
+        return bool(np.array_equal(result, expected))
+    finite = np.isfinite(expected)
+    if not finite.all():
+        return True  # which places are NaN depends on the order of a sum; the kernel tests compare families
+    scale = max(float(np.abs(expected).max(initial=0)), 1e-6)
+    return bool((np.abs(result.astype(np.float64) - expected) <= TOLERANCE * scale).all())
+
+
+def one_call(name: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    make, expect = OPERATIONS[name]
+    arena = Arena()
+    backend.use_kernels(str(rng.choice(backend.available_kernels())))
+    call = placed(make(rng), arena)
+    what = f"{name}, FUZZ_SEED={seed}, kernels {backend.kernels()}"
+    operation = getattr(_native, name)
+    if rng.random() < 0.4:
+        expected, given = expect(call), placed(call, arena)
+        operation(**call)
+        for key, value in expected.items():
+            pairs = zip(call[key], value, strict=True) if isinstance(value, list) else [(call[key], value)]
+            assert all(near(given, result, wanted) for result, wanted in pairs), f"{what}: {key} is not numpy's"
+    else:
+        victims = [key for key, value in call.items() if isinstance(value, (np.ndarray, list))]
+        key = str(rng.choice(victims))
+        others = arrays_of(call)
+        if isinstance(call[key], list):
+            index = int(rng.integers(0, len(call[key])))
+            if isinstance(call[key][index], np.ndarray):
+                call[key][index] = damaged(call[key][index], rng, arena, others)
+            else:
+                call[key][index] = int(rng.choice([-1, 4, 99, 12, 0]))
+        else:
+            call[key] = damaged(call[key], rng, arena, others)
+        for scalar in ("format", "rows", "k"):
+            if scalar in call and rng.random() < 0.2:
+                call[scalar] = int(rng.choice([0, -1, 1, 4, 12, 31, 2**31, 2**40, 2**62, -(2**63)]))
+        before = [a.copy() for a in arrays_of(call)]
+        try:
+            operation(**call)
+        except (ValueError, TypeError):
+            same = zip(arrays_of(call), before, strict=True)
+            assert all(a.tobytes() == b.tobytes() for a, b in same), f"{what}: refused {key}, but wrote"
+    assert arena.intact(), f"{what}: wrote outside its arrays"
+
+
+def test_every_exported_operation_is_fuzzed() -> None:
+    exported = {name for name in dir(_native) if not name.startswith("_")}
+    assert exported == set(OPERATIONS) | CONTROL
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_random_calls(name: str) -> None:
+    before = backend.kernels()
+    try:
+        if ONE_SEED is not None:
+            one_call(name, int(ONE_SEED))
+            return
+        seed, end = 0, time.monotonic() + SECONDS / len(OPERATIONS)
+        while time.monotonic() < end:
+            with np.errstate(all="ignore"):
+                one_call(name, seed)
+            seed += 1
+        assert seed > 5, "too slow to prove anything"
+        print(f"{name}: {seed} calls")
+    finally:
+        backend.use_kernels(before)
