@@ -20,6 +20,12 @@ DEMO = Path(notso.__file__).parent / "demo" / "demo.gguf"
 THOUGHTS = "They ask me something.\n\nI will answer with a list.\n\n" * 3
 ANSWER = "Here is **one** answer:\n\n- first\n- second\n\n```python\nx = 1\n```\n\nAnd that is all of it.\n"
 
+NUMBERS = "\n\n".join(f"number {number}" for number in range(1, 70))
+HIDE = """(hidden) => {
+    Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
 Serve = Callable[..., Any]
 Open = Callable[..., Page]
 
@@ -200,6 +206,40 @@ def test_a_server_that_goes_and_comes_back(serve: Serve, open_page: Open) -> Non
     expect(page.locator("article.assistant[data-state=done]")).to_have_count(1)
 
 
+def test_a_hidden_tab_lets_go_and_catches_up(serve: Serve, open_page: Open) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say(NUMBERS, piece=6), pace_seconds=0.02)
+    server = serve(engine)
+    page = open_page(server.url)
+    ask(page, "Count")
+    expect(last_answer(page).locator(".answer")).to_contain_text("number 3")
+    page.evaluate(HIDE, True)
+    page.wait_for_timeout(300)
+    shown = last_answer(page).locator(".answer").inner_text()
+    page.wait_for_timeout(600)
+    assert last_answer(page).locator(".answer").inner_text() == shown, "a hidden tab holds no connection"
+    page.evaluate(HIDE, False)
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
+    before = last_answer(page).locator(".answer").inner_text()
+    page.reload()
+    assert last_answer(page).locator(".answer").inner_text() == before
+    assert before.split() == NUMBERS.split()
+
+
+def test_a_server_that_does_not_answer_is_told(serve: Serve, open_page: Open) -> None:
+    server = serve(ScriptedEngine(script))
+    page = open_page(server.url, expected="Failed to fetch|ERR_CONNECTION")
+    ask(page, "Hello")
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
+    server.close()
+    ask(page, "Are you there?")
+    expect(page.locator("#composer-problem")).to_contain_text("Not sent")
+    assert page.locator("#text").input_value() == "Are you there?"
+    serve(ScriptedEngine(script), port=server.port)
+    page.locator("#text").press("Enter")
+    expect(page.locator("article.assistant[data-state=done]")).to_have_count(2)
+    expect(page.locator("#composer-problem")).to_be_empty()
+
+
 def test_the_page_opens_before_the_model_is_there(serve: Serve, open_page: Open) -> None:
     gate = threading.Event()
 
@@ -237,11 +277,11 @@ def test_rename_and_delete(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(ScriptedEngine(script)).url)
     page.get_by_role("button", name="What can you do?").click()
     expect(last_answer(page)).to_have_attribute("data-state", "done")
-    page.locator("summary[aria-label='Chat menu']").click()
+    page.get_by_role("button", name="Chat menu").click()
     page.get_by_label("Title").fill("A new name")
     page.get_by_role("button", name="Rename").click()
     expect(page.get_by_role("heading", name="A new name")).to_be_visible()
-    page.locator("summary[aria-label='Chat menu']").click()
+    page.get_by_role("button", name="Chat menu").click()
     page.get_by_text("Delete this chat").click()
     page.get_by_role("button", name="Delete for good").click()
     expect(page.locator("#sidebar")).to_contain_text("Your chats will be listed here.")

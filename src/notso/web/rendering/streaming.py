@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from notso.web.rendering.half_open import complete
 from notso.web.rendering.markdown import render_markdown, render_plain, split_lines, top_level_blocks
 
 TAIL_BUDGET_SECONDS = 0.05
@@ -65,6 +66,6 @@ class StreamingMarkdown:
         if self._tail_is_slow or len(tail) > MAX_TAIL_CHARACTERS:
             return render_plain(tail)
         started = time.perf_counter()
-        html = render_markdown(tail, colour=False)
+        html = render_markdown(complete(tail), colour=False)
         self._tail_is_slow = time.perf_counter() - started > TAIL_BUDGET_SECONDS
         return html

@@ -1,5 +1,5 @@
 // Keys in the input: Enter sends, Shift+Enter is a new line, an input method or a touch keyboard keeps its Enter, Escape
-// stops. And the input is emptied only once the server has the message.
+// stops. The input is emptied only once the server has the message; a server that does not answer is told.
 {
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
@@ -10,10 +10,15 @@
     if (!stopButton() && text.value.trim()) form.requestSubmit();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !event.defaultPrevented && !event.isComposing) stopButton()?.click();
+    if (event.key !== "Escape" || event.isComposing || document.querySelector(":popover-open")) return;
+    stopButton()?.click();
   });
   form.addEventListener("htmx:after:request", (event) => {
     const { sourceElement, response } = event.detail.ctx;
     if (sourceElement === form && response.status === 200) text.value = "";
+  });
+  form.addEventListener("htmx:error", (event) => {
+    if (event.detail.ctx?.sourceElement !== form) return;
+    document.getElementById("composer-problem").textContent = form.dataset.offline;
   });
 }

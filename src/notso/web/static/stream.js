@@ -1,5 +1,5 @@
-// Two things htmx cannot know about a stream: that appending is not idempotent, and that a panel the reader has touched
-// is the reader's.
+// What htmx cannot know about a stream: that appending is not idempotent, that a broken one should say so, and that a
+// panel the reader has touched is the reader's.
 {
   // An update whose number is not above the last one shown would be appended twice. A snapshot replaces everything.
   document.addEventListener("htmx:sse:before:message", (event) => {
@@ -8,6 +8,12 @@
     const article = event.target;
     if (!data.startsWith("<!--snapshot-->") && Number(id) <= Number(article.dataset.seen ?? -1)) event.preventDefault();
     else article.dataset.seen = id;
+  });
+
+  // The next update, or the end, puts other words in this one's place.
+  document.addEventListener("htmx:sse:error", () => {
+    const label = document.getElementById("status-label");
+    label.textContent = label.dataset.reconnecting;
   });
 
   // Thoughts are open while they come and fold when they end, unless touched: then they stay as the reader left them.

@@ -1,0 +1,51 @@
+"""Markup that is still being written: closed for the eye, so that no stars and brackets flicker while text streams.
+
+Only the open tail passes through here. The final text never does, so a wrong guess is gone with the next update.
+"""
+
+from __future__ import annotations
+
+import re
+
+_CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
+_OPEN_CODE = re.compile(r"(`+)([^`]*)$")
+_OPEN_LINK = re.compile(r"!?\[([^\[\]\n]*)(?:\](?:\([^()\n]*)?)?$")
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})", re.MULTILINE)
+_PAIRS = ("~~", "**", "__", "*", "_")
+
+
+def complete(tail: str) -> str:
+    """`tail` with what its last paragraph left open closed, or taken away where nothing follows it yet."""
+    if len(_FENCE.findall(tail)) % 2:
+        return tail
+    start = tail.rfind("\n\n") + 1
+    head, last = tail[:start], tail[start:]
+    outside = _CODE_SPAN.sub(lambda span: "x" * len(span[0]), last)
+    if code := _OPEN_CODE.search(outside):
+        return head + (last.rstrip() + code[1] if code[2].strip() else last[: code.start()])
+    if link := _OPEN_LINK.search(outside):
+        last, outside = last[: link.start()] + link[1], outside[: link.start()] + link[1]
+    for mark in _PAIRS:
+        last, outside = _close(last, outside, mark)
+    return head + last
+
+
+def _close(last: str, outside: str, mark: str) -> tuple[str, str]:
+    """Close one kind of emphasis. `outside` is `last` with its code spans blanked, letter for letter as long."""
+    character = re.escape(mark[0])
+    runs = list(re.finditer(rf"(?<![\\{character}]){character}{{{len(mark)}}}(?!{character})", outside))
+    openers = [run for run in runs if not _between_blanks(outside, run)]
+    if len(openers) % 2 == 0:
+        return last, outside
+    opener = openers[-1]
+    if not outside[opener.end() :].strip():
+        return last[: opener.start()], outside[: opener.start()]
+    if mark[0] == "_" and outside[: opener.start()][-1:].isalnum():
+        return last, outside
+    return last.rstrip() + mark, outside.rstrip() + mark
+
+
+def _between_blanks(text: str, run: re.Match[str]) -> bool:
+    """A star with blanks around it, or a list's bullet, is no emphasis."""
+    before, after = text[: run.start()][-1:], text[run.end() : run.end() + 1]
+    return (not before or before.isspace()) and after.isspace()
