@@ -51,16 +51,27 @@ def ask(library: str, model: Path, lists: Sequence[Sequence[int]], *options: str
         job, out = Path(folder, "job.npz"), Path(folder, "out.npz")
         joined = np.concatenate([np.asarray(ids, np.int32) for ids in lists])
         np.savez(job, ids=joined, lengths=np.array([len(ids) for ids in lists], np.int32))
-        script = Path(__file__).with_name("oracle.py")
-        command = [_python(), str(script), library, str(model), str(job), str(out), *options]
-        # Shared memory of other people's thread pools has no say in what is compared.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
-        if done.returncode:
-            raise RuntimeError(f"{library} failed on {model.name}: {done.stderr.strip()[-2000:]}")
+        _run(library, str(model), str(job), str(out), *options)
         with np.load(out) as result:
             parts = np.split(result["ids"], np.cumsum(result["lengths"])[:-1])
             return OracleLogits([part.tolist() for part in parts], result["logits"])
+
+
+def rope_of_the_3b() -> dict[str, npt.NDArray[np.floating]]:
+    """What transformers rotates the 3B by: frequencies `plain` and `yarn` (64,), `plain_factor` and `yarn_factor`."""
+    with TemporaryDirectory() as folder:
+        _run("rope", str(Path(folder, "out.npz")))
+        with np.load(Path(folder, "out.npz")) as result:
+            return dict(result)
+
+
+def _run(*arguments: str) -> None:
+    # One thread: nobody else's pool fights with what is being measured, and sums keep their order.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [_python(), str(Path(__file__).with_name("oracle.py")), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments[:2])} failed: {done.stderr.strip()[-2000:]}")
 
 
 def _python() -> str:

@@ -24,12 +24,14 @@ from golden import live
 from golden.dequantised import write_dequantised
 from golden.prompts import CONVERSATIONS, DATE
 from golden.random_models import RANDOM, YARN_CONTEXT, shapes_3b_lists, write_shapes_3b
-from golden.store import Golden, sha256, weights_sha256
+from golden.store import FOLDER, Golden, sha256, weights_sha256
 
 from notso import Engine
 from notso.smollm3.hub import demo_path
 
 GREEDY_TOKENS = 64
+ROPE = "rope_of_the_3b"
+"""No model's logits: the rotation frequencies of the released configuration, plain and with YaRN."""
 
 
 def random_f32(folder: Path) -> Golden:
@@ -124,15 +126,19 @@ def _until_end(ids: list[int], prompt_length: int, ends: frozenset[int]) -> list
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the golden files anew.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(GOLDENS)}; all by default")
-    names = parser.parse_args().names or list(GOLDENS)
-    if unknown := set(names) - set(GOLDENS):
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join([*GOLDENS, ROPE])}; all by default")
+    names = parser.parse_args().names or [*GOLDENS, ROPE]
+    if unknown := set(names) - {*GOLDENS, ROPE}:
         parser.error(f"no golden is called {', '.join(sorted(unknown))}")
     for library in live.MODULES:
         if live.versions(library) is None:
             parser.error(live.why_missing(library))
     for name in names:
         started = time.perf_counter()
+        if name == ROPE:
+            np.savez(FOLDER / f"{ROPE}.npz", **live.rope_of_the_3b())
+            print(f"{ROPE}.npz: {live.versions('transformers')}")
+            continue
         with TemporaryDirectory() as folder:
             golden = GOLDENS[name](Path(folder))
         path = golden.save(name)

@@ -2,9 +2,12 @@
 
     python oracle.py transformers MODEL JOB.npz OUT.npz [--greedy N] [--half-cache] [--yarn-trained N]
     python oracle.py llama_cpp MODEL JOB.npz OUT.npz [--one-by-one]
+    python oracle.py rope OUT.npz
 
 Runs in a process of its own, by a Python that has `torch`, `transformers` and `gguf`, or `llama_cpp`; nothing of ours
 is imported. MODEL is a GGUF file, for transformers an unquantised one or a Hugging Face folder.
+
+`rope` writes the 3B's rotation frequencies as transformers computes them, plain and with YaRN.
 
 JOB.npz: ids (int32, all lists joined), lengths (int32). OUT.npz: the same, each list followed by its N greedy tokens,
 and logits (float32, a row for each id).
@@ -148,17 +151,46 @@ def run_llama_cpp(path: Path, lists: list[list[int]], one_by_one: bool) -> tuple
     return lists, np.concatenate(logits)
 
 
+def write_rope(out: Path) -> None:
+    """inv_freq (64,) float32 and attention factor of the released configuration, and of the model card's YaRN."""
+    from transformers import SmolLM3Config
+    from transformers.models.smollm3.modeling_smollm3 import SmolLM3RotaryEmbedding
+
+    yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 65536}
+    arrays = {}
+    for name, extra, positions in (("plain", {"rope_type": "default"}, 65536), ("yarn", yarn, 131072)):
+        config = SmolLM3Config(
+            hidden_size=2048,
+            num_attention_heads=16,
+            num_key_value_heads=4,
+            max_position_embeddings=positions,
+            rope_parameters={"rope_theta": 5e6, **extra},
+        )
+        rotation = SmolLM3RotaryEmbedding(config)
+        arrays[name] = rotation.inv_freq.numpy()
+        arrays[f"{name}_factor"] = np.float64(rotation.attention_scaling)
+    np.savez(out, **arrays)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Logits of token id lists by transformers or llama.cpp.")
-    parser.add_argument("library", choices=["transformers", "llama_cpp"])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("job", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--greedy", type=int, default=0)
-    parser.add_argument("--half-cache", action="store_true", help="round keys and values to half precision")
-    parser.add_argument("--yarn-trained", type=int, help="trained context; YaRN doubles it")
-    parser.add_argument("--one-by-one", action="store_true", help="a batch for each token")
+    commands = parser.add_subparsers(dest="library", required=True)
+    for library in ("transformers", "llama_cpp"):
+        command = commands.add_parser(library)
+        command.add_argument("model", type=Path)
+        command.add_argument("job", type=Path)
+        command.add_argument("out", type=Path)
+        if library == "transformers":
+            command.add_argument("--greedy", type=int, default=0)
+            command.add_argument("--half-cache", action="store_true", help="round keys and values to half precision")
+            command.add_argument("--yarn-trained", type=int, help="trained context; YaRN doubles it")
+        else:
+            command.add_argument("--one-by-one", action="store_true", help="a batch for each token")
+    commands.add_parser("rope").add_argument("out", type=Path)
     options = parser.parse_args()
+    if options.library == "rope":
+        write_rope(options.out)
+        return
     with np.load(options.job) as job:
         lists = [part.tolist() for part in np.split(job["ids"], np.cumsum(job["lengths"])[:-1])]
     if options.library == "transformers":
