@@ -281,9 +281,9 @@ def test_log_probabilities_at_the_edges() -> None:
 def _best_ms(sampler: Sampler, logits: Floats) -> float:
     best = math.inf
     for position in range(30):
-        start = time.perf_counter()
+        start = time.thread_time()
         sampler.sample(logits, [], position)
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
     return best * 1000
 
 
