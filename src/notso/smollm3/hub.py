@@ -109,6 +109,7 @@ def hub_cache() -> Path:
 
 
 def repository_folder(file: KnownFile) -> Path:
+    """Where the Hub's library keeps everything of the repository that `file` comes from."""
     return hub_cache() / ("models--" + file.repository.replace("/", "--"))
 
 
@@ -190,6 +191,7 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
 
 
 def known_by_hash(sha256: str) -> KnownFile | None:
+    """The known file whose content has this hash, if there is one."""
     return next((file for file in KNOWN_FILES if file.sha256 == sha256), None)
 
 

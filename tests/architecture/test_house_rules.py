@@ -1,0 +1,185 @@
+"""The rules that keep the house habitable: words, sizes, names, docstrings, pins, and nothing of anybody's machine."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "notso"
+
+PYTHON_LINES = 420  # "about 400": past that it is probably two ideas
+NATIVE_LINES = 900
+MODEL_LINES = 170  # model.py reads top to bottom as the paper does
+
+
+def tracked() -> list[Path]:
+    """Every file of the repository, also where git or its folder is missing."""
+    if shutil.which("git") and (ROOT / ".git").exists():
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, timeout=60).stdout
+        files = [ROOT / name for name in listed.decode().split("\0") if name]
+    else:
+        skipped = {".venv", "build", "dist", "__pycache__", "artifacts", ".hypothesis"}
+        files = [p for p in ROOT.rglob("*") if not skipped & set(p.relative_to(ROOT).parts)]
+    return [path for path in files if path.is_file()]
+
+
+FILES = tracked()
+PYTHON = [path for path in FILES if path.suffix == ".py"]
+NATIVE = [path for path in FILES if path.suffix in (".cpp", ".h") and ROOT / "native" in path.parents]
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def text(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        return None  # pictures, models
+
+
+def test_the_files_are_found() -> None:
+    assert len(PYTHON) > 50 and len(NATIVE) > 10
+
+
+def test_the_lowest_floor_knows_no_word_of_the_model() -> None:
+    word = re.compile(r"smol|llama|chat|think|token|prompt|vocab", re.IGNORECASE)
+    below = [p for p in PYTHON if SOURCE / "qtensor" in p.parents] + NATIVE
+    wrong = [
+        f"{named(path)}:{number}: {line.strip()}"
+        for path in below
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if word.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_files_hold_one_idea() -> None:
+    limits = [(path, PYTHON_LINES) for path in PYTHON] + [(path, NATIVE_LINES) for path in NATIVE]
+    limits.append((SOURCE / "smollm3" / "model.py", MODEL_LINES))
+    long = [f"{named(path)}: {n} lines" for path, limit in limits if (n := len(path.read_bytes().splitlines())) > limit]
+    assert not long
+
+
+def test_a_file_is_a_noun() -> None:
+    vague = {
+        "util",
+        "utils",
+        "helper",
+        "helpers",
+        "common",
+        "misc",
+        "manager",
+        "managers",
+        "base_utils",
+        "tools_common",
+    }
+    assert not [named(path) for path in FILES if path.stem in vague or set(path.relative_to(ROOT).parts[:-1]) & vague]
+
+
+def test_every_python_file_says_what_it_is() -> None:
+    assert not [named(p) for p in PYTHON if p.read_bytes().strip() and not ast.get_docstring(ast.parse(p.read_bytes()))]
+
+
+def test_every_native_file_says_what_it_is() -> None:
+    """In its first line, or in that of the header it belongs to."""
+    quiet = [path for path in NATIVE if not path.read_text("utf-8").startswith("//")]
+    assert not [named(p) for p in quiet if p.suffix == ".h"]
+    assert not [named(p) for p in quiet if p.suffix == ".cpp" and not p.with_suffix(".h").exists()]
+
+
+@pytest.mark.parametrize("floor", ["qtensor", "smollm3"])
+def test_public_functions_and_classes_are_explained(floor: str) -> None:
+    wrong = [
+        f"{named(path)}: {node.name}"
+        for path in PYTHON
+        if SOURCE / floor in path.parents
+        for node in ast.parse(path.read_bytes()).body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        and not node.name.startswith("_")
+        and not ast.get_docstring(node)
+    ]
+    assert not wrong
+
+
+def test_the_public_names_are_there() -> None:
+    import notso
+    from notso import smollm3
+
+    for module in (notso, smollm3):
+        assert len(set(module.__all__)) == len(module.__all__)
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+    assert {"Engine", "SamplingParams", "Message"} <= set(notso.__all__)
+    things = [value for name in smollm3.__all__ if inspect.isclass(value := getattr(smollm3, name))]
+    assert len(things) > 10 and not [thing.__name__ for thing in things if not thing.__doc__]
+    with pytest.raises(AttributeError):
+        _ = notso.nothing_of_that_name  # type: ignore[attr-defined]
+
+
+def test_the_public_interface_keeps_its_shape() -> None:
+    """What programs written against it rely on: names, order and defaults."""
+    from notso import Engine, Message, SamplingParams
+
+    def parameters(function: object) -> dict[str, object]:
+        return {name: p.default for name, p in inspect.signature(function).parameters.items() if name != "self"}  # type: ignore[arg-type]
+
+    asked = {"thinking": True, "tools": None, "date": None}
+    for method in (Engine.render, Engine.encode_chat):
+        found = parameters(method)
+        assert next(iter(found)) == "messages" and {name: found[name] for name in asked} == asked
+    assert next(iter(parameters(Engine.load).values())) is None, "without a path it loads the demo model"
+    assert list(parameters(Engine.logits)) == ["ids"]
+    assert list(parameters(Engine.generate))[1] == "params"
+    assert [*parameters(Message)][:2] == ["role", "content"]
+    assert {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "logit_bias"} <= set(
+        parameters(SamplingParams)
+    )
+
+
+def test_nothing_of_anybodys_machine() -> None:
+    """No paths of a machine, no package index: where packages come from is the machine's business."""
+    taboo = re.compile(
+        r"/work/|/root/|/home/(?!me\b)\w|/Users/\w|/opt/pypi|pypi\.org|pythonhosted|index-url|find-links"
+    )
+    here = Path(__file__).resolve()
+    wrong = []
+    for path in FILES:
+        content = text(path) if path.resolve() != here else None
+        wrong += [named(path)] if content and taboo.search(content) else []
+    assert not wrong
+
+
+def test_versions_are_pinned_exactly() -> None:
+    pins = [line for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if line and line[0] != "#"]
+    assert len(pins) > 30 and not [pin for pin in pins if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.]*", pin)]
+
+
+def test_every_dependency_is_pinned() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    lines = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["dev"]
+    lines += project["build-system"]["requires"]
+
+    def name_of(line: str) -> str:
+        return re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").replace(".", "-").lower()
+
+    pinned = {name_of(line) for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()}
+    assert not [line for line in lines if name_of(line) not in pinned]
+
+
+def test_no_test_is_left_out_in_silence() -> None:
+    """A skip prints its reason: -ra is in pytest's options, and no decorator or call goes without one."""
+    assert "-ra" in (ROOT / "pyproject.toml").read_text("utf-8")
+    bare = re.compile(r"pytest\.mark\.(skip\b(?!\()|skip\(\)|xfail\b(?!\(reason))|pytest\.skip\(\)|pytest\.xfail\(\)")
+    tests = [path for path in PYTHON if ROOT / "tests" in path.parents and path.resolve() != Path(__file__).resolve()]
+    assert not [named(path) for path in tests if bare.search(path.read_text("utf-8"))]

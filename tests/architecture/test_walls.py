@@ -1,0 +1,178 @@
+"""What import-linter cannot say about the walls between the floors: the native module, libraries, dynamic imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+MODULES = sorted((SOURCE / "notso").rglob("*.py"))
+
+# Third-party modules by floor; a floor that needs another one says so here. The front door may use them all.
+LIBRARIES = {
+    "qtensor": {"numpy"},
+    "smollm3": {"numpy", "tokenizers", "jinja2", "huggingface_hub", "httpx2", "platformdirs"},
+    "web": {
+        "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
+        "pygments", "platformdirs", "uuid_utils", "python_multipart",
+    },
+    "cli": {"typer", "rich", "prompt_toolkit", "platformdirs"},
+}  # fmt: skip
+
+# What a module is called, where its distribution is called otherwise.
+DISTRIBUTIONS = {"markdown_it": "markdown-it-py"}
+
+
+def floor(path: Path) -> str:
+    """qtensor, smollm3, web or cli; the package's own files are ''."""
+    parts = path.relative_to(SOURCE / "notso").parts
+    return parts[0] if len(parts) > 1 else ""
+
+
+def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """(line, module, names) of each import statement, wherever it stands; names is empty for `import module`."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, ()
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}:{node.lineno}: relative imports hide which floor is meant"
+            yield node.lineno, node.module or "", tuple(alias.name for alias in node.names)
+
+
+def all_imports() -> list[tuple[Path, int, str, tuple[str, ...]]]:
+    return [(path, *found) for path in MODULES for found in imports(path)]
+
+
+def place(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def test_the_native_module_has_one_importer() -> None:
+    users = {
+        path.name
+        for path, _, module, names in all_imports()
+        if "_native" in module.split(".") or ("_native" in names and module == "notso.qtensor")
+    }
+    assert users == {"backend.py"}
+
+
+def test_the_native_functions_have_one_user() -> None:
+    """Whoever else called them would go round the checks of ops.py."""
+    users = {path.name for path, _, module, names in all_imports() if module.endswith(".backend") and "native" in names}
+    assert users == {"ops.py"}
+    wrong = [str(p) for p in MODULES if "backend.native" in p.read_text("utf-8")]
+    assert not wrong
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_libraries_of_a_floor(name: str) -> None:
+    wrong = [
+        f"{place(path, line)} imports {module}"
+        for path, line, module, _ in all_imports()
+        if floor(path) == name
+        and (top := module.split(".")[0]) not in sys.stdlib_module_names
+        and top not in LIBRARIES[name] | {"notso"}
+    ]
+    assert not wrong
+
+
+def test_libraries_are_declared() -> None:
+    """A module that comes only because another library brings it may go with that library."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in project["dependencies"]}
+    used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}
+    missing = {name for name in used if DISTRIBUTIONS.get(name, name).replace("_", "-").lower() not in declared}
+    assert not missing, f"imported but not in pyproject.toml's dependencies: {missing}"
+
+
+def test_the_lowest_floor_does_not_import_the_package_itself() -> None:
+    """`import notso` would bring the model through its lazy names, which no graph of imports shows."""
+    wrong = [
+        place(path, line) for path, line, module, _ in all_imports() if floor(path) == "qtensor" and module == "notso"
+    ]
+    assert not wrong
+
+
+def test_the_reference_stands_alone() -> None:
+    allowed = re.compile(r"notso\.qtensor\.(reference|errors|formats|tensor)\b")
+    wrong = [
+        f"{place(path, line)} imports {module}"
+        for path, line, module, _ in all_imports()
+        if "reference" in path.parts and module.startswith("notso") and not allowed.match(module)
+    ]
+    assert not wrong
+
+
+def test_only_the_web_knows_an_event_loop() -> None:
+    users = {path for path, _, module, _ in all_imports() if module.split(".")[0] in ("asyncio", "anyio")}
+    strangers = [str(p) for p in users if floor(p) != "web" and p.name != "async_engine.py"]
+    assert not strangers
+
+
+DYNAMIC = {"__import__", "exec", "eval", "compile"}
+
+
+def test_no_dynamic_imports_and_no_evaluated_text() -> None:
+    """They would climb over the walls unseen, and run what a file or a request says."""
+    wrong = []
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DYNAMIC:
+                wrong.append(place(path, node.lineno))
+        for line, module, names in imports(path):
+            full = {module, *(f"{module}.{name}" for name in names)}
+            if full & {"importlib.import_module", "importlib.util", "importlib.machinery", "runpy", "imp", "pickle"}:
+                wrong.append(place(path, line))
+    assert not wrong
+
+
+def test_no_assert_guards_anything() -> None:
+    """Gone under `python -O`: errors for people and programs are raised (reliability X3)."""
+    wrong = [
+        place(path, node.lineno)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Assert)
+    ]
+    assert not wrong
+
+
+def test_libraries_do_not_print() -> None:
+    wrong = [
+        place(path, node.lineno)
+        for path in MODULES
+        if floor(path) in ("qtensor", "smollm3", "web")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not wrong
+
+
+def test_python_is_known_by_one_native_file() -> None:
+    users = {
+        path.name
+        for path in (ROOT / "native").rglob("*")
+        if path.is_file() and re.search(r"#include\s*[<\"](nanobind|Python\.h|pybind)", path.read_text("utf-8"))
+    }
+    assert users == {"bindings.cpp"}
+
+
+def test_kernels_use_no_library() -> None:
+    """No STL and no C library in kernel files: what is inlined there is compiled for one instruction set only."""
+    allowed = re.compile(r"immintrin\.h|cstdint|cstddef|stdint\.h|stddef\.h")
+    wrong = [
+        f"{path.relative_to(ROOT)} includes <{header}>"
+        for path in (ROOT / "native" / "kernels").rglob("*")
+        if path.is_file()
+        for header in re.findall(r"#include\s*<([^>]+)>", path.read_text("utf-8"))
+        if not allowed.fullmatch(header)
+    ]
+    assert not wrong
