@@ -29,9 +29,10 @@ def inspect(
     Architecture, tensors by type, NoPE and Q6_K layers, tokenizer, template, bytes read per token, KV bytes per token,
     and the context that fits this machine's memory. Exit code 3 if the file cannot be run.
     """
+    from notso.smollm3.hub import resolve_model
     from notso.smollm3.inspection import inspect_file
 
-    found = inspect_file(file)
+    found = inspect_file(resolve_model(file) or file)
     if as_json:
         terminal.say_json(found.as_dict(tensors=tensors))
     else:
