@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from notso.web.app import create_app
 from notso.web.chat.engine_port import ChatEngine
@@ -20,6 +20,7 @@ from notso.web.server import ChatServer, address_of, listen
 from notso.web.settings import Settings
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WAIT_MS = 20_000  # generous: the machine may be busy with something else
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-first-run", "--mute-audio"),
@@ -31,6 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.browser)
+
+
+expect.set_options(timeout=WAIT_MS)
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +66,7 @@ class Served:
 
     def close(self) -> None:
         self.server.should_exit = True
-        self._thread.join(10)
+        self._thread.join(30)
 
 
 @pytest.fixture
@@ -114,7 +118,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page.on("console", look)
         page.on("pageerror", lambda error: complain(str(error)))
         page.on("request", check)
-        page.set_default_timeout(8000)
+        page.set_default_timeout(WAIT_MS)
         page.goto(url)
         return page
 

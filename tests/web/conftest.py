@@ -103,7 +103,7 @@ class Running:
         self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self._thread.start()
         self._wait(lambda: self.server.started or not self._thread.is_alive())
-        self.client = httpx.Client(base_url=self.address, timeout=10)
+        self.client = httpx.Client(base_url=self.address, timeout=30)
 
     @property
     def state(self) -> State:
@@ -119,7 +119,7 @@ class Running:
 
         loop = self.state.engine._loop
         assert loop is not None
-        return asyncio.run_coroutine_threadsafe(run(), loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), loop).result(30)
 
     def ready(self) -> Running:
         self._wait(lambda: self.client.get("/health").status_code == 200)
@@ -161,7 +161,7 @@ class Running:
                     break
         return reader.events[:limit]
 
-    def finished(self, asked: Asked, *, seconds: float = 10) -> Any:
+    def finished(self, asked: Asked, *, seconds: float = 30) -> Any:
         """The stored answer once it has ended."""
         self._wait(lambda: not self.stored(asked).active, seconds)
         return self.stored(asked)
@@ -179,11 +179,11 @@ class Running:
 
     def close(self) -> None:
         self.begin_close()
-        self._thread.join(10)
+        self._thread.join(30)
         assert not self._thread.is_alive()
 
     @staticmethod
-    def _wait(condition: Callable[[], bool], seconds: float = 10) -> None:
+    def _wait(condition: Callable[[], bool], seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "waited too long"

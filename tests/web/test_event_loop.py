@@ -13,27 +13,29 @@ from notso.web.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
 
-MAX_LAG_SECONDS = 0.25  # checklist B4's worst case; the machine that runs this may be busy
+MAX_HELD_SECONDS = 0.1  # CPU time the loop's thread spends between two looks of the probe
+MAX_LAG_SECONDS = 2.0  # wall time; wide, because the machine that runs this may be busy
 
 
 class LagProbe:
-    """Sleeps 5 ms on a loop again and again, and keeps how much longer each sleep took."""
+    """Sleeps 5 ms on a loop again and again; keeps how much longer each took, and what the thread did meanwhile."""
 
     def __init__(self, server: Any) -> None:
         self.lags: list[float] = []
+        self.held: list[float] = []
         self._stop = threading.Event()
         self._future = asyncio.run_coroutine_threadsafe(self._run(), server.state.engine._loop)
 
     async def _run(self) -> None:
         while not self._stop.is_set():
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.thread_time()
             await asyncio.sleep(0.005)
             self.lags.append(time.perf_counter() - began - 0.005)
+            self.held.append(time.thread_time() - used)
 
-    def finish(self) -> list[float]:
+    def finish(self) -> None:
         self._stop.set()
         self._future.result(5)
-        return sorted(self.lags)
 
 
 def test_the_loop_stays_free_under_hostile_text_and_large_forms(start: Start) -> None:
@@ -51,26 +53,28 @@ def test_the_loop_stays_free_under_hostile_text_and_large_forms(start: Start) ->
             == 400
         )
         server.client.post("/chats", data={"text": "é" * 150_000 + "\x00", "key": new_id()})
-    server.finished(asked, seconds=20)
+    server.finished(asked, seconds=60)
     assert server.client.get(f"/chats/{asked.chat_id}").status_code == 200
-    lags = probe.finish()
-    assert len(lags) > 50
-    assert lags[-1] < MAX_LAG_SECONDS
-    assert lags[len(lags) // 2] < 0.02
+    probe.finish()
+    assert len(probe.lags) > 50
+    assert max(probe.held) < MAX_HELD_SECONDS
+    assert max(probe.lags) < MAX_LAG_SECONDS
 
 
 FORM = "application/x-www-form-urlencoded"
 
 
 def test_living_is_answered_while_the_engine_holds_its_thread(start: Start) -> None:
+    release = threading.Event()
+
     def busy(messages: Any, thinking: bool) -> Any:
-        time.sleep(0.5)
+        assert release.wait(30)
         return say("done")
 
     server = start(ScriptedEngine(busy)).ready()
     asked = server.ask("go")
-    began = time.monotonic()
     assert server.client.get("/livez").status_code == 200
     assert server.client.get("/health").status_code == 200
-    assert time.monotonic() - began < 0.3
+    assert server.stored(asked).active
+    release.set()
     server.finished(asked)

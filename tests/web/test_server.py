@@ -47,7 +47,7 @@ class Process:
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
-        self.client = httpx.Client(base_url=self.url, timeout=5)
+        self.client = httpx.Client(base_url=self.url, timeout=30)
 
     def ask(self, words: int) -> str:
         answer = self.client.post("/chats", data={"text": str(words), "key": new_id()})
@@ -55,7 +55,7 @@ class Process:
         return str(answer.headers["location"])
 
     def wait_for(self, text: str, path: str) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while text not in self.client.get(path).text:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -63,7 +63,7 @@ class Process:
     def end(self) -> tuple[int, str]:
         assert self.process.stdout is not None
         output = self.process.stdout.read()
-        return self.process.wait(10), output
+        return self.process.wait(30), output
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_long_answer_is_interrupted_with_its_text_and_streams_end(process: Cal
         first.process.send_signal(signal.SIGINT)
         assert [line for line in lines if line.startswith("event:")][-1] == "event: done"
     assert first.end() == (0, "saved\n")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15, "the script alone would go on for 100 s"
     page = process().client.get(chat).text
     assert 'data-state="interrupted"' in page and "word word" in page
 
@@ -134,7 +134,7 @@ def test_a_second_signal_ends_it_at_once(process: Callable[..., Process]) -> Non
     began = time.monotonic()
     first.process.send_signal(signal.SIGTERM)
     first.end()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 15, "the drain alone would take 60 s"
     page = process().client.get(chat).text
     assert 'data-state="interrupted"' in page and "word word" in page
 
@@ -155,11 +155,12 @@ def test_an_address_of_another_machine_is_a_typed_error(tmp_path: Path) -> None:
         listen(Settings(host="no-such-host.invalid", api_key="k" * 16))
 
 
-def test_a_busy_data_directory_is_a_typed_error(tmp_path: Path) -> None:
+def test_a_busy_data_directory_is_a_typed_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lock = DirectoryLock(tmp_path)
     with pytest.raises(DataDirectoryBusyError):
         serve(ScriptedEngine, Settings(port=0, data_dir=tmp_path))
     lock.release()
+    assert capfd.readouterr().err == "", "words for the person come from whoever catches it"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.0.0.9", "LocalHost"])

@@ -141,11 +141,11 @@ def test_no_more_than_ten_updates_a_second(start: Start) -> None:
 def test_stop_keeps_what_was_said(start: Start) -> None:
     server = start(ScriptedEngine(script("word " * 5000, "", piece=5), pace_seconds=0.01)).ready()
     asked = server.ask("Hello", thinking=False)
-    server.wait(lambda: "word" in server.stored(asked).content, 5)
+    server.wait(lambda: "word" in server.stored(asked).content)
     began = time.monotonic()
     assert server.client.post(f"/generations/{asked.generation_id}/stop", data={}).status_code == 303
     stored = server.finished(asked)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 5.0, "the script alone would go on for 50 s"
     assert stored.state == "stopped"
     assert stored.content.startswith("word word")
     events = server.stream(asked)
@@ -218,7 +218,11 @@ def test_the_same_key_makes_one_message(start: Start) -> None:
     url, fields = f"/chats/{first.chat_id}/messages", {"text": "More", "key": key}
     again = server.client.post(url, data=fields, headers={"HX-Request": "true"})
     assert again.status_code == 200 and f"msg-{second.message_id}" in again.text
-    assert len(engine.requests) == 2
+    other = server.ask("Elsewhere")
+    server.finished(other)
+    fields = {"text": "More", "key": key}
+    assert server.client.post(f"/chats/{other.chat_id}/messages", data=fields).status_code == 400
+    assert len(engine.requests) == 3
     assert len(server.on_loop(lambda: server.state.store.messages("local", first.chat_id))) == 4
 
 
@@ -337,9 +341,9 @@ def test_too_many_waiting_turns_are_refused_with_a_time(start: Start) -> None:
 def test_partial_text_is_saved_within_a_second_or_so(start: Start) -> None:
     server = start(ScriptedEngine(script("word " * 5000, "", piece=5), pace_seconds=0.01)).ready()
     asked = server.ask("Hello", thinking=False)
-    server.wait(lambda: len(server.stored(asked).content) > 0, 2.0)
+    server.wait(lambda: len(server.stored(asked).content) > 0)
     before = len(server.stored(asked).content)
-    server.wait(lambda: len(server.stored(asked).content) > before, 2.0)
+    server.wait(lambda: len(server.stored(asked).content) > before)
     server.client.post(f"/generations/{asked.generation_id}/stop", data={})
 
 

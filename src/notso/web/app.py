@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from notso.web import entry
@@ -45,16 +46,11 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None) ->
     Starting it may raise StorageError (the data directory is busy, damaged, or of a newer release).
     """
     settings = settings or Settings()
+    state = _make_state(engine_source, settings)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        state = _make_state(engine_source, settings)
-        try:
-            await state.store.open()
-        except StorageError as error:
-            app.state.startup_error = error
-            raise
-        app.state.notso = state
+        await state.store.open()
         state.engine.start(asyncio.get_running_loop())
         try:
             yield
@@ -75,7 +71,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None) ->
             Middleware(SendTimeout),
         ],
     )
-    app.state.startup_error = None
+    app.state.notso = state
     app.state.key_ring = KeyRing(settings.api_key)
     for part in (health.router, entry.router, routes.router):
         app.include_router(part)
@@ -83,6 +79,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None) ->
     app.add_exception_handler(StorageError, _show_problem)
     app.add_exception_handler(HTTPException, _show_problem)
     app.add_exception_handler(RequestValidationError, _show_problem)
+    app.add_exception_handler(ClientDisconnect, _let_go)
     app.add_exception_handler(Exception, _show_fault)
     return app
 
@@ -153,6 +150,10 @@ async def _ask_for_key(request: Request) -> Response:
     if "text/html" in request.headers.get("accept", ""):
         return RedirectResponse("/login", 303)
     return PlainTextResponse("This server asks for a key.\n", 401)
+
+
+async def _let_go(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # the client left in the middle of its request: nobody will read this
 
 
 async def _show_fault(request: Request, error: Exception) -> Response:

@@ -29,12 +29,7 @@ def serve(engine_source: EngineSource, settings: Settings, *, on_ready: Callable
     listener = listen(settings)
     try:
         app = create_app(engine_source, settings)
-        try:
-            ChatServer(app, address_of(listener, settings), on_ready).run(sockets=[listener])
-        except SystemExit:
-            if app.state.startup_error is not None:
-                raise app.state.startup_error from None
-            raise
+        ChatServer(app, address_of(listener, settings), on_ready).run(sockets=[listener])
     finally:
         listener.close()
 
@@ -97,6 +92,8 @@ class ChatServer(uvicorn.Server):
         self._stopping: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # Opened here already, so that a busy or damaged data directory is our own error and no traceback of uvicorn's.
+        await self._notso_app.state.notso.store.open()
         await super().startup(sockets)
         if self._on_ready is not None:
             self._on_ready(self._address)

@@ -42,7 +42,7 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     max_waiting_turns: int = 32
     max_message_characters: int = 200_000
-    max_answer_characters: int = 1_000_000
+    max_answer_characters: int = 262_144
     drain_seconds: float = 10.0
 
     def __post_init__(self) -> None:

@@ -68,6 +68,8 @@ async def _store_and_start(state: State, owner: str, chat: Chat, text: str, key:
         if outcome.running is None:
             raise Problem(404, words["error_unknown_chat"])
         raise Problem(409, words["error_running"])
+    if outcome.question.chat_id != chat.id and not is_new:
+        raise Problem(400, words["error_form"])  # the key of another chat's message
     if not outcome.repeated:
         turn = Turn(answer, prompt_messages(history, text), thinking=chat.thinking, prompt_date=chat.prompt_date)
         state.turns.start(turn)

@@ -32,9 +32,12 @@ class SQLiteStore:
         self._reader: sqlite3.Connection | None = None
 
     async def open(self) -> None:
-        """Lock the directory, bring the schema up to date, mark what a crash left running as interrupted."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._write_thread, self._open)
+        """Lock the directory, bring the schema up to date, mark what a crash left running as interrupted.
+
+        Opening an open store does nothing.
+        """
+        if self._writer is None:
+            await asyncio.get_running_loop().run_in_executor(self._write_thread, self._open)
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
