@@ -99,7 +99,7 @@ def _exchanges(rng: Random, context: Context, count: int, table: dict[Skill, flo
 
 
 def _length(rng: Random) -> int:
-    return rng.choices([1, 2, 3, 4, 5, 6, 8, 14], [22, 18, 18, 14, 10, 8, 7, 3])[0]
+    return rng.choices([1, 2, 3, 4, 5, 6, 8, 14], [14, 14, 16, 16, 14, 12, 10, 4])[0]
 
 
 def _ordinary(rng: Random, context: Context) -> Dialogue:
@@ -116,12 +116,12 @@ def _remembering(rng: Random, context: Context) -> Dialogue:
 
 
 def _with_tools(rng: Random, context: Context) -> Dialogue:
-    names = rng.sample(list(tools.TOOLS), rng.choices([1, 2, 3, 4], [45, 30, 15, 10])[0])
+    names = rng.sample(list(tools.TOOLS), rng.choices([1, 2, 3, 4], [55, 28, 12, 5])[0])
     context.tool_names = tuple(names)
     listed = [tools.tool_json(name, rng) for name in names]
     table: dict[Skill, float] = {tools.tool_use: 65, tools.missing_tool: 6, tools.tool_list: 2}
     table.update({skill: weight * 0.27 for skill, weight in _plain_table(context).items() if skill not in table})
-    blocks = _exchanges(rng, context, rng.choices([1, 2, 3, 4, 5], [30, 27, 20, 14, 9])[0], table)
+    blocks = _exchanges(rng, context, rng.choices([1, 2, 3, 4, 5], [18, 26, 26, 18, 12])[0], table)
     return Dialogue([t for b in blocks for t in b], context.thinking, context.date, tools=listed, kind="tools")
 
 
@@ -165,7 +165,7 @@ def _with_system(rng: Random, context: Context) -> Dialogue:
 _KINDS = {
     _ordinary: 52.0,
     _remembering: 18.0,
-    _with_tools: 17.0,
+    _with_tools: 13.0,
     _with_persona: 4.0,
     _with_rule: 3.0,
     _with_system: 6.0,
@@ -202,7 +202,7 @@ _ASSISTANT = re.compile(r"<\|im_start\|>assistant\n(<think>\n\n</think>\n)?(.*?<
 def sample(rng: Random) -> tuple[str, list[tuple[int, int]]]:
     """One rendered conversation and the character spans the model must learn to write."""
     made = dialogue(rng)
-    keep = rng.random() < 0.6
+    keep = rng.random() < 0.75
     messages = messages_of(made, rng, keep)
     flag_says = rng.random() < 0.08
     if flag_says:  # the flag in the system text beats enable_thinking

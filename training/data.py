@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from training.corpus import sample
 
-BUCKETS = (128, 192, 256, 352, 512, 1024)  # row lengths: few, so that the compiled model has few shapes
+BUCKETS = (128, 192, 256, 352, 512, 720, 1024)  # row lengths: few, so that the compiled model has few shapes
 
 
 @dataclass(frozen=True)
