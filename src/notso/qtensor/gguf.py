@@ -125,6 +125,7 @@ class GGUFFile:
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         self.path = path
         self.size_bytes = len(mapping)
+        self._mapping = mapping
         cursor = Cursor(memoryview(mapping))  # every view below keeps the mapping and its descriptor alive
         self.version, tensor_count, entry_count = _read_header(cursor)
         entries, types, self.alignment = _read_entries(cursor, entry_count)
@@ -163,6 +164,17 @@ class GGUFFile:
         """Let go of the tensors. The mapping goes with the last tensor, array or metadata taken from it; those taken
         before stay valid."""
         self.tensors = MappingProxyType({})
+
+    def release(self, tensor: QTensor) -> None:
+        """Give back the memory that holds a tensor's pages; they are read again from the file when next needed.
+
+        Does nothing for a tensor that does not lie in this file's mapping.
+        """
+        page = mmap.PAGESIZE
+        start = tensor.data.ctypes.data - np.frombuffer(self._mapping, np.uint8).ctypes.data
+        first, end = -(-start // page) * page, (start + tensor.nbytes) // page * page
+        if 0 <= start and start + tensor.nbytes <= self.size_bytes and first < end and hasattr(mmap, "MADV_DONTNEED"):
+            self._mapping.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def __enter__(self) -> GGUFFile:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import secrets
 import threading
 import time
@@ -24,6 +25,7 @@ from notso.smollm3.kv_cache import KVCache, kv_bytes_per_token
 from notso.smollm3.memory import plan_memory
 from notso.smollm3.messages import Event, FinishReason, Message, ModelInfo, Tool, Usage
 from notso.smollm3.model import SmolLM3, Step
+from notso.smollm3.residency import Residency, WeightPromotion
 from notso.smollm3.sampling import Sampler
 from notso.smollm3.sampling_params import SamplingParams
 from notso.smollm3.tokenizer import Tokenizer
@@ -41,7 +43,15 @@ PREFILL_CHUNK_TOKENS = 512
 class Engine:
     """A loaded SmolLM3. Methods may be called from any thread; generations wait for one another."""
 
-    def __init__(self, file: GGUFFile, *, context_tokens: int | None, threads: int | None, is_demo: bool) -> None:
+    def __init__(
+        self,
+        file: GGUFFile,
+        *,
+        context_tokens: int | None,
+        threads: int | None,
+        is_demo: bool,
+        weights_on: Residency = "auto",
+    ) -> None:
         """Use `Engine.load`."""
         backend.configure(threads)
         self._file = file
@@ -54,12 +64,14 @@ class Engine:
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         self._template = _template(file, self.tokenizer, is_demo)
         self._decode_step = Step(self.config, rows=1, sampled=1)
-        self._decode_program = ops.Program()
-        with self._decode_program.record():
-            self._model.forward(self._decode_step)
+        self._decode_program: ops.Program | None = None
         self._cached_ids: list[int] = []  # what the cache holds, position by position
         self._lock = threading.Lock()
         self._closed = False
+        self._busy_until = time.monotonic()
+        self._promotion = WeightPromotion(
+            file, weights, wanted=weights_on, take=self._take_promoted, idle_s=self._idle_s
+        )
         name = str(file.metadata.get("general.name") or file.path.stem)
         counts: dict[str, int] = {}
         for tensor in file.tensors.values():
@@ -78,12 +90,19 @@ class Engine:
 
     @classmethod
     def load(
-        cls, path: str | Path | None = None, *, context_tokens: int | None = None, threads: int | None = None
+        cls,
+        path: str | Path | None = None,
+        *,
+        context_tokens: int | None = None,
+        threads: int | None = None,
+        weights: Residency = "auto",
     ) -> Engine:
         """Map a GGUF file and make it ready; None loads the demo model that ships with the package.
 
         context_tokens: capacity of prompt and answer together; None takes up to 8,192 as memory allows. Beyond the
         model's trained context YaRN doubles it; more is refused. threads: None uses one for each physical core.
+        weights: "mmap" reads them from the mapped file; "hugepages" copies them to 2 MiB pages in the background while
+        it already answers; "auto" does so for files where it pays, if memory and the system allow.
 
         Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError or KernelChoiceError.
         """
@@ -93,10 +112,21 @@ class Engine:
             context_tokens=context_tokens,
             threads=threads,
             is_demo=is_demo,
+            weights_on=weights,
         )
+
+    @property
+    def weights_residency(self) -> str:
+        """Where the weights are read from: "mmap", "hugepages", or how far the copy has come."""
+        return self._promotion.state
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait until the weights are where they are to stay. For measurements; answering needs no waiting."""
+        self._promotion.wait(timeout_s)
 
     def close(self) -> None:
         """Let go of the file and the cache. A generation under way ends first; later calls are refused."""
+        self._promotion.stop()
         with self._lock:
             self._closed = True
             self._file.close()
@@ -214,6 +244,7 @@ class Engine:
                     completion_ms=1000 * (time.perf_counter() - read),
                 ),
             )
+            self._busy_until = time.monotonic()
             yield Event("end", finish_reason=answer.finish_reason)
 
     def _reuse(self, prompt: list[int]) -> int:
@@ -244,6 +275,7 @@ class Engine:
 
     def _read(self, chunk: Sequence[int], sampled: range) -> Floats:
         """One step over several tokens: logits (sampled, vocab)."""
+        self._adopt_promoted()
         step = Step(self.config, len(chunk), len(sampled))
         start = self._cache.extend(len(chunk))
         step.token_ids[:] = chunk
@@ -255,13 +287,36 @@ class Engine:
 
     def _decode(self, token: int) -> Floats:
         """One step over one token, replayed from the recorded program: logits (vocab,), valid until the next step."""
+        self._adopt_promoted()
         step = self._decode_step
+        if self._decode_program is None:
+            self._decode_program = ops.Program()
+            with self._decode_program.record():
+                self._model.forward(step)
         step.positions[0] = self._cache.extend(1)
         step.token_ids[0] = token
         self._decode_program.run()
         self._cached_ids.append(token)
         logits: Floats = step.logits[0]
         return logits
+
+    def _idle_s(self) -> float:
+        return 0.0 if self._lock.locked() else time.monotonic() - self._busy_until
+
+    def _take_promoted(self) -> None:
+        """Called by the promotion's thread when copies are ready: adopt them now if no generation is under way."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._adopt_promoted()
+            finally:
+                self._lock.release()
+
+    def _adopt_promoted(self) -> None:
+        """Between two steps, exchange weights for their copies: same bytes, other pages."""
+        promoted = self._promotion.adopt(self._model.weights)
+        if promoted is not None:
+            self._model.weights = promoted
+            self._decode_program = None  # it points into the old pages
 
     # Checks
 
@@ -274,7 +329,10 @@ class Engine:
     def _checked_ids(self, ids: Sequence[int]) -> list[int]:
         if len(ids) == 0:
             raise InvalidRequestError("there are no tokens", param="messages")
-        tokens = [int(token) for token in ids]
+        try:
+            tokens = [operator.index(token) for token in ids]
+        except TypeError:
+            raise InvalidRequestError("messages or token ids are needed", param="messages") from None
         if min(tokens) < 0 or max(tokens) >= self.config.vocab_size:
             raise InvalidRequestError(f"token ids must be from 0 to {self.config.vocab_size - 1}", param="messages")
         return tokens
