@@ -172,6 +172,20 @@ def test_a_traceback_is_shown_only_on_demand(engine: Any, notso: Run, monkeypatc
     assert "Traceback" not in notso("run", "x").err
 
 
+def test_what_the_floors_log_is_one_line(notso: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    import logging
+
+    notso("list")
+    logger = logging.getLogger("notso.web.turns")
+    try:
+        raise ValueError("why\nnot\x1b")
+    except ValueError:
+        logger.warning("two\nlines", exc_info=True)
+    logger.info("not worth a line")
+
+    assert capsys.readouterr().err == "notso: two lines (ValueError: why not␛)\n"
+
+
 def test_the_module_and_both_commands_are_one(own_home: Any) -> None:
     run = subprocess.run([sys.executable, "-m", "notso", "--version"], capture_output=True, text=True, check=True)
 

@@ -97,7 +97,7 @@ def test_a_chat_goes_on(notso: Run, small_model: Path) -> None:
     assert result.code == 0
     assert "not thinking | temperature 0.6" in result.err
     used = int(result.err.rpartition("0.6 | ")[2].split()[0])
-    assert used > 60  # two turns of it
+    assert used > 45  # two questions, and an answer between them
 
 
 def test_a_prompt_longer_than_the_context(notso: Run, small_model: Path) -> None:

@@ -49,6 +49,9 @@ def front_door(
     ] = False,
 ) -> None:
     """Chat with SmolLM3-3B on this machine, offline: in the browser, in the terminal, or through an API."""
+    from notso.cli import notices
+
+    notices.install()
 
 
 VERBS: dict[str, Callable[..., None]] = {
