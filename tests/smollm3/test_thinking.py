@@ -55,6 +55,7 @@ def read(steps: list[Step], starts_inside: bool = False) -> tuple[str, str]:
         ([CLOSE, "\nyes"], ("", "yes")),
         (["</think>\n", "yes"], ("", "yes")),
         (["So", " far", CLOSE, " good"], ("", "So far good")),
+        (["So far", CLOSE, "\n<think>"], ("", "So far\n<think>")),
         ([OPEN, OPEN, "hm", CLOSE, CLOSE, "yes"], ("hm", "yes")),
         ([OPEN, "<think>", "hm", CLOSE, "yes"], ("hm", "yes")),
         ([OPEN, "a", CLOSE, OPEN, "b", CLOSE, "yes"], ("ab", "yes")),
