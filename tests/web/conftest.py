@@ -98,6 +98,7 @@ class Running:
     def __init__(self, source: Callable[[], ChatEngine], settings: Settings) -> None:
         self.app = create_app(source, settings)
         listener = listen(settings)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # so that a reader who stops is soon felt
         self.address = address_of(listener, settings).rstrip("/")
         self.server = ChatServer(self.app, self.address)
         self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -148,6 +150,7 @@ def test_stop_keeps_what_was_said(start: Start) -> None:
     assert time.monotonic() - began < 5.0, "the script alone would go on for 50 s"
     assert stored.state == "stopped"
     assert stored.content.startswith("word word")
+    assert stored.numbers.completion_tokens * 5 == len(stored.content), "what it cost is known all the same"
     events = server.stream(asked)
     assert json.loads(events[-1].data)["state"] == "stopped"
     assert server.client.post(f"/generations/{asked.generation_id}/stop", data={}).status_code == 303, "again is fine"
@@ -355,3 +358,25 @@ def test_a_lost_turn_does_not_lock_its_chat(start: Start) -> None:
     server.on_loop(lambda: server.state.store.save_answer(replace(stored, state="running")))
     assert server.finished(server.ask("More", asked.chat_id)).state == "done"
     assert server.stored(asked).state == "interrupted"
+
+
+def test_a_reader_that_stops_reading_is_dropped_and_holds_up_nobody(start: Start) -> None:
+    answer = "a paragraph of some words\n\n" * 8000
+    server = start(ScriptedEngine(script(answer, "", piece=2000)), send_timeout_seconds=0.5).ready()
+    asked = server.ask("Hello")
+    host, _, port = server.address.removeprefix("http://").rpartition(":")
+    request = f"GET /generations/{asked.generation_id}/events HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect((host, int(port)))
+        stalled.sendall(request)
+        assert server.stream(asked)[-1].event == "done"
+        assert server.finished(asked).content == answer
+        server.wait(lambda: not server.server.server_state.tasks)
+        stalled.settimeout(10)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := stalled.recv(65_536):
+                received += chunk
+        assert b"event: done" not in received, "it was dropped before the end"
+    assert server.stream(asked)[-1].event == "done", "and may come back"

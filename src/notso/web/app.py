@@ -68,7 +68,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None) ->
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossSiteGuard),
             Middleware(RequestLimits),
-            Middleware(SendTimeout),
+            Middleware(SendTimeout, seconds=settings.send_timeout_seconds),
         ],
     )
     app.state.notso = state

@@ -14,7 +14,6 @@ logger = logging.getLogger("notso.web.limits")
 
 MAX_BODY_BYTES = 1024 * 1024
 MAX_HEADER_BYTES = 16 * 1024
-SEND_TIMEOUT_SECONDS = 30.0
 
 
 class RequestTooLargeError(Exception):
@@ -59,9 +58,9 @@ class RequestLimits:
 
 
 class SendTimeout:
-    """Drops a reader that takes nothing for half a minute. It may come back and resume."""
+    """Drops a reader that takes nothing for so long. It may come back and resume."""
 
-    def __init__(self, app: ASGIApp, seconds: float = SEND_TIMEOUT_SECONDS) -> None:
+    def __init__(self, app: ASGIApp, seconds: float) -> None:
         self._app = app
         self._seconds = seconds
 
@@ -72,7 +71,7 @@ class SendTimeout:
         try:
             await self._app(scope, receive, send_in_time if scope["type"] == "http" else send)
         except TimeoutError:
-            logger.info("a reader took nothing for %d s and was dropped", self._seconds)
+            logger.info("a reader took nothing for %g s and was dropped", self._seconds)
 
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:

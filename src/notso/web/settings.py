@@ -31,6 +31,7 @@ class Settings:
     max_waiting_turns: questions that may wait for the engine before new ones are refused.
     max_message_characters: longest question. max_answer_characters: an answer that grows past this is stopped.
     drain_seconds: how long a running answer may go on after the server was told to stop.
+    send_timeout_seconds: a reader that takes nothing for so long is dropped; it may come back and resume.
 
     Raises SettingsError, whose `setting` names the field.
     """
@@ -44,6 +45,7 @@ class Settings:
     max_message_characters: int = 200_000
     max_answer_characters: int = 262_144
     drain_seconds: float = 10.0
+    send_timeout_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
@@ -61,6 +63,8 @@ class Settings:
                 raise SettingsError(f"{name} must be at least 1", setting=name)
         if not 0 <= self.drain_seconds <= 600:
             raise SettingsError("drain_seconds must be from 0 to 600", setting="drain_seconds")
+        if not 0 < self.send_timeout_seconds <= 600:
+            raise SettingsError("send_timeout_seconds must be above 0, at most 600", setting="send_timeout_seconds")
 
     @property
     def host_names(self) -> frozenset[str]:

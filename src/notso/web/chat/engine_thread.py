@@ -163,10 +163,8 @@ class EngineThread:
                 cancelled=turn.cancel.is_set,
             )
             with closing(events):  # type: ignore[type-var]
-                for event in events:
+                for event in events:  # a cancelled engine still tells its numbers, then ends by itself
                     pipe.put(event)
-                    if turn.cancel.is_set():
-                        break
         except NotsoError as error:
             failure = error
         except Exception as error:
