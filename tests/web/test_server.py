@@ -25,12 +25,12 @@ from notso.web.store.directory_lock import DirectoryLock
 PROGRAM = """
 import sys
 from pathlib import Path
-from notso.web.chat import turns
+from notso.web.chat import follower
 from notso.web.scripted_engine import ScriptedEngine, say
 from notso.web.server import serve
 from notso.web.settings import Settings
 
-turns.SAVE_SECONDS = 0.2
+follower.SAVE_SECONDS = 0.2
 script = lambda messages, thinking: say("word " * int(messages[-1].content), piece=5)
 settings = Settings(port=0, data_dir=Path(sys.argv[1]), drain_seconds=float(sys.argv[2]))
 serve(lambda: ScriptedEngine(script, pace_seconds=0.02), settings, on_ready=lambda url: print(url, flush=True))
