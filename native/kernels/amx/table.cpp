@@ -27,12 +27,7 @@ const KernelTable kAmxKernels = {
 #include "../table_entries.h"
     .tile_columns = 9,
     .tile_rows = 16 * kPanelTiles,
-    .packed_tile_bytes = packed_tile_bytes,
-    .tile_scratch_bytes = tile_scratch_bytes,
-    .pack_tile = pack_tile,
-    .matmul_tiles_q4_k = matmul_tiles_q4_k,
-    .matmul_tiles_q5_k = matmul_tiles_q5_k,
-    .matmul_tiles_q6_k = matmul_tiles_q6_k,
+#include "../tile_entries.h"
 };
 
 }  // namespace qtensor

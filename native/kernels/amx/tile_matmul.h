@@ -102,18 +102,18 @@ struct alignas(64) Panel {
 
 // Q4_K and Q5_K: sc = 8 * (sc >> 3) + (sc & 7), so high = q * (sc >> 3) and low = q * (sc & 7) stay below 256, and one
 // 16-bit multiplication makes two byte products at once without a carry between them.
-template <class Unpacker>
+template <class Quant>
 struct MinPlanes {
   static constexpr bool has_min = true, is_signed = false;
   static constexpr int shift = 3;
-  static constexpr int64_t bytes = Unpacker::bytes;
+  static constexpr int64_t bytes = Quant::bytes;
   static void unpack(const uint8_t* block, Panel& panel, int tile, int row) {
     const ScaleBytes packed = unpack_scales(block + 4);
     const __m128i sc = _mm_cvtsi64_si128((long long)packed.scale);
     const __m512i words = _mm512_castsi128_si512(_mm_cvtepu8_epi16(sc));
     const __m512i high = _mm512_srli_epi16(words, 3), low = _mm512_and_si512(words, _mm512_set1_epi16(7));
     __m512i q[4];
-    Unpacker::values(block, q);
+    Quant::values(block, q);
     for (int c = 0; c < 4; c++) {
       const __m512i order = halves16(short(2 * c), short(2 * c + 1));
       _mm512_store_si512(panel.high[tile][c][row], _mm512_mullo_epi16(q[c], _mm512_permutexvar_epi16(order, high)));
@@ -130,17 +130,6 @@ struct MinPlanes {
     panel.dmin[tile][row] = half_to_float(dmin);
   }
 };
-struct ValuesQ4_K {
-  static constexpr int64_t bytes = sizeof(BlockQ4_K);
-  static void values(const uint8_t* block, __m512i (&q)[4]) {
-    for (int c = 0; c < 4; c++) q[c] = WithMins512::nibbles(block + 16 + 32 * c);
-  }
-};
-struct ValuesQ5_K {
-  static constexpr int64_t bytes = sizeof(BlockQ5_K);
-  static void values(const uint8_t* block, __m512i (&q)[4]) { Q5_K512::values(block, q); }
-};
-
 // Q6_K: sc * (q - 32) lies in [-4096, 4096] = 64 * high + low with high in [-64, 64] and low in [0, 63].
 struct SignedPlanes {
   static constexpr bool has_min = false, is_signed = true;
@@ -347,6 +336,6 @@ int64_t packed_tile_bytes(int64_t blocks) { return blocks * int64_t(sizeof(Packe
 int64_t tile_scratch_bytes(int64_t columns) {
   return int64_t(sizeof(Panel) + 2 * sizeof(StepSums)) + (columns + 31) / 32 * kPanelTiles * 512 * 4;
 }
-void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<ValuesQ4_K>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<ValuesQ5_K>>(t); }
+void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>>(t); }
+void matmul_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<Q5_K512>>(t); }
 void matmul_tiles_q6_k(const TileTask& t) { matmul_tiles<SignedPlanes>(t); }

@@ -13,6 +13,8 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2, kColumnGroup = 
 #include "../x86_rows.h"
 #include "integer_kernels.h"
 #include "../x86_matmul.h"
+#include "../x86_column_tiles.h"
+#include "column_tiles.h"
 // clang-format on
 
 void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K256>(t); }
@@ -24,6 +26,9 @@ void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K256>(t); }
 const KernelTable kAvx2Kernels = {
 #define QTENSOR_TABLE_NAME "avx2"
 #include "../table_entries.h"
+    .tile_columns = 9,
+    .tile_rows = 64,
+#include "../tile_entries.h"
 };
 
 }  // namespace qtensor

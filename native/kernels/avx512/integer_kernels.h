@@ -56,10 +56,13 @@ struct WithMins512 : KQuant512 {
 
 struct Q4_K512 : WithMins512 {
   static constexpr int64_t bytes = sizeof(BlockQ4_K);
+  static void values(const uint8_t* block, __m512i (&q)[4]) {
+    for (int c = 0; c < 4; c++) q[c] = nibbles(block + 16 + 32 * c);
+  }
   static Unpacked unpack(const uint8_t* block) {
     Unpacked w;
     unpack_header(block + 4, w);
-    for (int c = 0; c < 4; c++) w.q[c] = nibbles(block + 16 + 32 * c);
+    values(block, w.q);
     return w;
   }
 };

@@ -1,0 +1,33 @@
+# The kernel families, one object library each with its own flags; KERNELS lists their objects. The native module and
+# the sanitizer driver (tests/native) both include this, so that what is examined is what is shipped.
+set(QTENSOR_OPTIMISE -O3 CACHE STRING "optimisation of the kernels; the sanitizers take less")
+option(QTENSOR_GENERIC_ONLY "leave the kernels of particular processors out" OFF)
+
+# One arithmetic on every instruction set: the compiler must neither fuse nor reorder what the source does not.
+set(EXACT ${QTENSOR_OPTIMISE} -ffp-contract=off -fno-fast-math -Wall -Wextra -Wno-missing-field-initializers
+          -Wno-uninitialized -Wno-maybe-uninitialized)  # gcc 12 warns inside its own intrinsics headers
+
+add_library(kernels_generic OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/generic/table.cpp)
+target_compile_options(kernels_generic PRIVATE ${EXACT})
+set(KERNELS $<TARGET_OBJECTS:kernels_generic>)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
+  set(X86 ON)
+  set(AVX2 -mavx2 -mfma -mf16c)
+  set(AVX512 ${AVX2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512)
+  set(AMX ${AVX512} -mamx-tile -mamx-int8 -mamx-bf16)
+  target_compile_definitions(kernels_generic PRIVATE QTENSOR_X86)
+  foreach(family avx2 avx512 amx)
+    string(TOUPPER ${family} flags)
+    add_library(kernels_${family} OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/${family}/table.cpp)
+    target_compile_options(kernels_${family} PRIVATE ${EXACT} ${${flags}})
+    target_compile_definitions(kernels_${family} PRIVATE QTENSOR_X86)
+    list(APPEND KERNELS $<TARGET_OBJECTS:kernels_${family}>)
+  endforeach()
+endif()
+
+# What runs the kernels and knows nothing of Python.
+set(RUNTIME)
+foreach(name ops dequantise rope_table dispatch cpu_features threads)
+  list(APPEND RUNTIME ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
+endforeach()
