@@ -60,12 +60,12 @@ def test_kernels_and_threads_do_not_change_the_answer(
 ) -> None:
     from notso.qtensor import backend
 
+    best = backend.available_kernels()[0]
     told = []
-    for kernels in reversed(backend.available_kernels()):  # the best last: what is forced stays in force
-        for threads in ("1", "2"):
-            monkeypatch.setenv("NOTSO_KERNELS", kernels)
-            found = answer("--seed", "4", "--threads", threads)
-            told.append((found["text"], found["reasoning"]))
+    for kernels, threads in (("generic", "1"), (best, "2"), (best, "1")):  # the best last: it stays in force
+        monkeypatch.setenv("NOTSO_KERNELS", kernels)
+        found = answer("--seed", "4", "--threads", threads)
+        told.append((found["text"], found["reasoning"]))
 
     assert len(set(told)) == 1
 
@@ -76,7 +76,7 @@ def test_a_reader_that_leaves_in_the_middle_ends_it(process: Callable[..., Any],
     run.stdout.close()
     run.stdin.close()
 
-    assert run.wait(10) == 0
+    assert run.wait(60) == 0
     assert b"Error" not in run.stderr.read()
     run.stderr.close()
 

@@ -43,7 +43,7 @@ def on_a_terminal(code: str, **environment: str) -> str:
     )
     os.close(theirs)
     written = b""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and select.select([ours], [], [], 30)[0]:
         try:
             data = os.read(ours, 65536)
@@ -53,7 +53,7 @@ def on_a_terminal(code: str, **environment: str) -> str:
             break
         written += data
     os.close(ours)
-    assert run.wait(10) == 0
+    assert run.wait(60) == 0
     return written.decode().replace("\r\n", "\n")
 
 

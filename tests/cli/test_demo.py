@@ -1,0 +1,95 @@
+"""The first minutes on a machine without a model: the demo of the package answers, and says what it is."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import hub
+
+Run = Callable[..., Any]
+
+
+def test_run_answers_at_once(process: Callable[..., Any], own_home: Path) -> None:
+    run = process("run", "--temperature", "0", "--max-tokens", "300", "hello")
+    out, err = run.communicate(timeout=60)
+
+    assert run.returncode == 0
+    assert out.strip()
+    assert out.endswith(b"\n") and not out.endswith(b"\n\n")
+    assert b"The small demo model answers; `notso pull` fetches SmolLM3-3B" in err
+    assert b"\x1b" not in out + err
+
+
+def test_thinking_comes_apart_and_can_be_left_out(notso: Run) -> None:
+    asked = ["run", "--json", "--temperature", "0", "--max-tokens", "400", "What is 12 + 30?"]
+    thought = json.loads(notso(*asked).out)
+    direct = json.loads(notso(*asked, "--no-think").out)
+
+    assert thought["demo"] is direct["demo"] is True
+    assert thought["reasoning"].strip()
+    assert direct["reasoning"] == ""
+    assert thought["usage"]["reasoning_tokens"] > 0
+    assert thought["text"].strip()
+    for told in (thought, direct):
+        assert told["finish_reason"] == "stop"
+        assert "think>" not in told["text"] + told["reasoning"]
+
+
+def test_a_conversation_remembers(notso: Run) -> None:
+    result = notso("chat", "-t", "0", "-n", "300", "--no-think", stdin="hello\nwho are you?\n/status\n")
+
+    assert result.code == 0
+    assert len(result.out.splitlines()) >= 2
+    assert result.err.count("demo model answers") == 2
+
+
+def test_list_inspect_and_verify_know_it(notso: Run) -> None:
+    (listed,) = json.loads(notso("list", "--json").out)
+    assert (listed["name"], listed["where"], listed["verified"]) == ("demo", "built in", "built in")
+
+    told = json.loads(notso("inspect", listed["path"], "--json").out)
+    assert told["problem"] is None
+    assert {"Q4_K", "Q6_K", "F32"} <= {total["format"] for total in told["formats"]}
+    assert told["size_bytes"] < 10_000_000
+    assert notso("verify").out.endswith("\nok\n")
+
+
+def test_a_synthetic_model_takes_its_words_from_it(notso: Run, tmp_path: Path) -> None:
+    out = tmp_path / "random.gguf"
+    sizes = "--layers 2 --hidden 256 --ffn 512 --heads 4 --kv 1 --vocab 12000"
+    assert notso("synth", str(out), *sizes.split()).code == 0
+
+    told = json.loads(notso("run", "-m", str(out), "--json", "-n", "4", "hello").out)
+    assert told["demo"] is False
+    assert told["usage"]["completion_tokens"] <= 4
+
+
+def test_bench_measures_it_where_no_file_is_named(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from notso.smollm3 import benchmark
+
+    probe_buffer = benchmark.probe_buffer
+    monkeypatch.setattr(benchmark, "probe_buffer", lambda size_bytes: probe_buffer(size_bytes // 64))
+    told = json.loads(notso("bench", "--json", "--prefill", "64", "--decode", "8", "--repeat", "1").out)
+
+    assert told["model"]["demo"] is True
+    assert told["decode"][0]["tok_s"] > 0
+
+
+def test_serve_says_that_the_demo_will_answer(process: Callable[..., Any], own_home: Path) -> None:
+    run = process("serve", "--port", "0", "--no-browser")
+    first = run.stdout.readline().decode()
+    assert first.startswith("model    the small demo model; `notso pull` fetches SmolLM3-3B (1.92 GB) to ")
+    assert str(hub.hub_cache()) in first
+    url = next(line for line in run.stdout if line.startswith(b"open ")).decode().split()[1]
+    with urllib.request.urlopen(url, timeout=60) as page:
+        assert page.status == 200
+    run.terminate()
+    run.communicate(timeout=60)
+
+    assert run.returncode == 0
