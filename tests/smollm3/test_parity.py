@@ -115,9 +115,9 @@ def test_trained_weights_give_the_logits_of_transformers(demo_f32_engine: Engine
 
 
 def test_generating_greedily_says_what_transformers_says(demo_f32_engine: Engine) -> None:
-    """The same 20 chats token by token through `generate`, up to the end of the answer."""
+    """Every third chat token by token through `generate`, up to the end of the answer."""
     kept = golden("demo_f32", demo_path())
-    for ids, prompt_length in zip(kept.lists, kept.prompt_lengths.tolist(), strict=True):
+    for ids, prompt_length in list(zip(kept.lists, kept.prompt_lengths.tolist(), strict=True))[::3]:
         prompt = ids[:prompt_length]
         events = list(demo_f32_engine.generate(prompt, SamplingParams(max_tokens=64, temperature=0)))
         expected = Answer(demo_f32_engine.tokenizer, prompt, (), find_tool_calls=False)
