@@ -196,9 +196,9 @@ def large_header(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_large_header_is_read_quickly(large_header: Path) -> None:
     seconds = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()  # not the clock: other processes must not fail this
         GGUFFile.open(large_header)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.process_time() - started)
     assert min(seconds) < OPEN_SECONDS
     metadata = GGUFFile.open(large_header).metadata
     assert metadata["words"] == [f"Ġword{i}" for i in range(128256)]

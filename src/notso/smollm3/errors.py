@@ -1,14 +1,14 @@
 """The error tree of the model's floor.
 
-    NotsoError
-    └── ModelError
-        ├── ModelFileError           this GGUF is not a SmolLM3 we can run
-        ├── TemplateError            the chat template failed or refused the messages
-        ├── InvalidRequestError      a parameter or message is out of range; `param` names it
-        │   └── ContextLengthError   prompt (and asked-for answer) do not fit the context
-        ├── OutOfMemoryError         the plan needs more memory than there is
-        ├── EngineError              the engine failed on this answer
-        └── DownloadError            a model could not be fetched or does not match its published hash
+NotsoError
+└── ModelError
+    ├── ModelFileError           this GGUF is not a SmolLM3 we can run
+    ├── TemplateError            the chat template failed or refused the messages
+    ├── InvalidRequestError      a parameter or message is out of range; `param` names it
+    │   └── ContextLengthError   prompt (and asked-for answer) do not fit the context
+    ├── OutOfMemoryError         the plan needs more memory than there is
+    ├── EngineError              the engine failed on this answer
+    └── DownloadError            a model could not be fetched or does not match its published hash
 """
 
 from __future__ import annotations
