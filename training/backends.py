@@ -49,18 +49,17 @@ def notso(path: Path | None) -> Ask:
     engine = Engine.load(str(path)) if path else Engine.load()
 
     def ask(messages: Messages, thinking: bool, tools: list[str] | None) -> Reply:
-        parts: dict[str, str] = {}
+        parts = {"reasoning": "", "text": ""}
+        call = None
         turns = [Message(m["role"], m["content"]) for m in messages]
         given = [json.loads(tool) for tool in tools] if tools else None
-        for event in engine.generate(
-            turns, SamplingParams(max_tokens=MAX_TOKENS, temperature=0), thinking=thinking, tools=given
-        ):
-            if event.kind in ("reasoning", "text", "tool_call"):
-                parts[event.kind] = parts.get(event.kind, "") + (event.text or "")
-        call = parts.get("tool_call")
-        if call is not None:
-            call = call.replace("<tool_call>", "").replace("</tool_call>", "").strip()
-        return Reply(parts.get("reasoning", "").strip(), parts.get("text", "").strip(), call)
+        params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
+        for event in engine.generate(turns, params, thinking=thinking, tools=given):
+            if event.kind in parts:
+                parts[event.kind] += event.text
+            elif event.kind == "tool_call" and event.tool_call is not None:
+                call = f'{{"name": {json.dumps(event.tool_call.name)}, "arguments": {event.tool_call.arguments}}}'
+        return Reply(parts["reasoning"].strip(), parts["text"].strip(), call)
 
     return ask
 
@@ -69,7 +68,7 @@ def llama_cpp(path: Path | None) -> Ask:
     """llama.cpp through llama-cpp-python; the prompt is rendered here."""
     from llama_cpp import Llama
 
-    model = Llama(str(path), n_ctx=4096, n_threads=2, verbose=False)
+    model = Llama(str(path), n_ctx=4096, n_threads=1, n_threads_batch=1, verbose=False)
 
     def ask(messages: Messages, thinking: bool, tools: list[str] | None) -> Reply:
         prompt = render(messages, thinking=thinking, day=DATE, tools=tools, prompt=True)
