@@ -24,12 +24,12 @@ lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
-	@find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	@find native tests/native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 
 format: $(VENV)/.dev  ## rewrite Python and C++ in the house style
 	@$(BIN)/ruff check --fix-only -q .
 	@$(BIN)/ruff format -q .
-	@find native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
+	@find native tests/native -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format -i
 
 bench: $(VENV)/.run  ## make a full-size random model once and measure it (ARGS="--json")
 	@test -f build/synth-3b.gguf || $(BIN)/notso synth build/synth-3b.gguf
@@ -40,6 +40,9 @@ parity: $(VENV)/.dev  ## compare live with transformers and llama.cpp, where tho
 
 fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(ARGS)
+
+sanitize: $(VENV)/.dev  ## run the native code under the sanitizers for long (SANITIZE_SECONDS=60)
+	@SANITIZE_SECONDS=$${SANITIZE_SECONDS:-60} $(BIN)/python -m pytest -rP -o timeout=0 tests/qtensor/test_sanitizers.py $(ARGS)
 
 stub: $(VENV)/.dev  ## write the typed stub of the native module anew, after its bindings changed
 	@$(BIN)/python -m nanobind.stubgen -q -m notso.qtensor._native -o src/notso/qtensor/_native.pyi

@@ -1,0 +1,303 @@
+// Runs every kernel of every family and every operation on random sizes in exactly sized arrays, for sanitizers to
+// watch; also compares the families' bits. `driver kernels SEED SECONDS` or `driver threads SEED SECONDS`.
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dispatch.h"
+#include "guarded.h"
+#include "ops.h"
+
+using namespace qtensor;
+
+namespace {
+
+const Format kFormats[] = {Format::F32,  Format::F16,  Format::BF16, Format::Q4_0, Format::Q4_1,
+                           Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K};
+
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "driver: %s (kernels %s)\n", what.c_str(), kernels().name);
+  std::exit(1);
+}
+
+bool is_plain(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
+bool is_super(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
+
+int64_t row_length(Format f, Random& random) {
+  if (is_super(f)) return 256 * random.from(1, 5);
+  return is_plain(f) ? random.from(1, 700) : 32 * random.from(1, 40);
+}
+
+void fill(Guarded<float>& x, Random& random) {
+  const bool special = random.often(10);
+  for (float& v : x) v = random.real() * (random.often(2) ? 100.0f : 1.0f);
+  if (special && x.size() > 0) x[random.below(x.size())] = random.often(50) ? NAN : INFINITY;
+}
+
+// Any bytes, but float16 fields without exponents beyond the ordinary: what a reader lets through.
+void fill(Guarded<uint8_t>& data, Format f, Random& random) {
+  for (uint8_t& byte : data) byte = uint8_t(random.bits());
+  auto tame = [&](int64_t at) { data[at + 1] = uint8_t((data[at + 1] & 0x80) | (0x10 + random.below(0x18))); };
+  const int64_t step = is_plain(f) ? (f == Format::F32 ? 4 : 2) : bytes_per_row(f, is_super(f) ? 256 : 32);
+  for (int64_t at = 0; at + step <= data.size(); at += step) {
+    if (f == Format::F32) {
+      const float value = random.real();
+      std::memcpy(&data[at], &value, 4);
+    } else if (f == Format::BF16) {
+      data[at + 1] = uint8_t((data[at + 1] & 0x80) | 0x3e);
+    } else if (f == Format::Q6_K) {
+      tame(at + 208);
+    } else {
+      tame(at);
+      if (f == Format::Q4_1 || f == Format::Q4_K || f == Format::Q5_K) tame(at + 2);
+    }
+  }
+}
+
+bool same(const Guarded<float>& a, Guarded<float>& b, Guarded<float>& c) {
+  if (a.same_bytes(b)) return true;
+  for (int64_t i = 0; i < b.size(); i++)
+    if (!(std::isnan(b[i]) && std::isnan(c[i])) && std::memcmp(&b[i], &c[i], 4) != 0) return false;
+  return true;
+}
+
+// Runs the step with generic kernels into `expected`, then with every family and several threads into `out`.
+template <class Make>
+void compare(const char* what, Guarded<float>& out, Guarded<float>& expected, Make make, Random& random) {
+  use_kernels("generic");
+  make(expected.data())(thread_pool());
+  for (const auto& family : available_kernels()) {
+    use_kernels(family);
+    set_thread_count(int(random.from(1, 3)));
+    make(out.data())(thread_pool());
+    if (!same(out, out, expected)) fail(std::string(what) + " differs from generic");
+  }
+}
+
+void matmul_case(Random& random) {
+  const Format f = kFormats[random.below(9)];
+  const int64_t k = row_length(f, random), columns = random.often(20) ? random.from(30, 140) : random.from(1, 24);
+  const int64_t rows = random.often(20) ? random.from(100, 300) : random.from(1, 50);
+  Guarded<float> x(columns * k, random), out(columns * rows, random), expected(columns * rows, random);
+  Guarded<uint8_t> weight(rows * bytes_per_row(f, k), random);
+  fill(x, random);
+  fill(weight, f, random);
+  compare(
+      "matmul", out, expected,
+      [&](float* y) { return matmul(x.data(), columns, k, {{{f, weight.data(), rows, k}, y}}); }, random);
+  compare(  // the kernel alone, on activations of exactly their size
+      "matmul kernel", out, expected,
+      [&](float* y) -> Step {
+        return [&, y](ThreadPool&) {
+          const KernelTable& t = kernels();
+          const int64_t blocks = (k + 255) / 256, begin = random.below(rows);
+          Guarded<BlockQ8K> q(columns * blocks, random, 64);
+          for (int64_t c = 0; c < columns; c++) t.quantize_q8k(x.data() + c * k, k, q.data() + c * blocks);
+          MatmulTask task{weight.data(), bytes_per_row(f, k), k, q.data(), blocks, x.data(), columns, y, rows, 0,
+                          begin};
+          void (*kernel)(const MatmulTask&) = f == Format::F32    ? t.matmul_f32
+                                              : f == Format::F16  ? t.matmul_f16
+                                              : f == Format::BF16 ? t.matmul_bf16
+                                              : f == Format::Q4_0 ? t.matmul_q4_0
+                                              : f == Format::Q4_1 ? t.matmul_q4_1
+                                              : f == Format::Q8_0 ? t.matmul_q8_0
+                                              : f == Format::Q4_K ? t.matmul_q4_k
+                                              : f == Format::Q5_K ? t.matmul_q5_k
+                                                                  : t.matmul_q6_k;
+          kernel(task);
+          task.row_begin = begin;
+          task.row_end = rows;
+          kernel(task);
+        };
+      },
+      random);
+}
+
+void row_cases(Random& random) {
+  const int64_t rows = random.from(1, 5), width = random.often(20) ? random.from(16000, 20000) : random.from(1, 100);
+  Guarded<float> a(rows * width, random), b(rows * width, random), weight(width, random);
+  Guarded<float> out(rows * width, random), expected(rows * width, random);
+  fill(a, random);
+  fill(b, random);
+  fill(weight, random);
+  const auto keep = [&](float* y, Step step) -> Step {  // for what works in place
+    return [&, y, step](ThreadPool& pool) {
+      std::memcpy(y, a.data(), size_t(rows * width) * 4);
+      step(pool);
+    };
+  };
+  compare("add", out, expected, [&](float* y) { return add(a.data(), b.data(), rows * width, y); }, random);
+  compare("silu_mul", out, expected, [&](float* y) { return silu_mul(a.data(), b.data(), rows * width, y); }, random);
+  compare(
+      "rms_norm", out, expected, [&](float* y) { return rms_norm(a.data(), weight.data(), 1e-6f, rows, width, y); },
+      random);
+  compare("softmax", out, expected, [&](float* y) { return keep(y, softmax(y, rows, width)); }, random);
+  Guarded<int32_t> best(rows, random);
+  argmax(a.data(), rows, width, best.data())(thread_pool());
+  for (int32_t i : best)
+    if (i < 0 || i >= width) fail("argmax is outside its row");
+}
+
+void rope_case(Random& random) {
+  const int64_t rows = random.from(1, 9), heads = random.from(1, 5), half = random.from(1, 70);
+  const int64_t positions = random.from(1, 40);
+  Guarded<double> frequency(half, random);
+  for (double& f : frequency) f = random.real() * 3;
+  Guarded<float> cosine(positions * half, random), sine(positions * half, random);
+  rope_table(frequency.data(), half, positions, 1.0, cosine.data(), sine.data());
+  Guarded<int32_t> at(rows, random);
+  for (int32_t& p : at) p = int32_t(random.below(positions));
+  Guarded<float> x(rows * heads * 2 * half, random), out(x.size(), random), expected(x.size(), random);
+  fill(x, random);
+  const bool adjacent = random.often(50);
+  compare(
+      "rope", out, expected,
+      [&](float* y) -> Step {
+        const Step step = rope(y, rows, heads, 2 * half, at.data(), cosine.data(), sine.data(), positions, adjacent);
+        return [&, y, step](ThreadPool& pool) {
+          std::memcpy(y, x.data(), size_t(x.size()) * 4);
+          step(pool);
+        };
+      },
+      random);
+}
+
+void embedding_case(Random& random) {
+  const Format f = kFormats[random.below(9)];
+  const int64_t k = row_length(f, random), rows = random.from(1, 20), count = random.from(1, 40);
+  Guarded<uint8_t> weight(rows * bytes_per_row(f, k), random);
+  fill(weight, f, random);
+  Guarded<int32_t> ids(count, random);
+  for (int32_t& id : ids) id = int32_t(random.below(rows));
+  Guarded<float> out(count * k, random), expected(count * k, random), gathered(count * k, random);
+  compare(
+      "embed_rows", out, expected,
+      [&](float* y) { return embed_rows({f, weight.data(), rows, k}, ids.data(), count, y); }, random);
+  for (int32_t& id : ids) id = int32_t(random.below(count));
+  gather_rows(out.data(), count, k, ids.data(), count, gathered.data())(thread_pool());
+}
+
+template <class Call>
+void must_refuse(const char* what, Call call) {
+  try {
+    call();
+  } catch (const std::invalid_argument&) {
+    return;
+  }
+  fail(std::string(what) + " was not refused");
+}
+
+void attention_case(Random& random) {
+  const int64_t kv_heads = random.from(1, 3), shared = random.from(1, 5), dim = 16 * random.from(1, 8);
+  const int64_t sequences = random.from(1, 3), tiles = random.from(1, 3), blocks = sequences * tiles;
+  const int64_t rows = random.from(1, 20), floats = rows * kv_heads * shared * dim;
+  Guarded<half> keys(blocks * kv_heads * dim * 128, random), values(keys.size(), random);
+  for (half& h : keys) h = half(random.below(0x4000) | (random.often(50) ? 0x8000 : 0));
+  for (half& h : values) h = half(random.below(0x4000));
+  Guarded<int32_t> positions(rows, random), owners(rows, random), tables(sequences * tiles, random);
+  for (int64_t i = 0; i < rows; i++) {
+    owners[i] = int32_t(random.below(sequences));
+    positions[i] = int32_t(random.below(tiles * 128));
+  }
+  for (int64_t i = 0; i < tables.size(); i++) tables[i] = int32_t(random.below(blocks));
+  const RowPlaces places{positions.data(), owners.data(), tables.data(), rows, sequences, tiles};
+  const KeyValuePool pool{keys.data(), values.data(), blocks, kv_heads, dim};
+  Guarded<float> k(rows * kv_heads * dim, random), v(k.size(), random);
+  fill(k, random);
+  fill(v, random);
+  store_key_values(k.data(), v.data(), places, pool)(thread_pool());
+  Guarded<float> q(floats, random), out(floats, random), expected(floats, random);
+  fill(q, random);
+  compare(
+      "attention", out, expected,
+      [&](float* y) { return attention(q.data(), kv_heads * shared, places, pool, 0.1f, y); }, random);
+
+  int32_t* const wrong[] = {&positions[random.below(rows)], &owners[random.below(rows)]};
+  const int32_t values_wrong[] = {-1, int32_t(tiles * 128), INT32_MIN, INT32_MAX};
+  int32_t& victim = *wrong[random.below(2)];
+  const int32_t kept = victim;
+  victim = values_wrong[random.below(4)];
+  const Step step = attention(q.data(), kv_heads * shared, places, pool, 0.1f, out.data());
+  must_refuse("a row that is nowhere", [&] { step(thread_pool()); });
+  victim = kept;
+}
+
+void run_kernels(Random& random) {
+  matmul_case(random);
+  row_cases(random);
+  rope_case(random);
+  embedding_case(random);
+  attention_case(random);
+}
+
+using Clock = std::chrono::steady_clock;
+
+// Callers as the bindings have them: each takes the engine's lock for its step, while others replace the pool, change
+// the kernels and ask for both.
+void run_threads(uint64_t seed, Clock::time_point until) {
+  std::atomic<int64_t> steps{0};
+  auto caller = [&](uint64_t mine) {
+    Random random{mine};
+    const int64_t n = 40000, k = 256, rows = 200;
+    Guarded<float> a(n, random), out(n, random), x(3 * k, random), y(3 * rows, random);
+    Guarded<uint8_t> weight(rows * bytes_per_row(Format::Q4_K, k), random);
+    for (float& value : a) value = random.real();
+    for (float& value : x) value = random.real();
+    fill(weight, Format::Q4_K, random);
+    Program program;
+    program.add(add(a.data(), a.data(), n, out.data()));
+    program.add(matmul(x.data(), 3, k, {{{Format::Q4_K, weight.data(), rows, k}, y.data()}}));
+    while (Clock::now() < until) {
+      program.run();
+      for (int64_t i = 0; i < n; i += 997)
+        if (out[i] != a[i] + a[i]) fail("a sum is wrong");
+      steps++;
+      if (random.often(10)) std::this_thread::sleep_for(std::chrono::microseconds(random.below(300)));
+    }
+  };
+  std::vector<std::thread> callers;
+  for (uint64_t i = 0; i < 3; i++) callers.emplace_back(caller, seed + i);
+  callers.emplace_back([&] {
+    Random random{seed + 99};
+    const auto families = available_kernels();
+    while (Clock::now() < until) {
+      set_thread_count(int(random.from(1, 4)));
+      use_kernels(families[size_t(random.below(int64_t(families.size())))]);
+      if (thread_count() < 1 || kernels().name == nullptr) fail("no threads or no kernels");
+      std::this_thread::sleep_for(std::chrono::microseconds(random.below(2000)));
+    }
+  });
+  for (auto& thread : callers) thread.join();
+  set_thread_count(1);
+  std::printf("threads: %lld steps\n", static_cast<long long>(steps.load()));
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 4) {
+    std::fprintf(stderr, "usage: driver kernels|threads SEED SECONDS\n");
+    return 2;
+  }
+  const uint64_t seed = std::strtoull(arguments[2], nullptr, 10);
+  const auto until = Clock::now() + std::chrono::milliseconds(int64_t(1000 * std::atof(arguments[3])));
+  if (std::string(arguments[1]) == "threads") {
+    run_threads(seed, until);
+    return 0;
+  }
+  uint64_t rounds = 0;
+  for (; rounds < 3 || Clock::now() < until; rounds++) {
+    Random random{seed + rounds};
+    if (std::getenv("DRIVER_VERBOSE") != nullptr)
+      std::fprintf(stderr, "seed %llu\n", static_cast<unsigned long long>(seed + rounds));
+    run_kernels(random);
+  }
+  std::printf("kernels:");
+  for (const auto& family : available_kernels()) std::printf(" %s", family.c_str());
+  std::printf(", %llu rounds\n", static_cast<unsigned long long>(rounds));
+  return 0;
+}

@@ -1,0 +1,77 @@
+"""The native code under address, undefined-behaviour and thread sanitizers, without Python: tests/native/driver.cpp.
+
+A few seconds here, once the driver is built (half a minute, kept in build/); `make sanitize` runs it for long.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SECONDS = os.environ.get("SANITIZE_SECONDS", "3")
+SEED = os.environ.get("SANITIZE_SEED", "1")
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+def tool(name: str) -> str:
+    """A program beside this Python or on the path."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def need_sanitizer(kinds: str, folder: Path) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("there is no C++ compiler")
+    probe = folder / "probe.cpp"
+    probe.write_text("int main() { return 0; }\n")
+    command = [*compiler.split(), f"-fsanitize={kinds}", str(probe), "-o", str(folder / "probe")]
+    if subprocess.run(command, capture_output=True, timeout=120).returncode != 0:
+        pytest.skip(f"the compiler has no -fsanitize={kinds}")
+    if subprocess.run([folder / "probe"], capture_output=True, timeout=60).returncode != 0:
+        pytest.skip(f"programs with -fsanitize={kinds} do not run here")
+
+
+def build(kinds: str, *options: str) -> Path:
+    folder = ROOT / "build" / f"sanitize-{kinds.replace(',', '-')}"
+    ninja = tool("ninja")
+    configure = [tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DSANITIZE={kinds}", *options]
+    for command in ([*configure, "-S", str(ROOT / "tests" / "native"), "-B", str(folder)], [ninja, "-C", str(folder)]):
+        run = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    return folder / "driver"
+
+
+def watch(driver: Path, what: str) -> None:
+    environment = {
+        **os.environ,
+        "ASAN_OPTIONS": "detect_stack_use_after_return=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    run = subprocess.run(
+        [driver, what, SEED, SECONDS], capture_output=True, text=True, env=environment, timeout=900 + float(SECONDS)
+    )
+    assert run.returncode == 0, f"driver {what} {SEED}: {run.stdout[-2000:]}{run.stderr[-6000:]}"
+    print(run.stdout.strip())
+
+
+def test_kernels_and_operations_stay_in_their_memory(tmp_path: Path) -> None:
+    """Every family, every format, exactly sized arrays: no byte too far, nothing undefined, and the same bits."""
+    need_sanitizer("address,undefined", tmp_path)
+    watch(build("address,undefined"), "kernels")
+
+
+def test_the_pool_has_no_races(tmp_path: Path) -> None:
+    """Callers, replaced pools and changed kernels at once. The generic kernels do: races are the pool's business."""
+    need_sanitizer("thread", tmp_path)
+    watch(build("thread", "-DQTENSOR_GENERIC_ONLY=ON"), "threads")
