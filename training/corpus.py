@@ -26,14 +26,15 @@ Skill = Callable[[Random, Context], list[Turn]]
 
 # How often each kind of exchange appears in an ordinary conversation: (thinking, not thinking).
 PLAIN: dict[Skill, tuple[float, float]] = {
-    facts.fact_question: (38, 44),
-    arithmetic.addition: (22, 12),
+    facts.fact_question: (30, 36),
+    arithmetic.addition: (24, 10),
+    arithmetic.several_sums: (9, 9),
     arithmetic.subtraction: (6, 5),
     arithmetic.product: (4, 4),
     arithmetic.compare: (3, 3),
     talk.small_talk: (14, 14),
     unknown.unknown: (9, 9),
-    copying.echo: (4, 5),
+    copying.echo: (9, 9),
     copying.count: (1.5, 1.5),
     talk.today: (2, 2),
     tools.missing_tool: (2, 2),
@@ -84,7 +85,13 @@ def _pick(table: dict[Skill, float], rng: Random) -> Skill:
 def _plain_table(context: Context) -> dict[Skill, float]:
     table = {skill: weight[0 if context.thinking else 1] for skill, weight in PLAIN.items()}
     if "calculator" in context.tool_names:
-        for skill in (arithmetic.addition, arithmetic.subtraction, arithmetic.product, arithmetic.compare):
+        for skill in (
+            arithmetic.addition,
+            arithmetic.several_sums,
+            arithmetic.subtraction,
+            arithmetic.product,
+            arithmetic.compare,
+        ):
             del table[skill]
     return table
 
@@ -163,8 +170,8 @@ def _with_system(rng: Random, context: Context) -> Dialogue:
 
 
 _KINDS = {
-    _ordinary: 52.0,
-    _remembering: 18.0,
+    _ordinary: 48.0,
+    _remembering: 22.0,
     _with_tools: 13.0,
     _with_persona: 4.0,
     _with_rule: 3.0,

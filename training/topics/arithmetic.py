@@ -205,3 +205,19 @@ def compare(rng: Random, context: Context) -> list[Turn]:
         question = rng.choice(["what comes after {a}", "which number follows {a}", "what is the next number after {a}"])
         text, think = f"After {a} comes {a + 1}.", f"{a} + 1 = {a + 1}"
     return [Turn("user", ask(question.format(a=a, b=b), rng, typos=False)), Turn("assistant", text, think)]
+
+
+_SEVERAL = ["{x}", "add: {x}", "compute {x}", "what are {x}", "several sums: {x}", "solve these: {x}"]
+
+
+def several_sums(rng: Random, context: Context) -> list[Turn]:
+    """Many small sums in one message: the digit sums that all written addition is made of."""
+    sums: list[tuple[str, int]] = []
+    for _ in range(rng.randrange(4, 11)):
+        terms = [rng.randrange(10), rng.randrange(10)]
+        if rng.random() < 0.5:
+            terms.append(rng.randrange(2))
+        sums.append((" + ".join(str(t) for t in terms), sum(terms)))
+    question = rng.choice(_SEVERAL).format(x=", ".join(text for text, _ in sums))
+    answer = ", ".join(f"{text} = {value}" for text, value in sums)
+    return [Turn("user", ask(question, rng, typos=False)), Turn("assistant", answer, "These are several small sums.")]
