@@ -12,12 +12,17 @@ import pytest
 import tokenizers
 from golden.dequantised import write_dequantised
 from golden.random_models import RANDOM
+from hypothesis import HealthCheck, settings
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from notso.qtensor import backend
 from notso.smollm3 import Engine
 from notso.smollm3.hub import demo_path
 from notso.smollm3.tokenizer import PRE_TOKENISERS, Tokenizer
+
+# A busy machine is slow, and that is no failure.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 ROOT = Path(__file__).parents[2]
 OFFICIAL_DATA = ROOT.parent / "shared" / "data"

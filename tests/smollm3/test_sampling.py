@@ -49,7 +49,10 @@ def slow_distribution(logits: Floats, params: SamplingParams, history: list[int]
     return {token: weight / total for token, weight in kept.items()}
 
 
-LOGITS = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=40)
+# Eighths, so that penalties and bias are exact in single precision too and equal tokens are equal in both; and many
+# tokens are equal.
+EIGHTHS = st.integers(-160, 160).map(lambda n: n / 8)
+LOGITS = st.lists(EIGHTHS, min_size=1, max_size=40)
 PARAMS = st.fixed_dictionaries(
     {},
     optional={
@@ -57,21 +60,21 @@ PARAMS = st.fixed_dictionaries(
         "top_k": st.integers(0, 50),
         "top_p": st.floats(0.01, 1),
         "min_p": st.floats(0, 1),
-        "repetition_penalty": st.floats(0.5, 2),
-        "presence_penalty": st.floats(-2, 2),
-        "frequency_penalty": st.floats(-2, 2),
+        "repetition_penalty": st.sampled_from([0.5, 1, 2]),
+        "presence_penalty": st.integers(-16, 16).map(lambda n: n / 8),
+        "frequency_penalty": st.integers(-16, 16).map(lambda n: n / 8),
         "penalty_window": st.integers(0, 20),
     },
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(values=LOGITS, options=PARAMS, data=st.data())
 def test_tokens_come_from_what_the_slow_twin_leaves(values: list[float], options: dict[str, Any], data: Any) -> None:
     logits = np.array(values, dtype=np.float32)
     tokens = st.integers(0, len(values) - 1)
     history = data.draw(st.lists(tokens, max_size=30))
-    bias = data.draw(st.dictionaries(tokens, st.floats(-100, 100), max_size=3))
+    bias = data.draw(st.dictionaries(tokens, EIGHTHS, max_size=3))
     params = SamplingParams(**options, logit_bias=bias)
     before = logits.copy()
     sampler = Sampler(params, seed=data.draw(st.integers(-(2**63), 2**64 - 1)))
@@ -79,13 +82,12 @@ def test_tokens_come_from_what_the_slow_twin_leaves(values: list[float], options
     assert np.array_equal(logits, before)
     expected = slow_distribution(logits, params, history)
     if token not in expected:
-        # Single against double precision may differ about a token that stands exactly on the edge of a filter.
+        # Single and double precision may differ about a token that stands exactly on the edge of top_p or min_p.
         nudged = SamplingParams(
             **{
                 **options,
                 "top_p": min(1.0, params.top_p * 1.00001),
                 "min_p": params.min_p * 0.99999,
-                "top_k": params.top_k and params.top_k + 1,
             },
             logit_bias=bias,
         )
@@ -246,7 +248,7 @@ def test_plain_argmax_is_known_as_such() -> None:
     assert not Sampler(SamplingParams(temperature=0, presence_penalty=0.1), 1).is_plain_argmax
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values=LOGITS)
 def test_log_probabilities_are_those_of_the_model(values: list[float]) -> None:
     logits = np.array(values, dtype=np.float32)

@@ -65,7 +65,7 @@ def by_character(stops: list[str], text: str) -> tuple[str, bool]:
     return text, False
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),
     pieces=st.lists(st.text("abc", max_size=5), max_size=8),
@@ -74,7 +74,7 @@ def test_cuts_make_no_difference(stops: list[str], pieces: list[str]) -> None:
     assert read(stops, pieces) == by_character(stops, "".join(pieces))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text("ab<", max_size=8), patterns=st.lists(st.text("ab<", max_size=5), max_size=3))
 def test_pending_length_is_the_longest_beginning_at_the_end(text: str, patterns: list[str]) -> None:
     fits = [n for n in range(len(text) + 1) for p in patterns if n < len(p) and p.startswith(text[len(text) - n :])]

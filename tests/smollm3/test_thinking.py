@@ -132,7 +132,7 @@ PIECES = st.lists(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(steps=PIECES, starts_inside=st.booleans(), data=st.data())
 def test_cuts_make_no_difference(steps: list[Step], starts_inside: bool, data: st.DataObject) -> None:
     """The same text cut otherwise between two tags gives the same parts."""
@@ -147,7 +147,7 @@ def test_cuts_make_no_difference(steps: list[Step], starts_inside: bool, data: s
     assert read(cut, starts_inside) == read(steps, starts_inside)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps=PIECES)
 def test_no_tag_leaks_from_where_tags_count(steps: list[Step]) -> None:
     reasoning, text = read(steps)

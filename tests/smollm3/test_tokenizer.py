@@ -36,7 +36,7 @@ def test_byte_characters_are_those_of_the_library() -> None:
         assert spelt == "".join(BYTE_CHARACTERS[byte] for byte in character.encode())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=MIXED_TEXT)
 def test_with_control_the_ids_are_the_library_s(
     small_tokenizer: Tokenizer, small_oracle: tokenizers.Tokenizer, text: str
@@ -44,7 +44,7 @@ def test_with_control_the_ids_are_the_library_s(
     assert small_tokenizer.encode(text, control=True) == small_oracle.encode(text).ids
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=MIXED_TEXT)
 def test_without_control_no_special_token_appears_and_nothing_is_lost(small_tokenizer: Tokenizer, text: str) -> None:
     ids = small_tokenizer.encode(text)
@@ -89,7 +89,7 @@ def test_runs_are_encoded_each_as_one_piece(small_tokenizer: Tokenizer) -> None:
         small_tokenizer.encode_runs([("user", True)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_a_stream_gives_the_text_that_decode_gives(small_tokenizer: Tokenizer, data: st.DataObject) -> None:
     """Any ids, broken UTF-8 included, as the library's lossy decoding has it."""
@@ -100,7 +100,7 @@ def test_a_stream_gives_the_text_that_decode_gives(small_tokenizer: Tokenizer, d
     assert joined == small_tokenizer.decode(ids, skip_control=skip)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, 1199), max_size=30))
 def test_decode_is_the_library_s(
     small_tokenizer: Tokenizer, small_oracle: tokenizers.Tokenizer, ids: list[int]
@@ -108,7 +108,7 @@ def test_decode_is_the_library_s(
     assert small_tokenizer.decode(ids, skip_control=False) == small_oracle.decode(ids, skip_special_tokens=False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=30))
 def test_a_stream_never_shows_part_of_a_character(small_tokenizer: Tokenizer, text: str) -> None:
     stream = small_tokenizer.stream()

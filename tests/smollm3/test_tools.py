@@ -135,7 +135,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     name=st.text(min_size=1, max_size=10),
     arguments=st.dictionaries(st.text(max_size=5), JSON, max_size=3),
@@ -160,7 +160,7 @@ TAGGED = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(pieces=TAGGED)
 def test_cuts_make_no_difference_and_nothing_but_calls_and_newlines_vanishes(pieces: list[str]) -> None:
     text = "".join(pieces)
