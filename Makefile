@@ -53,7 +53,9 @@ clean:  ## remove everything that was built
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Python 3.11 or newer is needed: install it (Debian: apt install python3 python3-venv) or set PYTHON=..."; exit 1; }
-	@command -v $${CXX:-c++} >/dev/null 2>&1 || \
+	@cxx=$${CXX:-$$(command -v c++ || command -v g++ || command -v clang++)}; \
+	  printf '#include <atomic>\nint main() { std::atomic<int> a{1}; a.wait(0); }\n' | \
+	  $$cxx -std=c++20 -x c++ -fsyntax-only - 2>/dev/null || \
 	  { echo "A C++20 compiler is needed: install g++ 12 or clang 15 or newer (Debian: apt install g++) or set CXX=..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is needed (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
