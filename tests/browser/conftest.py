@@ -64,13 +64,26 @@ class Served:
             assert self._thread.is_alive() and time.monotonic() < deadline
             time.sleep(0.01)
 
-    def close(self) -> None:
+    def begin_close(self) -> None:
         self.server.should_exit = True
+
+    def close(self) -> None:
+        self.begin_close()
         self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def closing() -> Iterator[list[Served]]:
+    """Servers told to end, whose end is looked at once all tests are through: each takes a moment."""
+    servers: list[Served] = []
+    yield servers
+    for server in servers:
+        server.close()
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+def serve(tmp_path: Path, closing: list[Served]) -> Iterator[Callable[..., Served]]:
     """Start servers that end with the test. Keyword arguments are settings."""
     started: list[Served] = []
 
@@ -81,7 +94,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
     yield begin
     for server in started:
-        server.close()
+        server.begin_close()
+    closing += started
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ PAYLOADS = [
 ]
 
 
-@pytest.mark.parametrize("piece", [1, 3, 1000])
+@pytest.mark.parametrize("piece", [1, 1000])
 def test_nothing_in_an_answer_is_obeyed(serve: Callable[..., Any], open_page: Callable[..., Page], piece: int) -> None:
     hostile = "\n\n".join(PAYLOADS)
     script = lambda messages, thinking: say(f"Begin\n\n{hostile}\n\nThe end", hostile, piece=piece)  # noqa: E731

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date as Date
 
 from notso.web.chat.engine_port import Event, Message, ModelInfo, SamplingParams, Usage
@@ -12,8 +12,8 @@ from notso.web.chat.engine_port import Event, Message, ModelInfo, SamplingParams
 DEFAULT_THOUGHTS = "The user greets me. I should answer politely and say what I am."
 DEFAULT_ANSWER = "Hello! I say what my **script** says."
 
-Script = Callable[[Sequence[Message], bool], Sequence[Event]]
-"""From the messages and the thinking flag to the events of the answer, without usage and end."""
+Script = Callable[[Sequence[Message], bool], Iterable[Event]]
+"""From the messages and the thinking flag to the events of the answer, without usage and end. May take its time."""
 
 
 def say(answer: str, thoughts: str = "", *, piece: int = 4) -> list[Event]:
@@ -22,7 +22,7 @@ def say(answer: str, thoughts: str = "", *, piece: int = 4) -> list[Event]:
     return reasoning + [Event("text", text=answer[at : at + piece]) for at in range(0, len(answer), piece)]
 
 
-def default_script(messages: Sequence[Message], thinking: bool) -> Sequence[Event]:
+def default_script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
     """The same friendly words whatever was asked."""
     return say(DEFAULT_ANSWER, DEFAULT_THOUGHTS if thinking else "")
 

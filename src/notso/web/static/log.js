@@ -3,9 +3,14 @@
   const scroller = document.getElementById("scroller");
   const newest = document.getElementById("newest");
   let following = true;
+  let last = 0;
   const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; };
   const look = () => {
-    following = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 64;
+    // Only going up means leaving: text may have grown by more than a screen since the last look.
+    const top = scroller.scrollTop;
+    if (scroller.scrollHeight - top - scroller.clientHeight < 64) following = true;
+    else if (top < last) following = false;
+    last = top;
     newest.hidden = following;
   };
   scroller.addEventListener("scroll", look, { passive: true });
