@@ -40,9 +40,8 @@ def versions(library: str) -> str | None:
 
 def why_missing(library: str) -> str:
     """What to say where an oracle is not installed."""
-    return (
-        f"{' and '.join(MODULES[library])} not installed for {Path(_python()).name}; {PYTHON_VARIABLE} may name another"
-    )
+    wanted = ", ".join(MODULES[library])
+    return f"{wanted} not installed for {Path(_python()).name}; {PYTHON_VARIABLE} may name another Python"
 
 
 def ask(library: str, model: Path, lists: Sequence[Sequence[int]], *options: str) -> OracleLogits:

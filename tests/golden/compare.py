@@ -1,0 +1,105 @@
+"""What it means to agree with another implementation: the checks, and how much may differ for which reason."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from golden.store import TOP, Floats, Golden, shared, top_tokens
+
+from notso.smollm3 import Engine
+
+FLOAT_TOLERANCE = 1e-3
+"""Largest error of a float model's logits, as a part of their range. Keys and values are kept in half precision, which
+transformers does not do; all else is float32 in both."""
+
+ROUNDING_TOLERANCE = 1e-6
+"""The same where half precision is taken out of the comparison: what float32 itself leaves after eight layers."""
+
+LEAST_TOP1 = 0.99
+"""Part of the positions at which the likeliest token must be llama.cpp's. Both multiply blocks by 8-bit activations;
+where two tokens are about equally likely, a rounding decides."""
+
+LEAST_TOP5 = 0.98
+"""Part of llama.cpp's five likeliest tokens that must be among our five."""
+
+CLEAR_LEAD = 0.01
+"""A lead of the likeliest token, as a part of the logit range, that no rounding of ours or llama.cpp's turns over:
+several times the differences seen between llama.cpp's own ways to work."""
+
+
+def logits_of(engine: Engine, kept: Golden) -> Floats:
+    """(P, V): ours, list after list."""
+    return np.concatenate([engine.logits(ids) for ids in kept.lists])
+
+
+def error_of(ours: Floats, kept: Golden) -> float:
+    """The largest difference, at the positions kept whole and at the likeliest tokens of all, relative to the range."""
+    whole = np.abs(ours[kept.rows] - kept.logits).max(initial=0)
+    likeliest = np.abs(_at(ours, kept.top_ids) - kept.top_logits).max()
+    return float(max(whole, likeliest) / kept.logit_range)
+
+
+def check_floats(engine: Engine, kept: Golden) -> None:
+    """The logits of an unquantised model, and its greedy continuations token for token."""
+    ours = logits_of(engine, kept)
+    assert error_of(ours, kept) < FLOAT_TOLERANCE
+    assert greedy_of(ours, kept) == continuations(kept)
+
+
+def check_half_cache(engine: Engine, kept: Golden) -> None:
+    """With the same half precision in the cache nothing differs but float32's own rounding, save where a key or value
+    lay so near the middle of two halves that it was rounded to the other one."""
+    errors = np.abs(logits_of(engine, kept)[kept.rows] - kept.logits).max(1) / kept.logit_range
+    assert (errors < ROUNDING_TOLERANCE).sum() >= 3
+    assert errors.max() < FLOAT_TOLERANCE / 2
+
+
+def check_trained_blocks(engine: Engine, kept: Golden) -> None:
+    """The likeliest token and the five likeliest. Chats begin alike: such positions count once."""
+    ours, fresh = top_tokens(logits_of(engine, kept)), kept.first_seen
+    equal, both = (ours[:, 0] == kept.top_ids[:, 0])[fresh], shared(ours, kept.top_ids)[fresh]
+    assert fresh.sum() > 1000
+    assert equal.mean() >= LEAST_TOP1
+    assert equal[_clear(kept)[fresh]].all()
+    assert both.mean() / TOP >= LEAST_TOP5
+    assert (both >= TOP - 1).mean() >= 0.995  # "nearly": where a fifth token changes places with the sixth
+
+
+def check_random_blocks(engine: Engine, kept: Golden) -> None:
+    """Random weights have no favourite: llama.cpp itself agrees at 95 % of these positions between a batch and one
+    token at a time. So the likeliest token counts where it leads by more than that noise; the rest may not be worse
+    than llama.cpp's own."""
+    logits = logits_of(engine, kept)
+    ours, clear = top_tokens(logits), _clear(kept)
+    equal = ours[:, 0] == kept.top_ids[:, 0]
+    assert clear.sum() > 80
+    assert equal[clear].mean() >= LEAST_TOP1
+    assert equal.mean() >= kept.noise_top1 - 0.02
+    assert shared(ours, kept.top_ids).mean() / TOP >= kept.noise_top5 - 0.04
+    errors = _at(logits, kept.top_ids) - kept.top_logits
+    assert np.sqrt((errors**2).mean()) / kept.logit_range < CLEAR_LEAD
+
+
+def greedy_of(ours: Floats, kept: Golden) -> list[list[int]]:
+    """What each list goes on with behind its prompt if the likeliest token is taken at every step."""
+    best = ours.argmax(1)
+    ends = itertools.pairwise([*kept.starts, len(kept.ids)])
+    return [
+        best[start + prompt - 1 : end - 1].tolist()
+        for (start, end), prompt in zip(ends, kept.prompt_lengths.tolist(), strict=True)
+    ]
+
+
+def continuations(kept: Golden) -> list[list[int]]:
+    """The tokens that the oracle added to each list."""
+    return [ids[prompt:] for ids, prompt in zip(kept.lists, kept.prompt_lengths.tolist(), strict=True)]
+
+
+def _at(logits: Floats, ids: np.ndarray) -> Floats:
+    return np.take_along_axis(logits, ids.astype(int), 1)
+
+
+def _clear(kept: Golden) -> np.ndarray:
+    """(P,): where the oracle's likeliest token leads clearly."""
+    return (kept.top_logits[:, 0] - kept.top_logits[:, 1]) / kept.logit_range > CLEAR_LEAD

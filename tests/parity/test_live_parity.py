@@ -1,0 +1,111 @@
+"""The comparisons of `tests/smollm3/test_parity.py`, with transformers and llama.cpp run here and now.
+
+`make parity` runs them. A library is looked for in the environment of the tests, or in that of the Python which
+NOTSO_ORACLE_PYTHON names. NOTSO_DEMO_HF and NOTSO_DEMO_F32 name what the demo model was trained as: a Hugging Face
+folder, and its unquantised export.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden import live
+from golden.compare import check_floats, check_half_cache, check_random_blocks, check_trained_blocks
+from golden.dequantised import write_dequantised
+from golden.make_goldens import GOLDENS, GREEDY_TOKENS, demo_prompts
+from golden.random_models import RANDOM, YARN_CONTEXT, write_shapes_3b
+from golden.store import FOLDER, Golden, sha256
+
+from notso.smollm3 import Engine
+from notso.smollm3.hub import demo_path
+
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(live.TIMEOUT_S)]
+
+Check = Callable[[Engine, Golden], None]
+
+OTHERS_CHANGE = 1e-4
+"""How far a library's newer version, or another machine, may be from its golden logits, relative to their range."""
+
+
+def require(library: str) -> str:
+    """Name and version of a library; skips where it is missing."""
+    found = live.versions(library)
+    if found is None:
+        pytest.skip(live.why_missing(library))
+    return found
+
+
+def same_as_kept(name: str, fresh: Golden) -> bool:
+    """Whether the file in the tree says what the library says now."""
+    kept = Golden.load(name)
+    return (
+        kept.model_sha256 == fresh.model_sha256
+        and kept.lists == fresh.lists
+        and float(np.abs(kept.logits - fresh.logits).max()) < OTHERS_CHANGE * kept.logit_range
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "check"),
+    [
+        ("random_f32", None, check_floats),
+        ("random_half_cache", None, check_half_cache),
+        ("random_yarn", YARN_CONTEXT, check_floats),
+    ],
+)
+def test_random_weights_and_transformers(name: str, context: int | None, check: Check, tmp_path: Path) -> None:
+    require("transformers")
+    fresh = GOLDENS[name](tmp_path)
+    path = RANDOM.write(tmp_path / "ours.gguf", context=context)
+    with Engine.load(path, context_tokens=context and 2 * context) as engine:
+        check(engine, fresh)
+    assert same_as_kept(name, fresh)
+
+
+def test_trained_weights_and_transformers(tmp_path: Path) -> None:
+    require("transformers")
+    fresh = GOLDENS["demo_f32"](tmp_path)
+    with Engine.load(write_dequantised(demo_path(), tmp_path / "ours.gguf")) as engine:
+        check_floats(engine, fresh)
+    assert same_as_kept("demo_f32", fresh)
+
+
+def test_the_original_checkpoint_and_its_export() -> None:
+    """transformers runs the folder that training saved; we run the GGUF that was made of it."""
+    paths = [os.environ.get(name) for name in ("NOTSO_DEMO_HF", "NOTSO_DEMO_F32")]
+    if None in paths:
+        pytest.skip("NOTSO_DEMO_HF and NOTSO_DEMO_F32 do not name the demo model's checkpoint and its export")
+    require("transformers")
+    folder, export = (Path(path or "") for path in paths)
+    prompts = demo_prompts()
+    said = live.ask("transformers", folder, prompts, f"--greedy={GREEDY_TOKENS}")
+    everywhere = list(range(len(said.logits)))
+    with Engine.load(export) as engine:
+        check_floats(engine, Golden.of("", sha256(export), prompts, said.lists, said.logits, everywhere))
+
+
+def test_quantised_trained_weights_and_llama_cpp(tmp_path: Path) -> None:
+    require("llama_cpp")
+    require("transformers")  # it writes the answers that are compared
+    with Engine.load() as engine:
+        check_trained_blocks(engine, GOLDENS["demo_q4_k_m"](tmp_path))
+
+
+def test_blocks_in_the_shapes_of_the_3b_and_llama_cpp(tmp_path: Path) -> None:
+    require("llama_cpp")
+    fresh = GOLDENS["shapes_3b"](tmp_path)
+    with Engine.load(write_shapes_3b(tmp_path / "ours.gguf"), context_tokens=256) as engine:
+        check_random_blocks(engine, fresh)
+
+
+def test_the_rotation_of_the_3b_and_transformers() -> None:
+    require("transformers")
+    fresh = live.rope_of_the_3b()
+    with np.load(FOLDER / "rope_of_the_3b.npz", allow_pickle=False) as kept:
+        assert set(kept) == set(fresh)
+        for name in kept:
+            np.testing.assert_allclose(fresh[name], kept[name], rtol=1e-6)
