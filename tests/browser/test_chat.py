@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import notso
-from notso.smollm3 import Engine, Event
+from notso.smollm3 import Engine, Event, SamplingParams
 from notso.web.scripted_engine import Script, ScriptedEngine, say
 
 DEMO = Path(notso.__file__).parent / "demo" / "demo.gguf"
@@ -54,14 +54,16 @@ def last_answer(page: Page) -> Any:
 
 
 class Unhurried:
-    """An engine that lets 30 ms pass before each event: the demo model alone is too quick to be watched."""
+    """An engine that lets 30 ms pass before each event (the demo model alone is too quick to be watched), and that
+    always says the same: what the demo model draws by chance is its own tests' matter.
+    """
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.info = engine.info
 
-    def generate(self, *arguments: Any, **options: Any) -> Iterator[Event]:
-        for event in self.engine.generate(*arguments, **options):
+    def generate(self, messages: Any, params: Any = None, **options: Any) -> Iterator[Event]:
+        for event in self.engine.generate(messages, SamplingParams(temperature=0.0), **options):
             time.sleep(0.03)
             yield event
 
