@@ -2,9 +2,11 @@
 // than the step that uses them, and no lock of Python's is held while a step runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <stdexcept>
 
 #include "cpu_features.h"
@@ -33,6 +35,10 @@ template <class... Arguments>
 void require_aligned(const nb::ndarray<Arguments...>& array) {
   const auto size = uintptr_t(array.itemsize());
   require(reinterpret_cast<uintptr_t>(array.data()) % size == 0, "an array is not aligned to its items");
+}
+template <class Array>
+void require_aligned(const std::optional<Array>& array) {
+  if (array) require_aligned(*array);
 }
 template <class Array>
 void require_aligned(const std::vector<Array>& arrays) {
@@ -96,6 +102,7 @@ RowPlaces places_of(const In<int32_t, 1>& positions, const In<int32_t, 1>& seque
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // programs that live until the interpreter ends are no leak
   m.doc() = "Kernels over quantised tensors. Use notso.qtensor.ops, which explains errors before they arise here.";
 
   m.def("cpu_features", [] { return detect_cpu_features().names(); }, "Instruction sets usable here, as names.");
@@ -158,21 +165,33 @@ NB_MODULE(_native, m) {
              out);
       },
       exact("x"), exact("weight"), nb::arg("eps"), exact("out"));
+  // combine: 0 none, 1 add to out, 2 silu(first) * second into the first output. norm may be None.
   m.def(
       "matmul",
       [](In<float, 2> x, const std::vector<Bytes>& data, const std::vector<int>& formats,
-         const std::vector<Out<float, 2>>& outs) {
+         const std::vector<Out<float, 2>>& outs, std::optional<In<float, 1>> norm, float eps, int combine) {
         require(data.size() == formats.size() && data.size() == outs.size(), "one output per weight");
         require(x.size() > 0 && !data.empty(), "matmul needs at least one weight and one row");
-        std::vector<Product> products;
+        require(combine == 0 || (combine == 1 && data.size() == 1) || (combine == 2 && data.size() == 2),
+                "adding takes one weight, gating two");
+        require(!norm || norm->size() == x.shape(1), "the norm needs a weight per column of x");
+        Matmul op{};
+        op.x = x.data();
+        op.columns = int64_t(x.shape(0));
+        op.k = int64_t(x.shape(1));
+        op.combine = static_cast<Combine>(combine);
+        op.eps = eps;
+        if (norm) op.norm = norm->data();
         for (size_t i = 0; i < data.size(); i++) {
           require(outs[i].shape(0) == x.shape(0), "an output needs a row per row of x");
-          products.push_back({weight_of(data[i], formats[i], int64_t(outs[i].shape(1)), int64_t(x.shape(1))),
-                              const_cast<float*>(outs[i].data())});
+          require(combine != 2 || outs[i].shape(1) == outs[0].shape(1), "gate and up differ in rows");
+          op.products.push_back(
+              {weight_of(data[i], formats[i], int64_t(outs[i].shape(1)), op.k), const_cast<float*>(outs[i].data())});
         }
-        emit(matmul(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), std::move(products)), x, data, outs);
+        emit(matmul(std::move(op)), x, data, outs, norm);
       },
-      exact("x"), exact("data"), nb::arg("formats"), exact("outs"));
+      exact("x"), exact("data"), nb::arg("formats"), exact("outs"), exact("norm").none(), nb::arg("eps"),
+      nb::arg("combine"));
   m.def(
       "rope",
       [](Out<float, 3> x, In<int32_t, 1> positions, In<float, 2> cosine, In<float, 2> sine, bool adjacent) {

@@ -40,6 +40,7 @@ struct TileTask {
   float* y;
   int64_t y_stride;
   int64_t row_begin, row_end;
+  bool past_cache;   // y is too large to be kept in a cache, and its columns begin at cache lines
   uint8_t* scratch;  // tile_scratch_bytes(columns), aligned to 64, for this worker alone
 };
 

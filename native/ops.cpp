@@ -27,18 +27,16 @@ class Scratch {
     }
     return data_;
   }
+  float* floats(int64_t count) { return static_cast<float*>(get(size_t(count) * sizeof(float))); }
 
  private:
   void* data_ = nullptr;
   size_t size_ = 0;
 };
-Scratch& scratch() {
-  static Scratch shared;
-  return shared;
-}
-Scratch& packed_memory() {
-  static Scratch shared;
-  return shared;
+enum class Use { normed, quantised, packed, pieces, attention, count };
+Scratch& memory(Use use) {
+  static Scratch shared[size_t(Use::count)];
+  return shared[size_t(use)];
 }
 
 bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
@@ -81,25 +79,23 @@ TileKernel tile_kernel(const KernelTable& table, Format format) {
 struct Piece {
   const Product* product;
   int64_t begin, end;
-  bool tiled;
 };
 // Enough pieces that a thread which loses its CPU for a while holds nobody up, none so small that claiming it costs.
-std::vector<Piece> plan_pieces(const std::vector<Product>& products, int threads, int64_t columns, int64_t tile_rows) {
+std::vector<Piece> plan_pieces(const Matmul& op, int threads, int64_t tile_rows) {
   int64_t rows = 0;
-  for (const auto& product : products) rows += product.weight.rows;
-  const int64_t even = rows / (threads * 8) / 16 * 16;
+  for (const auto& product : op.products) rows += product.weight.rows;
+  const int64_t even = std::max<int64_t>(rows / (threads * 8) / 16 * 16, 16);
+  const int64_t grain = std::min<int64_t>(even, tile_rows > 0 ? tile_rows : op.columns > 8 ? 64 : 512);
   std::vector<Piece> plan;
-  for (const auto& product : products) {
-    const bool tiled = tile_rows > 0 && has_tiles(product.weight.format);
-    const int64_t grain = tiled ? std::min(tile_rows, std::max<int64_t>(even, 16))
-                                : std::clamp<int64_t>(even, 16, columns > 8 ? 64 : 512);
-    const int64_t whole = tiled ? product.weight.rows / 16 * 16 : 0;  // a tile's rows; the rest goes another way
-    for (int64_t at = 0; at < whole; at += grain) plan.push_back({&product, at, std::min(whole, at + grain), true});
-    for (int64_t at = whole; at < product.weight.rows; at += grain)
-      plan.push_back({&product, at, std::min(product.weight.rows, at + grain), false});
+  for (const auto& product : op.products) {
+    for (int64_t at = 0; at < product.weight.rows; at += grain)
+      plan.push_back({&product, at, std::min(product.weight.rows, at + grain)});
+    if (op.combine == Combine::silu_mul) break;  // the second product goes with the first
   }
   return plan;
 }
+
+constexpr int64_t kPastCacheColumns = 128;  // results of so many columns would only push operands out of the caches
 
 void check_ids(const int32_t* ids, int64_t count, int64_t limit, const char* what) {
   for (int64_t i = 0; i < count; i++)
@@ -182,71 +178,118 @@ Step rms_norm(const float* x, const float* weight, float eps, int64_t rows, int6
   };
 }
 
-Step matmul(const float* x, int64_t columns, int64_t k, std::vector<Product> products) {
+namespace {
+
+// Everything one matmul step knows while it runs.
+struct MatmulRun {
+  const KernelTable& table;
+  const Matmul& op;
+  int64_t blocks = 0;
+  const float* x = nullptr;       // columns x k, normed if that was asked for
+  BlockQ8K* quantised = nullptr;  // columns x blocks
+  uint8_t* packed = nullptr;      // the same in tiles
+  uint8_t* tile_scratch = nullptr;
+  int64_t tile_scratch_bytes = 0;
+
+  // Rows [begin, end) of one weight into y, whose columns are y_stride apart; y points at row `begin`.
+  void product(const Weight& w, int64_t begin, int64_t end, float* y, int64_t y_stride, bool past_cache, int worker) {
+    const int64_t row_bytes = bytes_per_row(w.format, op.k);
+    const uint8_t* weight = w.data + begin * row_bytes;
+    const int64_t tiled = packed != nullptr && has_tiles(w.format) ? (end - begin) / 16 * 16 : 0;
+    if (tiled > 0) {
+      TileTask t{};
+      t.weight = weight;
+      t.row_bytes = row_bytes;
+      t.blocks = blocks;
+      t.packed = packed;
+      t.columns = op.columns;
+      t.y = y;
+      t.y_stride = y_stride;
+      t.row_end = tiled;
+      t.past_cache = past_cache && y_stride % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0;
+      t.scratch = tile_scratch + tile_scratch_bytes * worker;
+      tile_kernel(table, w.format)(t);
+    }
+    if (tiled == end - begin) return;
+    const MatmulKernel kernel = matmul_kernel(table, w.format);
+    // as many columns at once as stay in L2 while the rows pass by
+    const int64_t chunk = std::max<int64_t>(16, (int64_t(512) << 10) / (blocks * int64_t(sizeof(BlockQ8K))));
+    for (int64_t c = 0; c < op.columns; c += chunk) {
+      MatmulTask t{};
+      t.weight = weight;
+      t.row_bytes = row_bytes;
+      t.k = op.k;
+      t.blocks = quantised == nullptr ? nullptr : quantised + c * blocks;
+      t.blocks_per_column = blocks;
+      t.floats = x + c * op.k;
+      t.columns = std::min(chunk, op.columns - c);
+      t.y = y + c * y_stride;
+      t.y_stride = y_stride;
+      t.row_begin = tiled;
+      t.row_end = end - begin;
+      kernel(t);
+    }
+  }
+};
+
+}  // namespace
+
+Step matmul(Matmul op) {
   bool any_quantised = false, any_tiled = false;
-  for (const auto& product : products) {
+  for (const auto& product : op.products) {
     any_quantised |= !is_float(product.weight.format);
     any_tiled |= has_tiles(product.weight.format);
   }
-  const int64_t blocks = (k + kSuperBlock - 1) / kSuperBlock;
   return [=](ThreadPool& pool) {
     const KernelTable& table = kernels();
-    BlockQ8K* quantised = nullptr;
+    const int64_t columns = op.columns, k = op.k;
+    MatmulRun run{table, op};
+    run.blocks = (k + kSuperBlock - 1) / kSuperBlock;
+    run.x = op.x;
+    float* normed = nullptr;
+    if (op.norm != nullptr) run.x = normed = memory(Use::normed).floats(columns * k);
     if (any_quantised) {
-      quantised = static_cast<BlockQ8K*>(scratch().get(size_t(columns * blocks) * sizeof(BlockQ8K)));
-      parallel_pieces(pool, columns, std::max<int64_t>(1, kSmall / k), [&](int64_t begin, int64_t end) {
-        for (int64_t c = begin; c < end; c++) table.quantize_q8k(x + c * k, k, quantised + c * blocks);
-      });
+      const size_t bytes = size_t(columns * run.blocks) * sizeof(BlockQ8K);
+      run.quantised = static_cast<BlockQ8K*>(memory(Use::quantised).get(bytes));
     }
-    uint8_t* packed = nullptr;
-    uint8_t* tile_scratch = nullptr;
-    int64_t tile_scratch_bytes = 0;
+    parallel_pieces(pool, columns, std::max<int64_t>(1, kSmall / k), [&](int64_t begin, int64_t end) {
+      for (int64_t c = begin; c < end; c++) {
+        if (normed != nullptr) table.rms_norm(op.x + c * k, op.norm, op.eps, k, normed + c * k);
+        if (any_quantised) table.quantize_q8k(run.x + c * k, k, run.quantised + c * run.blocks);
+      }
+    });
     if (any_tiled && table.tile_columns > 0 && columns >= table.tile_columns) {
-      const int64_t tiles = (columns + 15) / 16;
-      const int64_t packed_bytes = tiles * table.packed_tile_bytes(blocks);
-      tile_scratch_bytes = (table.tile_scratch_bytes(columns) + 4095) / 4096 * 4096;
-      packed = static_cast<uint8_t*>(packed_memory().get(size_t(packed_bytes + tile_scratch_bytes * pool.size())));
-      tile_scratch = packed + packed_bytes;
-      auto pack = [&](int64_t tile, int) { table.pack_tile(quantised, blocks, columns, tile, packed); };
+      const int64_t tiles = (columns + 15) / 16, packed_bytes = tiles * table.packed_tile_bytes(run.blocks);
+      run.tile_scratch_bytes = (table.tile_scratch_bytes(columns) + 4095) / 4096 * 4096;
+      run.packed =
+          static_cast<uint8_t*>(memory(Use::packed).get(size_t(packed_bytes + run.tile_scratch_bytes * pool.size())));
+      run.tile_scratch = run.packed + packed_bytes;
+      auto pack = [&](int64_t tile, int) { table.pack_tile(run.quantised, run.blocks, columns, tile, run.packed); };
       pool.run(tiles, pack);
     }
-    const std::vector<Piece> plan =
-        plan_pieces(products, pool.size(), columns, packed != nullptr ? table.tile_rows : 0);
+    const std::vector<Piece> plan = plan_pieces(op, pool.size(), run.packed != nullptr ? table.tile_rows : 0);
+    int64_t longest = 0;
+    for (const Piece& piece : plan) longest = std::max(longest, piece.end - piece.begin);
+    const int64_t piece_floats = (longest * columns + 15) / 16 * 16;
+    float* pieces = op.combine == Combine::none ? nullptr : memory(Use::pieces).floats(2 * piece_floats * pool.size());
     auto task = [&](int64_t index, int worker) {
       const Piece& piece = plan[size_t(index)];
       const Weight& w = piece.product->weight;
-      if (piece.tiled) {
-        TileTask t{};
-        t.weight = w.data;
-        t.row_bytes = bytes_per_row(w.format, k);
-        t.blocks = blocks;
-        t.packed = packed;
-        t.columns = columns;
-        t.y = piece.product->y;
-        t.y_stride = w.rows;
-        t.row_begin = piece.begin;
-        t.row_end = piece.end;
-        t.scratch = tile_scratch + tile_scratch_bytes * worker;
-        tile_kernel(table, w.format)(t);
+      const int64_t rows = piece.end - piece.begin;
+      float* y = piece.product->y + piece.begin;
+      if (op.combine == Combine::none) {
+        run.product(w, piece.begin, piece.end, y, w.rows, columns >= kPastCacheColumns, worker);
         return;
       }
-      const MatmulKernel kernel = matmul_kernel(table, w.format);
-      const int64_t column_chunk = std::max<int64_t>(16, (int64_t(512) << 10) / (blocks * int64_t(sizeof(BlockQ8K))));
-      for (int64_t c = 0; c < columns; c += column_chunk) {
-        MatmulTask t{};
-        t.weight = w.data;
-        t.row_bytes = bytes_per_row(w.format, k);
-        t.k = k;
-        t.blocks = quantised == nullptr ? nullptr : quantised + c * blocks;
-        t.blocks_per_column = blocks;
-        t.floats = x + c * k;
-        t.columns = std::min(column_chunk, columns - c);
-        t.y = piece.product->y + c * w.rows;
-        t.y_stride = w.rows;
-        t.row_begin = piece.begin;
-        t.row_end = piece.end;
-        kernel(t);
+      float* first = pieces + 2 * piece_floats * worker;
+      run.product(w, piece.begin, piece.end, first, rows, false, worker);
+      if (op.combine == Combine::add) {
+        for (int64_t c = 0; c < columns; c++) table.add(y + c * w.rows, first + c * rows, rows, y + c * w.rows);
+        return;
       }
+      float* second = first + piece_floats;
+      run.product(op.products[1].weight, piece.begin, piece.end, second, rows, false, worker);
+      for (int64_t c = 0; c < columns; c++) table.silu_mul(first + c * rows, second + c * rows, rows, y + c * w.rows);
     };
     pool.run(int64_t(plan.size()), task);
   };
@@ -302,9 +345,8 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool cac
     }
     const int64_t most = kRowsTogether * shared;
     const int64_t floats = attention_scratch_floats(most, cache.dim);
-    const int64_t tiles = places.table_length;
     const size_t worker_bytes = (size_t(floats) * 4 + 63) / 64 * 64;
-    auto* memory = static_cast<uint8_t*>(scratch().get(worker_bytes * size_t(pool.size())));
+    auto* floats_of = static_cast<uint8_t*>(memory(Use::attention).get(worker_bytes * size_t(pool.size())));
     struct Pointers {
       std::vector<const float*> q;
       std::vector<float*> out;
@@ -347,7 +389,7 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool cac
       t.k_tiles = to.keys.data();
       t.v_tiles = to.values.data();
       t.scale = scale;
-      t.scratch = reinterpret_cast<float*>(memory + worker_bytes * size_t(worker));
+      t.scratch = reinterpret_cast<float*>(floats_of + worker_bytes * size_t(worker));
       kernel(t);
     };
     pool.run(int64_t(groups.size()) * cache.kv_heads, task);

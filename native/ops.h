@@ -46,8 +46,20 @@ struct KeyValuePool {
 Step embed_rows(Weight table, const int32_t* ids, int64_t rows, float* out);
 Step gather_rows(const float* x, int64_t x_rows, int64_t width, const int32_t* ids, int64_t rows, float* out);
 Step rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width, float* out);
-// Every product of the same activations; they are quantised once.
-Step matmul(const float* x, int64_t columns, int64_t k, std::vector<Product> products);
+// Products of the same activations, which are quantised once. With a norm the activations are rms_norm(x) of each row.
+// Combine::add adds the product to what y holds; Combine::silu_mul takes two products of one shape and writes
+// silu(first) * second to the first's y. What happens between is float arithmetic in the order of the single
+// operations.
+enum class Combine { none, add, silu_mul };
+struct Matmul {
+  const float* x;
+  int64_t columns, k;
+  std::vector<Product> products;
+  const float* norm = nullptr;
+  float eps = 0.0f;
+  Combine combine = Combine::none;
+};
+Step matmul(Matmul op);
 Step rope(float* x, int64_t rows, int64_t heads, int64_t dim, const int32_t* positions, const float* cosine,
           const float* sine, int64_t table_rows, bool adjacent);
 Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool pool);

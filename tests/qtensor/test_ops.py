@@ -57,6 +57,12 @@ CASES: dict[str, tuple[Callable[[], Operands], set[str], Callable[..., None]]] =
         {"one", "two"},
         lambda x, one, two: ops.matmul_many(x, [(WEIGHT, one), (OTHER_WEIGHT, two)]),
     ),
+    "matmul_add": (lambda: {"x": f(3, 64), "out": f(3, 6)}, {"out"}, lambda x, out: ops.matmul_add(x, WEIGHT, out)),
+    "matmul_gated": (
+        lambda: {"x": f(3, 64), "norm": f(64), "out": f(3, 6)},
+        {"out"},
+        lambda x, norm, out: ops.matmul_gated(x, WEIGHT, WEIGHT, out, norm=ops.RMSNorm(norm, 1e-6)),
+    ),
     "rope_table": (lambda: {"frequencies": np.ones(4)}, set(), lambda frequencies: ops.rope_table(frequencies, 3)),
     "rope": (
         lambda: {"x": f(3, 2, 8), "positions": i(0, 1, 9), "cosine": f(10, 4), "sine": f(10, 4)},
@@ -78,7 +84,7 @@ CASES: dict[str, tuple[Callable[[], Operands], set[str], Callable[..., None]]] =
     "softmax": (lambda: {"x": f(3, 5)}, {"x"}, ops.softmax),
     "argmax": (lambda: {"x": f(3, 5), "out": i(7, 7, 7)}, {"out"}, ops.argmax),
 }
-MAKERS = {"key_value_pool"}
+MAKERS = {"key_value_pool", "empty"}
 
 # Where another length is a valid call: more rows to choose from, a longer table, another width of a lone operand.
 FREE_SIDES = {

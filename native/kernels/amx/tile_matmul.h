@@ -308,14 +308,11 @@ inline void panel_product(const TileTask& t, int64_t row, int row_tiles, Panel& 
                                 from);
       }
   }
-  // Megabytes of results would only push the operands out of the caches; whole lines can go past them.
-  const bool past_cache =
-      t.columns >= 128 && t.y_stride % 16 == 0 && (reinterpret_cast<uintptr_t>(t.y) + size_t(row) * 4) % 64 == 0;
   for (int64_t c = 0; c < tiles; c++)
     for (int tile = 0; tile < row_tiles; tile++) {
       const int64_t left = t.columns - 16 * c;
       store_columns(acc + (c / 2 * row_tiles + tile) * 512 + c % 2 * 256, t.y + 16 * c * t.y_stride + row + 16 * tile,
-                    t.y_stride, left < 16 ? left : 16, past_cache);
+                    t.y_stride, left < 16 ? left : 16, t.past_cache);
     }
 }
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -103,17 +104,44 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     _native(native.rms_norm, x, weight, float(eps), out)
 
 
-def matmul(x: Floats, weight: QTensor, out: Floats) -> None:
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """The normalisation of a matmul's input: x * (1 / sqrt(mean(x^2) + eps)) * weight per row; weight (K,) float32."""
+
+    weight: Floats
+    eps: float
+
+
+def matmul(x: Floats, weight: QTensor, out: Floats, *, norm: RMSNorm | None = None) -> None:
     """out = x @ weight.T with the weight's blocks as they are. x (L, K), weight (N, K), out (L, N) float32.
 
     For quantised weights each row of x is first quantised to bytes, one scale per 256 values; sums within 256 values
-    are exact integers. Float weights are multiplied in float32.
+    are exact integers. Float weights are multiplied in float32. With `norm` x is normalised first.
     """
-    matmul_many(x, [(weight, out)])
+    _matmul(x, [(weight, out)], norm, _PLAIN)
 
 
-def matmul_many(x: Floats, products: Sequence[tuple[QTensor, Floats]]) -> None:
+def matmul_many(x: Floats, products: Sequence[tuple[QTensor, Floats]], *, norm: RMSNorm | None = None) -> None:
     """`matmul` of the same x with several weights; x is quantised once and the threads share all rows."""
+    for i, (_, out) in enumerate(products):
+        _apart("out", out, *(other for _, other in products[:i]))
+    _matmul(x, products, norm, _PLAIN)
+
+
+def matmul_add(x: Floats, weight: QTensor, out: Floats) -> None:
+    """out = out + x @ weight.T, bit for bit as `matmul` and `add` give it."""
+    _matmul(x, [(weight, out)], None, _ADD)
+
+
+def matmul_gated(x: Floats, gate: QTensor, up: QTensor, out: Floats, *, norm: RMSNorm | None = None) -> None:
+    """out = silu(x @ gate.T) * (x @ up.T), bit for bit as `matmul_many` and `silu_mul` give it; gate and up (N, K)."""
+    _matmul(x, [(gate, out), (up, out)], norm, _GATED)
+
+
+_PLAIN, _ADD, _GATED = 0, 1, 2  # how the native matmul combines its products
+
+
+def _matmul(x: Floats, products: Sequence[tuple[QTensor, Floats]], norm: RMSNorm | None, combine: int) -> None:
     _array("x", x, np.float32, 2)
     if not products or x.size == 0:
         raise OperandError("matmul needs at least one weight and one row")
@@ -122,11 +150,21 @@ def matmul_many(x: Floats, products: Sequence[tuple[QTensor, Floats]]) -> None:
         if weight.cols != x.shape[1]:
             raise OperandError(f"{weight.name or 'weight'} has rows of {weight.cols}, x has {x.shape[1]} columns")
         _same("out", out.shape, (x.shape[0], weight.rows))
+    if norm is not None:
+        _array("norm", norm.weight, np.float32, 1)
+        _same("norm", norm.weight.shape, x.shape[1:])
     weights = [weight for weight, _ in products]
-    for i, (_, out) in enumerate(products):
-        _apart("out", out, x, *(weight.data for weight in weights), *(other for _, other in products[:i]))
+    for _, out in products:
+        _apart("out", out, x, *(weight.data for weight in weights), *([] if norm is None else [norm.weight]))
     _native(
-        native.matmul, x, [w.data for w in weights], [w.format.ggml_type for w in weights], [o for _, o in products]
+        native.matmul,
+        x,
+        [weight.data for weight in weights],
+        [weight.format.ggml_type for weight in weights],
+        [out for _, out in products],
+        None if norm is None else norm.weight,
+        0.0 if norm is None else float(norm.eps),
+        combine,
     )
 
 

@@ -34,14 +34,11 @@ class Step:
         self.sequences = np.zeros(rows, np.int32)
         self.sampled_rows = np.zeros(sampled, np.int32)
         self.x = ops.empty(rows, hidden)
-        self.normed = ops.empty(rows, hidden)
         self.q = ops.empty(rows, config.num_attention_heads * dim)
         self.k = ops.empty(rows, kv_heads * dim)
         self.v = ops.empty(rows, kv_heads * dim)
         self.attended = ops.empty(rows, config.num_attention_heads * dim)
-        self.delta = ops.empty(rows, hidden)
-        self.gate = ops.empty(rows, config.intermediate_size)
-        self.up = ops.empty(rows, config.intermediate_size)
+        self.gated = ops.empty(rows, config.intermediate_size)
         self.last = ops.empty(sampled, hidden)
         self.logits = ops.empty(sampled, config.vocab_size)
 
@@ -59,23 +56,22 @@ class SmolLM3:
 
     def forward(self, step: Step) -> None:
         """token_ids at positions -> keys and values in the cache, and step.logits (sampled, V) float32."""
-        weights, eps = self.weights, self.config.rms_norm_eps
+        weights = self.weights
         ops.embed_rows(weights.embed_tokens, step.token_ids, step.x)
         for index, layer in enumerate(weights.layers):
             self._attention(index, layer, step)
             self._feed_forward(layer, step)
         if step.sampled_rows.size:
             ops.gather_rows(step.x, step.sampled_rows, step.last)
-            ops.rms_norm(step.last, weights.norm, eps, step.last)
-            ops.matmul(step.last, weights.lm_head, step.logits)
+            ops.matmul(step.last, weights.lm_head, step.logits, norm=self._norm(weights.norm))
 
     def _attention(self, index: int, layer: LayerWeights, step: Step) -> None:
         """x += Wo attention(q, k, v), where q, k, v = W norm(x)."""
         rows, dim, cache = step.positions.size, self.config.head_dim, self.cache
         q = step.q.reshape(rows, -1, dim)
         k, v = step.k.reshape(rows, -1, dim), step.v.reshape(rows, -1, dim)
-        ops.rms_norm(step.x, layer.attn_norm, self.config.rms_norm_eps, step.normed)
-        ops.matmul_many(step.normed, [(layer.q_proj, step.q), (layer.k_proj, step.k), (layer.v_proj, step.v)])
+        projections = [(layer.q_proj, step.q), (layer.k_proj, step.k), (layer.v_proj, step.v)]
+        ops.matmul_many(step.x, projections, norm=self._norm(layer.attn_norm))
         if self.config.uses_rope(index):  # every fourth layer goes without: NoPE
             # A GGUF file's rows of q and k are permuted so that pairs to rotate lie side by side.
             ops.rope(q, step.positions, self.rope_table, adjacent=True)
@@ -83,13 +79,12 @@ class SmolLM3:
         places = (step.positions, step.sequences, cache.block_table)
         ops.store_key_values(k, v, *places, cache.pools[index])
         ops.attention(q, *places, cache.pools[index], self.scale, step.attended.reshape(rows, -1, dim))
-        ops.matmul(step.attended, layer.o_proj, step.delta)
-        ops.add(step.x, step.delta, step.x)
+        ops.matmul_add(step.attended, layer.o_proj, step.x)
 
     def _feed_forward(self, layer: LayerWeights, step: Step) -> None:
         """x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x)."""
-        ops.rms_norm(step.x, layer.ffn_norm, self.config.rms_norm_eps, step.normed)
-        ops.matmul_many(step.normed, [(layer.gate_proj, step.gate), (layer.up_proj, step.up)])
-        ops.silu_mul(step.gate, step.up, step.gate)
-        ops.matmul(step.gate, layer.down_proj, step.delta)
-        ops.add(step.x, step.delta, step.x)
+        ops.matmul_gated(step.x, layer.gate_proj, layer.up_proj, step.gated, norm=self._norm(layer.ffn_norm))
+        ops.matmul_add(step.gated, layer.down_proj, step.x)
+
+    def _norm(self, weight: Floats) -> ops.RMSNorm:
+        return ops.RMSNorm(weight, self.config.rms_norm_eps)
