@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from notso.qtensor import huge_pages
-from notso.smollm3 import Engine, InvalidRequestError, SamplingParams
+from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
 from notso.smollm3.hub import demo_path
 
 IDS = [5, 9, 2, 77, 300, 41, 8, 8, 120]
@@ -61,3 +61,13 @@ def test_released_pages_are_read_again_from_the_file() -> None:
 def test_unknown_choice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="auto, mmap or hugepages"):
         Engine.load(demo_path(), weights="swap")  # type: ignore[arg-type]
+
+
+def test_closing_does_not_wait_for_a_reader_that_has_left() -> None:
+    engine = Engine.load(demo_path())
+    events = engine.generate([Message("user", "hello")], SamplingParams(max_tokens=20, temperature=0))
+    next(events)
+    engine.close()
+    assert [event.kind for event in events][-2:] == ["usage", "end"]
+    with pytest.raises(InvalidRequestError, match="closed"):
+        engine.logits(IDS)

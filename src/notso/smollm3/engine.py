@@ -125,11 +125,10 @@ class Engine:
         self._promotion.wait(timeout_s)
 
     def close(self) -> None:
-        """Let go of the file and the cache. A generation under way ends first; later calls are refused."""
+        """Let go of the file and the cache. A generation under way ends at its next step; later calls are refused."""
+        self._closed = True
         self._promotion.stop()
-        with self._lock:
-            self._closed = True
-            self._file.close()
+        self._file.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -228,7 +227,7 @@ class Engine:
                 yield from answer.push(token)
                 if answer.finish_reason is not None or answer.tokens >= most:
                     break
-                if cancelled():
+                if cancelled() or self._closed:
                     reason = "cancelled"
                     break
                 logits = self._decode(token)
@@ -265,7 +264,7 @@ class Engine:
         """Read tokens in chunks; the logits (vocab,) after the last one, or None when cancelled on the way."""
         logits: Floats | None = None
         for start in range(0, len(tokens), PREFILL_CHUNK_TOKENS):
-            if cancelled():
+            if cancelled() or self._closed:
                 return None
             chunk = tokens[start : start + PREFILL_CHUNK_TOKENS]
             is_last = start + len(chunk) == len(tokens)
