@@ -1,0 +1,92 @@
+"""What each kernel family does on one thread, in processor time: the table in docs/kernels/README.md.
+
+    python docs/kernels/family_rates.py
+
+Processor time leaves out the moments in which other programs had the core, but not what they did to caches and clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from notso.qtensor import backend, ops
+from notso.qtensor.formats import Q4_K, Q6_K, Format
+from notso.qtensor.reference.random_blocks import random_blocks
+from notso.qtensor.tensor import QTensor
+
+Call = Callable[[], None]
+RNG = np.random.default_rng(1)
+
+
+def least_seconds(call: Call, repeats: int) -> float:
+    """Least processor time of `repeats` calls, after one to warm up."""
+    call()
+    spent = []
+    for _ in range(repeats):
+        start = time.thread_time()
+        call()
+        spent.append(time.thread_time() - start)
+    return min(spent)
+
+
+def product(format: Format, columns: int, rows: int = 1024, k: int = 2048) -> tuple[Call, float]:
+    """`rows` x `k` weights times `columns`; GB of blocks for one column, else TF."""
+    weight = QTensor("w", format, (rows, k), random_blocks(format, rows * k // 256, RNG).reshape(-1))
+    x, y = RNG.standard_normal((columns, k), np.float32), ops.empty(columns, rows)
+    amount = weight.nbytes / 1e9 if columns == 1 else 2 * columns * rows * k / 1e12
+    return lambda: ops.matmul(x, weight, y), amount
+
+
+def attention(rows: int, depth: int, heads: int = 16, kv_heads: int = 4, dim: int = 128) -> tuple[Call, float]:
+    """The last `rows` of `depth` positions, in the 3B's shapes; GF."""
+    tiles = -(-depth // ops.TILE_POSITIONS)
+    pool = ops.key_value_pool(tiles, kv_heads, dim)
+    for part in pool:
+        part[...] = RNG.standard_normal(part.shape, np.float32).astype(np.float16).view(np.uint16)
+    table = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
+    places = np.arange(depth - rows, depth, dtype=np.int32), np.zeros(rows, np.int32), table
+    q = RNG.standard_normal((rows, heads, dim), np.float32)
+    out = np.empty_like(q)
+    pairs = sum(range(depth - rows + 1, depth + 1))
+    return lambda: ops.attention(q, *places, pool, dim**-0.5, out), 4 * dim * heads * pairs / 1e9
+
+
+def rows_of(operation: str, rows: int = 64, width: int = 2048) -> tuple[Call, float]:
+    """An operation over rows of floats; billions of values."""
+    x, y, out = RNG.standard_normal((3, rows, width), np.float32)
+    calls: dict[str, Call] = {
+        "rms_norm": lambda: ops.rms_norm(x, y[0], 1e-6, out),
+        "silu_mul": lambda: ops.silu_mul(x, y, out),
+    }
+    return calls[operation], x.size / 1e9
+
+
+def main() -> None:
+    cases = {
+        "Q4_K, 1 column, GB/s of blocks": product(Q4_K, 1),
+        "Q6_K, 1 column, GB/s of blocks": product(Q6_K, 1),
+        "Q4_K, 256 columns, TF/s": product(Q4_K, 256),
+        "Q6_K, 256 columns, TF/s": product(Q6_K, 256),
+        "attention, 1 row at depth 512, GF/s": attention(1, 512),
+        "attention, 1 row at depth 4,096, GF/s": attention(1, 4096),
+        "attention, 256 rows at depth 512, GF/s": attention(256, 512),
+        "attention, 256 rows at depth 4,096, GF/s": attention(256, 4096),
+        "rms_norm, G values/s": rows_of("rms_norm"),
+        "silu_mul, G values/s": rows_of("silu_mul"),
+    }
+    backend.set_threads(1)
+    families = backend.available_kernels()[::-1]
+    print(f"| one thread | {' | '.join(families)} |\n|---|{'---:|' * len(families)}")
+    for name, (call, amount) in cases.items():
+        rates = []
+        for family in families:
+            backend.use_kernels(family)
+            rates.append(amount / least_seconds(call, 1 if family == "generic" else 20))
+        print(f"| {name} | {' | '.join(f'{rate:.3g}' for rate in rates)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

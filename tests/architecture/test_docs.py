@@ -1,0 +1,226 @@
+"""The documents say what is so: links, commands, targets, options, variables, files, routes, errors."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from fastapi.routing import iter_route_contexts
+
+from notso.cli.app import VERBS, app
+from notso.web.access import guarded, public
+from notso.web.app import create_app
+from notso.web.scripted_engine import ScriptedEngine
+from notso.web.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(p for f in ("docs", "training", "benchmarks") for p in (ROOT / f).rglob("*.md"))]
+)
+README_LINES = 200
+
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+MADE_PATHS = ("build/", "artifacts/", "dist/")
+
+
+def read(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def everything() -> str:
+    return "\n".join(map(read, DOCUMENTS))
+
+
+def code(text: str) -> Iterator[str]:
+    """Lines of fenced shell blocks, and code spans outside of blocks."""
+    for language, body in FENCE.findall(text):
+        if language in ("sh", "bash"):
+            yield from (line.split("#")[0].strip() for line in body.splitlines())
+    yield from SPAN.findall(FENCE.sub("", text))
+
+
+def commands(program: str) -> Iterator[tuple[str, list[str]]]:
+    """(document, words after the program) of every call of `program` that a document shows."""
+    for path in DOCUMENTS:
+        for line in code(read(path)):
+            words = line.split()
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+                del words[0]
+            if words and words[0].removeprefix(".venv/bin/") == program:
+                yield named(path), words[1:]
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z]+):.*##", read(ROOT / "Makefile"), re.MULTILINE))
+
+
+def heading_anchors(path: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", read(path)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_documents_are_found() -> None:
+    names = {named(path) for path in DOCUMENTS}
+    assert {"README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"} <= names
+    assert {"docs/commands.md", "docs/kernels/gemv.md", "training/README.md"} <= names
+
+
+def test_the_readme_is_short() -> None:
+    assert len(read(ROOT / "README.md").splitlines()) <= README_LINES
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_links_lead_somewhere(path: Path) -> None:
+    wrong = []
+    for groups in LINK.findall(FENCE.sub("", read(path))):
+        target = "".join(groups)
+        file, _, anchor = target.partition("#")
+        found = (path.parent / file).resolve() if file else path
+        if not found.exists() or (anchor and anchor not in heading_anchors(found)):
+            wrong.append(target)
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_nothing_of_a_machine_and_no_hosts(path: Path) -> None:
+    text = read(path)
+    assert not re.findall(r"(?<![\w.])/(?:home|root|work|tmp|Users|opt|usr|var|mnt)/\S*", text)
+    assert not re.findall(r"https?://(?!127\.0\.0\.1|localhost)\S+", text)
+    assert not re.findall(r"(?i)\b(?:[\w-]+\.)?(?:huggingface\.co|pypi\.org|github\.com|pythonhosted\.org)\b", text)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=named)
+def test_files_named_exist(path: Path) -> None:
+    """Spans that look like files or folders: from the root, from the package or its floors, or beside the document."""
+    package = ROOT / "src" / "notso"
+    roots = (ROOT, path.parent, package, package / "qtensor", package / "smollm3", package / "web", ROOT / "native")
+    wrong = []
+    for span in SPAN.findall(FENCE.sub("", read(path))):
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*/?", span) or not re.search(
+            r"/.|\.(py|md|h|cpp|toml|txt|gguf)$|/$", span
+        ):
+            continue
+        if span.startswith((*MADE_PATHS, "ggml-org/", "HuggingFaceTB/")):
+            continue
+        if span.endswith(".gguf") and "/" not in span:
+            continue  # a model file of the reader's
+        if not any((root / span).exists() for root in roots):
+            wrong.append(span)
+    assert not wrong
+
+
+def test_every_target_is_documented() -> None:
+    shown = set(re.findall(r"make ([a-z]+)", everything()))
+    assert len(targets()) > 8
+    assert targets() <= shown, f"not documented: {targets() - shown}"
+
+
+def test_every_target_shown_exists() -> None:
+    wrong = [f"{where}: make {words[0]}" for where, words in commands("make") if words and words[0] not in targets()]
+    assert not wrong
+
+
+def test_every_verb_is_documented() -> None:
+    readme, page = read(ROOT / "README.md"), read(ROOT / "docs" / "commands.md")
+    assert not [verb for verb in VERBS if f"`notso {verb}" not in readme or f"## notso {verb}\n" not in page]
+
+
+def test_every_command_shown_exists() -> None:
+    group: Any = typer.main.get_command(app)
+    wrong = []
+    shown = list(commands("notso"))
+    for where, words in shown:
+        if not words or words[0].startswith("-"):
+            continue
+        verb = group.commands.get(words[0])
+        known = (
+            {name for parameter in verb.params for name in (*parameter.opts, *parameter.secondary_opts)}
+            if verb
+            else set()
+        )
+        options = {word.split("=")[0] for word in words[1:] if word.startswith("-") and len(word) > 1}
+        if verb is None or options - known - {"--help", "-h"}:
+            wrong.append(f"{where}: notso {' '.join(words)}")
+    assert len(shown) > 15 and not wrong
+
+
+def test_every_program_shown_exists() -> None:
+    wrong = []
+    for where, words in commands("python"):
+        if words[:1] == ["-m"] and not any(
+            (base / words[1].replace(".", "/")).with_suffix(".py").is_file() for base in (ROOT, ROOT / "src")
+        ):
+            wrong.append(f"{where}: {words[1]}")
+        if words and words[0].endswith(".py") and not (ROOT / words[0]).is_file():
+            wrong.append(f"{where}: {words[0]}")
+    assert not wrong
+
+
+def test_every_variable_is_documented() -> None:
+    sources = [*(ROOT / "src").rglob("*.py"), ROOT / "Makefile"]
+    read_here = set(re.findall(r"\"(NOTSO_[A-Z_]+[A-Z])\"", "\n".join(map(read, sources))))
+    assert len(read_here) > 8
+    text = everything()
+    assert not [name for name in read_here if name not in text]
+
+
+def test_every_error_is_drawn() -> None:
+    tree = read(ROOT / "ARCHITECTURE.md").split("## Errors")[1].split("## ")[0]
+    defined = {
+        node.name
+        for file in ("qtensor", "smollm3", "web")
+        for node in ast.parse(read(ROOT / "src" / "notso" / file / "errors.py")).body
+        if isinstance(node, ast.ClassDef)
+    }
+    assert len(defined) > 15
+    assert set(re.findall(r"\w+Error\b", tree)) == defined
+
+
+def test_every_route_is_listed_with_its_guard(tmp_path: Path) -> None:
+    listed = dict(re.findall(r"^\| `([A-Z]+ /\S*)` \| (\w+) \|", read(ROOT / "SECURITY.md"), re.MULTILINE))
+    declared = {}
+    for context in iter_route_contexts(create_app(ScriptedEngine, Settings(data_dir=tmp_path)).routes):
+        dependant: Any = getattr(context, "dependant", None) or context.original_route.dependant  # type: ignore[attr-defined]
+        marks = [each.call.__name__ for each in dependant.dependencies if each.call in (public, guarded)]
+        for method in context.original_route.methods:  # type: ignore[attr-defined]
+            declared[f"{method} {context.path}"] = " ".join(marks)
+    assert declared and listed == declared
+
+
+def test_every_kernel_page_keeps_its_promise() -> None:
+    """Plain version, steps, and what lost, on each page; and each page is in the list."""
+    pages = sorted(path for path in (ROOT / "docs" / "kernels").glob("*.md") if path.name != "README.md")
+    index = read(ROOT / "docs" / "kernels" / "README.md")
+    assert len(pages) >= 5
+    for page in pages:
+        text = read(page)
+        assert f"({page.name})" in index, page.name
+        assert all(f"\n## {part}" in text for part in ("The plain version", "The steps", "Tried, and lost")), page.name
+
+
+def test_the_changelog_keeps_its_form() -> None:
+    text = read(ROOT / "CHANGELOG.md")
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert re.search(r"^## \[(Unreleased|\d+\.\d+\.\d+)\]", text, re.MULTILINE)
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
+
+
+def test_the_snippet_of_the_readme_runs() -> None:
+    snippets = [body for language, body in FENCE.findall(read(ROOT / "README.md")) if language == "python"]
+    assert len(snippets) == 1
+    run = subprocess.run([sys.executable, "-c", snippets[0]], capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0, run.stderr
+    assert "Usage(" in run.stdout and len(run.stdout) > 100
