@@ -298,11 +298,15 @@ def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -
     assert "Loading" in page and 'hx-get="/status"' in page
     asked = server.ask("Hello")
     assert server.stored(asked).state in ("queued", "running")
+    answer = server.client.get("/status").text
+    assert 'hx-get="/status"' in answer and "#status-label" not in answer, "the stream's words are left alone"
     assert "Loading" in server.stream(asked, until=lambda event: event.event == "status")[0].data
     gate.set()
     assert server.finished(asked).content == ANSWER
     assert server.client.get("/health").json()["status"] == "ok"
-    assert 'hx-get="/status"' not in server.client.get("/status").text
+    server.wait(lambda: server.state.turns.unfinished == 0)
+    answer = server.client.get("/status").text
+    assert 'hx-get="/status"' not in answer and '"#status-label" hx-swap="textContent">Idle<' in answer
 
 
 @pytest.mark.parametrize("error", [ModelFileError("no SmolLM3"), RuntimeError("secret")])

@@ -142,8 +142,12 @@ async def events(
 
 @router.get("/status")
 async def status(request: Request, state: Shared) -> Response:
-    """The status pill; it asks again by itself while the model loads."""
-    return await state.pages.respond(request, "_status.html", **_status(state), answering=None)
+    """What the status pill asks for while the model loads, and until the questions that waited for it are answered.
+
+    The pill's own words are left alone meanwhile: the stream of an answer on the page sets them.
+    """
+    context = _status(state) | {"polling": state.engine.state == "loading" or state.turns.unfinished > 0}
+    return await state.pages.respond(request, "_status.html", **context)
 
 
 async def chat_page(
@@ -176,7 +180,8 @@ def _composer(chat: Chat | None, messages: list[StoredMessage]) -> dict[str, Any
 
 def _status(state: State) -> dict[str, Any]:
     engine = state.engine
-    return {"engine_state": engine.state, "info": engine.info, "failure": engine.failure}
+    polling = engine.state == "loading"
+    return {"engine_state": engine.state, "info": engine.info, "failure": engine.failure, "polling": polling}
 
 
 def _back(request: Request, address: str) -> Response:
