@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -41,7 +42,7 @@ class Guarded {
         std::exit(2);
       }
       data_ = reinterpret_cast<T*>(map_ + mapped_ - page - bytes);
-    } else if (alignment > alignof(T)) {
+    } else if (alignment > alignof(std::max_align_t)) {
       heap_ = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
       data_ = static_cast<T*>(heap_);
     } else {
