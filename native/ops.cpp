@@ -126,6 +126,16 @@ void parallel_pieces(ThreadPool& pool, int64_t n, int64_t grain, Body body) {
 
 constexpr int64_t kSmall = 16384;  // floats worth less than waking another thread
 
+// Multiply-adds worth less than that: some 20 microseconds of one thread. Waiting for a thread costs little while it
+// has a core to itself, and milliseconds when it does not.
+constexpr int64_t kSmallProduct = int64_t(1) << 20;
+
+template <class Task>
+void run_tasks(ThreadPool& pool, int64_t tasks, int64_t multiply_adds, Task& task) {
+  if (multiply_adds >= kSmallProduct) return pool.run(tasks, task);
+  for (int64_t index = 0; index < tasks; index++) task(index, 0);
+}
+
 }  // namespace
 
 int64_t bytes_per_row(Format format, int64_t k) {
@@ -265,7 +275,7 @@ Step matmul(Matmul op) {
           static_cast<uint8_t*>(memory(Use::packed).get(size_t(packed_bytes + run.tile_scratch_bytes * pool.size())));
       run.tile_scratch = run.packed + packed_bytes;
       auto pack = [&](int64_t tile, int) { table.pack_tile(run.quantised, run.blocks, columns, tile, run.packed); };
-      pool.run(tiles, pack);
+      run_tasks(pool, tiles, columns * k * 16, pack);
     }
     const std::vector<Piece> plan = plan_pieces(op, pool.size(), run.packed != nullptr ? table.tile_rows : 0);
     int64_t longest = 0;
@@ -291,7 +301,9 @@ Step matmul(Matmul op) {
       run.product(op.products[1].weight, piece.begin, piece.end, second, rows, false, worker);
       for (int64_t c = 0; c < columns; c++) table.silu_mul(first + c * rows, second + c * rows, rows, y + c * w.rows);
     };
-    pool.run(int64_t(plan.size()), task);
+    int64_t weights = 0;
+    for (const auto& product : op.products) weights += product.weight.rows * k;
+    run_tasks(pool, int64_t(plan.size()), weights * columns, task);
   };
 }
 
@@ -392,7 +404,9 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool cac
       t.scratch = reinterpret_cast<float*>(floats_of + worker_bytes * size_t(worker));
       kernel(t);
     };
-    pool.run(int64_t(groups.size()) * cache.kv_heads, task);
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < places.rows; i++) pairs += places.positions[i] + 1;
+    run_tasks(pool, int64_t(groups.size()) * cache.kv_heads, 2 * pairs * heads * cache.dim, task);
   };
 }
 

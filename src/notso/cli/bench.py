@@ -11,7 +11,8 @@ from notso.cli import options, terminal
 
 EXAMPLES = """\
   notso bench SmolLM3-Q4_K_M.gguf
-  notso bench SmolLM3-Q4_K_M.gguf --depth 0 --depth 4096 --json"""
+  notso bench SmolLM3-Q4_K_M.gguf --depth 0 --depth 4096 --json
+  notso bench SmolLM3-Q4_K_M.gguf --compare llama.cpp"""
 
 
 def bench(
@@ -29,6 +30,11 @@ def bench(
     ] = None,
     decode: Annotated[int, typer.Option("--decode", metavar="TOKENS", min=2, help="Tokens decoded each time.")] = 32,
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Rounds; the median counts.")] = 3,
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="PEER", help="Measure llama.cpp in turns (needs llama-cpp-python)."),
+    ] = None,
+    weights: options.Weights = "auto",
     context: options.Context = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
@@ -52,6 +58,8 @@ def bench(
         repeats=repeat,
         context_tokens=context or -(-longest // 1024) * 1024,
         threads=threads,
+        weights=weights,
+        compare=compare,
     )
     with terminal.progress(as_json=as_json) as report:
         result = run_benchmark(path, plan, report)
@@ -69,7 +77,8 @@ def table(result: dict[str, Any]) -> list[str]:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, "
         f"Python {machine['python']}, {machine['stolen_percent']:.1f} % of the time stolen",
         f"{model['name']}, {terminal.gigabytes(model['size_bytes'])}, {model['kernels']} kernels, "
-        f"{model['threads']} threads, context {model['context_tokens']:,}, median of {result['repeats']}",
+        f"{model['threads']} threads, context {model['context_tokens']:,}, "
+        f"weights on {result['weights']}, median of {result['repeats']}",
         "",
     ]
     rows = [["what", "median", "min", "max", "share of ceiling"]]
@@ -79,6 +88,10 @@ def table(result: dict[str, Any]) -> list[str]:
         [f"decode at {r['depth']:,}, tok/s", *_spread(r, "tok_s"), f"{100 * r['roofline']:.0f} %"]
         for r in result["decode"]
     ]
+    for kind, key, name in (("prefill", "tokens", "prefill {:,}"), ("decode", "depth", "decode at {:,}")):
+        for row, ratio in zip(result.get("peer", {}).get(kind, []), result.get("ratio", {}).get(kind, []), strict=True):
+            label = f"{result['peer']['name']}: {name.format(row[key])}, tok/s"
+            rows.append([label, *_spread(row, "tok_s"), f"ours {ratio['ratio']:.2f}x"])
     rows.append(["load from warm pages, s", f"{result['load_s']:.2f}", "", "", "-"])
     rows.append(["resident, MB", f"{result['memory']['rss_mb']:.0f}", "", "", "-"])
     widths = [max(len(row[i]) for row in rows) for i in range(5)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -59,6 +59,14 @@ Threads = Annotated[
         max=1024,
         help="Threads that compute. Default: one per core.",
         show_default=False,
+    ),
+]
+Weights = Annotated[
+    Literal["auto", "mmap", "hugepages"],
+    typer.Option(
+        "--weights",
+        envvar="NOTSO_WEIGHTS",
+        help="Read weights from the mapped file or from a copy on 2 MiB pages; auto copies while idle.",
     ),
 ]
 Temperature = Annotated[

@@ -39,6 +39,7 @@ def serve(
     ] = None,
     context: options.Context = None,
     threads: options.Threads = None,
+    weights: options.Weights = "auto",
     data_dir: Annotated[
         Path | None,
         typer.Option("--data-dir", envvar="NOTSO_DATA_DIR", metavar="FOLDER", help="Where conversations are kept."),
@@ -77,7 +78,7 @@ def serve(
     def load() -> Engine:
         from notso.smollm3.engine import Engine
 
-        return Engine.load(path, context_tokens=context, threads=threads)
+        return Engine.load(path, context_tokens=context, threads=threads, weights=weights)
 
     def ready(address: str) -> None:
         terminal.say(f"open     {address} (Ctrl-C stops)")

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.engine import Engine
-from notso.smollm3.errors import EngineError
+from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.messages import Usage
+from notso.smollm3.peers import PEERS, LlamaCpp
+from notso.smollm3.residency import Residency
 from notso.smollm3.sampling_params import SamplingParams
 
 Words = npt.NDArray[np.uint64]
 
 PROBE_BYTES = 1 << 30
 PROBE_READS = 3  # the first also brings the pages in; the best of them is the ceiling
+SETTLE_SECONDS = 120.0
 SHORT_PROMPT_TOKENS = 8  # what "depth 0" stands on: a prompt that costs nothing to read
 
 Progress = Callable[[str, int, int], None]
@@ -46,6 +50,8 @@ class BenchmarkPlan:
     threads: int | None = None
     probe_bytes: int = PROBE_BYTES
     seed: int = 1
+    weights: Residency = "auto"
+    compare: str | None = None  # a peer of notso.smollm3.peers
 
 
 @dataclass(slots=True)
@@ -78,10 +84,16 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     stolen_before = _cpu_times()
     first_load_s = _load_seconds(path, plan)
     started = time.perf_counter()
-    engine = Engine.load(path, context_tokens=plan.context_tokens, threads=plan.threads)
+    engine = Engine.load(path, context_tokens=plan.context_tokens, threads=plan.threads, weights=plan.weights)
     load_s = time.perf_counter() - started
+    peer: LlamaCpp | None = None
     try:
-        rounds = _Rounds(engine, plan, report)
+        if plan.compare is not None:
+            report("loading the peer", 0, 1)
+            peer = _peer(plan, engine)
+        report("waiting for the weights' pages", 0, 1)
+        engine.settle(SETTLE_SECONDS)
+        rounds = _Rounds(engine, plan, report, peer)
         rounds.run()
         result: dict[str, Any] = {
             "machine": describe_machine(),
@@ -95,9 +107,14 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
             "decode": rounds.decode_rows(weight_bytes(engine)),
             "batch": [],
             "memory": rounds.memory,
+            "weights": engine.weights_residency,
             "repeats": plan.repeats,
         }
+        if peer is not None:
+            result |= rounds.comparison(peer)
     finally:
+        if peer is not None:
+            peer.close()
         engine.close()
     result["machine"]["stolen_percent"] = _rounded(_stolen_percent(stolen_before, _cpu_times()))
     return result
@@ -147,6 +164,12 @@ def cpu_name() -> str:
     return next(names, "") or platform.machine()
 
 
+def _peer(plan: BenchmarkPlan, engine: Engine) -> LlamaCpp:
+    if plan.compare not in PEERS:
+        raise InvalidRequestError(f"peers to compare with: {', '.join(PEERS)}", param="compare")
+    return LlamaCpp(Path(engine.info.path), engine.info.context_tokens, engine.info.threads)
+
+
 def weight_bytes(engine: Engine) -> int:
     """Bytes of weights that one decoded token reads: all of them, as the tied embedding is also the output head."""
     from notso.qtensor.gguf import GGUFFile
@@ -159,7 +182,10 @@ class _Rounds:
     """One round measures the bandwidth, then every prefill, then every decode; rounds repeat, so that a slow minute of
     the machine strikes all of them and not one."""
 
-    def __init__(self, engine: Engine, plan: BenchmarkPlan, report: Progress) -> None:
+    def __init__(self, engine: Engine, plan: BenchmarkPlan, report: Progress, peer: LlamaCpp | None = None) -> None:
+        self._peer = peer
+        self.peer_prefill: dict[int, Samples] = {tokens: Samples() for tokens in plan.prefill_tokens}
+        self.peer_decode: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
         self._engine = engine
         self._plan = plan
         self._report = report
@@ -174,21 +200,40 @@ class _Rounds:
         self.decode: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
 
     def run(self) -> None:
-        steps = self._plan.repeats * (1 + len(self.prefill) + len(self.decode))
-        done = 0
-        for _ in range(self._plan.repeats):
-            self._report("read bandwidth", done, steps)
-            self.bandwidth.values.append(self._bandwidth())
-            done += 1
-            for tokens, samples in self.prefill.items():
-                self._report(f"prefill {tokens:,}", done, steps)
-                samples.values.append(self._prefill_rate(tokens))
-                done += 1
-            for depth, samples in self.decode.items():
-                self._report(f"decode at {depth:,}", done, steps)
-                samples.values.append(self._decode_rate(depth))
-                done += 1
+        jobs = [("read bandwidth", self.bandwidth, self._bandwidth)]
+        for tokens in self.prefill:
+            jobs.append((f"prefill {tokens:,}", self.prefill[tokens], partial(self._prefill_rate, tokens)))
+            if self._peer is not None:
+                rate = partial(self._peer_prefill_rate, self._peer, tokens)
+                jobs.append((f"{self._peer.name}: prefill {tokens:,}", self.peer_prefill[tokens], rate))
+        for depth in self.decode:
+            jobs.append((f"decode at {depth:,}", self.decode[depth], partial(self._decode_rate, depth)))
+            if self._peer is not None:
+                rate = partial(self._peer_decode_rate, self._peer, depth)
+                jobs.append((f"{self._peer.name}: decode at {depth:,}", self.peer_decode[depth], rate))
+        steps = self._plan.repeats * len(jobs)
+        for turn in range(steps):
+            name, samples, measure = jobs[turn % len(jobs)]
+            self._report(name, turn, steps)
+            samples.values.append(measure())
         self._report("done", steps, steps)
+
+    def comparison(self, peer: LlamaCpp) -> dict[str, Any]:
+        """`peer`: its figures under our keys; `ratio`: ours over the peer's, of the medians."""
+        prefill = [{"tokens": n, "depth": 0, **s.summary("tok_s")} for n, s in self.peer_prefill.items()]
+        decode = [{"depth": depth, **s.summary("tok_s")} for depth, s in self.peer_decode.items()]
+        ratio = {
+            "prefill": [
+                {"tokens": n, "ratio": _rounded(self.prefill[n].median / s.median)}
+                for n, s in self.peer_prefill.items()
+            ],
+            "decode": [
+                {"depth": depth, "ratio": _rounded(self.decode[depth].median / s.median)}
+                for depth, s in self.peer_decode.items()
+            ],
+        }
+        about = {"name": peer.name, "version": peer.version}
+        return {"peer": {**about, "prefill": prefill, "decode": decode}, "ratio": ratio}
 
     def prefill_rows(self) -> list[dict[str, Any]]:
         return [{"tokens": tokens, "depth": 0, **s.summary("tok_s")} for tokens, s in self.prefill.items()]
@@ -218,6 +263,13 @@ class _Rounds:
         usage = self._generate(max(depth, SHORT_PROMPT_TOKENS), self._plan.decode_tokens)
         # The first token falls out of reading the prompt; the time is that of the others.
         return _rate(usage.completion_tokens - 1, usage.completion_ms)
+
+    def _peer_prefill_rate(self, peer: LlamaCpp, tokens: int) -> float:
+        return _rate(tokens, 1000 * peer.prefill_seconds(tokens))
+
+    def _peer_decode_rate(self, peer: LlamaCpp, depth: int) -> float:
+        count = self._plan.decode_tokens - 1
+        return _rate(count, 1000 * peer.decode_seconds(count, depth))
 
     def _generate(self, prompt_tokens: int, max_tokens: int) -> Usage:
         # A fresh prompt each time: nothing of it can be remembered from the round before.
