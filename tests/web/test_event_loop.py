@@ -43,7 +43,7 @@ def test_the_loop_stays_free_under_hostile_text_and_large_forms(start: Start) ->
         ("![" * 4000, "\n\n", "|a" * 500, "\n", "|-" * 500, "\n", ("|b" * 500 + "\n") * 20, "\n\n# x\n\n")
     )
     code = "\n\n```python\n" + "x = {1: [2, 3]}  # y\n" * 600 + "```\n\n"
-    script = lambda messages, thinking: say(hostile + code + hostile, piece=997)  # noqa: E731
+    script = lambda messages, thinking: say(hostile + code, piece=997)  # noqa: E731
     server = start(ScriptedEngine(script, pace_seconds=0.01)).ready()
     probe = LagProbe(server)
     asked = server.ask("go")
