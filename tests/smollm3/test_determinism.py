@@ -23,7 +23,7 @@ from notso.smollm3.kv_cache import KVCache
 from notso.smollm3.model import SmolLM3, Step
 from notso.smollm3.weights import SmolLM3Weights
 
-LENGTH = 150
+LENGTH = 135
 """Over the edge of a tile (128 positions), and no multiple of anything."""
 
 Cut = Callable[[int], list[int]]

@@ -154,7 +154,7 @@ def test_recording_computes_nothing(random_file: Path) -> None:
             model.forward(step)
         assert (step.logits == 123.0).all()
         assert not any(keys.any() or values.any() for keys, values in model.cache.pools)
-        assert len(program) > 10 * RANDOM.layers
+        assert len(program) > 5 * RANDOM.layers
 
 
 def test_logits_come_for_the_rows_asked_for_and_none_if_none(random_file: Path) -> None:
