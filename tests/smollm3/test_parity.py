@@ -34,6 +34,11 @@ def golden(name: str, model: Path) -> Golden:
     return kept
 
 
+def test_goldens_of_another_model_are_refused_with_the_command_to_remake_them(random_file: Path) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"python tests/golden/make_goldens\.py demo_f32"):
+        golden("demo_f32", random_file)
+
+
 def has_twenty_long_answers(kept: Golden) -> bool:
     return [len(answer) for answer in continuations(kept)] == [64] * 20
 
