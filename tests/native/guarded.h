@@ -63,9 +63,6 @@ class Guarded {
   T& operator[](int64_t i) { return data_[i]; }
   T* begin() { return data_; }
   T* end() { return data_ + count_; }
-  bool same_bytes(const Guarded& other) const {
-    return count_ == other.count_ && std::memcmp(data_, other.data_, size_t(count_) * sizeof(T)) == 0;
-  }
 
  private:
   int64_t count_;
