@@ -8,6 +8,7 @@ from notso.smollm3.errors import (
     InvalidRequestError,
     ModelError,
     ModelFileError,
+    NotsoError,
     OutOfMemoryError,
     TemplateError,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "ModelError",
     "ModelFileError",
     "ModelInfo",
+    "NotsoError",
     "OutOfMemoryError",
     "Role",
     "SamplingParams",

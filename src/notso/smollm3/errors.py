@@ -13,7 +13,7 @@ NotsoError
 
 from __future__ import annotations
 
-from notso.qtensor.errors import NotsoError
+from notso.qtensor.errors import NotsoError as NotsoError
 
 
 class ModelError(NotsoError):

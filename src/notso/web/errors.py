@@ -14,7 +14,7 @@ NotsoError
 
 from __future__ import annotations
 
-from notso.smollm3.errors import NotsoError as NotsoError  # type: ignore[attr-defined]
+from notso.smollm3 import NotsoError as NotsoError
 
 
 class WebError(NotsoError):
