@@ -26,15 +26,15 @@ Skill = Callable[[Random, Context], list[Turn]]
 
 # How often each kind of exchange appears in an ordinary conversation: (thinking, not thinking).
 PLAIN: dict[Skill, tuple[float, float]] = {
-    facts.fact_question: (30, 36),
-    arithmetic.addition: (24, 10),
-    arithmetic.several_sums: (9, 9),
+    facts.fact_question: (20, 30),
+    arithmetic.addition: (34, 5),
+    arithmetic.several_sums: (22, 22),
     arithmetic.subtraction: (6, 5),
     arithmetic.product: (4, 4),
     arithmetic.compare: (3, 3),
     talk.small_talk: (14, 14),
     unknown.unknown: (9, 9),
-    copying.echo: (9, 9),
+    copying.echo: (12, 12),
     copying.count: (1.5, 1.5),
     talk.today: (2, 2),
     tools.missing_tool: (2, 2),
