@@ -26,9 +26,9 @@ Skill = Callable[[Random, Context], list[Turn]]
 
 # How often each kind of exchange appears in an ordinary conversation: (thinking, not thinking).
 PLAIN: dict[Skill, tuple[float, float]] = {
-    facts.fact_question: (20, 30),
-    arithmetic.addition: (34, 5),
-    arithmetic.several_sums: (22, 22),
+    facts.fact_question: (36, 40),
+    arithmetic.addition: (20, 12),
+    arithmetic.several_sums: (6, 6),
     arithmetic.subtraction: (6, 5),
     arithmetic.product: (4, 4),
     arithmetic.compare: (3, 3),
@@ -171,8 +171,8 @@ def _with_system(rng: Random, context: Context) -> Dialogue:
 
 _KINDS = {
     _ordinary: 48.0,
-    _remembering: 22.0,
-    _with_tools: 13.0,
+    _remembering: 48.0,
+    _with_tools: 11.0,
     _with_persona: 4.0,
     _with_rule: 3.0,
     _with_system: 6.0,
