@@ -43,7 +43,7 @@ def need_sanitizer(kinds: str, folder: Path) -> None:
 
 
 def build(kinds: str, *options: str) -> Path:
-    folder = ROOT / "build" / f"sanitize-{kinds.replace(',', '-')}"
+    folder = ROOT / "build" / "sanitize" / kinds.replace(",", "-")
     ninja = tool("ninja")
     configure = [tool("cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DSANITIZE={kinds}", *options]
     for command in ([*configure, "-S", str(ROOT / "tests" / "native"), "-B", str(folder)], [ninja, "-C", str(folder)]):
