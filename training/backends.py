@@ -44,14 +44,25 @@ def parse(output: str) -> Reply:
 
 def notso(path: Path | None) -> Ask:
     """The project's own engine."""
-    from notso import Engine, Message, SamplingParams
+    from notso import Engine, Message, SamplingParams, ToolCall
 
     engine = Engine.load(str(path)) if path else Engine.load()
+
+    def turn(message: dict[str, str]) -> Message:
+        call = parse(message["content"]).call if message["role"] == "assistant" else None
+        if call is None:
+            return Message(message["role"], message["content"])  # type: ignore[arg-type]
+        try:
+            made = json.loads(call)
+            arguments = json.dumps(made["arguments"], ensure_ascii=False)
+            return Message("assistant", "", tool_calls=(ToolCall("call", made["name"], arguments),))
+        except (ValueError, KeyError, TypeError):
+            return Message("assistant", message["content"])
 
     def ask(messages: Messages, thinking: bool, tools: list[str] | None) -> Reply:
         parts = {"reasoning": "", "text": ""}
         call = None
-        turns = [Message(m["role"], m["content"]) for m in messages]
+        turns = [turn(m) for m in messages]
         given = [json.loads(tool) for tool in tools] if tools else None
         params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
         for event in engine.generate(turns, params, thinking=thinking, tools=given):
