@@ -51,9 +51,9 @@ inline void store_rows(float* y, __m128 value, int rows) {
   __builtin_memcpy(y, all, size_t(rows) * sizeof(float));
 }
 
-// How far ahead of the reader to ask memory for a row's blocks: a row group and a quarter where rows are short, so that
-// the next group is on its way; a fixed stretch of the same row where they are long.
-inline int64_t prefetch_blocks(int64_t blocks_per_row) { return blocks_per_row <= 16 ? 5 * blocks_per_row : 16; }
+// How far ahead of the reader to ask memory for a row's blocks: a group of four rows and a quarter, so that the next
+// group is on its way while this one is computed.
+inline int64_t prefetch_blocks(int64_t blocks_per_row) { return 5 * blocks_per_row; }
 
 inline void prefetch_block(const uint8_t* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + i), _MM_HINT_T0);
