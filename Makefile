@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
 NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ARGS   ?=
