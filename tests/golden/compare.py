@@ -66,6 +66,23 @@ def check_trained_blocks(engine: Engine, kept: Golden) -> None:
     assert (both >= TOP - 1).mean() >= 0.995  # "nearly": where a fifth token changes places with the sixth
 
 
+def check_rounding(engine: Engine, floats: Golden, blocks: Golden) -> None:
+    """Our blocks are about as far from float arithmetic as llama.cpp's are: 8-bit activations cost both the same.
+
+    `floats` and `blocks` begin with the same ids list by list; compared is the likeliest token's logit, where both
+    oracles have the same one. A quarter more than llama.cpp's error may be chance.
+    """
+    starts = zip(floats.starts, blocks.lengths.tolist(), strict=True)
+    rows = np.concatenate([np.arange(start, start + length) for start, length in starts])
+    assert floats.ids[rows].tolist() == blocks.ids.tolist()
+    tokens, exact = blocks.top_ids[:, 0], floats.top_logits[rows, 0]
+    counted = blocks.first_seen & (floats.top_ids[rows, 0] == tokens)
+    ours = _at(logits_of(engine, blocks), tokens[:, None])[:, 0] - exact
+    theirs = blocks.top_logits[:, 0] - exact
+    assert counted.sum() > 1000
+    assert np.sqrt((ours[counted] ** 2).mean()) < 1.25 * np.sqrt((theirs[counted] ** 2).mean())
+
+
 def check_random_blocks(engine: Engine, kept: Golden) -> None:
     """Random weights have no favourite: llama.cpp itself agrees at 95 % of these positions between a batch and one
     token at a time. So the likeliest token counts where it leads by more than that noise; the rest may not be worse

@@ -14,6 +14,7 @@ from golden.compare import (
     check_floats,
     check_half_cache,
     check_random_blocks,
+    check_rounding,
     check_trained_blocks,
     continuations,
 )
@@ -107,6 +108,10 @@ def test_generating_greedily_says_what_transformers_says(demo_f32_engine: Engine
 
 def test_quantised_trained_weights_agree_with_llama_cpp(demo_engine: Engine) -> None:
     check_trained_blocks(demo_engine, golden("demo_q4_k_m", demo_path()))
+
+
+def test_rounding_costs_what_it_costs_llama_cpp(demo_engine: Engine) -> None:
+    check_rounding(demo_engine, golden("demo_f32", demo_path()), golden("demo_q4_k_m", demo_path()))
 
 
 def test_blocks_in_the_shapes_of_the_3b_agree_with_llama_cpp(tmp_path: Path) -> None:
