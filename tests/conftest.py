@@ -16,6 +16,12 @@ import pytest
 from notso.smollm3 import hub
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Browser tests come last: playwright keeps an event loop running in this thread until the session ends, and
+    asyncio.run refuses to start another beside it."""
+    items.sort(key=lambda item: "browser" in item.path.parts)
+
+
 @dataclass
 class FakeHub:
     """Serves one file as the Hub does, and misbehaves as told. Its knobs may be turned between requests."""
