@@ -72,6 +72,7 @@ class Engine:
         self._promotion = WeightPromotion(
             file, weights, wanted=weights_on, take=self._take_promoted, idle_s=self._idle_s
         )
+        self._promotion.start()
         name = str(file.metadata.get("general.name") or file.path.stem)
         counts: dict[str, int] = {}
         for tensor in file.tensors.values():

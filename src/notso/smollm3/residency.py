@@ -77,7 +77,11 @@ class WeightPromotion:
         self._thread = threading.Thread(
             target=self._copy_all, args=(weights, size, len(file.tensors)), name="notso-weights", daemon=True
         )
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin copying, if anything is to be copied. From here on `take` may be called at any moment."""
+        if self._thread is not None:
+            self._thread.start()
 
     @property
     def state(self) -> str:
