@@ -290,9 +290,10 @@ class Engine:
         self._adopt_promoted()
         step = self._decode_step
         if self._decode_program is None:
-            self._decode_program = ops.Program()
-            with self._decode_program.record():
+            program = ops.Program()
+            with program.record():
                 self._model.forward(step)
+            self._decode_program = program  # kept only when whole: Ctrl-C may come while it is recorded
         step.positions[0] = self._cache.extend(1)
         step.token_ids[0] = token
         self._decode_program.run()
