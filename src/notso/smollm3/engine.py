@@ -190,6 +190,7 @@ class Engine:
         """Answer a conversation, or continue a list of token ids: reasoning and text as they come, usage, end.
 
         Blocks between events; closing the iterator, or `cancelled()` turning true (asked before each step), stops it.
+        Until it is read to its end or closed, every other call that computes waits; in the same thread, for ever.
         Of the prompt, what the last generation left in the cache is not computed again.
 
         Raises InvalidRequestError, ContextLengthError, TemplateError (before the first event) or EngineError.

@@ -49,9 +49,21 @@ def title_of(text: str) -> str:
 
 
 def prompt_messages(history: list[StoredMessage], question: str) -> tuple[Message, ...]:
-    """What the model reads: earlier questions and answers without their thoughts, then the question."""
-    earlier = [Message(message.role, message.content) for message in history if message.content and not message.active]
+    """What the model reads: earlier questions and answers without their thoughts, then the question.
+
+    A question that failed without a word of answer is left out: one that did not fit would make every later one fail.
+    """
+    answers = [*history[1:], None]
+    earlier = [
+        Message(message.role, message.content)
+        for message, answer in zip(history, answers, strict=True)
+        if message.content and not message.active and not _failed_empty(answer)
+    ]
     return (*earlier, Message("user", question))
+
+
+def _failed_empty(answer: StoredMessage | None) -> bool:
+    return answer is not None and answer.role == "assistant" and answer.state == "failed" and not answer.content
 
 
 async def _store_and_start(state: State, owner: str, chat: Chat, text: str, key: str, *, is_new: bool) -> TurnAccepted:
