@@ -26,3 +26,7 @@ def test_a_question_that_failed_without_an_answer_is_not_asked_again() -> None:
 def test_a_stopped_answer_without_a_word_leaves_its_question() -> None:
     history = [stored("user", "hello"), stored("assistant", "", "stopped")]
     assert [message.content for message in prompt_messages(history, "again")] == ["hello", "again"]
+
+
+def test_a_new_chat_has_no_history() -> None:
+    assert [message.content for message in prompt_messages([], "hello")] == ["hello"]

@@ -56,7 +56,7 @@ def prompt_messages(history: list[StoredMessage], question: str) -> tuple[Messag
     answers = [*history[1:], None]
     earlier = [
         Message(message.role, message.content)
-        for message, answer in zip(history, answers, strict=True)
+        for message, answer in zip(history, answers, strict=False)
         if message.content and not message.active and not _failed_empty(answer)
     ]
     return (*earlier, Message("user", question))
