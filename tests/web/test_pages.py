@@ -166,7 +166,7 @@ def test_the_prompt_leaves_out_thoughts_and_empty_answers() -> None:
     def message(role: Any, content: str, state: Any = "done") -> StoredMessage:
         return StoredMessage(new_id(), "c", role, content, "thoughts", state, 0)
 
-    history = [message("user", "a"), message("assistant", "", "failed"), message("user", "b")]
+    history = [message("user", "a"), message("assistant", "", "stopped"), message("user", "b")]
     history += [message("assistant", "half", "stopped")]
     assert [(each.role, each.content) for each in prompt_messages(history, "c")] == [
         *(("user", "a"), ("user", "b"), ("assistant", "half"), ("user", "c"))
