@@ -451,27 +451,6 @@ def test_another_thread_waits_for_the_answer_under_way(engine: Engine, script: S
     other.join()
 
 
-def test_an_interrupted_first_step_leaves_no_half_recorded_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C while the decoding step is recorded: what was recorded so far must not be replayed as if it were whole."""
-    with Engine.load(SMALL.write(tmp_path / "small.gguf"), context_tokens=40, threads=1) as fresh:
-        model = fresh._model
-        forward = type(model).forward
-
-        def interrupted(self: Any, step: Any) -> None:
-            if step is fresh._decode_step:
-                raise KeyboardInterrupt  # nothing is recorded: replayed, the logits would be those of no step at all
-            forward(self, step)
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(type(model), "forward", interrupted)
-            list(fresh.generate(PROMPT, GREEDY))
-        after = [event.text for event in fresh.generate(PROMPT, GREEDY)]
-    with Engine.load(tmp_path / "small.gguf", context_tokens=40, threads=1) as unhurt:
-        assert after == [event.text for event in unhurt.generate(PROMPT, GREEDY)]
-
-
 def test_a_closed_engine_answers_nothing(engine: Engine) -> None:
     one = Engine.load(engine.info.path, context_tokens=16)
     logits = one.logits([1])
