@@ -166,6 +166,10 @@ class _Conversation:
     ) -> None:
         if not messages:
             raise InvalidRequestError("there is nothing to answer: messages is empty", param="messages")
+        if not all(isinstance(message, Message) for message in messages):
+            raise InvalidRequestError("every message must be a Message", param="messages")
+        if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
+            raise InvalidRequestError("tools must be a list", param="tools")
         self.turns = [(message.role, _pieces(message)) for message in messages]
         self.tools = [_tool_json(tool) for tool in tools or ()]
         self.thinking = bool(thinking)

@@ -196,8 +196,8 @@ class Engine:
         Raises InvalidRequestError, ContextLengthError, TemplateError (before the first event) or EngineError.
         """
         params = params or SamplingParams()
-        if len(messages) == 0:
-            raise InvalidRequestError("there is nothing to answer", param="messages")
+        if not hasattr(messages, "__len__") or len(messages) == 0:
+            raise InvalidRequestError("messages or token ids are needed: there is nothing to answer", param="messages")
         if isinstance(messages[0], Message):
             prompt = self.encode_chat(messages, thinking, tools, date)  # type: ignore[arg-type]
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from notso.smollm3.errors import InvalidRequestError
@@ -57,12 +57,14 @@ class SamplingParams:
         _integer("penalty_window", self.penalty_window, 0, 1 << 31)
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        if not isinstance(self.logit_bias, Mapping):
+            raise InvalidRequestError("logit_bias must map token ids to numbers", param="logit_bias")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise InvalidRequestError(f"logit_bias holds at most {MAX_LOGIT_BIAS} entries", param="logit_bias")
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, 1 << 31)
             _number("logit_bias", bias, -100.0, 100.0)
-        if isinstance(self.stop, str):
+        if isinstance(self.stop, str) or not isinstance(self.stop, Iterable):
             raise InvalidRequestError("stop must be a sequence of strings", param="stop")
         object.__setattr__(self, "stop", tuple(self.stop))
         if len(self.stop) > MAX_STOP_STRINGS:

@@ -1,0 +1,39 @@
+"""Arguments of the wrong type are refused by our own error, which names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load() as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("messages", [None, 5, [], [Message("user", "x"), 5], "hello", [1.5], [None]])
+def test_messages(engine: Engine, messages: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.generate(messages)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize("tools", [5, "get_weather", {"name": "x"}])
+def test_tools(engine: Engine, tools: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        engine.generate([Message("user", "x")], tools=tools)
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("stop", None), ("stop", 5), ("logit_bias", [1]), ("logit_bias", None), ("logit_bias", "x")]
+)
+def test_sampling_params(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
