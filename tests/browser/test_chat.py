@@ -6,17 +6,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-import notso
 from notso.smollm3 import Engine, Event, SamplingParams
 from notso.web.scripted_engine import Script, ScriptedEngine, say
 
-DEMO = Path(notso.__file__).parent / "demo" / "demo.gguf"
 THOUGHTS = "They ask me something.\n\nI will answer with a list.\n\n" * 3
 ANSWER = "Here is **one** answer:\n\n- first\n- second\n\n```python\nx = 1\n```\n\nAnd that is all of it.\n"
 
@@ -84,8 +81,6 @@ def held(release: threading.Event) -> Script:
 
 @pytest.mark.parametrize("kind", ["scripted", "demo"])
 def test_open_ask_watch_reload(serve: Serve, open_page: Open, kind: str) -> None:
-    if kind == "demo" and not DEMO.exists():
-        pytest.skip("the demo model has not been made yet (make -C training)")
     server = serve(lambda: Unhurried(Engine.load() if kind == "demo" else ScriptedEngine(script)))
     page = open_page(server.url)
     page.context.add_init_script(RECORD_GROWTH)
