@@ -12,7 +12,22 @@ from notso.smollm3.errors import (
     OutOfMemoryError,
     TemplateError,
 )
-from notso.smollm3.messages import Event, EventKind, FinishReason, Message, ModelInfo, Role, Tool, ToolCall, Usage
+from notso.smollm3.messages import (
+    EngineStats,
+    Event,
+    EventKind,
+    FinishReason,
+    Message,
+    ModelInfo,
+    Priority,
+    Progress,
+    PromptEstimate,
+    Role,
+    Tool,
+    ToolCall,
+    Usage,
+    WhenFull,
+)
 from notso.smollm3.sampling_params import SamplingParams
 
 __all__ = [
@@ -20,6 +35,7 @@ __all__ = [
     "DownloadError",
     "Engine",
     "EngineError",
+    "EngineStats",
     "Event",
     "EventKind",
     "FinishReason",
@@ -30,10 +46,14 @@ __all__ = [
     "ModelInfo",
     "NotsoError",
     "OutOfMemoryError",
+    "Priority",
+    "Progress",
+    "PromptEstimate",
     "Role",
     "SamplingParams",
     "TemplateError",
     "Tool",
     "ToolCall",
     "Usage",
+    "WhenFull",
 ]

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from notso.smollm3.errors import NotsoError
+
 Role = Literal["system", "user", "assistant", "tool"]
-EventKind = Literal["reasoning", "text", "tool_call", "usage", "end"]
+EventKind = Literal["queued", "progress", "trimmed", "reasoning", "text", "tool_call", "usage", "error", "end"]
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
+Priority = Literal["interactive", "api", "background"]
+WhenFull = Literal["stop", "drop_oldest"]
 
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
@@ -35,7 +39,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts in tokens, times in milliseconds. `cached_tokens` of the prompt were not computed again."""
+    """Counts in tokens, times in milliseconds. `cached_tokens` of the prompt were not computed again.
+
+    Of `drafted_tokens` that were guessed ahead, `accepted_tokens` were right (see speculation).
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -43,13 +50,31 @@ class Usage:
     cached_tokens: int = 0
     prompt_ms: float = 0.0
     completion_ms: float = 0.0
+    queue_ms: float = 0.0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the prompt has been read. `done_tokens` counts the cached ones; the rate is that of computed ones."""
+
+    done_tokens: int
+    total_tokens: int
+    cached_tokens: int
+    tokens_per_s: float = 0.0  # 0 until the first chunk has been timed
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One step of an answer. A stream is any number of reasoning, text and tool_call events, one usage, one end.
+    """One step of an answer.
 
-    `text` is set for reasoning and text, `tool_call` for tool_call, `usage` for usage, `finish_reason` for end.
+    A stream is: `queued` each time the place in the queue changes, `trimmed` if whole turns had to be left out,
+    `progress` while the prompt is read, any number of reasoning, text and tool_call events, then one usage and one
+    `end`, or `error` in their place. What is set, besides `kind`:
+    queued: `place` (1 is next); trimmed: `dropped_messages`; progress: `progress`; reasoning and text: `text` and
+    `tokens`, how many the answer has so far, thinking included; tool_call: `tool_call`; usage: `usage`;
+    error: `error`; end: `finish_reason`.
     """
 
     kind: EventKind
@@ -57,6 +82,11 @@ class Event:
     tool_call: ToolCall | None = None
     usage: Usage | None = None
     finish_reason: FinishReason | None = None
+    place: int = 0
+    dropped_messages: int = 0
+    progress: Progress | None = None
+    tokens: int = 0
+    error: NotsoError | None = None
 
 
 Tool = Mapping[str, Any]
@@ -76,3 +106,37 @@ class ModelInfo:
     quantisation: Mapping[str, int] = field(default_factory=dict)  # format name -> number of tensors
     kernels: str = "generic"
     threads: int = 1
+    kv_format: str = "f16"
+    kv_bytes: int = 0  # reserved for keys and values
+    max_num_seqs: int = 1  # answers that can be written at the same time
+    num_hidden_layers: int = 0
+    layers_without_rope: tuple[int, ...] = ()  # NoPE
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEstimate:
+    """What reading a prompt would cost now: its length, how much of it is cached, and the likely time for the rest."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    seconds: float | None  # None before anything was measured
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine at this moment, and totals since it was loaded. Rates are those of the last seconds of work."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_blocks: int = 0
+    kv_blocks_used: int = 0  # by running answers; what only the prefix cache holds counts as free
+    kv_blocks_cached: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    generated_tokens_total: int = 0
+    drafted_tokens_total: int = 0
+    accepted_tokens_total: int = 0
+    preemptions_total: int = 0
+    prefill_tokens_per_s: float = 0.0
+    decode_tokens_per_s: float = 0.0
+    weights_residency: str = "mmap"

@@ -18,6 +18,8 @@ class SamplingParams:
     """How to choose tokens. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
 
     max_tokens: most tokens of the answer, thinking included; None: as many as the context holds.
+    thinking_budget: most tokens of thinking; then the thought is closed for the model and the answer begins. None: no
+        limit but max_tokens.
     temperature: 0..2; 0 is greedy.
     top_p: 0 < p <= 1; top_k: 0 is off; min_p: 0..1, relative to the likeliest token.
     repetition_penalty: > 0, 1 is off; presence_penalty and frequency_penalty: -2..2. All three look at the last
@@ -30,6 +32,7 @@ class SamplingParams:
     """
 
     max_tokens: int | None = None
+    thinking_budget: int | None = None
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 0
@@ -45,6 +48,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
             _integer("max_tokens", self.max_tokens, 1, 1 << 31)
+        if self.thinking_budget is not None:
+            _integer("thinking_budget", self.thinking_budget, 0, 1 << 31)
         _number("temperature", self.temperature, 0.0, 2.0)
         _number("top_p", self.top_p, 0.0, 1.0)
         if self.top_p == 0.0:
