@@ -93,11 +93,12 @@ inline void matmul_columns(const TileTask& t) {
   auto* acc = reinterpret_cast<float*>(rows + 1);
   for (int64_t row = t.row_begin; row < t.row_end; row += kTileRows) {
     __builtin_memset(acc, 0, size_t(acc_floats) * sizeof(float));
+    Ahead ahead(t.weight + row * t.row_bytes, t.row_bytes, Rows::bytes);
     for (int64_t b = 0; b < t.blocks; b++) {
+      ahead.ask();
 #pragma GCC unroll 4
       for (int r = 0; r < kTileRows; r++) {
         const uint8_t* block = t.weight + (row + r) * t.row_bytes + b * Rows::bytes;
-        prefetch_block(block + 2 * Rows::bytes, Rows::bytes);
         Rows::unpack(block, *rows, r);
       }
       const auto* packed = reinterpret_cast<const PackedColumns*>(t.packed) + b * tiles;

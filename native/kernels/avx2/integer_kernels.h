@@ -21,21 +21,21 @@ struct WithMins256 : KQuant256 {
     w.scale = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)bytes.scale));
     w.min = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)bytes.min));
   }
-  static RowScales row_scales(const uint8_t* const* place, int rows) { return load_row_scales(place, rows); }
+  static RowScales row_scales(const uint8_t* block) { return {half_at(block), half_at(block + 2)}; }
+  // `scales` holds the eight words in both lanes
   template <int J>
-  static __m256i scaled(const Unpacked& w, const BlockQ8K& x) {
-    // the 16-bit scale J in every lane
-    const __m128i one = _mm_shuffle_epi8(w.scale, _mm_set1_epi16(short(2 * J | (2 * J + 1) << 8)));
-    const __m256i pairs = _mm256_maddubs_epi16(w.q[J], _mm256_load_si256((const __m256i*)(x.q + 32 * J)));
-    return _mm256_madd_epi16(pairs, _mm256_broadcastsi128_si256(one));
+  static __m256i scaled(const __m256i (&q)[8], const BlockQ8K& x, __m256i scales) {
+    const __m256i pairs = _mm256_maddubs_epi16(q[J], _mm256_load_si256((const __m256i*)(x.q + 32 * J)));
+    return _mm256_madd_epi16(pairs, _mm256_shuffle_epi8(scales, _mm256_set1_epi16(short(2 * J | (2 * J + 1) << 8))));
   }
-  static __m256i dot(const Unpacked& w, const BlockQ8K& x) {
-    const __m256i a = _mm256_add_epi32(scaled<0>(w, x), scaled<1>(w, x));
-    const __m256i b = _mm256_add_epi32(scaled<2>(w, x), scaled<3>(w, x));
-    const __m256i c = _mm256_add_epi32(scaled<4>(w, x), scaled<5>(w, x));
-    const __m256i d = _mm256_add_epi32(scaled<6>(w, x), scaled<7>(w, x));
+  static __m256i dot(const __m256i (&q)[8], const BlockQ8K& x, __m256i scales) {
+    const __m256i a = _mm256_add_epi32(scaled<0>(q, x, scales), scaled<1>(q, x, scales));
+    const __m256i b = _mm256_add_epi32(scaled<2>(q, x, scales), scaled<3>(q, x, scales));
+    const __m256i c = _mm256_add_epi32(scaled<4>(q, x, scales), scaled<5>(q, x, scales));
+    const __m256i d = _mm256_add_epi32(scaled<6>(q, x, scales), scaled<7>(q, x, scales));
     return _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
   }
+  static __m256i dot(const Unpacked& w, const BlockQ8K& x) { return dot(w.q, x, _mm256_broadcastsi128_si256(w.scale)); }
 };
 
 struct Q4_K256 : WithMins256 {
@@ -128,9 +128,7 @@ struct Q6_K256 : KQuant256 {
     }
     return total;
   }
-  static RowScales row_scales(const uint8_t* const* place, int rows) {
-    const uint8_t* d[4];
-    for (int r = 0; r < rows; r++) d[r] = place[r] + offsetof(BlockQ6_K, d);
-    return {load_halves(d, rows), _mm_setzero_ps()};
+  static RowScales row_scales(const uint8_t* block) {
+    return {half_at(block + offsetof(BlockQ6_K, d)), _mm_setzero_ps()};
   }
 };

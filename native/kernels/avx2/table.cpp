@@ -7,11 +7,13 @@ namespace qtensor {
 namespace {
 
 constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2, kColumnGroup = 2;
+constexpr bool kPrefetchInOrder = true;
 // clang-format off: each of these builds on the ones before it
 #include "vec16.h"
 #include "../float_kernels.h"
 #include "../x86_rows.h"
 #include "integer_kernels.h"
+#include "four_rows.h"
 #include "../x86_matmul.h"
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"
