@@ -6,14 +6,19 @@ struct StoreValues {
   static constexpr int64_t bytes = Quant::bytes;
   static constexpr int largest = LARGEST;
   static QTENSOR_INLINE void store(const uint8_t* block, uint8_t* to) {
-    __m256i q[8];
-    Quant::values(block, q);
-    for (int j = 0; j < 8; j++) _mm256_store_si256((__m256i*)(to + 32 * j), q[j]);
+    store_pair<0>(block, to);
+    store_pair<1>(block, to);
+    store_pair<2>(block, to);
+    store_pair<3>(block, to);
+  }
+  template <int C>
+  static QTENSOR_INLINE void store_pair(const uint8_t* block, uint8_t* to) {
+    __m256i even, odd;
+    Quant::template pair<C>(block, even, odd);
+    _mm256_store_si256((__m256i*)(to + 64 * C), even);
+    _mm256_store_si256((__m256i*)(to + 64 * C + 32), odd);
   }
 };
-
-// The value is in a register here. Without this gcc adds the products up as a tree, keeping them on the stack for it.
-inline void in_register(__m256i& value) { __asm__("" : "+x"(value)); }
 
 // vpmaddwd wants a scale in both words.
 inline __m256i column_scales(__m256i scales) { return _mm256_blend_epi16(scales, _mm256_slli_epi32(scales, 16), 0xaa); }

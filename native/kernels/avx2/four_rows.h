@@ -49,24 +49,23 @@ inline void k_quant_four_rows(const MatmulTask& t, int64_t row, int64_t column) 
     } else {
       scale.d = load_halves(place, offsetof(BlockQ6_K, d));
     }
-    __m256i sum[COLUMNS][4];
+    __m256i sum[4][COLUMNS];
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
       if constexpr (Quant::has_min) {
-        __m256i q[8];
-        Quant::values(place[r], q);
-        const __m256i both = headers[r / 2].scales, scales = _mm256_permute2x128_si256(both, both, r % 2 ? 0x11 : 0x00);
-        for (int c = 0; c < COLUMNS; c++) sum[c][r] = Quant::dot(q, x[c * blocks], scales);
+        const __m256i both = headers[r / 2].scales;
+        const __m256i own =
+            r % 2 ? _mm256_permute2x128_si256(both, both, 0x11) : _mm256_permute2x128_si256(both, both, 0);
+        row_sums<Quant>(place[r], own, x, blocks, sum[r]);
       } else {
-        const typename Quant::Unpacked w = Quant::unpack(place[r]);
-        for (int c = 0; c < COLUMNS; c++) sum[c][r] = Quant::dot(w, x[c * blocks]);
+        row_sums<Quant>(place[r], Quant::scales_of(place[r]), x, blocks, sum[r]);
       }
       place[r] += Quant::bytes;
     }
 #pragma GCC unroll 2
     for (int c = 0; c < COLUMNS; c++) {
       const BlockQ8K& xb = x[c * blocks];
-      __m128 f = _mm_mul_ps(_mm_cvtepi32_ps(fold_four(sum[c][0], sum[c][1], sum[c][2], sum[c][3])), scale.d);
+      __m128 f = _mm_mul_ps(_mm_cvtepi32_ps(fold_four(sum[0][c], sum[1][c], sum[2][c], sum[3][c])), scale.d);
       if constexpr (Quant::has_min) {
         const __m256i sums = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)xb.sums32));
         const __m128i mins =
