@@ -65,22 +65,23 @@ inline void prefetch_block(const uint8_t* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + i), _MM_HINT_T0);
 }
 
-// Asks memory for the blocks of later rows while four rows are read, block by block. Either line after line, as they
-// lie in memory, into the second cache, a group of four rows and 8 KiB ahead: so every line is asked for once and in
-// order. Or at the same place five rows below each row, a group of four rows and a quarter ahead. Which is faster
-// depends on the processor: see docs/kernels/gemv.md.
+// Asks memory for the blocks of later rows while a group of rows is read, block by block. Either line after line, as
+// they lie in memory, into the second cache, the group and 8 KiB ahead: so every line is asked for once and in order.
+// Or at the same place below each row, the group and one row ahead. Which is faster depends on the processor: see
+// docs/kernels/gemv.md.
+template <int ROWS>
 class Ahead {
  public:
   Ahead(const uint8_t* row, int64_t row_bytes, int64_t block_bytes)
-      : next_(row + (kPrefetchInOrder ? 4 * row_bytes + 8192 : 5 * row_bytes)),
+      : next_(row + (kPrefetchInOrder ? ROWS * row_bytes + 8192 : (ROWS + 1) * row_bytes)),
         row_bytes_(row_bytes),
         block_bytes_(block_bytes) {}
   QTENSOR_INLINE void ask() {
     if (kPrefetchInOrder) {
-      for (int64_t i = 0; i < 4 * block_bytes_; i += 64) _mm_prefetch((const char*)(next_ + i), _MM_HINT_T1);
-      next_ += 4 * block_bytes_;
+      for (int64_t i = 0; i < ROWS * block_bytes_; i += 64) _mm_prefetch((const char*)(next_ + i), _MM_HINT_T1);
+      next_ += ROWS * block_bytes_;
     } else {
-      for (int r = 0; r < 4; r++) prefetch_block(next_ + r * row_bytes_, block_bytes_);
+      for (int r = 0; r < ROWS; r++) prefetch_block(next_ + r * row_bytes_, block_bytes_);
       next_ += block_bytes_;
     }
   }

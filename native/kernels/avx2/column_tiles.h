@@ -26,11 +26,11 @@ inline __m256i column_scales(__m256i scales) { return _mm256_blend_epi16(scales,
 struct Columns256 {
   // Four rows share the loaded activations where few scales are needed; with many, two rows' totals stay in registers.
   template <class Rows, int TILES>
-  static void block(const RowBlocks& rows, const PackedColumns* x, float* acc) {
+  static void block(const RowBlocks& rows, const PackedColumns* x, float* acc, int64_t tile_floats) {
     constexpr int together = Rows::group == 32 ? 4 : 2;
     for (int t = 0; t < TILES; t++)
       for (int r = 0; r < kTileRows; r += together)
-        some_rows<Rows, together, 2>(rows, r, x[t], acc + (t * kTileRows + r) * 16);
+        some_rows<Rows, together, 2>(rows, r, x[t], acc + t * tile_floats + r * 16);
   }
 
   template <class Rows>

@@ -30,7 +30,7 @@ inline void k_quant_four_rows(const MatmulTask& t, int64_t row, int64_t column) 
   const __m512i zero = _mm512_setzero_si512(), pattern = scale_order<Quant, split>();
   const uint8_t* place[4];
   for (int r = 0; r < 4; r++) place[r] = t.weight + (row + r) * t.row_bytes;
-  Ahead ahead(place[0], t.row_bytes, Quant::bytes);
+  Ahead<4> ahead(place[0], t.row_bytes, Quant::bytes);
   __m128 acc[COLUMNS];
   for (int c = 0; c < COLUMNS; c++) acc[c] = _mm_setzero_ps();
   const BlockQ8K* x = t.blocks + column * blocks;
