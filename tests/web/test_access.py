@@ -170,7 +170,7 @@ def test_every_answer_carries_the_policy(shared: Any, path: str) -> None:
 def test_the_policy_is_the_one_written_down() -> None:
     assert content_security_policy("N") == (
         "default-src 'none'; script-src 'self' 'nonce-N'; style-src 'self'; img-src 'self'; font-src 'self'; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
 
 

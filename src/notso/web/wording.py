@@ -102,6 +102,11 @@ words: dict[str, str] = {
     "login_key": "API key",
     "login_enter": "Enter",
     "login_wrong": "That is not the key.",
+    # what can be done with a code block
+    "code": "code",
+    "code_copy": "Copy",
+    "code_wrap": "Wrap",
+    "code_whole": "Show all",
 }
 
 
