@@ -29,7 +29,7 @@ def plan_model(path: Path, context_tokens: int | None) -> MemoryPlan:
     """
     from notso.qtensor.gguf import GGUFFile
     from notso.smollm3.config import SmolLM3Config
-    from notso.smollm3.engine import DEFAULT_CONTEXT_TOKENS
+    from notso.smollm3.engine_plan import DEFAULT_CONTEXT_TOKENS
     from notso.smollm3.errors import InvalidRequestError
     from notso.smollm3.kv_cache import kv_bytes_per_token
     from notso.smollm3.memory import plan_memory
