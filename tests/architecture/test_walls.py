@@ -21,7 +21,7 @@ LIBRARIES = {
     "smollm3": {"numpy", "tokenizers", "jinja2", "huggingface_hub", "httpx2", "platformdirs"},
     "web": {
         "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
-        "pygments", "platformdirs", "uuid_utils", "python_multipart",
+        "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client",
     },
     "cli": {"typer", "rich", "prompt_toolkit", "platformdirs"},
 }  # fmt: skip
