@@ -18,6 +18,7 @@ from notso.smollm3.memory import (
     largest_context,
     memory_limits,
     plan_memory,
+    process_memory,
 )
 
 # SmolLM3-3B Q4_K_M with a 16-bit cache (facts: 1,907,462,144 bytes of tensors, 73,728 bytes per token)
@@ -193,3 +194,13 @@ def test_the_largest_context_fits_and_one_step_more_does_not(sequences: int, scr
 
 def test_no_room_at_all_is_a_context_of_nothing() -> None:
     assert largest_context(weights_bytes=WEIGHTS, kv_bytes_per_token=KV, available_bytes=MIB) == 0
+
+
+def test_what_this_process_occupies() -> None:
+    before = process_memory()
+    assert 0 < before.held_bytes <= before.resident_bytes
+    block = bytearray(b"\x01") * (64 * MIB)
+    after = process_memory()
+    assert 60 * MIB < after.held_bytes - before.held_bytes < 80 * MIB
+    del block
+    assert process_memory(Path("/nowhere")).resident_bytes == 0

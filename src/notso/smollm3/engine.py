@@ -114,6 +114,7 @@ class Engine:
             max_num_seqs=plan.max_num_seqs,
             num_hidden_layers=self.config.num_hidden_layers,
             layers_without_rope=self.config.nope_layers,
+            memory=plan.budget,
         )
 
     @classmethod

@@ -14,6 +14,7 @@ from notso.smollm3.config import YARN_FACTOR, SmolLM3Config
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
 from notso.smollm3.kv_formats import KV_CHOICES, KV_FORMATS, RECENT_FORMAT, KVChoice, KVFormat, is_supported
 from notso.smollm3.memory import MIB, MemoryLimit, available_memory
+from notso.smollm3.messages import MemoryBudget
 
 BLOCK_TOKENS = 128
 """Positions of one tile of the cache (`ops.TILE_POSITIONS`)."""
@@ -70,6 +71,14 @@ class EnginePlan:
     def needed_bytes(self) -> int:
         """All of it, the process included."""
         return self.weights_bytes + self.kv_bytes + self.scratch_bytes + PROCESS_BYTES
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """The same for people."""
+        limit = self.limit
+        return MemoryBudget(
+            self.weights_bytes, self.kv_bytes, self.scratch_bytes, PROCESS_BYTES, limit.available_bytes, limit.source
+        )
 
 
 def longest_context(config: SmolLM3Config) -> int:

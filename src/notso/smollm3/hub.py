@@ -83,6 +83,11 @@ class LocalModel:
     verified: Verified
 
 
+def official_files() -> tuple[KnownFile, ...]:
+    """The published files that can be fetched, the usual one first."""
+    return KNOWN_FILES
+
+
 def known_file(name: str) -> KnownFile:
     """The official file a person means: `smollm3-3b`, `Q8_0`, `smollm3-3b:Q8_0`, `owner/repository:Q8_0`, a file name.
 

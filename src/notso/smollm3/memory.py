@@ -49,6 +49,22 @@ class MemoryPlan:
         return self.weights_bytes + self.kv_bytes + self.scratch_bytes + PROCESS_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """What this process occupies now. Of `resident_bytes`, the pages of mapped files can be read again at any time;
+    `held_bytes` is what it holds on to, in memory or swapped out."""
+
+    resident_bytes: int
+    held_bytes: int
+
+
+def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
+    """What the kernel counts for this process; zeros where it does not say."""
+    fields = _number_lines(proc / "self" / "status")
+    held = fields.get("RssAnon:", 0) + fields.get("RssShmem:", 0) + fields.get("VmSwap:", 0)
+    return ProcessMemory(fields.get("VmRSS:", 0) * 1024, held * 1024)
+
+
 def memory_limits(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> list[MemoryLimit]:
     """Every bound that applies to this process. Never empty; a bound that cannot be read is left out."""
     limits = [_system_memory(proc)]
