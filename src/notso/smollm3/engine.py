@@ -44,6 +44,7 @@ from notso.smollm3.sampling_params import SamplingParams
 from notso.smollm3.scheduler import Chunk, Scheduler
 from notso.smollm3.sequence import RANKS
 from notso.smollm3.sequence import Sequence as ScheduledSequence
+from notso.smollm3.speculation import Proposer
 from notso.smollm3.tokenizer import Tokenizer
 from notso.smollm3.weights import SmolLM3Weights
 
@@ -70,6 +71,7 @@ class Engine:
         weights_on: Residency = "auto",
         kv: KVChoice = "auto",
         max_num_seqs: int | None = None,
+        speculation: bool = True,
     ) -> None:
         """Use `Engine.load`."""
         backend.configure(threads)
@@ -88,6 +90,8 @@ class Engine:
         self._scheduler = Scheduler(self._blocks, plan.max_num_seqs)
         self._spare_slot = plan.max_num_seqs
         self._fingerprint = secrets.token_bytes(16)
+        self._speculation = speculation
+        self._unguessed = self.tokenizer.control_ids | {self.tokenizer.think_open_id, self.tokenizer.think_close_id}
         self._closed = False
         self._promotion = WeightPromotion(
             file, weights, wanted=weights_on, take=lambda: self._core.poke(), idle_s=lambda: self._core.idle_s
@@ -127,6 +131,7 @@ class Engine:
         weights: Residency = "auto",
         kv: KVChoice = "auto",
         max_num_seqs: int | None = None,
+        speculation: bool = True,
     ) -> Engine:
         """Map a GGUF file and make it ready; None loads the demo model that ships with the package.
 
@@ -135,7 +140,8 @@ class Engine:
         weights: "mmap" reads them from the mapped file; "hugepages" copies them to 2 MiB pages in the background while
         it already answers; "auto" does so for files where it pays, if memory and the system allow.
         kv: how keys and values are kept; "auto" chooses by context and memory. max_num_seqs: answers written at the
-        same time; None takes up to 16 as memory allows.
+        same time; None takes up to 16 as memory allows. speculation: guess tokens ahead where that pays; what is said
+        stays the same.
 
         Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError or KernelChoiceError.
         """
@@ -148,6 +154,7 @@ class Engine:
             weights_on=weights,
             kv=kv,
             max_num_seqs=max_num_seqs,
+            speculation=speculation,
         )
 
     @property
@@ -347,6 +354,7 @@ class Engine:
             most=params.max_tokens or room,
             thinking_budget=params.thinking_budget,
             closing=self._prompts.end_of_thought,
+            proposer=self._proposer(prompt.ids) if self._speculation else None,
             opening=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
         )
 
@@ -369,6 +377,10 @@ class Engine:
             raise InvalidRequestError("when_full must be stop or drop_oldest", param="when_full")
         answer = params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4)
         return self._prompts.write_fitting(messages, write, self._context_tokens - answer)
+
+    def _proposer(self, ids: list[int]) -> Proposer:
+        never = frozenset(token for token in self._unguessed if token is not None)
+        return Proposer(ids, never=never, costs=self._core.costs)
 
     def _root(self, owner: str) -> bytes:
         return root_key(self._fingerprint, owner)

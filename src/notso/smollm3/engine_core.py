@@ -18,10 +18,12 @@ from notso.smollm3.answer import Answer
 from notso.smollm3.errors import EngineError, NotsoError
 from notso.smollm3.generation import Generation
 from notso.smollm3.messages import EngineStats, Event, FinishReason, Progress, Usage
-from notso.smollm3.runner import Runner
+from notso.smollm3.runner import MAX_SAMPLED, Runner
 from notso.smollm3.sampling import Sampler
 from notso.smollm3.scheduler import FEW_ROWS, Chunk, Plan, Scheduler
 from notso.smollm3.sequence import Sequence
+from notso.smollm3.speculation import MOST_DRAFTS, Proposer
+from notso.smollm3.step_costs import StepCosts
 
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -39,7 +41,8 @@ _log = logging.getLogger(__name__)
 @dataclass(eq=False)
 class Request:
     """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that end
-    a thought for the model. Times in seconds of `perf_counter`, 0 until they come."""
+    a thought for the model; `proposer`: guesses what comes next, if anybody does. Times in seconds of `perf_counter`,
+    0 until they come."""
 
     sequence: Sequence
     generation: Generation
@@ -48,12 +51,15 @@ class Request:
     most: int
     thinking_budget: int | None = None
     closing: tuple[int, ...] = ()
+    proposer: Proposer | None = None
     opening: list[Event] = field(default_factory=list)  # what to tell before anything else
     submitted: float = 0.0
     began: float = 0.0
     read: float = 0.0
     told: float = 0.0
     place: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -68,6 +74,7 @@ class EngineCore:
         """`between_steps` is called in the thread before each step, and when it was poked."""
         self.runner = runner
         self.scheduler = scheduler
+        self.costs = StepCosts()
         self._between_steps = between_steps
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -191,8 +198,7 @@ class EngineCore:
                 self._end_if_over(request)
 
     def _step(self) -> None:
-        decoding = [sequence for sequence in self.scheduler.running if sequence.pending <= FEW_ROWS]
-        plan = self.scheduler.schedule(self._prompt_tokens(len(decoding)))
+        plan = self.scheduler.schedule(self._prompt_tokens(self._guess()))
         self._tell_places()
         self._move_blocks(plan)
         if not plan.chunks:
@@ -214,9 +220,23 @@ class EngineCore:
                 _log.exception("an answer failed")
                 self._fail(request, EngineError(f"the answer failed inside: {type(error).__name__}"))
 
+    def _guess(self) -> int:
+        """Guess what follows in each answer, while no prompt wants the rows. How many rows answers will have."""
+        running = self.scheduler.running
+        decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
+        rows = sum(sequence.pending for sequence in decoding)
+        nothing_to_read = len(decoding) == len(running) and not self.scheduler.waiting
+        for sequence in decoding:
+            request, sequence.drafts = self._requests[sequence], []
+            if nothing_to_read and request.proposer is not None and sequence.pending == 1:
+                left = min(request.most - request.answer.tokens - 1, MAX_SAMPLED - rows, MOST_DRAFTS)
+                sequence.drafts = request.proposer.propose(left, rows)
+                rows += len(sequence.drafts)
+        return rows
+
     def _prompt_tokens(self, decoding: int) -> int:
-        """How much of prompts the next step may read."""
-        room = max(self.runner.max_rows - decoding * FEW_ROWS, 1)
+        """How much of prompts the next step may read beside `decoding` rows of answers."""
+        room = max(self.runner.max_rows - decoding, 1)
         if not decoding or not self._prompt_s_per_token:
             return room if not decoding else LEAST_PROMPT_TOKENS
         fitting = int(MIXED_STEP_S / self._prompt_s_per_token) // LEAST_PROMPT_TOKENS * LEAST_PROMPT_TOKENS
@@ -283,6 +303,11 @@ class EngineCore:
                 break
             right += 1
         self.scheduler.advance(chunk, right)
+        if request.proposer is not None:
+            request.proposer.judge(len(chunk.drafts), right)
+            request.proposer.extend(sequence.tokens[len(request.proposer) :])
+        request.drafted += len(chunk.drafts)
+        request.accepted += right
         drawn = right + 1
         self._stats = replace(
             self._stats,
@@ -325,6 +350,8 @@ class EngineCore:
             prompt_ms=1000 * (read - began),
             completion_ms=1000 * (now - read),
             queue_ms=1000 * (began - request.submitted),
+            drafted_tokens=request.drafted,
+            accepted_tokens=request.accepted,
         )
         events += [Event("usage", usage=usage), Event("end", finish_reason=request.answer.finish_reason)]
         self._leave(request, events)
@@ -360,6 +387,7 @@ class EngineCore:
             self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
             self._stats = replace(self._stats, prefill_tokens_per_s=rate)
         else:
+            self.costs.observe(plan.rows, seconds)
             self._stats = replace(self._stats, decode_tokens_per_s=len(plan.chunks) / seconds)
 
 
