@@ -78,6 +78,14 @@ def test_thinking_is_switched(engine: Any, notso: Run, typed: str, thinks: bool)
     assert engine.thinking == [thinks]
 
 
+def test_thinking_gets_a_budget(engine: Any, notso: Run) -> None:
+    result = notso("chat", stdin="/thinking 256\nx\n/thinking 0\n/thinking ²\n/thinking 99999999999\n")
+
+    assert "Thinking is on, at most 256 tokens." in result.err
+    assert engine.thinking == [True]
+    assert result.err.count("takes on, off, a number of tokens") == 3
+
+
 def test_thinking_can_be_hidden(engine: Any, notso: Run) -> None:
     engine.says("Yes.", thinks=["secret thought"])
 

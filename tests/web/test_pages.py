@@ -260,6 +260,7 @@ def test_every_word_is_used_and_every_used_word_exists() -> None:
     used -= {"get", "format"}
     assert used <= wording.words.keys()
     built = ("phase_", "announce_", "state_", "theme_", "example_", "thought_for", "phase_thinking_for")
+    built += ("menu_", "part_", "key_", "set_", "unset_", "prefer_", "limit_")
     assert {word for word in wording.words if word not in used and not word.startswith(built)} == set()
 
 

@@ -36,7 +36,7 @@ def language_of(info: str) -> str:
 
 
 def code_block(code: str, info: str, *, colour: bool) -> str:
-    """A whole code block as HTML: above it its language and what one can do with it, the rest beyond 40 lines folded."""
+    """A whole code block as HTML: above it its language and what one can do with it, folded if long."""
     language = language_of(info)
     if colour and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:
         body = highlight(code, _lexer(language), HtmlFormatter(nowrap=True))

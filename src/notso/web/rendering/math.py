@@ -21,8 +21,8 @@ _MARKS = {"$$": "$$", "\\[": "\\]"}
 
 def enable_math(parser: MarkdownIt) -> None:
     """Teach a parser the tokens `formula` (block) and `formula_inline`, whose content is TeX."""
-    interrupts = {"alt": ["paragraph", "blockquote", "list", "table"]}
-    parser.block.ruler.before("fence", "formula", _block, interrupts)
+    interrupted = ["paragraph", "blockquote", "list", "table"]
+    parser.block.ruler.before("fence", "formula", _block, {"alt": interrupted})
     parser.inline.ruler.before("escape", "formula_inline", _inline)
 
 
