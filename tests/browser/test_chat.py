@@ -328,4 +328,4 @@ def test_the_toggle_holds_per_chat(serve: Serve, open_page: Open) -> None:
     ask(page, "Again")
     expect(page.locator("article.assistant[data-state=done]")).to_have_count(2)
     expect(last_answer(page).locator("details.reasoning")).to_be_hidden()
-    assert [thinking for _, thinking, _ in engine.requests] == [True, False]
+    assert [request.thinking for request in engine.requests] == [True, False]

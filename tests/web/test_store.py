@@ -160,7 +160,13 @@ def test_a_foreign_id_is_an_unknown_id(tmp_path: Path) -> None:
         assert await store.add_turn(other, a_turn(chat)) == TurnRefused(None)
         assert not await store.set_title(other, chat.id, "x")
         assert not await store.set_thinking(other, chat.id, False)
-        assert not await store.delete_chat(other, chat.id)
+        assert not await store.set_pinned(other, chat.id, True)
+        assert not await store.set_settings(other, chat.id, {})
+        assert not await store.choose(other, chat.id, turn.answer.id)
+        assert not await store.edit_answer(other, chat.id, turn.answer.id, "x")
+        assert await store.trash_chat(other, chat.id) is None
+        assert await store.trash_messages(other, chat.id, reset=True) is None
+        assert await store.search(other, "question", 9) == []
         assert (await store.chat(OWNER, chat.id)) is not None
 
     run(tmp_path, work)
@@ -171,10 +177,11 @@ def test_deleting_takes_the_messages_along_and_a_late_save_brings_none_back(tmp_
         chat = a_chat()
         turn = a_turn(chat)
         await store.add_turn(OWNER, turn, chat)
-        assert await store.delete_chat(OWNER, chat.id)
+        assert await store.trash_chat(OWNER, chat.id)
+        assert await store.purge(1 << 62) == 1
         await store.save_answer(replace(turn.answer, content="late", state="done"))
         assert await store.messages(OWNER, chat.id) == []
-        assert not await store.delete_chat(OWNER, chat.id)
+        assert await store.trash_chat(OWNER, chat.id) is None
 
     run(tmp_path, work)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3 import ContextLengthError, Event, ModelFileError
+from notso.smollm3 import ContextLengthError, EngineError, Event, ModelFileError
 from notso.web.ids import new_id
 from notso.web.rendering.markdown import render_markdown
 from notso.web.scripted_engine import ScriptedEngine, say
@@ -235,15 +235,15 @@ def test_the_engine_reads_history_date_and_toggle(start: Start) -> None:
     first = server.ask("One\r\n  two", thinking=True)
     server.finished(first)
     server.finished(server.ask("Three", first.chat_id, thinking=False))
-    (_, thinking_1, date_1), (messages, thinking_2, date_2) = engine.requests
-    assert [(message.role, message.content) for message in messages] == [
+    one, two = engine.requests
+    assert [(message.role, message.content) for message in two.messages] == [
         ("user", "One\n  two"),
         ("assistant", "Fine."),
         ("user", "Three"),
     ]
-    assert all(message.reasoning_content is None for message in messages)
-    assert (thinking_1, thinking_2) == (True, False)
-    assert date_1 == date_2 is not None
+    assert all(message.reasoning_content is None for message in two.messages)
+    assert (one.thinking, two.thinking) == (True, False)
+    assert one.date == two.date is not None
 
 
 def test_the_date_is_frozen_per_chat(start: Start) -> None:
@@ -257,22 +257,34 @@ def test_the_date_is_frozen_per_chat(start: Start) -> None:
         )
     )
     server.finished(server.ask("Two", asked.chat_id))
-    assert engine.requests[-1][2].isoformat() == "2025-07-08"  # type: ignore[union-attr]
+    assert engine.requests[-1].date.isoformat() == "2025-07-08"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("failure", [ContextLengthError(9120, 8192), RuntimeError("secret /home/me")])
-def test_a_failure_ends_the_turn_with_words_and_keeps_the_text(start: Start, failure: Exception) -> None:
-    engine = ScriptedEngine(script("Half of it"), failure=failure)
+def test_a_failure_ends_the_turn_with_words_and_keeps_the_text(start: Start) -> None:
+    engine = ScriptedEngine(script("Half of it"), failure=EngineError("a number was not finite"))
     server = start(engine).ready()
     asked = server.ask("Hello")
     events = server.stream(asked)
     stored = server.finished(asked)
-    assert (stored.state, stored.content) == ("failed", "Half of it")
+    assert (stored.state, stored.content, stored.note) == ("failed", "Half of it", "a number was not finite")
     assert [event.event for event in events[-2:]] == ["error", "done"]
-    assert ("9,120" in stored.note) == isinstance(failure, ContextLengthError)
+    assert json.loads(events[-2].data)["message"] == "a number was not finite"
+    engine.failure = None
+    assert server.finished(server.ask("Again", asked.chat_id)).state == "done"
+
+
+@pytest.mark.parametrize("refusal", [ContextLengthError(9120, 8192), RuntimeError("secret /home/me")])
+def test_a_refusal_ends_the_turn_with_words(start: Start, refusal: Exception) -> None:
+    engine = ScriptedEngine(script("Fine"), refusal=refusal)
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    events = server.stream(asked)
+    stored = server.finished(asked)
+    assert (stored.state, stored.content) == ("failed", "")
+    assert ("9,120" in stored.note) == isinstance(refusal, ContextLengthError)
     page = server.client.get(f"/chats/{asked.chat_id}").text
     assert "secret" not in page + events[-2].data + stored.note
-    engine.failure = None
+    engine.refusal = None
     assert server.finished(server.ask("Again", asked.chat_id)).state == "done"
 
 

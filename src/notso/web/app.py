@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -19,9 +21,10 @@ from notso.web import entry
 from notso.web.access import KeyRing, owner_of
 from notso.web.api import health
 from notso.web.assets import Assets
-from notso.web.chat import routes
+from notso.web.chat import chat_routes, message_routes, routes, settings_routes, transfer_routes, views
+from notso.web.chat.engine_host import EngineHost
 from notso.web.chat.engine_port import EngineSource
-from notso.web.chat.engine_thread import EngineThread
+from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.turns import Turns
 from notso.web.errors import StorageError, StorageFullError
 from notso.web.ids import is_id
@@ -38,6 +41,8 @@ logger = logging.getLogger("notso.web")
 
 RENDER_THREADS = 2
 ENGINE_EXIT_SECONDS = 3.0
+UNDO_SECONDS = 15.0  # the page offers it for 10
+PURGE_SECONDS = 5.0
 
 
 def create_app(engine_source: EngineSource, settings: Settings | None = None) -> FastAPI:
@@ -52,9 +57,11 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None) ->
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.store.open()
         state.engine.start(asyncio.get_running_loop())
+        purging = asyncio.create_task(_purge_now_and_then(state))
         try:
             yield
         finally:
+            purging.cancel()
             await _shut_down(state)
 
     app = FastAPI(
@@ -73,8 +80,9 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None) ->
     )
     app.state.notso = state
     app.state.key_ring = KeyRing(settings.api_key)
-    for part in (health.router, entry.router, routes.router):
-        app.include_router(part)
+    chats = (routes, message_routes, chat_routes, settings_routes, transfer_routes)
+    for router in (health.router, entry.router, *(part.router for part in chats)):
+        app.include_router(router)
     app.add_exception_handler(Problem, _show_problem)
     app.add_exception_handler(StorageError, _show_problem)
     app.add_exception_handler(HTTPException, _show_problem)
@@ -96,11 +104,19 @@ async def begin_stopping(state: State) -> None:
 
 def _make_state(engine_source: EngineSource, settings: Settings) -> State:
     store = SQLiteStore(settings.directory)
-    engine = EngineThread(engine_source)
+    engine = EngineHost(engine_source)
     renderer = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="notso-render")
     assets = Assets()
     turns = Turns(store, engine, renderer, settings.max_answer_characters)
-    return State(settings, store, engine, turns, renderer, assets, Pages(assets, renderer))
+    return State(settings, store, engine, turns, Suggestions(engine, turns), renderer, assets, Pages(assets, renderer))
+
+
+async def _purge_now_and_then(state: State) -> None:
+    """What was deleted is gone for good once it is too late to undo that."""
+    while True:
+        with contextlib.suppress(StorageError):
+            await state.store.purge(int(1000 * (time.time() - UNDO_SECONDS)))
+        await asyncio.sleep(PURGE_SECONDS)
 
 
 async def _shut_down(state: State) -> None:
@@ -141,7 +157,7 @@ async def _page_with_draft(request: Request, state: State, problem: Problem) -> 
     chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
     if chat_id and chat is None:
         return None
-    return await routes.chat_page(request, state, owner, chat, problem=problem)
+    return await views.chat_page(request, state, owner, chat, problem=problem)
 
 
 async def _ask_for_key(request: Request) -> Response:

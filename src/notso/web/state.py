@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from fastapi import Request
 
 from notso.web.assets import Assets
-from notso.web.chat.engine_thread import EngineThread
+from notso.web.chat.engine_host import EngineHost
+from notso.web.chat.feed import Feed
+from notso.web.chat.open_streams import OpenStreams
+from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.turns import Turns
 from notso.web.pages import Pages
 from notso.web.settings import Settings
 from notso.web.store.protocol import ChatStore
+
+MAX_ANSWER_STREAMS = 8
+MAX_PAGE_STREAMS = 16
 
 
 @dataclass(slots=True)
@@ -22,11 +28,15 @@ class State:
 
     settings: Settings
     store: ChatStore
-    engine: EngineThread
+    engine: EngineHost
     turns: Turns
+    suggestions: Suggestions
     renderer: Executor
     assets: Assets
     pages: Pages
+    feed: Feed = field(default_factory=Feed)
+    answer_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_ANSWER_STREAMS))
+    page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))
     stopping: bool = False
 
 

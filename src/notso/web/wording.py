@@ -167,7 +167,7 @@ words: dict[str, str] = {
     "edit_note_question": "The first version stays; arrows lead back to it.",
     "edit_note_answer": "Your words take the place of the model's.",
     "cancel": "Cancel",
-    "copy": "Copy",
+    "copy_text": "Copy",
     "raw": "Raw text",
     "versions": "Versions",
     "version_previous": "Previous version",

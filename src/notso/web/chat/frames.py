@@ -23,6 +23,7 @@ def update_html(message_id: str, update: Update) -> str:
     parts.append(_partial("#status-label", "textContent", escape(update.label)))
     if update.thought:
         parts.append(_partial(f"#msg-{message_id}-thought-label", "textContent", escape(update.thought)))
+    parts.append(_partial(f"#msg-{message_id}-progress", "textContent", escape(update.detail)))
     return "".join(parts)
 
 
