@@ -34,6 +34,7 @@
   }, { passive: true });
   document.addEventListener("status", (event) => {
     const { message, state } = JSON.parse(event.detail.data);
+    event.target.dataset.phase = state;
     if (["queued", "loading", "reading", "thinking"].includes(state) || wanted.has(message)) return;
     for (const panel of event.target.querySelectorAll("details.reasoning")) panel.open = false;
   });
