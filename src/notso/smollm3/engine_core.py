@@ -262,13 +262,15 @@ class EngineCore:
         now = time.perf_counter()
         share = layer / len(self.runner.weights.layers)
         for chunk in plan.chunks:
-            request = self._requests[chunk.sequence]
-            if not request.read and now - request.told >= PROGRESS_S:
-                request.told = now
-                request.generation.write([self._progress(request, chunk.start + int(share * chunk.count))])
+            self._tell_progress(self._requests[chunk.sequence], chunk.start + int(share * chunk.count), now)
         return not self._closing and not all(
             self._requests[chunk.sequence].generation.stop_requested for chunk in plan.chunks
         )
+
+    def _tell_progress(self, request: Request, done: int, now: float) -> None:
+        if not request.read and now - request.told >= PROGRESS_S:
+            request.told = now
+            request.generation.write([self._progress(request, done)])
 
     def _progress(self, request: Request, done: int) -> Event:
         per_token = self._prompt_s_per_token
@@ -282,10 +284,11 @@ class EngineCore:
 
     def _after(self, request: Request, chunk: Chunk, logits: Floats) -> None:
         """What a computed chunk means for its answer."""
+        now = time.perf_counter()
         if not chunk.samples:
             self.scheduler.advance(chunk)
+            self._tell_progress(request, chunk.sequence.computed, now)
             return
-        now = time.perf_counter()
         if not request.read:
             request.read = now
             request.generation.write([self._progress(request, request.prompt_tokens)])
