@@ -32,7 +32,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes reserved."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self.pools)
+        return sum(pool.nbytes for pool in self.pools)
 
     def extend(self, tokens: int) -> int:
         """Make room for `tokens` more and return the position of the first. Raises ContextLengthError when full."""
