@@ -44,8 +44,8 @@ def attention(rows: int, depth: int, heads: int = 16, kv_heads: int = 4, dim: in
     """The last `rows` of `depth` positions, in the 3B's shapes; GF."""
     tiles = -(-depth // ops.TILE_POSITIONS)
     pool = ops.key_value_pool(tiles, kv_heads, dim)
-    for part in pool:
-        part[...] = RNG.standard_normal(part.shape, np.float32).astype(np.float16).view(np.uint16)
+    halves = pool.data.view(np.float16)
+    halves[...] = RNG.standard_normal(halves.shape, np.float32)
     table = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
     places = np.arange(depth - rows, depth, dtype=np.int32), np.zeros(rows, np.int32), table
     q = RNG.standard_normal((rows, heads, dim), np.float32)

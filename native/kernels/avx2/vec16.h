@@ -81,3 +81,21 @@ inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
 }
+inline V16 v_load_int(const int32_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i*)p)),
+          _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i*)p + 1))};
+}
+template <int WIDTH>
+inline V16 v_swap(V16 a) {
+  if constexpr (WIDTH == 8) return {a.high, a.low};
+  if constexpr (WIDTH == 4) return {_mm256_permute2f128_ps(a.low, a.low, 1), _mm256_permute2f128_ps(a.high, a.high, 1)};
+  constexpr int order = WIDTH == 2 ? 0x4e : 0xb1;
+  return {_mm256_permute_ps(a.low, order), _mm256_permute_ps(a.high, order)};
+}
+inline V16 v_max_magnitude(V16 a, V16 b) {
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+  const __m256i low = _mm256_and_si256(_mm256_castps_si256(b.low), mask);
+  const __m256i high = _mm256_and_si256(_mm256_castps_si256(b.high), mask);
+  return {_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a.low), low)),
+          _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a.high), high))};
+}

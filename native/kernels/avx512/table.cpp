@@ -15,6 +15,9 @@ constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 
 #include "../x86_matmul.h"
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"
+#include "byte_dots.h"
+#include "../head_vectors.h"
+#include "../byte_attention.h"
 // clang-format on
 
 void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }

@@ -49,3 +49,14 @@ inline uint32_t v_magnitude_bits(V16 a, uint32_t so_far) {
 inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(a, scale))));
 }
+inline V16 v_load_int(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+template <int WIDTH>
+inline V16 v_swap(V16 a) {
+  if constexpr (WIDTH == 8) return _mm512_shuffle_f32x4(a, a, 0x4e);
+  if constexpr (WIDTH == 4) return _mm512_shuffle_f32x4(a, a, 0xb1);
+  return _mm512_permute_ps(a, WIDTH == 2 ? 0x4e : 0xb1);
+}
+inline V16 v_max_magnitude(V16 a, V16 b) {
+  const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(b), _mm512_set1_epi32(0x7fffffff));
+  return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), magnitude));
+}

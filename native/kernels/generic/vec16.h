@@ -141,3 +141,28 @@ inline uint32_t v_magnitude_bits(V16 a, uint32_t so_far) {
 inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
   for (int i = 0; i < 16; i++) p[i] = int8_t(__builtin_rintf(a.lane[i] * scale.lane[i]));
 }
+inline V16 v_load_int(const int32_t* p) {
+  V16 r;
+  for (int i = 0; i < 16; i++) r.lane[i] = float(p[i]);
+  return r;
+}
+// Lane i takes lane i ^ WIDTH; WIDTH is 1, 2, 4 or 8.
+template <int WIDTH>
+inline V16 v_swap(V16 a) {
+  V16 r;
+  for (int i = 0; i < 16; i++) r.lane[i] = a.lane[i ^ WIDTH];
+  return r;
+}
+// The larger magnitude of each lane, by its bits: a NaN stays on top. a holds no negative numbers.
+inline V16 v_max_magnitude(V16 a, V16 b) {
+  V16 r;
+  for (int i = 0; i < 16; i++) {
+    uint32_t x, y;
+    __builtin_memcpy(&x, &a.lane[i], 4);
+    __builtin_memcpy(&y, &b.lane[i], 4);
+    y &= 0x7fffffff;
+    x = x > y ? x : y;
+    __builtin_memcpy(&r.lane[i], &x, 4);
+  }
+  return r;
+}

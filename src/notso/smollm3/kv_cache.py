@@ -37,7 +37,7 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes reserved."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self.pools)
+        return sum(pool.nbytes for pool in self.pools)
 
     @property
     def block_bytes(self) -> int:
