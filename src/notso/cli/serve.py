@@ -71,21 +71,23 @@ def serve(
     )
     for line in introduction(path, context):
         terminal.say(line)
+    from notso.web.models.installed import Shelf
     from notso.web.server import serve as run_server
 
     wants_browser = has_display() if open_browser is None else open_browser
 
-    def load() -> Engine:
+    def load(model_file: Path | None) -> Engine:
         from notso.smollm3.engine import Engine
 
-        return Engine.load(path, context_tokens=context, threads=threads, weights=weights)
+        return Engine.load(model_file, context_tokens=context, threads=threads, weights=weights)
 
     def ready(address: str) -> None:
         terminal.say(f"open     {address} (Ctrl-C stops)")
         if wants_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-    run_server(load, settings, on_ready=ready)
+    shelf = Shelf(load, folder=path.parent if model is not None and path is not None else None)
+    run_server(lambda: load(path), settings, shelf=shelf, on_ready=ready)
 
 
 def has_display() -> bool:

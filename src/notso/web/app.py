@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from notso.web import entry
 from notso.web.access import KeyRing, owner_of
-from notso.web.api import health
+from notso.web.api import health, monitoring
 from notso.web.assets import Assets
 from notso.web.chat import chat_routes, message_routes, routes, settings_routes, transfer_routes, views
 from notso.web.chat.engine_host import EngineHost
@@ -29,6 +29,9 @@ from notso.web.chat.turns import Turns
 from notso.web.errors import StorageError, StorageFullError
 from notso.web.ids import is_id
 from notso.web.limits import RequestLimits, SendTimeout
+from notso.web.metrics import Metrics, RequestMetrics
+from notso.web.models import routes as models
+from notso.web.models.installed import Shelf
 from notso.web.pages import Pages, is_fragment
 from notso.web.problems import Problem
 from notso.web.security import CrossSiteGuard, HostGuard, SecurityHeaders
@@ -41,17 +44,19 @@ logger = logging.getLogger("notso.web")
 
 RENDER_THREADS = 2
 ENGINE_EXIT_SECONDS = 3.0
+DOWNLOAD_EXIT_SECONDS = 0.5
 UNDO_SECONDS = 15.0  # the page offers it for 10
 PURGE_SECONDS = 5.0
 
 
-def create_app(engine_source: EngineSource, settings: Settings | None = None) -> FastAPI:
-    """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs.
+def create_app(engine_source: EngineSource, settings: Settings | None = None, *, shelf: Shelf | None = None) -> FastAPI:
+    """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs;
+    `shelf` loads the others that a person may switch to.
 
     Starting it may raise StorageError (the data directory is busy, damaged, or of a newer release).
     """
     settings = settings or Settings()
-    state = _make_state(engine_source, settings)
+    state = _make_state(engine_source, settings, shelf)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -71,6 +76,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None) ->
         redoc_url=None,
         openapi_url=None,
         middleware=[
+            Middleware(RequestMetrics, metrics=state.metrics),
             Middleware(SecurityHeaders),
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossSiteGuard),
@@ -81,7 +87,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None) ->
     app.state.notso = state
     app.state.key_ring = KeyRing(settings.api_key)
     chats = (routes, message_routes, chat_routes, settings_routes, transfer_routes)
-    for router in (health.router, entry.router, *(part.router for part in chats)):
+    for router in (health.router, monitoring.router, entry.router, models.router, *(part.router for part in chats)):
         app.include_router(router)
     app.add_exception_handler(Problem, _show_problem)
     app.add_exception_handler(StorageError, _show_problem)
@@ -102,13 +108,26 @@ async def begin_stopping(state: State) -> None:
         await state.turns.settled()
 
 
-def _make_state(engine_source: EngineSource, settings: Settings) -> State:
+def _make_state(engine_source: EngineSource, settings: Settings, shelf: Shelf | None) -> State:
     store = SQLiteStore(settings.directory)
     engine = EngineHost(engine_source)
     renderer = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="notso-render")
     assets = Assets()
     turns = Turns(store, engine, renderer, settings.max_answer_characters)
-    return State(settings, store, engine, turns, Suggestions(engine, turns), renderer, assets, Pages(assets, renderer))
+    metrics = Metrics(engine)
+    turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
+    return State(
+        settings,
+        store,
+        engine,
+        turns,
+        Suggestions(engine, turns),
+        renderer,
+        assets,
+        Pages(assets, renderer),
+        metrics=metrics,
+        shelf=shelf,
+    )
 
 
 async def _purge_now_and_then(state: State) -> None:
@@ -128,6 +147,7 @@ async def _shut_down(state: State) -> None:
     except TimeoutError:
         logger.warning("the engine did not stop in time; what was saved stays saved")
     await asyncio.to_thread(state.engine.join, ENGINE_EXIT_SECONDS)
+    await asyncio.to_thread(state.downloads.close, DOWNLOAD_EXIT_SECONDS)
     await state.store.close()
     state.renderer.shutdown(wait=False, cancel_futures=True)
 

@@ -54,8 +54,10 @@ class Metrics:
             registry=registry,
         )
 
-    def observe(self, usage: Usage, finish_reason: FinishReason) -> None:
-        """An answer has ended."""
+    def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
+        """An answer has ended; with nothing known of it, it failed and is counted nowhere here."""
+        if usage is None or finish_reason is None:
+            return
         if finish_reason == "cancelled":
             self._cancelled.inc()
         else:

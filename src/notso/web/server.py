@@ -14,21 +14,29 @@ from notso.web.app import begin_stopping, create_app
 from notso.web.chat.engine_port import EngineSource
 from notso.web.errors import AddressInUseError
 from notso.web.limits import MAX_HEADER_BYTES
+from notso.web.models.installed import Shelf
 from notso.web.settings import Settings
 
 EXTRA_EXIT_SECONDS = 3.0
 
 
-def serve(engine_source: EngineSource, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    engine_source: EngineSource,
+    settings: Settings,
+    *,
+    shelf: Shelf | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM; returns after everything is saved.
 
-    `on_ready` gets the address of the page once it answers (the engine may still load), in the server's thread.
+    `shelf` loads the other models that the page offers. `on_ready` gets the address of the page once it answers (the
+    engine may still load), in the server's thread.
     A first signal lets running answers go on for `drain_seconds`; a second ends them at once.
     Raises AddressInUseError, StorageError.
     """
     listener = listen(settings)
     try:
-        app = create_app(engine_source, settings)
+        app = create_app(engine_source, settings, shelf=shelf)
         ChatServer(app, address_of(listener, settings), on_ready).run(sockets=[listener])
     finally:
         listener.close()

@@ -107,7 +107,7 @@ words: dict[str, str] = {
     "code_wrap": "Wrap",
     "code_whole": "Show all",
     # models
-    "model_nope": "Without positions",
+    "model_nope": "NoPE layers",
     "model_context_of": "{tokens} tokens, {answers} answers at a time",
     "model_cache": "Cache",
     "model_cache_used": "{percent} % filled",

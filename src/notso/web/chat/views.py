@@ -10,6 +10,7 @@ from starlette.responses import RedirectResponse
 from notso.web.access import owner_of
 from notso.web.chat.chat_settings import shown_values
 from notso.web.ids import is_generation_id, is_id, new_id
+from notso.web.models.facts import model_facts
 from notso.web.pages import is_fragment
 from notso.web.problems import Problem
 from notso.web.state import State, state_of
@@ -106,7 +107,13 @@ def status_context(state: State) -> dict[str, Any]:
     """What the status pill and the banner need to know."""
     engine = state.engine
     polling = engine.state == "loading"
-    return {"engine_state": engine.state, "info": engine.info, "failure": engine.failure, "polling": polling}
+    return {
+        "engine_state": engine.state,
+        "info": engine.info,
+        "failure": engine.failure,
+        "facts": model_facts(engine),
+        "polling": polling,
+    }
 
 
 async def path_of(state: State, owner: str, chat: Chat, through: str | None = None) -> list[Shown]:
