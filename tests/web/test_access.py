@@ -34,6 +34,8 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("GET /", "GET /status", "POST /chats", "GET /chats/{chat_id}", "POST /chats/{chat_id}/messages"),
         *("GET /chats/{chat_id}/messages/{message_id}", "POST /chats/{chat_id}/thinking"),
         *("POST /chats/{chat_id}/title", "POST /chats/{chat_id}/delete"),
+        *("GET /models", "GET /models/download", "POST /models/download", "POST /models/download/stop"),
+        *("POST /models/switch", "GET /metrics"),
         *("POST /generations/{generation_id}/stop", "GET /generations/{generation_id}/events"),
     }
 

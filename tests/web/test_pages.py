@@ -135,12 +135,12 @@ def test_htmx_gets_both_bubbles_and_a_fresh_key(start: Start) -> None:
 
 def test_the_demo_says_that_it_is_one(start: Start) -> None:
     page = start(ScriptedEngine(is_demo=True)).ready().client.get("/").text
-    assert "Demo model." in page and "<code>notso pull</code>" in page and "SmolLM3-3B" in page
+    assert "Demo model." in page and '<a href="/models">Fetch SmolLM3-3B (1.92 GB)</a>' in page
 
 
 def test_the_real_model_says_nothing_of_a_demo(start: Start, tmp_path: Path) -> None:
     page = start(ScriptedEngine(is_demo=False), data_dir=tmp_path / "other").ready().client.get("/").text
-    assert "emo model" not in page and "notso pull" not in page
+    assert "emo model" not in page and "Fetch" not in page
 
 
 def test_user_text_is_never_markup(shared: Any) -> None:
@@ -259,7 +259,7 @@ def test_every_word_is_used_and_every_used_word_exists() -> None:
     used = set(re.findall(r"words\.([a-z_0-9]+)", text)) | set(re.findall(r'words\["([a-z_0-9]+)"\]', text)) - {"get"}
     used -= {"get", "format"}
     assert used <= wording.words.keys()
-    built = ("phase_", "announce_", "state_", "theme_", "example_", "thought_for", "phase_thinking_for")
+    built = ("weights_", "phase_", "announce_", "state_", "theme_", "example_", "thought_for", "phase_thinking_for")
     built += ("menu_", "part_", "key_", "set_", "unset_", "prefer_", "limit_")
     assert {word for word in wording.words if word not in used and not word.startswith(built)} == set()
 

@@ -46,7 +46,12 @@ class Pages:
             shortcuts=SHORTCUTS,
         )
         self._environment.filters.update(
-            answer_html=answer_html, reasoning_html=reasoning_html, size=human_size, duration=human_duration, count=human_count, by_day=by_day
+            answer_html=answer_html,
+            reasoning_html=reasoning_html,
+            size=human_size,
+            duration=human_duration,
+            count=human_count,
+            by_day=by_day,
         )
 
     async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
