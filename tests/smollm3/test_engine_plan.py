@@ -15,6 +15,7 @@ from notso.smollm3.engine_plan import (
     CONTEXT_FLOOR_TOKENS,
     PROCESS_BYTES,
     RECENT_BLOCKS,
+    STEP_RECENT_BLOCKS,
     SHARED_TOKENS,
     EnginePlan,
     kv_bytes_per_token,
@@ -193,8 +194,8 @@ def test_sequences_of_a_tiny_context_have_a_tile_each() -> None:
 def test_formats_under_8_bits_have_tiles_of_k8v8_beside_and_fewer_sequences_where_memory_asks() -> None:
     roomy, tight = plan(64, context_tokens=65_536), plan(4.0, context_tokens=65_536, kv="k8v4")
 
-    assert roomy.recent_blocks == 16 * RECENT_BLOCKS and 1 <= tight.max_num_seqs < 16
-    assert tight.recent_blocks == tight.max_num_seqs * RECENT_BLOCKS
+    assert roomy.recent_blocks == 16 * RECENT_BLOCKS + STEP_RECENT_BLOCKS and 1 <= tight.max_num_seqs < 16
+    assert tight.recent_blocks == tight.max_num_seqs * RECENT_BLOCKS + STEP_RECENT_BLOCKS
     beside = roomy.kv_bytes - 65_536 * kv_bytes_per_token(SMOLLM3_3B, "k8v4")
     assert beside == 16 * RECENT_BLOCKS * BLOCK_TOKENS * kv_bytes_per_token(SMOLLM3_3B, "k8v8")
     assert plan(64, kv="f16").recent_blocks == plan(64).recent_blocks == 0

@@ -82,12 +82,19 @@ class Engine:
         plan = plan_engine(self.config, weight_bytes, context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         self._prompts = PromptWriter(_template(file, self.tokenizer, is_demo), self.tokenizer)
-        # One row of the block table more, for `logits`.
-        cache = KVCache(self.config, plan.context_tokens, max_num_seqs=plan.max_num_seqs + 1, blocks=plan.kv_blocks)
+        cache = KVCache(
+            self.config,
+            plan.context_tokens,
+            max_num_seqs=plan.max_num_seqs + 1,  # a row of the block table more, for `logits`
+            blocks=plan.kv_blocks,
+            kv_format=plan.kv_format,
+            recent_blocks=plan.recent_blocks,
+        )
         self._context_tokens = plan.context_tokens
         self._runner = Runner(self.config, weights, cache)
-        self._blocks = PrefixCache(plan.kv_blocks)
-        self._scheduler = Scheduler(self._blocks, plan.max_num_seqs)
+        self._blocks = PrefixCache(plan.kv_blocks, on_forget=cache.forget)
+        cache.make_room = self._blocks.drop_one
+        self._scheduler = Scheduler(self._blocks, plan.max_num_seqs, can_be_cut=cache.can_be_cut)
         self._spare_slot = plan.max_num_seqs
         self._fingerprint = secrets.token_bytes(16)
         self._speculation = speculation

@@ -34,8 +34,11 @@ SAMPLED_ROWS = 64
 SHARED_TOKENS = 32_768
 """What all chats together are given where memory is plentiful: four of the default context, or sixteen short ones."""
 
-RECENT_BLOCKS = 2 + PREFILL_CHUNK_TOKENS // BLOCK_TOKENS
-"""Tiles that a sequence holds in k8v8 beside a smaller format: the sinks, and those that one chunk can touch."""
+RECENT_BLOCKS = 2
+"""Tiles that a sequence holds in k8v8 beside a smaller format: the sinks, and the one being written."""
+
+STEP_RECENT_BLOCKS = 2 + PREFILL_CHUNK_TOKENS // BLOCK_TOKENS
+"""Those that a chunk of a prompt can touch beside."""
 
 PROCESS_BYTES = 256 * MIB
 """The interpreter, the tokenizer, the web server and its streams."""
@@ -156,7 +159,7 @@ class _Planner:
     ) -> EnginePlan:
         """With room for one whole context, or `blocks` where that is more."""
         blocks = max(blocks, -(-context // BLOCK_TOKENS))
-        recent = RECENT_BLOCKS * sequences if KV_FORMATS[kv_format].is_small else 0
+        recent = RECENT_BLOCKS * sequences + STEP_RECENT_BLOCKS if KV_FORMATS[kv_format].is_small else 0
         return EnginePlan(
             context_tokens=context,
             kv_format=kv_format,

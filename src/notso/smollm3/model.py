@@ -92,9 +92,13 @@ class SmolLM3:
             # A GGUF file's rows of q and k are permuted so that pairs to rotate lie side by side.
             ops.rope(q, step.positions, self.rope_table, adjacent=True)
             ops.rope(k, step.positions, self.rope_table, adjacent=True)
-        places = (step.positions, step.sequences, cache.block_table)
-        ops.store_key_values(k, v, *places, cache.pools[index])
-        ops.attention(q, *places, cache.pools[index], self.scale, step.attended.reshape(rows, -1, dim))
+        places, pool, recent = (
+            (step.positions, step.sequences, cache.block_table),
+            cache.pools[index],
+            cache.recent(index),
+        )
+        ops.store_key_values(k, v, *places, pool, recent)
+        ops.attention(q, *places, pool, self.scale, step.attended.reshape(rows, -1, dim), recent)
         ops.matmul_add(step.attended, layer.o_proj, step.x)
 
     def _feed_forward(self, layer: LayerWeights, step: Step) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 BLOCK_TOKENS = 128
@@ -35,10 +35,11 @@ class PrefixCache:
     """The blocks of one cache, `blocks` of them. Not thread-safe.
 
     A block is referred to by those that were given it (`take`, `share`); without references it is cached if it was
-    registered, else blank.
+    registered, else blank. `on_forget` is told of every block whose content is gone for good.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, on_forget: Callable[[int], None] = lambda _: None) -> None:
+        self._on_forget = on_forget
         self._blocks = [_Block() for _ in range(blocks)]
         self._blank = list(range(blocks - 1, -1, -1))
         self._unreferenced: OrderedDict[int, None] = OrderedDict()  # cached, the first let go of first
@@ -69,8 +70,8 @@ class PrefixCache:
             block = self._blank.pop()
         elif self._unreferenced:
             block = next(iter(self._unreferenced))
-            del self._unreferenced[block]
-            self._forget(block)
+            self._drop(block)
+            self._blank.pop()
         else:
             raise OutOfBlocksError
         self._blocks[block].references = 1
@@ -89,6 +90,7 @@ class PrefixCache:
         entry.references -= 1
         if entry.references == 0:
             if entry.parent is None:
+                self._on_forget(block)
                 self._blank.append(block)
             else:
                 self._unreferenced[block] = None
@@ -107,12 +109,14 @@ class PrefixCache:
         children = self._children.get(parent)
         return children.get(tuple(tokens)) if children else None
 
-    def find_beginning(self, parent: bytes, tokens: Sequence[int]) -> tuple[int, int]:
-        """The block after `parent` that begins most like `tokens`, and how many it has in common (0: none has)."""
+    def find_beginning(
+        self, parent: bytes, tokens: Sequence[int], usable: Callable[[int], bool] = lambda _: True
+    ) -> tuple[int, int]:
+        """The usable block after `parent` that begins most like `tokens`, and how many it has in common (0: none)."""
         best, most = -1, 0
         for held, block in self._children.get(parent, {}).items():
             common = common_length(held, tokens)
-            if common > most:
+            if common > most and usable(block):
                 best, most = block, common
         return best, most
 
@@ -129,12 +133,24 @@ class PrefixCache:
         entry.references = 1
         return True
 
+    def drop_one(self, which: Callable[[int], bool]) -> bool:
+        """Forget the block of those nobody refers to that was let go of first, of those that `which` says yes to."""
+        block = next((block for block in self._unreferenced if which(block)), None)
+        if block is None:
+            return False
+        self._drop(block)
+        return True
+
     def clear(self) -> None:
         """Forget all content nobody refers to."""
-        for block in self._unreferenced:
-            self._forget(block)
-            self._blank.append(block)
-        self._unreferenced.clear()
+        for block in list(self._unreferenced):
+            self._drop(block)
+
+    def _drop(self, block: int) -> None:
+        del self._unreferenced[block]
+        self._forget(block)
+        self._on_forget(block)
+        self._blank.append(block)
 
     def _forget(self, block: int) -> None:
         entry = self._blocks[block]

@@ -57,8 +57,7 @@ class Runner:
         rows = sum(chunk.rows for chunk in chunks)
         wanted = [1 + len(chunk.drafts) if chunk.samples else 0 for chunk in chunks]
         for chunk in chunks:
-            table = self.cache.block_table[_slot(chunk)]
-            table[: len(chunk.sequence.blocks)] = chunk.sequence.blocks
+            self.cache.place(chunk, _slot(chunk))
         shape = (rows, sum(wanted))
         step, program = self._programs.get(shape, (None, None))
         if step is None:

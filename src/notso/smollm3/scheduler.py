@@ -11,6 +11,7 @@ always gets on, and nobody waits for ever.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -98,13 +99,21 @@ class Plan:
 class Scheduler:
     """Not thread-safe. `waiting` and `running` are in no particular order; see `queue`."""
 
-    def __init__(self, cache: PrefixCache, max_num_seqs: int, shelf: Shelf | None = None) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        max_num_seqs: int,
+        shelf: Shelf | None = None,
+        can_be_cut: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        """`can_be_cut`: whether a part of a block's content can be used without the rest."""
         self.cache = cache
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._shelf = shelf
+        self._can_be_cut = can_be_cut
         self._arrivals = 0
 
     @property
@@ -190,7 +199,7 @@ class Scheduler:
             if self.cache.find(parent, piece) is None and not (self._shelf is not None and self._shelf.has(key)):
                 break
             parent, at = key, at + BLOCK_TOKENS
-        return at + self.cache.find_beginning(parent, tokens[at:-1])[1]
+        return at + self.cache.find_beginning(parent, tokens[at:-1], self._can_be_cut)[1]
 
     # Coming and going
 
@@ -298,7 +307,7 @@ class Scheduler:
     def _match_beginning(self, sequence: Sequence, plan: Plan) -> None:
         """The same for a part of a block: written on where it lies if nobody else needs it, else on a copy."""
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
-        source, common = self.cache.find_beginning(sequence.key, piece)
+        source, common = self.cache.find_beginning(sequence.key, piece, self._can_be_cut)
         kept = self._shelf.tail(sequence.key) if self._shelf is not None else []
         on_shelf = common_length(kept, piece)
         if max(common, on_shelf) == 0:
