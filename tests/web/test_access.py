@@ -18,6 +18,10 @@ from notso.web.security import content_security_policy
 from notso.web.settings import Settings
 
 Start = Callable[..., Any]
+MESSAGE_ROUTES = (
+    *(("GET", "text"), ("GET", "edit"), ("POST", "edit"), ("POST", "regenerate"), ("POST", "continue")),
+    *(("POST", "choose"), ("POST", "unsummarize")),
+)
 KEY = "correct horse battery staple"
 
 
@@ -37,6 +41,13 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("GET /models", "GET /models/download", "POST /models/download", "POST /models/download/stop"),
         *("POST /models/switch", "GET /metrics"),
         *("POST /generations/{generation_id}/stop", "GET /generations/{generation_id}/events"),
+        *("POST /generations/{generation_id}/answer-now", "GET /feed", "GET /chats", "GET /search"),
+        *("GET /chats/{chat_id}/turns", "POST /chats/{chat_id}/pin", "POST /chats/{chat_id}/clear"),
+        *("POST /chats/{chat_id}/reset", "POST /undo/{trash_id}", "POST /chats/{chat_id}/summarize"),
+        *("GET /chats/{chat_id}/suggestions", "GET /settings", "POST /settings", "GET /chats/{chat_id}/settings"),
+        *("POST /chats/{chat_id}/settings", "POST /estimate", "POST /chats/{chat_id}/estimate"),
+        *("GET /chats/{chat_id}/export/{kind}", "GET /export", "POST /import"),
+        *(f"{verb} /chats/{{chat_id}}/messages/{{message_id}}/{name}" for verb, name in MESSAGE_ROUTES),
     }
 
 

@@ -72,7 +72,7 @@ def test_what_went_in_comes_out(tmp_path: Path) -> None:
         )
         question, answer = await store.messages(OWNER, chat.id)
         assert question == turn.question
-        assert answer == replace(done, answer_html="<p>", reasoning_html="<b>")
+        assert answer == replace(done, answer_html="<p>", reasoning_html="<b>", parent_id=question.id)
         assert await store.message(OWNER, chat.id, answer.id) == await store.generation(
             OWNER, answer.generation_id or ""
         )
@@ -134,7 +134,8 @@ def test_one_turn_per_chat_and_one_message_per_key(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         chat = a_chat()
         first = a_turn(chat)
-        assert await store.add_turn(OWNER, first, chat) == TurnAccepted(first.question, first.answer)
+        answer = replace(first.answer, parent_id=first.question.id)
+        assert await store.add_turn(OWNER, first, chat) == TurnAccepted(first.question, answer)
         refused = await store.add_turn(OWNER, a_turn(chat))
         assert isinstance(refused, TurnRefused) and refused.running is not None
         assert refused.running.id == first.answer.id

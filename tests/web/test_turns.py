@@ -34,7 +34,7 @@ def script(answer: str = ANSWER, thoughts: str = THOUGHTS, piece: int = 3) -> Ca
 
 
 def test_what_the_stream_shows_is_what_is_stored_and_what_the_page_shows(start: Start, screen: Any) -> None:
-    server = start(ScriptedEngine(script(), pace_seconds=0.005)).ready()
+    server = start(ScriptedEngine(script(), pace_seconds=0.015)).ready()
     asked = server.ask("Hello")
     events = server.stream(asked)
     for event in events:
@@ -45,7 +45,7 @@ def test_what_the_stream_shows_is_what_is_stored_and_what_the_page_shows(start: 
     assert screen.html(asked.message_id, "reasoning") == render_markdown(THOUGHTS) == stored.reasoning_html
     assert len([event for event in events if event.event == "message"]) > 5, "it came in pieces"
     page = server.client.get(f"/chats/{asked.chat_id}").text
-    assert stored.answer_html in page and "hx-sse:connect" not in page
+    assert stored.answer_html in page and 'hx-sse:connect="/generations' not in page
 
 
 def test_a_stream_ends_with_one_done_and_its_numbers_never_fall(start: Start) -> None:
@@ -102,7 +102,7 @@ def test_a_late_or_odd_reader_gets_a_snapshot(shared: Any, screen: Any, header: 
     assert events[0].data.startswith("<!--snapshot-->")
     screen.apply(events[0])
     assert screen.html(asked.message_id, "answer") == shared.stored(asked).answer_html
-    assert [event.event for event in events] == ["message", "status", "done"]
+    assert [event.event for event in events] == ["message", "status", "usage", "done"]
 
 
 def test_a_turn_long_past_is_told_from_the_database(start: Start, screen: Any) -> None:

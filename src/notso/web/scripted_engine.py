@@ -15,9 +15,11 @@ from notso.web.chat.engine_port import (
     Message,
     ModelInfo,
     Priority,
+    Progress,
     PromptEstimate,
     Request,
     SamplingParams,
+    Tool,
     Usage,
     WhenFull,
 )
@@ -149,6 +151,7 @@ class ScriptedEngine:
         params: SamplingParams | None = None,
         *,
         thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
         date: Date | None = None,
         priority: Priority = "interactive",
         owner: str = "",
@@ -230,6 +233,8 @@ class ScriptedEngine:
         counts = {"reasoning": 0, "text": 0}
         budget = request.params.thinking_budget
         stopped = False
+        length = self.count_tokens(request.messages)
+        generation.put(Event("progress", progress=Progress(0, length, 0)))
         for event in self.script(request.messages, request.thinking):
             cut_short = generation.hurried.is_set() or (budget is not None and counts["reasoning"] >= budget)
             if event.kind == "reasoning" and cut_short:
@@ -244,7 +249,7 @@ class ScriptedEngine:
             generation.put(Event("error", error=self.failure))
             return
         usage = Usage(
-            prompt_tokens=self.count_tokens(request.messages),
+            prompt_tokens=length,
             completion_tokens=sum(counts.values()),
             reasoning_tokens=counts["reasoning"],
             completion_ms=1000 * (time.perf_counter() - started),

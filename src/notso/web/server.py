@@ -106,6 +106,10 @@ class ChatServer(uvicorn.Server):
         if self._on_ready is not None:
             self._on_ready(self._address)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._notso_app.state.notso.feed.close()  # those streams have no end of their own
+        await super().shutdown(sockets)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: leave at once; what was acknowledged is on disk already."""
         if self._told_to_stop:

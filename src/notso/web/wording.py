@@ -31,7 +31,6 @@ words: dict[str, str] = {
     "rename": "Rename",
     "title": "Title",
     "delete": "Delete this chat",
-    "delete_sure": "Delete for good",
     "theme": "Look",
     "theme_system": "System",
     "theme_light": "Light",

@@ -98,7 +98,8 @@ def _text(value: SettingValue | None) -> str:
 
 def _number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
     def read(text: str) -> float:
-        reason = words["refused_above" if above else "refused_number"].format(low=f"{low:g}", high=f"{high:g}")
+        sentence = words["refused_above"] if above else words["refused_number"]
+        reason = sentence.format(low=f"{low:g}", high=f"{high:g}")
         try:
             value = float(text.replace(",", "."))
         except ValueError:

@@ -19,6 +19,7 @@ from notso.smollm3 import (
     Progress,
     PromptEstimate,
     SamplingParams,
+    Tool,
     Usage,
     WhenFull,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "PromptEstimate",
     "Request",
     "SamplingParams",
+    "Tool",
     "Usage",
     "WhenFull",
 ]
@@ -96,6 +98,7 @@ class ChatEngine(Protocol):
         params: SamplingParams | None = None,
         *,
         thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
         date: Date | None = None,
         priority: Priority = "interactive",
         owner: str = "",

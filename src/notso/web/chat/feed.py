@@ -19,6 +19,7 @@ class Feed:
         self._lists: dict[str, int] = {}
         self._turns: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
         self._changed = asyncio.Event()
+        self.closed = False
 
     @property
     def revision(self) -> str:
@@ -38,8 +39,12 @@ class Feed:
                 tabs.popitem(last=False)
             if len(self._turns) > MAX_CHATS:
                 self._turns.popitem(last=False)
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._wake()
+
+    def close(self) -> None:
+        """The server goes away: every listener ends."""
+        self.closed = True
+        self._wake()
 
     def since(self, revision: str, owner: str, chat_id: str, tab: str) -> list[str]:
         """What this tab should fetch anew: 'chats', 'turns', both or nothing."""
@@ -55,9 +60,13 @@ class Feed:
 
     async def wait(self, revision: str, seconds: float) -> bool:
         """Wait until something happened after `revision`. False when `seconds` passed without."""
-        if revision != self.revision:
+        if revision != self.revision or self.closed:
             return True
         try:
             return await asyncio.wait_for(self._changed.wait(), seconds)
         except TimeoutError:
             return False
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

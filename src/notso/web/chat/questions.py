@@ -40,18 +40,13 @@ async def ask(
         check_admission(state)
         question = replace(_message(chat, "user", text), attachments=attachments)
         new_turn = NewTurn(question, _new_answer(chat), _key(fields), instead_of)
-
-        async def store() -> TurnAccepted | TurnRefused:
-            return await state.store.add_turn(owner, new_turn, chat if is_new else None)
-
-        accepted = _accepted(await store() if is_new else await _once_free(state, store))
+        new = chat if is_new else None
+        accepted = await _begin(state, owner, chat, new_turn.answer, lambda: state.store.add_turn(owner, new_turn, new))
     except Problem as problem:
         problem.draft = text
         raise
     if accepted.question.chat_id != chat.id and not is_new:
         raise Problem(400, words["error_form"])  # the key of another chat's message
-    if not accepted.repeated:
-        await _start(state, owner, chat, accepted)
     return accepted
 
 
@@ -62,21 +57,19 @@ async def answer_again(state: State, owner: str, chat: Chat, message_id: str, fi
     if message is None or message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
     new = NewAnswer(_new_answer(chat), message.parent_id, _key(fields))
-    accepted = _accepted(await _once_free(state, lambda: state.store.add_answer(owner, new)))
-    if not accepted.repeated:
-        await _start(state, owner, chat, accepted)
-    return accepted
+    return await _begin(state, owner, chat, new.answer, lambda: state.store.add_answer(owner, new))
 
 
 async def write_on(state: State, owner: str, chat: Chat, message_id: str, *, hurry: bool = False) -> TurnAccepted:
     """Continue the same answer where it ended; with `hurry`, its unfinished thought is closed first."""
     check_admission(state)
-    generation_id = new_generation_id()
-    accepted = _accepted(
-        await _once_free(state, lambda: state.store.resume_answer(owner, chat.id, message_id, generation_id))
+    answer = replace(_new_answer(chat), id=message_id)
+    generation_id = answer.generation_id or ""
+    return await _begin(
+        *(state, owner, chat, answer),
+        lambda: state.store.resume_answer(owner, chat.id, message_id, generation_id),
+        hurry=hurry,
     )
-    await _start(state, owner, chat, accepted, hurry=hurry)
-    return accepted
 
 
 async def summarise(state: State, owner: str, chat: Chat, fields: dict[str, str]) -> TurnAccepted:
@@ -87,9 +80,11 @@ async def summarise(state: State, owner: str, chat: Chat, fields: dict[str, str]
         raise Problem(400, words["error_nothing_to_summarise"])
     answer = replace(_new_answer(chat), kind="summary")
     new = NewAnswer(answer, shown[-1].id, _key(fields))
-    accepted = _accepted(await _once_free(state, lambda: state.store.add_answer(owner, new)))
-    if not accepted.repeated:
-        settings = await settings_of(state, owner, chat)
+    settings = await settings_of(state, owner, chat)
+    with state.turns.expecting(answer.generation_id or ""):
+        accepted = _accepted(await _once_free(state, lambda: state.store.add_answer(owner, new)))
+        if accepted.repeated:
+            return accepted
         messages = (*prompt_messages(shown, settings.system_prompt), Message("user", SUMMARY_REQUEST))
         params = SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS)
         request = Request(messages, params, thinking=False, date=chat.prompt_date, owner=owner)
@@ -127,6 +122,17 @@ def check_admission(state: State) -> None:
         raise Problem(429, words["error_busy"], retry_after_seconds=10)
 
 
+async def _begin(
+    state: State, owner: str, chat: Chat, answer: StoredMessage, store: StoreCall, *, hurry: bool = False
+) -> TurnAccepted:
+    """Store a turn and start it, unless it was there already."""
+    with state.turns.expecting(answer.generation_id or ""):
+        accepted = _accepted(await _once_free(state, store))
+        if not accepted.repeated:
+            await _start(state, owner, chat, accepted, hurry=hurry)
+    return accepted
+
+
 async def _start(state: State, owner: str, chat: Chat, accepted: TurnAccepted, *, hurry: bool = False) -> None:
     settings = await settings_of(state, owner, chat)
     answer = accepted.answer
@@ -158,11 +164,12 @@ async def _once_free(state: State, store: StoreCall) -> TurnAccepted | TurnRefus
 
 async def _let_go_of_lost(state: State, answer: StoredMessage) -> None:
     """A turn marked running that nobody runs (its last save failed) must not lock its chat for ever."""
-    turn = state.turns.find(answer.generation_id or "")
-    if turn is None:
-        await state.store.save_answer(replace(answer, state="interrupted"))
-    elif turn.log.finished:
+    generation_id = answer.generation_id or ""
+    turn = state.turns.find(generation_id)
+    if turn is not None and turn.log.finished:
         await state.store.save_answer(turn.answer)
+    elif state.turns.lost(generation_id):
+        await state.store.save_answer(replace(answer, state="interrupted"))
 
 
 def _accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 
 from fastapi.sse import format_sse_event
 
@@ -69,7 +70,7 @@ async def turn_events(message_id: str, log: TurnLog, after: int | None) -> Async
 async def feed_events(feed: Feed, after: str, owner: str, chat_id: str, tab: str) -> AsyncIterator[bytes]:
     """What other tabs change, for as long as the page listens."""
     yield format_sse_event(comment="attached")
-    while True:
+    while not feed.closed:
         revision = feed.revision
         for event in feed.since(after, owner, chat_id, tab):
             yield format_sse_event(event=event, data_str="{}", id=revision)
@@ -93,7 +94,8 @@ def finished_log(answer: StoredMessage, answer_html: str, reasoning_html: str) -
     log = TurnLog()
     log.write("reasoning", reasoning_html, "")
     log.write("answer", answer_html, "")
-    log.finish(answer.state, words[f"phase_{answer.state}"], answer.note if answer.state == "failed" else None)
+    error = answer.note if answer.state == "failed" else None
+    log.finish(answer.state, words[f"phase_{answer.state}"], error, asdict(answer.numbers))
     return log
 
 

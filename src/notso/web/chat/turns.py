@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 
 from notso.web.chat.engine_host import EngineHost
@@ -36,6 +37,7 @@ class Turns:
         self._max_answer_characters = max_answer_characters
         self._followers: dict[str, Follower] = {}
         self._finished: dict[str, Turn] = {}
+        self._expected: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -60,6 +62,19 @@ class Turns:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._engine.submit(follower.job)
+
+    @contextlib.contextmanager
+    def expecting(self, generation_id: str) -> Iterator[None]:
+        """Between storing a turn and starting it: it is not lost, it is about to come."""
+        self._expected.add(generation_id)
+        try:
+            yield
+        finally:
+            self._expected.discard(generation_id)
+
+    def lost(self, generation_id: str) -> bool:
+        """Whether nobody knows of a turn that is marked as running."""
+        return generation_id not in self._expected and self.find(generation_id) is None
 
     def find(self, generation_id: str) -> Turn | None:
         """A turn that runs, waits, or ended not long ago."""
