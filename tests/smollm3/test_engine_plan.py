@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from notso.qtensor.kv_pool import TILE_POSITIONS, kv_block_bytes
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine_plan import (
     BLOCK_TOKENS,
     CONTEXT_FLOOR_TOKENS,
     PROCESS_BYTES,
     RECENT_BLOCKS,
-    STEP_RECENT_BLOCKS,
     SHARED_TOKENS,
+    STEP_RECENT_BLOCKS,
     EnginePlan,
     kv_bytes_per_token,
     largest_context,
@@ -25,7 +26,7 @@ from notso.smollm3.engine_plan import (
     scratch_bytes,
 )
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
-from notso.smollm3.kv_formats import KV_CHOICES, KV_FORMATS, KVChoice, KVFormat, is_supported
+from notso.smollm3.kv_formats import KV_CHOICES, KV_FORMATS, KVChoice, KVFormat
 from notso.smollm3.memory import MIB, MemoryLimit
 
 WEIGHTS = 1_907_462_144  # SmolLM3-3B in Q4_K_M
@@ -42,7 +43,6 @@ SMOLLM3_3B = SmolLM3Config(
     rope_theta=5e6,
     no_rope_layers=(1, 1, 1, 0) * 9,
 )
-ODD_HEADS = dataclasses.replace(SMOLLM3_3B, head_dim=48)
 
 
 def plan(gib: float, **choices: object) -> EnginePlan:
@@ -61,9 +61,13 @@ def test_bits_of_a_number_scales_included(kv_format: KVFormat, bits: float) -> N
     assert kv_bytes_per_token(SMOLLM3_3B, kv_format) == SMOLLM3_3B.kv_values_per_token * bits / 8
 
 
-def test_a_rotation_needs_a_power_of_two() -> None:
-    assert all(is_supported(kv_format, 128) and is_supported(kv_format, 32) for kv_format in KV_FORMATS)
-    assert [kv_format for kv_format in KV_FORMATS if is_supported(kv_format, 48)] == ["f16", "k8v8"]
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize("head_dim", [16, 48, 128])
+def test_a_tile_takes_what_the_floor_below_says(kv_format: KVFormat, head_dim: int) -> None:
+    config = dataclasses.replace(SMOLLM3_3B, head_dim=head_dim, num_hidden_layers=1)
+
+    assert BLOCK_TOKENS == TILE_POSITIONS
+    assert BLOCK_TOKENS * kv_bytes_per_token(config, kv_format) == kv_block_bytes(kv_format, 4, head_dim)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +89,6 @@ def test_beyond_that_the_format_goes_as_far_down_as_memory_asks() -> None:
 
 def test_a_short_context_may_be_kept_smaller_too_where_it_was_asked_for() -> None:
     assert plan(3.2, context_tokens=32_768).kv_format == "k8v4"
-
-
-def test_heads_that_cannot_be_rotated_are_kept_in_8_bits_whatever_their_length() -> None:
-    made = plan_engine(ODD_HEADS, WEIGHTS, context_tokens=131_072, limit=limit(64))
-
-    assert made.kv_format == "k8v8"
 
 
 def test_64k_of_the_3b_fit_into_4_gb_and_128k_leave_a_little_of_4_gib() -> None:
@@ -167,11 +165,6 @@ def test_what_is_out_of_range_is_refused_by_name(choices: dict[str, object], par
     assert caught.value.param == param
 
 
-def test_a_format_that_the_heads_do_not_allow_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="k4v4 needs heads of 32, 64 or 128 numbers, not 48"):
-        plan_engine(ODD_HEADS, WEIGHTS, kv="k4v4", limit=limit(64))
-
-
 def test_chats_share_tiles_for_four_default_contexts_where_memory_is_plentiful() -> None:
     assert plan(64).kv_blocks * BLOCK_TOKENS == SHARED_TOKENS
     assert plan(64, max_num_seqs=2).kv_blocks * BLOCK_TOKENS == 2 * 8192
@@ -197,7 +190,7 @@ def test_formats_under_8_bits_have_tiles_of_k8v8_beside_and_fewer_sequences_wher
     assert roomy.recent_blocks == 16 * RECENT_BLOCKS + STEP_RECENT_BLOCKS and 1 <= tight.max_num_seqs < 16
     assert tight.recent_blocks == tight.max_num_seqs * RECENT_BLOCKS + STEP_RECENT_BLOCKS
     beside = roomy.kv_bytes - 65_536 * kv_bytes_per_token(SMOLLM3_3B, "k8v4")
-    assert beside == 16 * RECENT_BLOCKS * BLOCK_TOKENS * kv_bytes_per_token(SMOLLM3_3B, "k8v8")
+    assert beside == roomy.recent_blocks * BLOCK_TOKENS * kv_bytes_per_token(SMOLLM3_3B, "k8v8")
     assert plan(64, kv="f16").recent_blocks == plan(64).recent_blocks == 0
 
 
