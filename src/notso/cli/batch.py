@@ -38,6 +38,7 @@ def batch(
     answers: Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="Answers, in the order they end.")],
     model: options.Model = None,
     context: options.Context = None,
+    kv: options.KV = "auto",
     threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Progress as lines of JSON on stderr, the sum on stdout.")] = (
         False
@@ -63,7 +64,7 @@ def batch(
             _report(source, there, 0, 0, as_json)
             return
         with Interruption() as interruption:
-            engine = engines.open_engine(model, context, threads, silent=as_json)
+            engine = engines.open_engine(model, context, threads, kv=kv, silent=as_json)
             try:
                 notice = engines.demo_notice(engine.info)
                 if notice and not as_json:

@@ -47,6 +47,7 @@ def bench(
     ] = None,
     weights: options.Weights = "auto",
     context: options.Context = None,
+    kv: options.KV = "auto",
     threads: options.Threads = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
@@ -68,6 +69,7 @@ def bench(
         repeats=repeat,
         context_tokens=context,
         threads=threads,
+        kv=kv,
         weights=weights,
         compare=compare,
     )

@@ -7,12 +7,12 @@ only says what loading would do ask it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from notso.smollm3.config import YARN_FACTOR, SmolLM3Config
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
-from notso.smollm3.kv_formats import KV_CHOICES, KV_FORMATS, RECENT_FORMAT, KVChoice, KVFormat, is_supported
+from notso.smollm3.kv_formats import KV_CHOICES, KV_FORMATS, RECENT_FORMAT, KVChoice, KVFormat
 from notso.smollm3.memory import MIB, MemoryLimit, available_memory
 from notso.smollm3.messages import MemoryBudget
 
@@ -128,7 +128,7 @@ def plan_engine(
     _check(config, context_tokens, kv, max_num_seqs)
     planner = _Planner(config, weights_bytes, limit or available_memory())
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
-    formats = list(_formats(config, context_tokens or usual, kv))
+    formats = _formats(context_tokens or usual, kv)
     counts = [max_num_seqs] if max_num_seqs is not None else _halved(DEFAULT_SEQUENCES)
     for kv_format in formats:
         context = context_tokens or planner.context_up_to(usual, kv_format, counts[-1])
@@ -136,7 +136,7 @@ def plan_engine(
             plan = planner.plan(context, kv_format, sequences, reduced=context_tokens is None and context < usual)
             if plan.needed_bytes <= plan.limit.available_bytes:
                 return planner.with_shared_blocks(plan)
-    raise planner.refusal(context_tokens or min(usual, CONTEXT_FLOOR_TOKENS), formats, counts[-1], kv)
+    raise planner.refusal(context_tokens or min(usual, CONTEXT_FLOOR_TOKENS), formats, counts[-1])
 
 
 def largest_context(
@@ -202,12 +202,13 @@ class _Planner:
                 high = middle
         return low * CONTEXT_STEP_TOKENS
 
-    def refusal(self, context: int, formats: list[KVFormat], sequences: int, kv: KVChoice) -> OutOfMemoryError:
+    def refusal(self, context: int, formats: Sequence[KVFormat], sequences: int) -> OutOfMemoryError:
         """What is needed at the least, what there is, and what would fit instead."""
         plan = self.plan(context, formats[-1], sequences)
-        others = [f for f in (*formats, *_LADDER) if is_supported(f, self.config.head_dim)]
-        fits, best = max(((self.largest_context(f, sequences), f) for f in formats), key=lambda pair: pair[0])
-        small, smaller = max(((self.largest_context(f, sequences), f) for f in others), key=lambda pair: pair[0])
+        sizes = {kv_format: self.largest_context(kv_format, sequences) for kv_format in (*formats, *_LADDER)}
+        best = max(formats, key=lambda kv_format: sizes[kv_format])
+        smaller = max(sizes, key=lambda kv_format: sizes[kv_format])
+        fits, small = sizes[best], sizes[smaller]
         if fits >= CONTEXT_FLOOR_TOKENS:
             advice = f"{fits:,} tokens would fit in {best}"
             if small > fits:
@@ -230,14 +231,11 @@ class _Planner:
         return BLOCK_TOKENS * kv_bytes_per_token(self.config, kv_format)
 
 
-def _formats(config: SmolLM3Config, context: int, kv: KVChoice) -> Iterator[KVFormat]:
+def _formats(context: int, kv: KVChoice) -> tuple[KVFormat, ...]:
     """What may be used, the best first."""
     if kv != "auto":
-        yield kv
-        return
-    ladder = _LADDER if context <= K8V8_UP_TO_TOKENS else _LADDER[1:]
-    supported = [kv_format for kv_format in ladder if is_supported(kv_format, config.head_dim)]
-    yield from supported or ["k8v8"]
+        return (kv,)
+    return _LADDER if context <= K8V8_UP_TO_TOKENS else _LADDER[1:]
 
 
 def _halved(count: int) -> list[int]:
@@ -251,7 +249,5 @@ def _check(config: SmolLM3Config, context_tokens: int | None, kv: KVChoice, max_
         raise InvalidRequestError(f"a context must have from 1 to {longest:,} tokens", param="context_tokens")
     if kv not in KV_CHOICES:
         raise InvalidRequestError(f"a cache format must be one of {', '.join(KV_CHOICES)}", param="kv")
-    if kv != "auto" and not is_supported(kv, config.head_dim):
-        raise InvalidRequestError(f"{kv} needs heads of 32, 64 or 128 numbers, not {config.head_dim}", param="kv")
     if max_num_seqs is not None and max_num_seqs < 1:
         raise InvalidRequestError("at least one answer must be written at a time", param="max_num_seqs")

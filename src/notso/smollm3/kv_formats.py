@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]
+from notso.qtensor.kv_pool import KVFormat as KVFormat
+
 KVChoice: TypeAlias = Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 
 KV_CHOICES: tuple[KVChoice, ...] = get_args(KVChoice)
@@ -43,10 +44,3 @@ KV_FORMATS: dict[KVFormat, KVBits] = {
     "k4v4": KVBits(4, 4),
     "k4v3": KVBits(4, 3),
 }
-
-
-def is_supported(kv_format: KVFormat, head_dim: int) -> bool:
-    """Whether heads of this size can be kept so: a Hadamard rotation needs a power of two."""
-    if not KV_FORMATS[kv_format].is_small:
-        return True
-    return head_dim >= 32 and head_dim & (head_dim - 1) == 0
