@@ -253,6 +253,8 @@ def test_every_word_is_used_and_every_used_word_exists() -> None:
 
 
 def test_numbers_for_people() -> None:
+    assert [human_size(number) for number in (999_400, 999_700, 999_999_999)] == ["999 kB", "1 MB", "1 GB"]
+    assert [human_count(number) for number in (999_400_000, 999_700_000)] == ["999 M", "1 B"]
     assert [human_size(number) for number in (0, 999, 1_915_305_312, 8_000_000)] == [
         "0 bytes",
         "999 bytes",

@@ -47,7 +47,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class DownloadPlan:
-    """What fetching a file would take. `have_bytes` lie here from an earlier attempt; `folder` is on the disk meant."""
+    """What fetching a file to `folder` would take. `have_bytes` lie there from an earlier attempt."""
 
     folder: Path
     have_bytes: int
@@ -65,9 +65,9 @@ def plan_download(
 ) -> DownloadPlan:
     """Look at what is here and at the room on the disk. Touches neither the network nor the disk's content."""
     part = part_path(file)
-    folder = next(each for each in part.parents if each.exists())
+    there = next(each for each in part.parents if each.exists())
     have = part.stat().st_size if part.exists() else 0
-    return DownloadPlan(folder, have, max(0, file.size_bytes - have) + SPARE_BYTES, free_bytes(folder))
+    return DownloadPlan(hub.hub_cache(), have, max(0, file.size_bytes - have) + SPARE_BYTES, free_bytes(there))
 
 
 def part_path(file: KnownFile) -> Path:

@@ -90,7 +90,7 @@ def human_size(count_bytes: int) -> str:
     """1915305312 -> '1.92 GB'."""
     size = float(count_bytes)
     for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
+        if size < 999.5:  # what rounds to 1000 is one of the next unit
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} GB"
@@ -107,6 +107,6 @@ def human_duration(seconds: float) -> str:
 def human_count(number: int) -> str:
     """3075098624 -> '3.08 B'."""
     for unit, scale in (("B", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)):
-        if number >= scale:
+        if number >= 0.9995 * scale:
             return f"{number / scale:.3g} {unit}"
     return str(number)

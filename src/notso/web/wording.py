@@ -110,6 +110,7 @@ words: dict[str, str] = {
     "model_context_of": "{tokens} tokens, {answers} answers at a time",
     "model_cache": "Cache",
     "model_cache_used": "{percent} % filled",
+    "model_thread": "1 thread",
     "model_threads": "{threads} threads",
     "model_weights": "Weights in",
     "weights_mmap": "the mapped file",
