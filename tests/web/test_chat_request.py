@@ -262,9 +262,7 @@ def test_no_body_takes_more_than_its_length(body: bytes) -> None:
 
 
 def test_good_json_is_read() -> None:
-    assert parse_object(
-        b'{"a": [1, -1.5, "\\ud83d\\ude00", "[[[{{{", true, null], "s": 18446744073709551615}'
-    ) == {
+    assert parse_object(b'{"a": [1, -1.5, "\\ud83d\\ude00", "[[[{{{", true, null], "s": 18446744073709551615}') == {
         "a": [1, -1.5, "😀", "[[[{{{", True, None],
         "s": 2**64 - 1,
     }
