@@ -14,7 +14,9 @@ constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 
 #include "../avx512/integer_kernels.h"
 #include "../x86_matmul.h"
 #include "tile_matmul.h"
+#include "../level_tables.h"
 #include "../avx512/byte_dots.h"
+#include "../x86_byte_dots.h"
 #include "../head_vectors.h"
 #include "../byte_attention.h"
 // clang-format on

@@ -15,7 +15,9 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2, kColumnGroup = 
 #include "../x86_matmul.h"
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"
+#include "../level_tables.h"
 #include "byte_dots.h"
+#include "../x86_byte_dots.h"
 #include "../head_vectors.h"
 #include "../byte_attention.h"
 // clang-format on
