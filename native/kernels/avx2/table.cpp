@@ -31,7 +31,7 @@ void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K256>(t); }
 const KernelTable kAvx2Kernels = {
 #define QTENSOR_TABLE_NAME "avx2"
 #include "../table_entries.h"
-    .tile_columns = 9,
+    .tile_columns = 5,
     .tile_rows = 64,
 #include "../tile_entries.h"
 };

@@ -31,7 +31,7 @@ void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
 const KernelTable kAvx512Kernels = {
 #define QTENSOR_TABLE_NAME "avx512"
 #include "../table_entries.h"
-    .tile_columns = 9,
+    .tile_columns = 6,
     .tile_rows = 64,
 #include "../tile_entries.h"
 };
