@@ -145,6 +145,7 @@ words: dict[str, str] = {
     "download_no_room": "Not enough room",
     "download_offline": "The network is switched off",
     "download_done": "{name} is here and its SHA-256 is the published one.",
+    "error_key": "This server asks for a key.",
     "error_unknown_model": "There is no such model.",
     "error_downloading": "Another download is under way.",
     # turns, messages, files
