@@ -99,7 +99,7 @@ class KVCache:
         for pool in self.pools:
             pool.copy_block(source, target)
         if source in self._companions:
-            place = self._companion(target)
+            place = self._companion(target, but=source)
             for pool in self._recent_pools:
                 pool.copy_block(self._companions[source], place)
 
@@ -125,10 +125,11 @@ class KVCache:
         """The reverse of `read_companion`."""
         _write(self._recent_pools, self._companion(block), content)
 
-    def _companion(self, block: int) -> int:
+    def _companion(self, block: int, but: int = -1) -> int:
+        """The block's companion, made if need be, at the cost of another block than `but`."""
         found = self._companions.get(block)
         if found is None:
-            if not self._free and not self.make_room(lambda other: other in self._companions):
+            if not self._free and not self.make_room(lambda other: other in self._companions and other != but):
                 raise OutOfBlocksError
             found = self._companions[block] = self._free.pop()
         return found
