@@ -78,45 +78,52 @@ void put_halves(const KernelTable& table, const float* k, const float* v, int64_
   table.to_half(v, dim, keys + dim * kTilePositions + slot * dim);
 }
 
-// Levels of one vector into their places: element i belongs to group_of(i) and lies at `lane_of(i)` of the group's row.
-template <class Place>
-void put_levels(const uint8_t* levels, int64_t dim, int bits, int64_t row_bytes, int64_t groups, uint8_t* out,
-                Place place) {
-  for (int64_t i = 0; i < dim; i++) {
-    const auto [group, at] = place(i);
-    const unsigned level = levels[i];
-    if (bits == 8) {
-      out[group * row_bytes + at] = uint8_t(level);
-    } else if (bits == 4) {
-      uint8_t& byte = out[group / 2 * row_bytes + at];
+// The four levels of each group of a key, which lie side by side.
+void put_key(const uint8_t* levels, int64_t dim, int bits, int64_t slot, uint8_t* keys) {
+  for (int64_t group = 0; group < dim / 4; group++) {
+    uint32_t four, byte;
+    std::memcpy(&four, levels + 4 * group, 4);
+    uint8_t* const at = keys + (group * bits / 8 * kTilePositions + slot) * 4;
+    if (bits == 4) {
       const int shift = int(group % 2) * 4;
-      byte = uint8_t((byte & ~(15u << shift)) | level << shift);
-    } else {
-      uint8_t& low = out[group / 4 * row_bytes + at];
-      uint8_t& high = out[(groups / 4 + group / 8) * row_bytes + at];
-      const int shift = int(group % 4) * 2, bit = int(group % 8);
-      low = uint8_t((low & ~(3u << shift)) | (level & 3) << shift);
-      high = uint8_t((high & ~(1u << bit)) | level >> 2 << bit);
+      std::memcpy(&byte, at, 4);
+      four = (byte & ~(0x0f0f0f0fu << shift)) | four << shift;
     }
+    std::memcpy(at, &four, 4);
   }
 }
 
-struct Places {
-  int64_t group, at;
-};
+// One bit field of every fourth byte.
+void put_fields(const uint8_t* levels, int64_t dim, int from, int bits, int shift, uint8_t* out) {
+  const unsigned mask = (1u << bits) - 1;
+  for (int64_t i = 0; i < dim; i++)
+    out[4 * i] = uint8_t((out[4 * i] & ~(mask << shift)) | (levels[i] >> from & mask) << shift);
+}
+
+// A value is one of the four positions of a group, in every lane.
+void put_value(const uint8_t* levels, int64_t dim, int bits, int64_t slot, uint8_t* values) {
+  const int64_t group = slot / 4, row_bytes = 4 * dim;
+  uint8_t* const lane = values + slot % 4;
+  if (bits == 8) {
+    for (int64_t i = 0; i < dim; i++) lane[group * row_bytes + 4 * i] = levels[i];
+  } else if (bits == 4) {
+    put_fields(levels, dim, 0, 4, int(group % 2) * 4, lane + group / 2 * row_bytes);
+  } else {
+    constexpr int64_t kLowRows = kTilePositions / 4 / 4;
+    put_fields(levels, dim, 0, 2, int(group % 4) * 2, lane + group / 4 * row_bytes);
+    put_fields(levels, dim, 2, 1, int(group % 8), lane + (kLowRows + group / 8) * row_bytes);
+  }
+}
 
 void put_rounded(const KernelTable& table, const float* k, const float* v, const KeyValuePool& pool, int64_t slot,
                  uint8_t* head) {
   const CacheFormat format = pool.format;
-  const int64_t dim = pool.dim;
   uint8_t levels[kMostByteDim];
-  half* const scales = reinterpret_cast<half*>(head + scales_at(format, dim));
-  table.round_head(k, dim, key_bits(format), levels, scales + slot);
-  put_levels(levels, dim, key_bits(format), 4 * kTilePositions, dim / 4, head,
-             [&](int64_t i) { return Places{i / 4, 4 * slot + i % 4}; });
-  table.round_head(v, dim, value_bits(format), levels, scales + kTilePositions + slot);
-  put_levels(levels, dim, value_bits(format), 4 * dim, kTilePositions / 4, head + key_bytes(format, dim),
-             [&](int64_t i) { return Places{slot / 4, 4 * i + slot % 4}; });
+  half* const scales = reinterpret_cast<half*>(head + scales_at(format, pool.dim));
+  table.round_head(k, pool.dim, key_bits(format), levels, scales + slot);
+  put_key(levels, pool.dim, key_bits(format), slot, head);
+  table.round_head(v, pool.dim, value_bits(format), levels, scales + kTilePositions + slot);
+  put_value(levels, pool.dim, value_bits(format), slot, head + key_bytes(format, pool.dim));
 }
 
 void put(const KernelTable& table, const float* k, const float* v, const KeyValuePool& pool, int64_t block,

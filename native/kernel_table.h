@@ -83,7 +83,7 @@ struct ByteAttentionTask {
 };
 constexpr int64_t kMostByteDim = 1024;  // up to here a sum of byte products fits a float's 24 bits
 static constexpr int64_t byte_attention_scratch(int64_t queries, int64_t dim) {
-  return queries * (6 * dim + 64) + 304 * dim + 16384;
+  return queries * (6 * dim + 64) + 304 * dim + 20480;
 }
 
 struct KernelTable {

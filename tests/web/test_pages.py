@@ -227,7 +227,7 @@ def test_templates_hold_no_script_and_no_trap_of_htmx(path: Path) -> None:
     for tag in re.findall(
         r"<(?!hx-partial)\w+\b(?:\"[^\"]*\"|'[^']*'|\{\{.*?\}\}|\{%.*?%\}|[^>\"'])*>", text, re.DOTALL
     ):
-        if re.search(r"\shx-(?!ignore|nonce|morph-skip)", tag):
+        if re.search(r"\shx-(?!ignore|nonce)", tag):
             assert "hx-nonce" in tag, tag
 
 

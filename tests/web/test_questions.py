@@ -72,9 +72,7 @@ def test_a_summary_that_was_cut_short_stands_for_nothing() -> None:
 def test_attachments_stand_before_the_question_and_are_named() -> None:
     files = (Attachment("a.txt", "one\ntwo"), Attachment("b.md", "# three"))
     (_, text), *_ = read(replace(stored("user", "Compare."), attachments=files))
-    assert (
-        text
-        == "--- a.txt ---\none\ntwo\n--- end of a.txt ---\n\n--- b.md ---\n# three\n--- end of b.md ---\n\nCompare."
-    )
+    first, second = "--- a.txt ---\none\ntwo\n--- end of a.txt ---", "--- b.md ---\n# three\n--- end of b.md ---"
+    assert text == f"{first}\n\n{second}\n\nCompare."
     (_, alone), *_ = read(replace(stored("user", ""), attachments=files[:1]))
     assert alone == first

@@ -99,3 +99,8 @@ inline V16 v_max_magnitude(V16 a, V16 b) {
   return {_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a.low), low)),
           _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a.high), high))};
 }
+inline V16 v_one_above(V16 a, V16 b) {
+  const __m256 one = _mm256_set1_ps(1.0f);
+  return {_mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ), one),
+          _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ), one)};
+}

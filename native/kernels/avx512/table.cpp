@@ -15,7 +15,9 @@ constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 
 #include "../x86_matmul.h"
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"
+#include "../level_tables.h"
 #include "byte_dots.h"
+#include "../x86_byte_dots.h"
 #include "../head_vectors.h"
 #include "../byte_attention.h"
 #include "../read_lines.h"
@@ -31,7 +33,7 @@ void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
 const KernelTable kAvx512Kernels = {
 #define QTENSOR_TABLE_NAME "avx512"
 #include "../table_entries.h"
-    .tile_columns = 9,
+    .tile_columns = 6,
     .tile_rows = 64,
 #include "../tile_entries.h"
 };

@@ -9,6 +9,7 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 4;
 #include "vec16.h"
 #include "../float_kernels.h"
 #include "integer_kernels.h"
+#include "../level_tables.h"
 #include "byte_dots.h"
 #include "../head_vectors.h"
 #include "../byte_attention.h"

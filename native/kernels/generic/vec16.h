@@ -166,3 +166,9 @@ inline V16 v_max_magnitude(V16 a, V16 b) {
   }
   return r;
 }
+// 1 where a > b, else 0.
+inline V16 v_one_above(V16 a, V16 b) {
+  V16 r;
+  for (int i = 0; i < 16; i++) r.lane[i] = a.lane[i] > b.lane[i] ? 1.0f : 0.0f;
+  return r;
+}

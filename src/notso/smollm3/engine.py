@@ -21,10 +21,12 @@ from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine_core import EngineCore, Request, events_until
 from notso.smollm3.engine_plan import plan_engine
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError
+from notso.smollm3.fingerprint import cache_fingerprint
 from notso.smollm3.generation import Generation
 from notso.smollm3.hub import demo_path
 from notso.smollm3.kv_cache import KVCache
 from notso.smollm3.kv_formats import KVChoice
+from notso.smollm3.kv_shelf import KVShelf
 from notso.smollm3.messages import (
     EngineStats,
     Event,
@@ -50,6 +52,9 @@ from notso.smollm3.weights import SmolLM3Weights
 
 Floats = npt.NDArray[np.float32]
 
+DEFAULT_CACHE_BYTES = 4 << 30
+"""Room on disk for computed conversations: some 100,000 tokens of the 3B."""
+
 MAX_WAITING = 4096
 """Requests that may wait; more are refused."""
 
@@ -72,6 +77,8 @@ class Engine:
         kv: KVChoice = "auto",
         max_num_seqs: int | None = None,
         speculation: bool = True,
+        cache_dir: Path | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         """Use `Engine.load`."""
         backend.configure(threads)
@@ -94,16 +101,21 @@ class Engine:
         self._runner = Runner(self.config, weights, cache)
         self._blocks = PrefixCache(plan.kv_blocks, on_forget=cache.forget)
         cache.make_room = self._blocks.drop_one
-        self._scheduler = Scheduler(self._blocks, plan.max_num_seqs, can_be_cut=cache.can_be_cut)
+        self._fingerprint = cache_fingerprint(file, self.config, plan.kv_format, plan.context_tokens)
+        shelf = None
+        if cache_dir is not None:
+            shelf = KVShelf(cache, self._blocks, cache_dir, self._fingerprint, cache_bytes)
+        self._scheduler = Scheduler(self._blocks, plan.max_num_seqs, shelf, can_be_cut=cache.can_be_cut)
         self._spare_slot = plan.max_num_seqs
-        self._fingerprint = secrets.token_bytes(16)
         self._speculation = speculation
         self._unguessed = self.tokenizer.control_ids | {self.tokenizer.think_open_id, self.tokenizer.think_close_id}
         self._closed = False
         self._promotion = WeightPromotion(
             file, weights, wanted=weights_on, take=lambda: self._core.poke(), idle_s=lambda: self._core.idle_s
         )
-        self._core = EngineCore(self._runner, self._scheduler, between_steps=_adopter(self._promotion, self._runner))
+        self._core = EngineCore(
+            self._runner, self._scheduler, between_steps=_adopter(self._promotion, self._runner), shelf=shelf
+        )
         self._end = weakref.finalize(self, _end, self._core, self._promotion, file)
         self._promotion.start()
         name = str(file.metadata.get("general.name") or file.path.stem)
@@ -139,6 +151,8 @@ class Engine:
         kv: KVChoice = "auto",
         max_num_seqs: int | None = None,
         speculation: bool = True,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> Engine:
         """Map a GGUF file and make it ready; None loads the demo model that ships with the package.
 
@@ -148,7 +162,8 @@ class Engine:
         it already answers; "auto" does so for files where it pays, if memory and the system allow.
         kv: how keys and values are kept; "auto" chooses by context and memory. max_num_seqs: answers written at the
         same time; None takes up to 16 as memory allows. speculation: guess tokens ahead where that pays; what is said
-        stays the same.
+        stays the same. cache_dir: a private folder for up to `cache_bytes` of what was computed, so that conversations
+        go on after a restart without being read again; None keeps nothing.
 
         Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError or KernelChoiceError.
         """
@@ -162,6 +177,8 @@ class Engine:
             kv=kv,
             max_num_seqs=max_num_seqs,
             speculation=speculation,
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+            cache_bytes=cache_bytes,
         )
 
     @property

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from notso.smollm3.answer import Answer
 from notso.smollm3.errors import EngineError, NotsoError
 from notso.smollm3.generation import Generation
+from notso.smollm3.kv_shelf import KVShelf
 from notso.smollm3.messages import EngineStats, Event, FinishReason, Progress, Usage
 from notso.smollm3.runner import MAX_SAMPLED, Runner
 from notso.smollm3.sampling import Sampler
@@ -32,6 +33,10 @@ MIXED_STEP_S = 0.25
 """How long a step may take that reads a prompt while others are being answered: the gap between their tokens."""
 
 LEAST_PROMPT_TOKENS = 16
+SHELF_S = 0.005
+SHELF_STEPS = 8
+"""Finished conversations go to the disk a block at a time: so often when idle, and in every so many steps."""
+
 PROGRESS_S = 0.25
 """A prompt's readers hear of it so often."""
 
@@ -70,11 +75,19 @@ class EngineCore:
     """Steps through all requests in a thread of its own. `submit`, `call`, `poke` and `stats` may be called from any;
     the rest runs in that thread."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, between_steps: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        between_steps: Callable[[], None],
+        shelf: KVShelf | None = None,
+    ) -> None:
         """`between_steps` is called in the thread before each step, and when it was poked."""
         self.runner = runner
         self.scheduler = scheduler
         self.costs = StepCosts()
+        self._shelf = shelf
+        self._steps = 0
         self._between_steps = between_steps
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -163,12 +176,15 @@ class EngineCore:
         while not self._closing:
             with self._wake:
                 if not self._inbox and not self._requests:
-                    self._wake.wait(timeout=60.0)
+                    self._wake.wait(timeout=SHELF_S if self._shelf is not None and self._shelf.has_work else 60.0)
             try:
                 self._between_steps()
                 while self._inbox:
                     self._inbox.popleft()()
                 self._heed()
+                self._steps += 1
+                if self._shelf is not None and (not self._requests or self._steps % SHELF_STEPS == 0):
+                    self._shelf.work()
                 if self._requests:
                     self._step()
             except Exception as error:
@@ -178,6 +194,8 @@ class EngineCore:
             self._end(request, "cancelled")
         while self._inbox:
             self._inbox.popleft()()
+        if self._shelf is not None:
+            self._shelf.close()
 
     def _take(self, request: Request) -> None:
         self._requests[request.sequence] = request
@@ -245,6 +263,16 @@ class EngineCore:
     def _move_blocks(self, plan: Plan) -> None:
         for copy in plan.copies:
             self.runner.cache.copy_block(copy.source, copy.target)
+        void = set[Sequence]()
+        for restore in plan.restores:
+            if restore.sequence in void:
+                continue
+            if self._shelf is not None and self._shelf.read(restore):
+                self.scheduler.read(restore)
+            else:
+                self.scheduler.unread(restore)
+                void.add(restore.sequence)
+        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence not in void]
 
     def _begin(self, request: Request, chunk: Chunk) -> None:
         if request.began:
@@ -368,6 +396,8 @@ class EngineCore:
             self._fail(request, failure)
 
     def _leave(self, request: Request, events: list[Event]) -> None:
+        if self._shelf is not None:
+            self._shelf.offer(request.sequence)
         self.scheduler.remove(request.sequence)
         del self._requests[request.sequence]
         self._idle_since = time.monotonic()

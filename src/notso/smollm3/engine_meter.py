@@ -140,6 +140,7 @@ class EngineMeter:
                 if block is None and source is not None:
                     block = blocks.take()
                     engine._runner.cache.copy_block(source, block)
+                    engine._runner.cache.forget(block)  # only the first block's companion is read
                     blocks.register(block, parent, tokens)
                     blocks.release(block)
                 source = block if source is None else source

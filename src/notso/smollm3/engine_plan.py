@@ -34,10 +34,10 @@ SAMPLED_ROWS = 64
 SHARED_TOKENS = 32_768
 """What all chats together are given where memory is plentiful: four of the default context, or sixteen short ones."""
 
-RECENT_BLOCKS = 2
-"""Tiles that a sequence holds in k8v8 beside a smaller format: the sinks, and the one being written."""
+RECENT_BLOCKS = 3
+"""Tiles that a sequence holds in k8v8 beside a smaller format: the sinks, the one being written, and the next."""
 
-STEP_RECENT_BLOCKS = 2 + PREFILL_CHUNK_TOKENS // BLOCK_TOKENS
+STEP_RECENT_BLOCKS = 1 + PREFILL_CHUNK_TOKENS // BLOCK_TOKENS
 """Those that a chunk of a prompt can touch beside."""
 
 PROCESS_BYTES = 256 * MIB

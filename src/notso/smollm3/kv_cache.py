@@ -99,33 +99,37 @@ class KVCache:
         for pool in self.pools:
             pool.copy_block(source, target)
         if source in self._companions:
-            place = self._companion(target)
+            place = self._companion(target, but=source)
             for pool in self._recent_pools:
                 pool.copy_block(self._companions[source], place)
 
     def read_block(self, block: int) -> bytes:
-        """The content of a block, all layers one after another, then that of its companion."""
-        parts = [pool.read_block(block) for pool in self.pools]
-        if block in self._companions:
-            parts += [pool.read_block(self._companions[block]) for pool in self._recent_pools]
-        return b"".join(parts)
+        """The content of a block, all layers one after another."""
+        return b"".join(pool.read_block(block) for pool in self.pools)
 
-    def write_block(self, block: int, content: bytes | bytearray | memoryview) -> None:
-        """The reverse of `read_block`. Raises ValueError where the size is that of no block."""
-        pools, left = [(pool, block) for pool in self.pools], memoryview(content)
-        if len(left) == self.block_bytes + sum(pool.block_bytes for pool in self._recent_pools) and self._is_small:
-            companion = self._companion(block)
-            pools += [(pool, companion) for pool in self._recent_pools]
-        elif len(left) != self.block_bytes:
-            raise ValueError(f"a block has {self.block_bytes} bytes, not {len(left)}")
-        for pool, place in pools:
-            pool.write_block(place, left[: pool.block_bytes])
-            left = left[pool.block_bytes :]
+    def write_block(self, block: int, content: bytearray | memoryview | bytes) -> None:
+        """The reverse of `read_block`."""
+        _write(self.pools, block, content)
 
-    def _companion(self, block: int) -> int:
+    @property
+    def companion_bytes(self) -> int:
+        """Bytes of a companion over all layers; 0 where the format has none."""
+        return sum(pool.block_bytes for pool in self._recent_pools)
+
+    def read_companion(self, block: int) -> bytes | None:
+        """The content of a block's companion, if it has one."""
+        companion = self._companions.get(block)
+        return None if companion is None else b"".join(pool.read_block(companion) for pool in self._recent_pools)
+
+    def write_companion(self, block: int, content: bytearray | memoryview | bytes) -> None:
+        """The reverse of `read_companion`."""
+        _write(self._recent_pools, self._companion(block), content)
+
+    def _companion(self, block: int, but: int = -1) -> int:
+        """The block's companion, made if need be, at the cost of another block than `but`."""
         found = self._companions.get(block)
         if found is None:
-            if not self._free and not self.make_room(lambda other: other in self._companions):
+            if not self._free and not self.make_room(lambda other: other in self._companions and other != but):
                 raise OutOfBlocksError
             found = self._companions[block] = self._free.pop()
         return found
@@ -136,3 +140,10 @@ def _pools(config: SmolLM3Config, blocks: int, kv_format: KVFormat) -> list[KeyV
         ops.key_value_pool(blocks, config.num_key_value_heads, config.head_dim, kv_format)
         for _ in range(config.num_hidden_layers)
     ]
+
+
+def _write(pools: list[KeyValuePool], block: int, content: bytearray | memoryview | bytes) -> None:
+    left = memoryview(content)
+    for pool in pools:
+        pool.write_block(block, left[: pool.block_bytes])
+        left = left[pool.block_bytes :]

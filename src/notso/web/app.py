@@ -9,17 +9,20 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from notso.web import entry
 from notso.web.access import KeyRing, owner_of
-from notso.web.api import health, monitoring
+from notso.web.api import completions, health, monitoring
+from notso.web.api.api_error import ApiError
+from notso.web.api.edge import ApiEdge, is_api
 from notso.web.assets import Assets
 from notso.web.chat import chat_routes, message_routes, routes, settings_routes, transfer_routes, views
 from notso.web.chat.engine_host import EngineHost
@@ -78,6 +81,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
         middleware=[
             Middleware(RequestMetrics, metrics=state.metrics),
             Middleware(SecurityHeaders),
+            Middleware(ApiEdge),
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossSiteGuard),
             Middleware(RequestLimits),
@@ -87,8 +91,16 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
     app.state.notso = state
     app.state.key_ring = KeyRing(settings.api_key)
     chats = (routes, message_routes, chat_routes, settings_routes, transfer_routes)
-    for router in (health.router, monitoring.router, entry.router, models.router, *(part.router for part in chats)):
+    for router in (
+        health.router,
+        monitoring.router,
+        completions.router,
+        entry.router,
+        models.router,
+        *(part.router for part in chats),
+    ):
         app.include_router(router)
+    app.add_exception_handler(ApiError, _show_api_error)
     app.add_exception_handler(Problem, _show_problem)
     app.add_exception_handler(StorageError, _show_problem)
     app.add_exception_handler(HTTPException, _show_problem)
@@ -159,8 +171,11 @@ async def _show_problem(request: Request, error: Exception) -> Response:
     if problem.retry_after_seconds is not None:
         headers["Retry-After"] = str(problem.retry_after_seconds)
     state: State = request.app.state.notso
-    if problem.status == 401:
-        response: Response = await _ask_for_key(request)
+    if is_api(request.scope):
+        sentence = words["error_key"] if problem.status == 401 else problem.sentence
+        response: Response = PlainTextResponse(sentence, problem.status)  # which ApiEdge puts into its own form
+    elif problem.status == 401:
+        response = await _ask_for_key(request)
     elif is_fragment(request):
         response = await state.pages.respond(request, "_problem.html", problem.status, problem=problem.sentence)
     elif problem.draft and (page := await _page_with_draft(request, state, problem)) is not None:
@@ -185,11 +200,18 @@ async def _ask_for_key(request: Request) -> Response:
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     if "text/html" in request.headers.get("accept", ""):
         return RedirectResponse("/login", 303)
-    return PlainTextResponse("This server asks for a key.\n", 401)
+    return PlainTextResponse(words["error_key"] + "\n", 401)
 
 
 async def _let_go(request: Request, error: Exception) -> Response:
     return Response(status_code=400)  # the client left in the middle of its request: nobody will read this
+
+
+async def _show_api_error(request: Request, error: Exception) -> Response:
+    failure = cast(ApiError, error)
+    retry_after = failure.retry_after_seconds
+    headers = {"Retry-After": str(retry_after)} if retry_after is not None else None
+    return JSONResponse(failure.body, failure.status, headers)
 
 
 async def _show_fault(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from notso.smollm3 import FinishReason, Usage, process_memory
 from notso.web.chat.engine_host import EngineHost
 
+FIRST_GUESS_SECONDS = 10.0
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -26,6 +27,8 @@ class Metrics:
     """What was counted since the server began, and what the engine says of itself when asked."""
 
     def __init__(self, engine: EngineHost) -> None:
+        self._answers = 0
+        self._answer_seconds = 0.0
         self._registry = registry = CollectorRegistry()
         registry.register(_Now(engine))
 
@@ -66,11 +69,18 @@ class Metrics:
         self._queue.observe(usage.queue_ms / 1000)
         self._prefill.observe(usage.prompt_ms / 1000)
         self._decode.observe(usage.completion_ms / 1000)
+        self._answers += 1
+        self._answer_seconds += (usage.prompt_ms + usage.completion_ms) / 1000
         self._whole.observe((usage.queue_ms + usage.prompt_ms + usage.completion_ms) / 1000)
         if usage.completion_tokens:
             self._first_token.observe((usage.queue_ms + usage.prompt_ms) / 1000)
         if usage.completion_tokens > 1:
             self._token.observe(usage.completion_ms / 1000 / (usage.completion_tokens - 1))
+
+    @property
+    def mean_answer_seconds(self) -> float:
+        """How long an answer took on average, waiting left out; a guess before the first."""
+        return self._answer_seconds / self._answers if self._answers else FIRST_GUESS_SECONDS
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request has been answered. `route` is the template of its path, never the path."""

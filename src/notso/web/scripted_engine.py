@@ -83,9 +83,12 @@ class ScriptedGeneration:
             yield from events
 
     def subscribe(self, notify: Callable[[], None]) -> None:
-        """Call `notify` whenever something is new."""
+        """Call `notify` whenever something is new, at once if something is there."""
         with self._changed:
             self._listeners.append(notify)
+            is_new = bool(self._events)
+        if is_new:
+            notify()
 
     def stop(self) -> None:
         """End it."""

@@ -107,7 +107,8 @@ words: dict[str, str] = {
     "code_whole": "Show all",
     # models
     "model_nope": "NoPE layers",
-    "model_context_of": "{tokens} tokens, {answers} answers at a time",
+    "model_answer": "one answer at a time",
+    "model_answers": "{answers} answers at a time",
     "model_cache": "Cache",
     "model_cache_used": "{percent} % filled",
     "model_thread": "1 thread",
@@ -132,6 +133,9 @@ words: dict[str, str] = {
     "models_use_named": "Use {name}",
     "models_use_demo": "Use the demo model",
     "models_others": "Models",
+    "models_use_now": "Use it now",
+    "banner_downloading": "Fetching {name}: {percent} %",
+    "banner_left": "{left} left",
     "models_switch_note": "Chats stay. Loading takes a moment; the next question waits for it.",
     "models_busy": "Answers being written end there ({count}).",
     "download": "Download",
@@ -145,6 +149,7 @@ words: dict[str, str] = {
     "download_no_room": "Not enough room",
     "download_offline": "The network is switched off",
     "download_done": "{name} is here and its SHA-256 is the published one.",
+    "error_key": "This server asks for a key.",
     "error_unknown_model": "There is no such model.",
     "error_downloading": "Another download is under way.",
     # turns, messages, files

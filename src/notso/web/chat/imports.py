@@ -23,7 +23,6 @@ from notso.web.problems import Problem
 from notso.web.store.protocol import Attachment, Chat, MessageState, Numbers, StoredMessage
 from notso.web.wording import words
 
-MAX_IMPORT_BYTES = 32 * 1024 * 1024
 MAX_CHATS = 2_000
 MAX_MESSAGES = 20_000
 MAX_TEXT = 1_000_000

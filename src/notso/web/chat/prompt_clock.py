@@ -12,6 +12,9 @@ from notso.web.chat.engine_port import Progress
 
 SHORTEST_SHOWN_S = 1.0
 SLOWER_BY = 1.25
+DOUBLING_TOKENS = 16_384
+"""Until two chunks were timed, a token is taken to cost twice the first one's time this far on: rather too much than
+too little, since what is promised may shrink but should not grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,11 @@ class PromptClock:
         )
 
     def _left(self, done: int, total: int, tokens_per_s: float) -> float | None:
-        if not self._chunks:
-            return (total - done) / tokens_per_s if tokens_per_s > 0 else None
+        if not self._chunks and tokens_per_s <= 0:
+            return None
+        if len(self._chunks) < 2:
+            cost = self._chunks[0][1] if self._chunks else 1 / tokens_per_s
+            return (total - done) * cost * (1 + (total - done) / 2 / DOUBLING_TOKENS)
         weight = sum(tokens for *_, tokens in self._chunks)
         middle = sum(at * tokens for at, _, tokens in self._chunks) / weight
         cost = sum(seconds * tokens for _, seconds, tokens in self._chunks) / weight

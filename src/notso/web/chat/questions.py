@@ -79,7 +79,7 @@ async def summarise(state: State, owner: str, chat: Chat, fields: dict[str, str]
     if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
         raise Problem(400, words["error_nothing_to_summarise"])
     answer = replace(_new_answer(chat), kind="summary")
-    new = NewAnswer(answer, shown[-1].id, _key(fields))
+    new = NewAnswer(answer, shown[-1].id, _key(fields) if "key" in fields else new_id())
     settings = await settings_of(state, owner, chat)
     with state.turns.expecting(answer.generation_id or ""):
         accepted = _accepted(await _once_free(state, lambda: state.store.add_answer(owner, new)))

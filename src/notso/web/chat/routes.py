@@ -150,11 +150,12 @@ async def feed(
 
 @router.get("/status")
 async def status(request: Request, state: Shared) -> Response:
-    """What the status pill asks for while the model loads, and until the questions that waited for it are answered.
+    """What the status pill and the banner ask for while a model loads or is fetched, and until questions are answered.
 
     The pill's own words are left alone meanwhile: the stream of an answer on the page sets them.
     """
-    context = status_context(state) | {"polling": state.engine.state == "loading" or state.turns.unfinished > 0}
+    context = status_context(state)
+    context["polling"] = context["polling"] or state.turns.unfinished > 0
     return await state.pages.respond(request, "_status.html", **context)
 
 

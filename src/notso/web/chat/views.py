@@ -105,13 +105,14 @@ def composer_context(chat: Chat | None, path: list[Shown]) -> dict[str, Any]:
 
 def status_context(state: State) -> dict[str, Any]:
     """What the status pill and the banner need to know."""
-    engine = state.engine
-    polling = engine.state == "loading"
+    engine, download = state.engine, state.downloads.current
+    polling = engine.state == "loading" or (download is not None and download.active)
     return {
         "engine_state": engine.state,
         "info": engine.info,
         "failure": engine.failure,
         "facts": model_facts(engine),
+        "download": download,
         "polling": polling,
     }
 

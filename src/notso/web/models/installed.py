@@ -81,4 +81,6 @@ def take_inventory(info: ModelInfo | None, folder: Path | None) -> Inventory:
 def _key(model: LocalModel) -> str:
     if model.where == "built in":
         return "demo"
+    if model.where == "cache" and model.name in {file.name for file in official_files()}:
+        return model.name
     return hashlib.sha256(str(model.path).encode("utf-8", "surrogateescape")).hexdigest()[:16]

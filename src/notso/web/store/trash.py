@@ -50,12 +50,14 @@ def purge(db: sqlite3.Connection, before_ms: int) -> int:
     """See ChatStore."""
     old = db.execute("SELECT id FROM trash WHERE thrown_ms < ?", (before_ms,)).fetchall()
     for (trash_id,) in old:
-        for (chat_id,) in db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash_id,)).fetchall():
+        chats = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash_id,)).fetchall()
+        messages = db.execute("SELECT id FROM messages WHERE trash_id = ?", (trash_id,)).fetchall()
+        for (chat_id,) in chats:
             forget_chat(db, chat_id)
-            db.execute("DELETE FROM chats WHERE id = ?", (chat_id,))
-        for (message_id,) in db.execute("SELECT id FROM messages WHERE trash_id = ?", (trash_id,)).fetchall():
+        for (message_id,) in messages:  # all words first: a deleted message takes those below it along
             forget_message(db, message_id)
-            db.execute("DELETE FROM messages WHERE id = ?", (message_id,))
+        db.execute("DELETE FROM messages WHERE trash_id = ?", (trash_id,))
+        db.execute("DELETE FROM chats WHERE trash_id = ?", (trash_id,))
         db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))
     return len(old)
 
