@@ -18,6 +18,7 @@ import pytest
 
 from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Message, Progress, ToolCall
 from notso.web.api.chat_fields import ChatFields
+from notso.web.app import begin_stopping as stop_serving
 from notso.web.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
@@ -257,6 +258,41 @@ def test_while_it_loads_clients_are_told_to_wait(start: Start) -> None:
     gate.set()
     server.ready()
     assert server.client.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 200
+
+
+def begin_stopping(server: Any) -> threading.Thread:
+    """As the first SIGTERM does."""
+    thread = threading.Thread(target=lambda: server.on_loop(lambda: stop_serving(server.state)), daemon=True)
+    thread.start()
+    server.wait(lambda: server.state.stopping)
+    return thread
+
+
+def test_a_stopping_server_lets_answers_end(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 20, piece=5), pace_seconds=0.05)
+    server = start(engine, drain_seconds=20).ready()
+    found: list[list[str]] = []
+    reading = threading.Thread(target=lambda: found.append(stream_lines(server)), daemon=True)
+    reading.start()
+    server.wait(lambda: engine.stats().running == 1)
+    stopping = begin_stopping(server)
+    refused = server.client.post("/v1/chat/completions", json={"messages": HELLO})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    reading.join(20)
+    stopping.join(20)
+    assert not stopping.is_alive() and found[0][-1] == "[DONE]"
+
+
+def test_but_not_for_ever(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 20_000, piece=5), pace_seconds=0.05)
+    server = start(engine, drain_seconds=0.3).ready()
+    found: list[list[str]] = []
+    reading = threading.Thread(target=lambda: found.append(stream_lines(server)), daemon=True)
+    reading.start()
+    server.wait(lambda: engine.stats().running == 1)
+    begin_stopping(server).join(20)
+    reading.join(20)
+    assert "[DONE]" not in found[0] and json.loads(found[0][-1])["error"]["code"] == "shutting_down"
 
 
 def test_everything_under_v1_fails_as_json(start: Start) -> None:

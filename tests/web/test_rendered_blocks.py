@@ -20,6 +20,8 @@ INLINE = '<span class="math inline">{}</span>'
         ("so $a<b$, or \\(c\\).", f"<p>so {INLINE.format('a&lt;b')}, or {INLINE.format('c')}.</p>"),
         ("$a_1 + b_1$ *c*", f"<p>{INLINE.format('a_1 + b_1')} <em>c</em></p>"),
         ("in a line $$x$$ here", '<p>in a line <span class="math display">x</span> here</p>'),
+        ("$5, $6 and $x$", f"<p>$5, $6 and {INLINE.format('x')}</p>"),
+        ("$x\\$y$", f"<p>{INLINE.format(chr(120) + chr(92) + '$y')}</p>"),
         ("$$ x $$", DISPLAY.format("x")),
         ("$$\nx\n+ y\n$$", DISPLAY.format("x\n+ y")),
         ("\\[ \\frac{1}{2} \\]", DISPLAY.format("\\frac{1}{2}")),

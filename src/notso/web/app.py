@@ -114,10 +114,16 @@ async def begin_stopping(state: State) -> None:
     """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved."""
     state.stopping = True
     try:
-        await asyncio.wait_for(state.turns.settled(), state.settings.drain_seconds)
+        await asyncio.wait_for(_settled(state), state.settings.drain_seconds)
     except TimeoutError:
         state.turns.interrupt_all()
+        state.answers.stop_all()
         await state.turns.settled()
+
+
+async def _settled(state: State) -> None:
+    await state.turns.settled()
+    await state.answers.settled()
 
 
 def _make_state(engine_source: EngineSource, settings: Settings, shelf: Shelf | None) -> State:

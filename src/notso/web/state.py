@@ -8,6 +8,7 @@ from typing import cast
 
 from fastapi import Request
 
+from notso.web.api.running import OpenAnswers
 from notso.web.assets import Assets
 from notso.web.chat.engine_host import EngineHost
 from notso.web.chat.feed import Feed
@@ -42,6 +43,7 @@ class State:
     feed: Feed = field(default_factory=Feed)
     answer_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_ANSWER_STREAMS))
     page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))
+    answers: OpenAnswers = field(default_factory=OpenAnswers)
     downloads: Downloads = field(default_factory=Downloads)
     metrics: Metrics = field(kw_only=True)
     shelf: Shelf | None = None

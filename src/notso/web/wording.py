@@ -241,7 +241,7 @@ words: dict[str, str] = {
     # the context meter
     "meter": "Context",
     "meter_heading": "What takes the room",
-    "meter_button": "Context: {used} of {total} tokens, {percent} %. What takes the room",
+    "meter_button": "tokens, {percent} % of the context: what takes the room",
     "meter_value": "{used} of {total} tokens",
     "part_system": "Instructions",
     "part_tools": "Tools",

@@ -63,7 +63,7 @@ async def chat_completions(request: Request, state: Shared, owner: Owner) -> Res
     if len(asked.params) > info.max_num_seqs:
         raise ApiError(400, "invalid_value", f"n is at most {info.max_num_seqs} on this server", param="n")
     _admit(state, engine)
-    answers = RunningAnswers(engine, asked, owner if not asked.fresh else secrets.token_hex(16))
+    answers = RunningAnswers(engine, asked, secrets.token_hex(16) if asked.fresh else owner, state.answers)
     completion = Completion(model_id(info), fingerprint(info))
     try:
         await answers.start()  # all that can be refused is refused before the first byte

@@ -15,10 +15,39 @@ from notso.web.chat.engine_port import ChatEngine, Generation
 PING_SECONDS = 15.0
 
 
+class OpenAnswers:
+    """The requests of programs that are being answered, so that a stopping server can wait for them. On the loop."""
+
+    def __init__(self) -> None:
+        self._open: set[RunningAnswers] = set()
+        self._one_less = asyncio.Event()
+
+    def add(self, answers: RunningAnswers) -> None:
+        """One more."""
+        self._open.add(answers)
+
+    def discard(self, answers: RunningAnswers) -> None:
+        """It has ended, one way or another."""
+        self._open.discard(answers)
+        self._one_less.set()
+
+    async def settled(self) -> None:
+        """Return when none is left."""
+        while self._open:
+            self._one_less.clear()
+            await self._one_less.wait()
+
+    def stop_all(self) -> None:
+        """The server is going away: each is told so, by an error."""
+        for answers in self._open:
+            answers.end()
+
+
 class RunningAnswers:
     """One generation for each choice. Who starts them must `stop` them in the end, whatever happens."""
 
-    def __init__(self, engine: ChatEngine, request: ChatRequest, owner: str) -> None:
+    def __init__(self, engine: ChatEngine, request: ChatRequest, owner: str, among: OpenAnswers) -> None:
+        self._among = among
         self.choices = [Choice(request.raw_thinking) for _ in request.params]
         self._engine = engine
         self._request = request
@@ -35,6 +64,7 @@ class RunningAnswers:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
                 loop.call_soon_threadsafe(self._news.set)
 
+        self._among.add(self)
         try:
             await asyncio.to_thread(self._submit)
         except BaseException:
@@ -44,7 +74,12 @@ class RunningAnswers:
             generation.subscribe(tell)
 
     def stop(self) -> None:
-        """End what has not ended."""
+        """End what has not ended; nobody listens any more."""
+        self._among.discard(self)
+        self.end()
+
+    def end(self) -> None:
+        """End what has not ended; who listens hears of it."""
         for generation in self._generations:
             if not generation.finished:
                 generation.stop()

@@ -85,15 +85,15 @@ def _inline(state: StateInline, silent: bool) -> bool:
 
 
 def _closing_dollar(source: str, start: int) -> int:
-    """Where `$x$` ends, or -1: no blank just inside the dollars, no letter or digit just outside them."""
+    """Where `$x$` ends, or -1: at the next dollar or nowhere, since two prices and a formula are none together.
+
+    No blank may stand just inside the dollars, no letter or digit just outside them.
+    """
     inside = source[start + 1 : start + 2]
     if not inside or inside.isspace() or source[:start][-1:].isalnum():
         return -1
-    stop = min(len(source), start + MAX_INLINE_CHARACTERS)
-    at = source.find("$", start + 1, stop)
-    while at >= 0:
-        before, after = source[at - 1], source[at + 1 : at + 2]
-        if not before.isspace() and before != "\\" and not after.isalnum() and after != "$":
-            return at
-        at = source.find("$", at + 1, stop)
-    return -1
+    at = source.find("$", start + 1, start + MAX_INLINE_CHARACTERS)
+    while at >= 0 and source[at - 1] == "\\":
+        at = source.find("$", at + 1, start + MAX_INLINE_CHARACTERS)
+    after = source[at + 1 : at + 2]
+    return -1 if at < 0 or source[at - 1].isspace() or after.isalnum() or after == "$" else at

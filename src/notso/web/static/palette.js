@@ -10,7 +10,9 @@
   let at = 0;
   let closed = false;
   const typed = () => /^\/(\w*)(?:\s+(.*))?$/s.exec(text.value); // "//..." and "/usr/bin" are no commands
-  const distance = (a, b) => Math.abs(a.length - b.length) + [...a].filter((letter) => !b.includes(letter)).length;
+  // As many letters from the beginning as possible, then as few strange ones.
+  const distance = (a, b) => [...a].filter((letter) => !b.includes(letter)).length
+    - 9 * [...a].findIndex((letter, at) => letter !== b[at]);
   const choose = (index) => {
     at = index;
     for (const option of options) option.setAttribute("aria-selected", option === shown[at]);
