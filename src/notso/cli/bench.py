@@ -103,6 +103,7 @@ def table(result: dict[str, Any]) -> list[str]:
     ]
     rows = [["what", "median", "min", "max", "share of ceiling"]]
     rows.append(["read bandwidth, GB/s", *_spread(result, "bandwidth_gb_s"), "-"])
+    rows.append(["byte products, 10^12/s", *_spread(result, "byte_tops", 2), "-"])
     for label, row in _rates(result):
         share = f"{100 * row['roofline']:.0f} %" if "roofline" in row else "-"
         rows.append([label, *_spread(row, "tok_s"), share])
@@ -131,5 +132,5 @@ def _rates(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return named + [(f"{row['sequences']} sequences, tok/s", row) for row in result["batch"]]
 
 
-def _spread(row: dict[str, Any], name: str) -> list[str]:
-    return [f"{row[key]:.1f}" for key in (name, f"{name}_min", f"{name}_max")]
+def _spread(row: dict[str, Any], name: str, digits: int = 1) -> list[str]:
+    return [f"{row[key]:.{digits}f}" for key in (name, f"{name}_min", f"{name}_max")]

@@ -1,4 +1,4 @@
-"""How fast this machine runs a model, beside how fast it reads memory: both measured in turns, in one run.
+"""How fast this machine runs a model, beside what it could do: rates and ceilings measured in turns, in one run.
 
 Decoding reads every weight and the whole cache once for each token, so `read bandwidth / bytes read` is the most tokens
 per second that any engine can reach; a rate is worth something only as a share of that ceiling, measured in the same
@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from notso.qtensor import ceilings
 from notso.qtensor.gguf import GGUFFile
 from notso.qtensor.huge_pages import huge_page_bytes
 from notso.smollm3.engine import Engine
@@ -22,7 +23,7 @@ from notso.smollm3.engine_meter import LATE_TOKENS, NEW_TURN_TOKENS, SHORT_TOKEN
 from notso.smollm3.engine_plan import kv_bytes_per_token
 from notso.smollm3.errors import EngineError
 from notso.smollm3.kv_formats import KVChoice
-from notso.smollm3.machine import StolenTime, describe_machine, probe_buffer, read_bandwidth_gb_s, resident_memory
+from notso.smollm3.machine import StolenTime, describe_machine, probe_buffer, resident_memory
 from notso.smollm3.peer_engines import PeerProcess, Task
 from notso.smollm3.residency import Residency
 from notso.smollm3.sampling_params import SamplingParams
@@ -99,7 +100,8 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     """Measure a model file (None: the demo) and give the result under stable keys, rates in tokens per second.
 
     `prefill`, `decode` and `batch` carry `tok_s` (median) with `tok_s_min` and `tok_s_max`; `roofline` is decode's
-    share of what the read bandwidth of this run allows; `first_token` is the time from asking to the first token of an
+    share of what the read bandwidth of this run allows; `byte_tops` is what the kernels' instructions multiply and add
+    at the most, 10^12 operations per second; `first_token` is the time from asking to the first token of an
     answer; `load_s` is a load from a warm page cache, `first_load_s` the one before it.
 
     Raises what Engine.load and Engine.submit raise, and EngineError where a measurement gave no time.
@@ -126,6 +128,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
             "machine": describe_machine(),
             "model": _describe_model(engine),
             **rounds.bandwidth.summary("bandwidth_gb_s"),
+            **rounds.products.summary("byte_tops"),
             "load_s": _rounded(load_s),
             "first_load_s": _rounded(first_load_s),
             **rounds.rows(rounds.ours),
@@ -148,7 +151,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
 
 
 class _Rounds:
-    """One round measures the bandwidth, then every task, ours and the peer's in turns; rounds repeat, so that a slow
+    """One round measures the ceilings, then every task, ours and the peer's in turns; rounds repeat, so that a slow
     minute of the machine strikes all of them and not one."""
 
     def __init__(self, engine: Engine, plan: BenchmarkPlan, report: Progress, peer: PeerProcess | None) -> None:
@@ -159,6 +162,7 @@ class _Rounds:
         self._meter = EngineMeter(engine, plan.seed)
         self._weight_bytes = _weight_bytes(engine)
         self.bandwidth = Samples()
+        self.products = Samples()
         self.ours: dict[Task, Samples] = {task: Samples() for task in plan.tasks}
         self.theirs: dict[Task, Samples] = {task: Samples() for task in plan.tasks}
         self.first_token: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
@@ -167,7 +171,7 @@ class _Rounds:
         self._steps: dict[Task, list[float]] = {task: [] for task in plan.tasks}
 
     def run(self) -> None:
-        jobs: list[tuple[str, Callable[[], None]]] = [("read bandwidth", self._measure_bandwidth)]
+        jobs: list[tuple[str, Callable[[], None]]] = [("ceilings", self._measure_ceilings)]
         for task in self.ours:
             jobs.append((_name(task), partial(self._measure, task)))
             if self._peer is not None:
@@ -218,11 +222,11 @@ class _Rounds:
             "step_ms_p99": _rounded(1000 * steps[int(0.99 * (len(steps) - 1))]),
         }
 
-    def _measure_bandwidth(self) -> None:
+    def _measure_ceilings(self) -> None:
         # The buffer is made anew each time, so that the memory measured between is the engine's alone.
         buffer = probe_buffer(self._plan.probe_bytes)
-        threads = self._engine.info.threads
-        self.bandwidth.values.append(max(read_bandwidth_gb_s(buffer, threads) for _ in range(PROBE_READS)))
+        self.bandwidth.values.append(max(ceilings.read_bandwidth(buffer) for _ in range(PROBE_READS)) / 1e9)
+        self.products.values.append(2 * ceilings.byte_products() / 1e12)
 
     def _measure(self, task: Task) -> None:
         seconds = self._meter.measure(task)

@@ -1,19 +1,18 @@
-"""What this machine is, how fast it reads memory, and who else was using it: what a figure is worthless without."""
+"""What this machine is, how much memory we take, and who else was using it: what a figure is worthless without."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import platform
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+from notso.qtensor.huge_pages import zeroed
+
+Bytes = npt.NDArray[np.uint8]
 
 
 def describe_machine() -> dict[str, Any]:
@@ -38,26 +37,11 @@ def cpu_name() -> str:
     return next(names, "") or platform.machine()
 
 
-def probe_buffer(size_bytes: int) -> Words:
-    """Memory to read, uint64, on huge pages where the kernel gives them, every page written so that it exists."""
-    memory = mmap.mmap(-1, size_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    buffer = np.frombuffer(memory, dtype=np.uint64)
-    buffer[:] = 0x5DEECE66D
+def probe_buffer(size_bytes: int) -> Bytes:
+    """Memory to read, uint8, on huge pages where the kernel gives them, every page written so that it exists."""
+    buffer = zeroed(size_bytes)
+    buffer[:] = 93
     return buffer
-
-
-def read_bandwidth_gb_s(buffer: Words, threads: int) -> float:
-    """Gigabytes (10^9) per second at which `threads` threads read `buffer` (uint64, 1-D) once, each its own part."""
-    parts = np.array_split(buffer, threads)
-    workers = [threading.Thread(target=np.bitwise_xor.reduce, args=(part,)) for part in parts]
-    started = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return buffer.nbytes / (time.perf_counter() - started) / 1e9
 
 
 def resident_memory() -> dict[str, float]:

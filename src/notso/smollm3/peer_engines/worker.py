@@ -311,6 +311,7 @@ def _listen(tasks: queue.SimpleQueue[str]) -> None:
 
 
 def main() -> None:
+    """Load the peer that the arguments name, and answer tasks until standard input ends."""
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
