@@ -127,6 +127,7 @@ words: dict[str, str] = {
     "models_failed_hint": "The chats are all there. Choose another model below.",
     "models_verified": "verified",
     "models_damaged": "wrong size",
+    "models_cache": "in the Hugging Face cache",
     "models_built_in": "part of this program",
     "models_in_use": "In use",
     "models_use": "Use",
