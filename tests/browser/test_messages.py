@@ -184,6 +184,7 @@ def test_the_list_of_chats_follows(serve: Serve, open_page: Open) -> None:
     begin(first, "Apples and pears")
     link = second.locator("#chat-list").get_by_role("link", name="Apples and pears")
     expect(link).to_be_visible()
+    first.locator("#chat-list li").hover()
     first.locator("#chat-list").get_by_role("button", name="Pin: Apples and pears").click()
     for page in (first, second):
         expect(page.locator("#chat-list")).to_contain_text("Pinned")
@@ -192,6 +193,7 @@ def test_the_list_of_chats_follows(serve: Serve, open_page: Open) -> None:
 def test_delete_and_undo(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(ScriptedEngine(numbered())).url)
     begin(page, "To be deleted")
+    page.locator("#chat-list li").hover()
     page.locator("#chat-list").get_by_role("button", name="Delete this chat: To be deleted").click()
     page.wait_for_url("**/?undo=*")
     expect(page.locator("#toasts")).to_contain_text("Chat deleted.")

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from notso.web.app import begin_stopping, create_app
 from notso.web.chat.engine_port import EngineSource
 from notso.web.errors import AddressInUseError
+from notso.web.header_timer import HeaderTimer
 from notso.web.limits import MAX_HEADER_BYTES
 from notso.web.models.installed import Shelf
 from notso.web.settings import Settings
@@ -82,7 +83,7 @@ class ChatServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=HeaderTimer,
                 ws="none",
                 lifespan="on",
                 log_config=None,
