@@ -19,6 +19,7 @@ from notso.smollm3.scheduler import FEW_ROWS, MAX_PASSED_OVER, Chunk, Plan, Sche
 from notso.smollm3.sequence import Sequence
 
 ROOT = root_key(b"model", "")
+MAX_ROWS = 1024
 
 
 @dataclass
@@ -63,7 +64,8 @@ class Machine:
             if draft is not None and sequence.pending == 1 and self.goals[sequence] - len(sequence.tokens) > 4:
                 right = [self.next_token(sequence, ahead) for ahead in range(1, 4)]
                 sequence.drafts = right[: draft.randrange(4)] + [draft.randrange(50)] * draft.randrange(2)
-        plan = self.scheduler.schedule(prompt_tokens)
+        plan = self.scheduler.schedule(prompt_tokens, MAX_ROWS)
+        assert plan.rows <= MAX_ROWS
         for copy in plan.copies:
             self.content[copy.target] = list(self.content[copy.source])
         void = self.restore(plan)
@@ -356,3 +358,25 @@ def test_editing_a_message_does_not_lose_what_it_was() -> None:
     back = machine.add([*ids, 5], 1)
     machine.run()
     assert back.cached == 300
+
+
+def test_what_was_to_be_copied_is_not_found_when_the_copy_is_called_off() -> None:
+    """An answer loses its blocks in the very step in which the beginning of one was to be copied for it."""
+    machine, ids = Machine(6, 3), prompt(3, 126)
+    machine.add(ids, 1)
+    machine.run()
+    machine.add(prompt(4, 635), 1)
+    machine.step(128)
+    late = machine.add(ids[:124] + [51] * 6, 1, rank=2)
+    assert machine.step(512).preempted == [late]
+    machine.run()
+    assert machine.done[-1] is late
+
+
+def test_a_step_has_no_more_rows_than_it_may() -> None:
+    machine = Machine(40, 16)
+    machine.add(prompt(1, 2000), 1)
+    machine.step(512)
+    for seed in range(12):
+        machine.add(prompt(seed, 7), 1)
+    assert machine.scheduler.schedule(512, max_rows=512).rows == 512

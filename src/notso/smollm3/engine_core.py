@@ -216,7 +216,7 @@ class EngineCore:
                 self._end_if_over(request)
 
     def _step(self) -> None:
-        plan = self.scheduler.schedule(self._prompt_tokens(self._guess()))
+        plan = self.scheduler.schedule(self._prompt_tokens(self._guess()), self.runner.max_rows)
         self._tell_places()
         self._move_blocks(plan)
         if not plan.chunks:

@@ -138,15 +138,15 @@ class Scheduler:
         elif sequence in self.running:
             self._leave(sequence)
 
-    def schedule(self, prompt_tokens: int) -> Plan:
+    def schedule(self, prompt_tokens: int, max_rows: int) -> Plan:
         """The next step: one row, or the drafts too, for each sequence that answers, and up to `prompt_tokens` of
-        prompts. Empty only when nothing waits or runs."""
+        prompts, in `max_rows` rows altogether. Empty only when nothing waits or runs."""
         plan = Plan()
         self._admit(plan)
         for sequence in sorted(self.running, key=_rank):
             if sequence.slot is not None and sequence.pending <= FEW_ROWS:
                 self._plan_chunk(sequence, sequence.pending, plan)
-        room = prompt_tokens
+        room = min(prompt_tokens, max_rows - plan.rows)
         for sequence in sorted(self.running, key=_rank):
             if room < 1:
                 break
@@ -173,11 +173,7 @@ class Scheduler:
         sequence = restore.sequence
         if sequence.slot is None or restore.block not in sequence.blocks:
             return
-        index = sequence.blocks.index(restore.block)
-        for block in sequence.blocks[index:]:
-            self.cache.release(block)
-        del sequence.blocks[index:], sequence.keys[index:]
-        sequence.computed = index * BLOCK_TOKENS
+        self._cut(sequence, sequence.blocks.index(restore.block))
         sequence.cached = min(sequence.cached, sequence.computed)
 
     def read(self, restore: Restore) -> None:
@@ -239,7 +235,9 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not sequence]
-        plan.copies = [copy for copy in plan.copies if copy.target not in sequence.blocks]
+        for copy in [copy for copy in plan.copies if copy.target in sequence.blocks]:
+            plan.copies.remove(copy)
+            self._cut(sequence, sequence.blocks.index(copy.target))  # nothing was copied into it
         for restore in [restore for restore in plan.restores if restore.sequence is sequence]:
             plan.restores.remove(restore)
             self.unread(restore)  # nothing was read into it
@@ -258,6 +256,13 @@ class Scheduler:
             return 0
         plan.chunks.append(Chunk(sequence, sequence.computed, count, list(drafts), samples))
         return count
+
+    def _cut(self, sequence: Sequence, index: int) -> None:
+        """What is in blocks from number `index` on must be computed."""
+        for block in sequence.blocks[index:]:
+            self.cache.release(block)
+        del sequence.blocks[index:], sequence.keys[index:]
+        sequence.computed = index * BLOCK_TOKENS
 
     def _make_room(self, sequence: Sequence, length: int, plan: Plan) -> bool:
         """Blocks for the first `length` tokens, at the cost of sequences lower in rank; False if it had to leave."""
