@@ -305,6 +305,7 @@ def test_answer_now_stands_beside_the_thoughts_while_they_come(serve: Callable[.
     page.locator("#text").fill("Think")
     page.locator("#text").press("Enter")
     expect(page.locator("details.reasoning summary")).to_contain_text("Thinking")
+    expect(page.locator(".thoughts")).to_contain_text("A thought.")
     view = page.locator(".thoughts").bounding_box()
     page.wait_for_timeout(400)
     later = page.locator(".thoughts").bounding_box()
