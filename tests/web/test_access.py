@@ -41,6 +41,8 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("GET /models", "GET /models/download", "POST /models/download", "POST /models/download/stop"),
         *("POST /models/switch", "GET /metrics"),
         *("GET /v1/models", "GET /v1/models/{name:path}", "POST /v1/chat/completions"),
+        *("POST /v1/completions", "POST /v1/embeddings", "POST /v1/infill", "POST /v1/messages", "POST /v1/rerank"),
+        "POST /v1/responses",
         *("POST /generations/{generation_id}/stop", "GET /generations/{generation_id}/events"),
         *("POST /generations/{generation_id}/answer-now", "GET /feed", "GET /chats", "GET /search"),
         *("GET /chats/{chat_id}/turns", "POST /chats/{chat_id}/pin", "POST /chats/{chat_id}/clear"),

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Message, Progress, ToolCall
+from notso.smollm3 import ContextLengthError, Engine, EngineError, EngineStats, Event, Message, Progress, ToolCall
 from notso.web.api.chat_fields import ChatFields
 from notso.web.app import begin_stopping as stop_serving
 from notso.web.scripted_engine import ScriptedEngine, say
@@ -258,6 +258,28 @@ def test_while_it_loads_clients_are_told_to_wait(start: Start) -> None:
     gate.set()
     server.ready()
     assert server.client.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 200
+
+
+def test_the_client_tries_again_when_told_to(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine, max_waiting_turns=1).ready()
+    server.client.post("/v1/chat/completions", json={"messages": HELLO})  # from here on it knows how long answers take
+    real, seen = engine.stats, []
+
+    def busy_at_first() -> EngineStats:
+        seen.append(time.monotonic())
+        return EngineStats(waiting=1) if len(seen) == 1 else real()
+
+    engine.stats = busy_at_first  # type: ignore[method-assign]
+    answer = client_of(server, max_retries=2).chat.completions.create(model="scripted", messages=HELLO)
+    assert answer.choices[0].message.content
+    assert len(seen) == 2 and 0.9 < seen[1] - seen[0] < 10, "not before the time it was told"
+
+
+@pytest.mark.parametrize("name", ["embeddings", "rerank", "infill", "completions", "responses", "messages"])
+def test_what_is_not_offered_says_so(served: Any, name: str) -> None:
+    answer = served.client.post(f"/v1/{name}", json={})
+    assert answer.status_code == 501 and answer.json()["error"]["code"] == "not_supported"
 
 
 def begin_stopping(server: Any) -> threading.Thread:

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 
 from notso.web import entry
 from notso.web.access import KeyRing, owner_of
-from notso.web.api import completions, health, monitoring
+from notso.web.api import completions, health, monitoring, not_offered
 from notso.web.api.api_error import ApiError
 from notso.web.api.edge import ApiEdge, is_api
 from notso.web.assets import Assets
@@ -95,6 +95,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
         health.router,
         monitoring.router,
         completions.router,
+        not_offered.router,
         entry.router,
         models.router,
         *(part.router for part in chats),
