@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
@@ -23,7 +22,7 @@ class HeaderTimer(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self.conn.their_state is h11.IDLE:
+        if self._waits_for_headers():
             self._start()
         else:
             self._stop()
@@ -42,5 +41,9 @@ class HeaderTimer(H11Protocol):
             self._header_timer = None
 
     def _close(self) -> None:
-        if self.conn.their_state is h11.IDLE:
+        if self._waits_for_headers():
             self.transport.close()
+
+    def _waits_for_headers(self) -> bool:
+        """Whether no request is being answered: uvicorn makes a cycle as soon as the headers are whole."""
+        return self.cycle is None or self.cycle.response_complete
