@@ -7,7 +7,7 @@ NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ARGS   ?=
 
-.PHONY: help run test lint format bench parity fuzz clean stub sanitize screenshots
+.PHONY: help run test lint format bench results parity fuzz clean stub sanitize screenshots
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -34,6 +34,9 @@ format: $(VENV)/.dev  ## rewrite Python and C++ in the house style
 bench: $(VENV)/.run  ## make a full-size random model once and measure it (ARGS="--json")
 	@test -f build/synth-3b.gguf || $(BIN)/notso synth build/synth-3b.gguf
 	@$(BIN)/notso bench build/synth-3b.gguf $(ARGS)
+
+results: $(VENV)/.run  ## write benchmarks/RESULTS.md from the figures kept in benchmarks/results
+	@$(BIN)/python benchmarks/report.py
 
 parity: $(VENV)/.dev  ## compare live with transformers and llama.cpp, where those are installed
 	@$(BIN)/python -m pytest -m parity -o addopts="-ra --import-mode=importlib" tests $(ARGS)
