@@ -16,6 +16,7 @@ import pytest
 
 from notso.smollm3 import Event, Message
 from notso.web import app as app_module
+from notso.web.chat import views
 from notso.web.chat.suggestions import REQUEST, questions_in
 from notso.web.day_groups import by_day
 from notso.web.ids import new_id
@@ -151,6 +152,17 @@ def test_suggestions_use_the_chats_own_prompt_in_the_background(start: Start) ->
     server.finished(other)
     server.wait(lambda: server.state.turns.unfinished == 0)
     assert server.client.get(url).status_code == 204 and len(engine.requests) == 3
+
+
+def test_a_page_asks_for_suggestions_only_right_after_an_answer(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine()).ready()
+    assert "/suggestions" not in server.client.get("/").text
+    asked = server.ask("Hello")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    assert f'hx-get="{url}/suggestions"' in server.client.get(url).text
+    monkeypatch.setattr(views, "JUST_ENDED_MS", 0)
+    assert "/suggestions" not in server.client.get(url).text
 
 
 def test_suggestions_give_way_to_a_question(start: Start) -> None:

@@ -34,7 +34,8 @@ def export_markdown(chat: Chat, shown: Iterable[StoredMessage]) -> str:
         else:
             name = words["you"] if message.role == "user" else words["assistant"]
         text = [f"## {name}"]
-        text += [f"{words['attachment']}: {each.name}\n\n{_fenced(each.text)}" for each in message.attachments]
+        file = words["attachment"]
+        text += [f"{file}: {each.name}\n\n{_fenced(each.text)}" for each in message.attachments]
         text += [message.content] if message.content else []
         parts.append("\n\n".join(text))
     return "\n\n".join(parts) + "\n"

@@ -199,7 +199,7 @@ class Follower:
             completion_ms=before.completion_ms + usage.completion_ms,
             thinking_ms=1000 * self._narration.thinking_s,
             queue_ms=usage.queue_ms,
-            first_token_ms=1000 * self._narration.first_token_s,
+            first_token_ms=1000 * self._narration.first_token_s or before.first_token_ms,
         )
         return replace(
             self.turn.answer,

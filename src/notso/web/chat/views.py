@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
@@ -17,6 +18,8 @@ from notso.web.state import State, state_of
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.store.tree import Shown, shown_path
 from notso.web.wording import words
+
+JUST_ENDED_MS = 60_000
 
 Owner = Annotated[str, Depends(owner_of)]
 Shared = Annotated[State, Depends(state_of)]
@@ -45,6 +48,7 @@ async def chat_page(
         **status_context(state),
         chats=await state.store.chats(owner),
         path=path,
+        settled=_just_ended(path),
         problem=problem.sentence if problem else "",
         draft=problem.draft if problem else "",
         toast=toast,
@@ -87,6 +91,12 @@ async def turn_view(
         path=[shown for shown in path if shown.message.id in message_ids],
         settled=settled,
     )
+
+
+def _just_ended(path: list[Shown]) -> bool:
+    """Whether the page comes right after an answer that was too quick for a stream; old chats are only looked at."""
+    now_ms = time.time_ns() // 1_000_000
+    return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 
 def composer_context(chat: Chat | None, path: list[Shown]) -> dict[str, Any]:
