@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 
@@ -145,3 +146,15 @@ def test_statistics_come_back_to_rest(demo_engine: Engine) -> None:
     assert (after.running, after.waiting, after.kv_blocks_used) == (0, 0, 0)
     assert after.generated_tokens_total > before.generated_tokens_total
     assert after.cached_tokens_total > before.cached_tokens_total
+
+
+def test_an_engine_that_nobody_holds_ends_by_itself() -> None:
+    engine = Engine.load(context_tokens=512)
+    thread = engine._core._thread
+    generation = engine.submit(SUM, GREEDY)
+    list(generation.events())
+    assert thread.is_alive()
+    del engine
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()

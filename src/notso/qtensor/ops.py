@@ -32,7 +32,7 @@ Integers = npt.NDArray[np.int32]
 Recent = tuple[Integers, KeyValuePool]
 
 __all__ = [
-    "CACHE_LINE_FLOATS", "KV_FORMATS", "MAX_ANGLE", "TILE_POSITIONS", "KVFormat", "KeyValuePool", "Program", "RMSNorm",
+    "CACHE_LINE_FLOATS", "KV_FORMATS", "TILE_POSITIONS", "KVFormat", "KeyValuePool", "Program", "RMSNorm",
     "add", "argmax", "attention", "embed_rows", "empty", "gather_rows", "key_value_pool", "kv_block_bytes", "matmul",
     "matmul_add", "matmul_gated", "matmul_many", "rms_norm", "rope", "rope_table", "silu_mul", "softmax",
     "store_key_values",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import secrets
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,27 +16,29 @@ from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.answer import Answer
 from notso.smollm3.chat_template import KNOWN_TEMPLATES, ChatTemplate
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.engine_core import EngineCore, Request, events_until
-from notso.smollm3.engine_plan import plan_engine
+from notso.smollm3.engine_core import EngineCore
+from notso.smollm3.engine_plan import plan_engine, step_rows
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError
 from notso.smollm3.fingerprint import cache_fingerprint
-from notso.smollm3.generation import Generation
+from notso.smollm3.generation import Generation, events_until
 from notso.smollm3.hub import demo_path
 from notso.smollm3.kv_cache import KVCache
 from notso.smollm3.kv_formats import KVChoice
 from notso.smollm3.kv_shelf import KVShelf
+from notso.smollm3.memory import give_back_freed
 from notso.smollm3.messages import (
     EngineStats,
     Event,
     Message,
-    ModelInfo,
     Priority,
     PromptEstimate,
     Tool,
     WhenFull,
 )
+from notso.smollm3.model_info import model_info
 from notso.smollm3.prefix_cache import BLOCK_TOKENS, OutOfBlocksError, PrefixCache, root_key
-from notso.smollm3.prompt import ANSWER_TOKENS, Prompt, PromptWriter
+from notso.smollm3.prompt import ANSWER_TOKENS, Prompt, PromptWriter, checked_ids
+from notso.smollm3.request import Request
 from notso.smollm3.residency import Residency, WeightPromotion
 from notso.smollm3.runner import MAX_SAMPLED, Runner
 from notso.smollm3.sampling import Sampler
@@ -54,6 +54,9 @@ Floats = npt.NDArray[np.float32]
 
 DEFAULT_CACHE_BYTES = 4 << 30
 """Room on disk for computed conversations: some 100,000 tokens of the 3B."""
+
+GUESSED_FROM_TOKENS = 32_768
+"""How far back guesses at the next tokens look: further back costs memory that long contexts need."""
 
 MAX_WAITING = 4096
 """Requests that may wait; more are refused."""
@@ -88,6 +91,8 @@ class Engine:
         weight_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
         plan = plan_engine(self.config, weight_bytes, context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
+        file.metadata.forget()
+        give_back_freed()  # building the tokenizer took hundreds of megabytes for a moment
         self._prompts = PromptWriter(_template(file, self.tokenizer, is_demo), self.tokenizer)
         cache = KVCache(
             self.config,
@@ -98,7 +103,7 @@ class Engine:
             recent_blocks=plan.recent_blocks,
         )
         self._context_tokens = plan.context_tokens
-        self._runner = Runner(self.config, weights, cache)
+        self._runner = Runner(self.config, weights, cache, step_rows(self.config, plan.context_tokens))
         self._blocks = PrefixCache(plan.kv_blocks, on_forget=cache.forget)
         cache.make_room = self._blocks.drop_one
         self._fingerprint = cache_fingerprint(file, self.config, plan.kv_format, plan.context_tokens)
@@ -110,35 +115,17 @@ class Engine:
         self._speculation = speculation
         self._unguessed = self.tokenizer.control_ids | {self.tokenizer.think_open_id, self.tokenizer.think_close_id}
         self._closed = False
-        self._promotion = WeightPromotion(
-            file, weights, wanted=weights_on, take=lambda: self._core.poke(), idle_s=lambda: self._core.idle_s
+        # Nothing here may refer to the engine itself: it is closed when nobody does.
+        adopter = _Adopter(self._runner)
+        core = EngineCore(self._runner, self._scheduler, between_steps=adopter.adopt, shelf=shelf)
+        self._core, self._promotion = (
+            core,
+            WeightPromotion(file, weights, wanted=weights_on, take=core.poke, idle_s=lambda: core.idle_s),
         )
-        self._core = EngineCore(
-            self._runner, self._scheduler, between_steps=_adopter(self._promotion, self._runner), shelf=shelf
-        )
+        adopter.promotion = self._promotion
         self._end = weakref.finalize(self, _end, self._core, self._promotion, file)
         self._promotion.start()
-        name = str(file.metadata.get("general.name") or file.path.stem)
-        counts: dict[str, int] = {}
-        for tensor in file.tensors.values():
-            counts[tensor.format.name] = counts.get(tensor.format.name, 0) + 1
-        self.info = ModelInfo(
-            name=name,
-            path=str(file.path),
-            is_demo=is_demo,
-            size_bytes=file.size_bytes,
-            parameter_count=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
-            context_tokens=plan.context_tokens,
-            quantisation=counts,
-            kernels=backend.kernels(),
-            threads=backend.threads(),
-            kv_format=plan.kv_format,
-            kv_bytes=cache.nbytes,
-            max_num_seqs=plan.max_num_seqs,
-            num_hidden_layers=self.config.num_hidden_layers,
-            layers_without_rope=self.config.nope_layers,
-            memory=plan.budget,
-        )
+        self.info = model_info(file, self.config, plan, kv_bytes=cache.nbytes, is_demo=is_demo)
 
     @classmethod
     def load(
@@ -259,7 +246,7 @@ class Engine:
     def logits(self, ids: Sequence[int]) -> Floats:
         """Logits (L, vocab) float32 after each of `ids`, from an empty context."""
         self._require_open()
-        tokens = self._checked_ids(ids)
+        tokens = checked_ids(ids, self.config.vocab_size)
         if len(tokens) > self._context_tokens:
             raise ContextLengthError(len(tokens), self._context_tokens)
         return self._core.call(lambda: self._logits(tokens))
@@ -357,9 +344,18 @@ class Engine:
         if priority not in RANKS:
             raise InvalidRequestError(f"priority must be one of {', '.join(RANKS)}", param="priority")
         if isinstance(messages[0], Message):
-            prompt = self._prompt(messages, params, thinking, tools, date, continue_last, when_full)  # type: ignore[arg-type]
+            kept_free = params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4)
+            prompt = self._prompts.write_for(
+                messages,  # type: ignore[arg-type]
+                thinking,
+                tools,
+                date,
+                continue_last=continue_last,
+                when_full=when_full,
+                limit=self._context_tokens - kept_free,
+            )
         else:
-            prompt = Prompt(self._checked_ids(messages))  # type: ignore[arg-type]
+            prompt = Prompt(checked_ids(messages, self.config.vocab_size))  # type: ignore[arg-type]
         room = self._context_tokens - len(prompt.ids)
         if room < 1:
             raise ContextLengthError(len(prompt.ids) + 1, self._context_tokens)
@@ -382,60 +378,31 @@ class Engine:
             opening=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
         )
 
-    def _prompt(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams,
-        thinking: bool,
-        tools: Sequence[Tool] | None,
-        date: Date | None,
-        continue_last: bool,
-        when_full: WhenFull,
-    ) -> Prompt:
-        def write(kept: Sequence[Message]) -> Prompt:
-            return self._prompts.write(kept, thinking, tools, date, continue_last=continue_last)
-
-        if when_full == "stop":
-            return write(messages)
-        if when_full != "drop_oldest":
-            raise InvalidRequestError("when_full must be stop or drop_oldest", param="when_full")
-        answer = params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4)
-        return self._prompts.write_fitting(messages, write, self._context_tokens - answer)
-
     def _proposer(self, ids: list[int]) -> Proposer:
         never = frozenset(token for token in self._unguessed if token is not None)
-        return Proposer(ids, never=never, costs=self._core.costs)
+        return Proposer(ids[-GUESSED_FROM_TOKENS:], never=never, costs=self._core.costs)
 
     def _root(self, owner: str) -> bytes:
         return root_key(self._fingerprint, owner)
 
     # Checks
 
-    def _checked_ids(self, ids: Sequence[int]) -> list[int]:
-        if len(ids) == 0:
-            raise InvalidRequestError("there are no tokens", param="messages")
-        try:
-            tokens = [operator.index(token) for token in ids]
-        except TypeError:
-            raise InvalidRequestError("messages or token ids are needed", param="messages") from None
-        if min(tokens) < 0 or max(tokens) >= self.config.vocab_size:
-            raise InvalidRequestError(f"token ids must be from 0 to {self.config.vocab_size - 1}", param="messages")
-        return tokens
-
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("the engine is closed")
 
 
-def _adopter(promotion: WeightPromotion, runner: Runner) -> Callable[[], None]:
-    """Between two steps, exchange weights for their copies: same bytes, other pages."""
+class _Adopter:
+    """Between two steps, exchanges weights for their copies: same bytes, other pages."""
 
-    def adopt() -> None:
-        promoted = promotion.adopt(runner.weights)
+    def __init__(self, runner: Runner) -> None:
+        self.promotion: WeightPromotion | None = None
+        self._runner = runner
+
+    def adopt(self) -> None:
+        promoted = self.promotion.adopt(self._runner.weights) if self.promotion is not None else None
         if promoted is not None:
-            runner.weights = promoted
-
-    return adopt
+            self._runner.weights = promoted
 
 
 def _end(core: EngineCore, promotion: WeightPromotion, file: GGUFFile) -> None:

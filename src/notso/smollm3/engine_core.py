@@ -6,24 +6,22 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from notso.smollm3.answer import Answer
-from notso.smollm3.errors import EngineError, NotsoError
-from notso.smollm3.generation import Generation
+from notso.smollm3.errors import EngineError, ModelError, NotsoError
 from notso.smollm3.kv_shelf import KVShelf
-from notso.smollm3.messages import EngineStats, Event, FinishReason, Progress, Usage
+from notso.smollm3.messages import EngineStats, Event, FinishReason, Progress
+from notso.smollm3.request import Request
 from notso.smollm3.runner import MAX_SAMPLED, Runner
-from notso.smollm3.sampling import Sampler
 from notso.smollm3.scheduler import FEW_ROWS, Chunk, Plan, Scheduler
 from notso.smollm3.sequence import Sequence
-from notso.smollm3.speculation import MOST_DRAFTS, Proposer
+from notso.smollm3.speculation import MOST_DRAFTS
 from notso.smollm3.step_costs import StepCosts
 
 Floats = npt.NDArray[np.float32]
@@ -41,34 +39,6 @@ PROGRESS_S = 0.25
 """A prompt's readers hear of it so often."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Request:
-    """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that end
-    a thought for the model; `proposer`: guesses what comes next, if anybody does. Times in seconds of `perf_counter`,
-    0 until they come."""
-
-    sequence: Sequence
-    generation: Generation
-    sampler: Sampler
-    answer: Answer
-    most: int
-    thinking_budget: int | None = None
-    closing: tuple[int, ...] = ()
-    proposer: Proposer | None = None
-    opening: list[Event] = field(default_factory=list)  # what to tell before anything else
-    submitted: float = 0.0
-    began: float = 0.0
-    read: float = 0.0
-    told: float = 0.0
-    place: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.sequence.prompt)
 
 
 class EngineCore:
@@ -213,7 +183,7 @@ class EngineCore:
             if request.generation.stop_requested:
                 self._end(request, "cancelled")
             elif request.generation.answer_requested and request.read and request.answer.in_reasoning:
-                request.generation.write(self._close_thought(request))
+                request.generation.write(request.close_thought())
                 self._end_if_over(request)
 
     def _step(self) -> None:
@@ -324,20 +294,16 @@ class EngineCore:
             token = request.sampler.sample(row, sequence.tokens, len(sequence.tokens))
             sequence.tokens.append(token)
             events += answer.push(token)
-            if answer.finish_reason is not None or answer.tokens >= request.most:
+            if request.is_over:
                 break
-            if answer.in_reasoning and self._thought_is_over(request):
-                events += self._close_thought(request)
+            if request.thought_is_over:
+                events += request.close_thought()
                 break
             if token != draft:
                 break
             right += 1
         self.scheduler.advance(chunk, right)
-        if request.proposer is not None:
-            request.proposer.judge(len(chunk.drafts), right)
-            request.proposer.extend(sequence.tokens[len(request.proposer) :])
-        request.drafted += len(chunk.drafts)
-        request.accepted += right
+        request.judge(len(chunk.drafts), right)
         drawn = right + 1
         self._stats = replace(
             self._stats,
@@ -348,49 +314,26 @@ class EngineCore:
         request.generation.write(events)
         self._end_if_over(request)
 
-    def _thought_is_over(self, request: Request) -> bool:
-        budget = request.thinking_budget
-        spent = budget is not None and request.answer.reasoning_tokens >= budget
-        return spent or request.generation.answer_requested
-
-    def _close_thought(self, request: Request) -> list[Event]:
-        """Write the end of the thought for the model; it goes on behind it."""
-        events: list[Event] = []
-        for token in request.closing:
-            request.sequence.tokens.append(token)
-            events += request.answer.push(token)
-        return events
-
     # Ends
 
     def _end_if_over(self, request: Request) -> None:
-        if request.answer.finish_reason is not None or request.answer.tokens >= request.most:
+        if request.is_over:
             self._end(request, "length")
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """The last events, for `reason` unless the answer has ended by itself."""
-        now = time.perf_counter()
-        events: list[Event] = list(request.answer.finish(reason))
-        began, read = request.began or now, request.read or now
-        usage = Usage(
-            prompt_tokens=request.prompt_tokens,
-            completion_tokens=request.answer.tokens,
-            reasoning_tokens=request.answer.reasoning_tokens,
-            cached_tokens=request.sequence.cached,
-            prompt_ms=1000 * (read - began),
-            completion_ms=1000 * (now - read),
-            queue_ms=1000 * (began - request.submitted),
-            drafted_tokens=request.drafted,
-            accepted_tokens=request.accepted,
-        )
-        events += [Event("usage", usage=usage), Event("end", finish_reason=request.answer.finish_reason)]
+        events = list(request.answer.finish(reason))
+        events += [
+            Event("usage", usage=request.usage()),
+            Event("end", finish_reason=request.answer.finish_reason),
+        ]
         self._leave(request, events)
 
     def _fail(self, request: Request, error: NotsoError) -> None:
         self._leave(request, [Event("error", error=error)])
 
     def _fail_all(self, error: Exception) -> None:
-        failure = error if isinstance(error, NotsoError) else EngineError(f"the engine failed: {error}")
+        failure = error if isinstance(error, ModelError) else EngineError("the engine failed; its log says why")
         for request in list(self._requests.values()):
             self._fail(request, failure)
 
@@ -421,26 +364,3 @@ class EngineCore:
         else:
             self.costs.observe(plan.rows, seconds)
             self._stats = replace(self._stats, decode_tokens_per_s=len(plan.chunks) / seconds)
-
-
-def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Iterator[Event]:
-    """The events of a generation; `cancelled()` turning true, or closing the iterator, stops it. An `error` event is
-    raised."""
-    after = 0
-    try:
-        while True:
-            ready = generation.wait(after, timeout_s=0.02)
-            if cancelled():
-                generation.stop()
-            if not ready:
-                continue
-            events = generation.read(after)
-            after += len(events)
-            for event in events:
-                if event.error is not None:
-                    raise event.error
-                yield event
-            if generation.finished and not generation.read(after):
-                return
-    finally:
-        generation.stop()

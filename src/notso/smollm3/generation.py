@@ -91,3 +91,26 @@ class Generation:
                 notify()
             except Exception:
                 _log.exception("a reader's notification failed")
+
+
+def events_until(generation: Generation, cancelled: Callable[[], bool]) -> Iterator[Event]:
+    """The events of a generation; `cancelled()` turning true, or closing the iterator, stops it. An `error` event is
+    raised."""
+    after = 0
+    try:
+        while True:
+            ready = generation.wait(after, timeout_s=0.02)
+            if cancelled():
+                generation.stop()
+            if not ready:
+                continue
+            events = generation.read(after)
+            after += len(events)
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+                yield event
+            if generation.finished and not generation.read(after):
+                return
+    finally:
+        generation.stop()

@@ -6,6 +6,7 @@ the process limits leave. Sizes in bytes.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from dataclasses import dataclass
@@ -100,6 +101,13 @@ def _process_limits(proc: Path) -> list[MemoryLimit]:
         if soft != resource.RLIM_INFINITY:
             limits.append(MemoryLimit(f"the {name} limit (ulimit)", max(0, soft - used[name])))
     return limits
+
+
+def give_back_freed() -> None:
+    """Have the C library return freed memory to the system, where it is one that keeps it (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _text(path: Path) -> str:

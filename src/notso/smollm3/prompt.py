@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date as Date
 
 from notso.smollm3.chat_template import ChatTemplate
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
-from notso.smollm3.messages import Message, Tool
+from notso.smollm3.messages import Message, Tool, WhenFull
 from notso.smollm3.tokenizer import Tokenizer, check_unicode
 
 CLOSE_SPELT = "</think>"
@@ -65,6 +66,28 @@ class PromptWriter:
             return Prompt(ids)
         return Prompt(ids + self._beginning(begun, thinking), goes_on=bool(begun.content or begun.reasoning_content))
 
+    def write_for(
+        self,
+        messages: Sequence[Message],
+        thinking: bool,
+        tools: Sequence[Tool] | None,
+        date: Date | None,
+        *,
+        continue_last: bool,
+        when_full: WhenFull,
+        limit: int,
+    ) -> Prompt:
+        """`write`; or, with `when_full` "drop_oldest", `write_fitting` into `limit` tokens."""
+
+        def write(kept: Sequence[Message]) -> Prompt:
+            return self.write(kept, thinking, tools, date, continue_last=continue_last)
+
+        if when_full == "stop":
+            return write(messages)
+        if when_full != "drop_oldest":
+            raise InvalidRequestError("when_full must be stop or drop_oldest", param="when_full")
+        return self.write_fitting(messages, write, limit)
+
     def write_fitting(
         self, messages: Sequence[Message], write: Callable[[Sequence[Message]], Prompt], limit: int
     ) -> Prompt:
@@ -102,3 +125,16 @@ class PromptWriter:
         if begun.content:
             ids += [*self.end_of_thought, *encode(begun.content)]
         return ids
+
+
+def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Token ids as a list. Raises InvalidRequestError unless they are whole numbers of this vocabulary, one or more."""
+    if len(ids) == 0:
+        raise InvalidRequestError("there are no tokens", param="messages")
+    try:
+        tokens = [operator.index(token) for token in ids]
+    except TypeError:
+        raise InvalidRequestError("messages or token ids are needed", param="messages") from None
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise InvalidRequestError(f"token ids must be from 0 to {vocab_size - 1}", param="messages")
+    return tokens

@@ -30,13 +30,15 @@ MAX_PROGRAMS = 24
 
 
 class Runner:
-    """The model with its memory for steps. Not thread-safe. `max_rows`: what a step may have, up to MAX_ROWS."""
+    """The model with its memory for steps. Not thread-safe. `max_rows`: what a step may have."""
 
-    def __init__(self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache) -> None:
+    def __init__(
+        self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache, max_rows: int = MAX_ROWS
+    ) -> None:
         self.cache = cache
-        self.max_rows = MAX_ROWS
+        self.max_rows = max_rows
         self._model = SmolLM3(config, weights, cache)
-        self._step = Step(config, MAX_ROWS, MAX_SAMPLED)
+        self._step = Step(config, max_rows, MAX_SAMPLED)
         self._programs: OrderedDict[tuple[int, int], tuple[Step, ops.Program]] = OrderedDict()
 
     @property
