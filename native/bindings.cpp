@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "ceilings.h"
 #include "cpu_features.h"
 #include "dispatch.h"
 #include "ops.h"
@@ -128,6 +129,24 @@ NB_MODULE(_native, m) {
         set_thread_count(threads);
       },
       nb::arg("threads"), "Replaces the thread pool; waits for running work.");
+
+  m.def(
+      "read_memory",
+      [](Bytes data) {
+        const nb::gil_scoped_release released;
+        const std::lock_guard<std::mutex> lock(engine_mutex());
+        return read_memory(thread_pool(), data.data(), int64_t(data.size()));
+      },
+      exact("data"), "Reads every whole cache line once, on all threads; the exclusive or of their 64-bit words.");
+  m.def(
+      "multiply_bytes",
+      [](int64_t products) {
+        require(products > 0, "there is nothing to multiply");
+        const nb::gil_scoped_release released;
+        const std::lock_guard<std::mutex> lock(engine_mutex());
+        return multiply_bytes(thread_pool(), products);
+      },
+      nb::arg("products"), "Makes at least so many byte products on all threads, from registers; how many it made.");
 
   nb::class_<Recording>(m, "Program", "Steps recorded once and replayed in one call without Python's lock.")
       .def(nb::init<>())

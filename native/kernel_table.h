@@ -126,6 +126,12 @@ struct KernelTable {
   void (*round_head)(const float* x, int64_t dim, int bits, uint8_t* levels, half* scale);
   void (*attention_bytes)(const ByteAttentionTask&);
 
+  // No operations but ceilings. The exclusive or of the 64-bit words of so many cache lines:
+  uint64_t (*read_lines)(const uint8_t* data, int64_t lines);
+  // `rounds` times `peak_products` byte products in registers; `random` holds 4096 bytes.
+  int32_t (*byte_peak)(const int8_t* random, int64_t rounds);
+  int64_t peak_products;
+
   // Tiles, where there are any: from how many columns on they are the faster way (0: never).
   int64_t tile_columns;
   int64_t tile_rows;  // of the weight, that are best taken together

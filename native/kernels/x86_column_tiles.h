@@ -27,11 +27,14 @@ void pack_tile(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile,
   }
 }
 
+// From 32-bit scales to what the products of the instruction set are multiplied by.
+inline __m256i column_scales(__m256i scales);
+
 // One 256-block of a few weight rows, unpacked for broadcasting.
 constexpr int kTileRows = 4;
 struct alignas(64) RowBlocks {
   uint8_t q[kTileRows][256];
-  int32_t scale[kTileRows][16];        // of each sub-block, or each group of 16
+  int32_t scale[kTileRows][16];        // of each sub-block, or each group of 16, as Columns multiplies by it
   int16_t scale_pairs[kTileRows][16];  // the same, two to a dword
   int16_t min_pairs[kTileRows][8];
   float d[kTileRows], dmin[kTileRows];
@@ -42,10 +45,10 @@ struct RowsWithMins {
   static constexpr bool has_min = true;
   static constexpr int group = 32, largest = Values::largest;
   static constexpr int64_t bytes = Values::bytes;
-  static void unpack(const uint8_t* block, RowBlocks& to, int row) {
+  static QTENSOR_INLINE void unpack(const uint8_t* block, RowBlocks& to, int row) {
     const ScaleBytes packed = unpack_scales(block + 4);
     const __m128i scale = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)packed.scale));
-    _mm256_store_si256((__m256i*)to.scale[row], _mm256_cvtepu16_epi32(scale));
+    _mm256_store_si256((__m256i*)to.scale[row], column_scales(_mm256_cvtepu16_epi32(scale)));
     const __m128i min = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)packed.min));
     _mm_store_si128((__m128i*)to.min_pairs[row], min);
     Values::store(block, to.q[row]);
@@ -62,10 +65,12 @@ struct RowsWithOffset {
   static constexpr bool has_min = false;
   static constexpr int group = 16, largest = Values::largest;
   static constexpr int64_t bytes = Values::bytes;
-  static void unpack(const uint8_t* block, RowBlocks& to, int row) {
+  static QTENSOR_INLINE void unpack(const uint8_t* block, RowBlocks& to, int row) {
     const __m256i scale = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockQ6_K, scales))));
     _mm256_store_si256((__m256i*)to.scale_pairs[row], scale);
-    for (int i = 0; i < 16; i++) to.scale[row][i] = to.scale_pairs[row][i];
+    const __m128i low = _mm256_castsi256_si128(scale), high = _mm256_extracti128_si256(scale, 1);
+    _mm256_store_si256((__m256i*)to.scale[row], column_scales(_mm256_cvtepi16_epi32(low)));
+    _mm256_store_si256((__m256i*)to.scale[row] + 1, column_scales(_mm256_cvtepi16_epi32(high)));
     Values::store(block, to.q[row]);
     half d;
     __builtin_memcpy(&d, block + offsetof(BlockQ6_K, d), 2);
@@ -73,14 +78,14 @@ struct RowsWithOffset {
   }
 };
 
-inline int32_t pair_at(const int16_t* pairs, int index) {
-  int32_t both;
-  __builtin_memcpy(&both, pairs + 2 * index, 4);
-  return both;
+inline int32_t dword_at(const void* from, int index) {
+  int32_t value;
+  __builtin_memcpy(&value, (const uint8_t*)from + 4 * index, 4);
+  return value;
 }
 
 // Columns::block<Rows, TILES>(rows, packed, acc): acc[TILES][kTileRows][16] = fma(f, d of the column, acc) for one
-// block.
+// block; Columns::half_block<Rows> the same for the first eight columns of one tile.
 template <class Columns, class Rows>
 inline void matmul_columns(const TileTask& t) {
   const int64_t tiles = (t.columns + 15) / 16, acc_floats = tiles * kTileRows * 16;
@@ -89,12 +94,17 @@ inline void matmul_columns(const TileTask& t) {
   for (int64_t row = t.row_begin; row < t.row_end; row += kTileRows) {
     __builtin_memset(acc, 0, size_t(acc_floats) * sizeof(float));
     for (int64_t b = 0; b < t.blocks; b++) {
+#pragma GCC unroll 4
       for (int r = 0; r < kTileRows; r++) {
         const uint8_t* block = t.weight + (row + r) * t.row_bytes + b * Rows::bytes;
         prefetch_block(block + 2 * Rows::bytes, Rows::bytes);
         Rows::unpack(block, *rows, r);
       }
       const auto* packed = reinterpret_cast<const PackedColumns*>(t.packed) + b * tiles;
+      if (t.columns <= 8) {
+        Columns::template half_block<Rows>(*rows, *packed, acc);
+        continue;
+      }
       int64_t tile = 0;
       for (; tile + 2 <= tiles; tile += 2)
         Columns::template block<Rows, 2>(*rows, packed + tile, acc + tile * kTileRows * 16);

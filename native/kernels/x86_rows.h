@@ -1,6 +1,8 @@
 // What the AVX2 and the AVX-512 kernels build on: scales and folded sums of four rows at a time, and prefetching.
 // Included inside an anonymous namespace, before integer_kernels.h.
 
+#define QTENSOR_INLINE inline __attribute__((always_inline))
+
 // The scales of a block header {half d, dmin} for four rows, as floats.
 struct RowScales {
   __m128 d, dmin;

@@ -117,11 +117,13 @@ def test_the_look_is_chosen_once(chat: Callable[..., Page]) -> None:
     page = chat(color_scheme="light", reduced_motion="reduce")
     surface = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(surface)
+    page.get_by_role("button", name="Settings").click()
     page.get_by_text("Dark", exact=True).click()
     dark = page.evaluate(surface)
     assert dark != light
     page.reload()
     assert page.evaluate(surface) == dark
+    page.get_by_role("button", name="Settings").click()
     assert page.get_by_role("radio", name="Dark").is_checked()
     page.get_by_text("System", exact=True).click()
     assert page.evaluate(surface) == light

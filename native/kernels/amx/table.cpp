@@ -19,6 +19,8 @@ constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 
 #include "../x86_byte_dots.h"
 #include "../head_vectors.h"
 #include "../byte_attention.h"
+#include "../read_lines.h"
+#include "byte_peak.h"
 // clang-format on
 
 void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }

@@ -5,60 +5,87 @@ template <class Quant, int LARGEST>
 struct StoreValues {
   static constexpr int64_t bytes = Quant::bytes;
   static constexpr int largest = LARGEST;
-  static void store(const uint8_t* block, uint8_t* to) {
-    const typename Quant::Unpacked w = Quant::unpack(block);
-    for (int j = 0; j < 8; j++) _mm256_store_si256((__m256i*)(to + 32 * j), w.q[j]);
+  static QTENSOR_INLINE void store(const uint8_t* block, uint8_t* to) {
+    __m256i q[8];
+    Quant::values(block, q);
+    for (int j = 0; j < 8; j++) _mm256_store_si256((__m256i*)(to + 32 * j), q[j]);
   }
 };
 
+// The value is in a register here. Without this gcc adds the products up as a tree, keeping them on the stack for it.
+inline void in_register(__m256i& value) { __asm__("" : "+x"(value)); }
+
+// vpmaddwd wants a scale in both words.
+inline __m256i column_scales(__m256i scales) { return _mm256_blend_epi16(scales, _mm256_slli_epi32(scales, 16), 0xaa); }
+
 struct Columns256 {
+  // Four rows share the loaded activations where few scales are needed; with many, two rows' totals stay in registers.
   template <class Rows, int TILES>
   static void block(const RowBlocks& rows, const PackedColumns* x, float* acc) {
+    constexpr int together = Rows::group == 32 ? 4 : 2;
     for (int t = 0; t < TILES; t++)
-      for (int r = 0; r < kTileRows; r += 2) two_rows<Rows>(rows, r, x[t], acc + (t * kTileRows + r) * 16);
+      for (int r = 0; r < kTileRows; r += together)
+        some_rows<Rows, together, 2>(rows, r, x[t], acc + (t * kTileRows + r) * 16);
   }
 
-  // Two rows and the sixteen columns of a tile.
   template <class Rows>
-  static void two_rows(const RowBlocks& rows, int row, const PackedColumns& x, float* acc) {
+  static void half_block(const RowBlocks& rows, const PackedColumns& x, float* acc) {
+    some_rows<Rows, kTileRows, 1>(rows, 0, x, acc);
+  }
+
+  // ROWS rows and the first eight columns of a tile, or all sixteen.
+  template <class Rows, int ROWS, int HALVES>
+  static QTENSOR_INLINE void some_rows(const RowBlocks& rows, int row, const PackedColumns& x, float* acc) {
     constexpr int fit = 32767 / (2 * Rows::largest * 127);  // vpmaddubsw results that 16 bits hold
     constexpr int steps = fit >= 8 ? 8 : fit >= 4 ? 4 : 2;
     static_assert(fit >= 2 && Rows::group / 4 % steps == 0);
-    __m256i total[2][2];
-    for (auto& pair : total) pair[0] = pair[1] = _mm256_setzero_si256();
-    for (int k = 0; k < 64; k += steps) {
-      __m256i sum[2][2];
+    __m256i total[ROWS][HALVES];
+    for (auto& halves : total)
+      for (auto& sum : halves) sum = _mm256_setzero_si256();
+    for (int g = 0; g < 256 / Rows::group; g++) {
+      __m256i scale[ROWS];
+      for (int r = 0; r < ROWS; r++) scale[r] = _mm256_set1_epi32(rows.scale[row + r][g]);
+#pragma GCC unroll 2
+      for (int part = 0; part < Rows::group / 4; part += steps) {
+        const int k = g * Rows::group / 4 + part;
+        __m256i sum[ROWS][HALVES];
 #pragma GCC unroll 8
-      for (int i = 0; i < steps; i++) {
-        const __m256i x0 = _mm256_load_si256((const __m256i*)x.q[k + i]);
-        const __m256i x1 = _mm256_load_si256((const __m256i*)x.q[k + i] + 1);
-        for (int r = 0; r < 2; r++) {
-          int32_t four;
-          __builtin_memcpy(&four, rows.q[row + r] + 4 * (k + i), 4);
-          const __m256i w = _mm256_set1_epi32(four);
-          const __m256i p0 = _mm256_maddubs_epi16(w, x0), p1 = _mm256_maddubs_epi16(w, x1);
-          sum[r][0] = i == 0 ? p0 : _mm256_add_epi16(sum[r][0], p0);
-          sum[r][1] = i == 0 ? p1 : _mm256_add_epi16(sum[r][1], p1);
+        for (int i = 0; i < steps; i++) {
+          __m256i xv[HALVES];
+          for (int h = 0; h < HALVES; h++) {
+            xv[h] = _mm256_load_si256((const __m256i*)x.q[k + i] + h);
+            in_register(xv[h]);
+          }
+#pragma GCC unroll 4
+          for (int r = 0; r < ROWS; r++) {
+            const __m256i w = _mm256_set1_epi32(dword_at(rows.q[row + r], k + i));
+#pragma GCC unroll 2
+            for (int h = 0; h < HALVES; h++) {
+              const __m256i products = _mm256_maddubs_epi16(w, xv[h]);
+              sum[r][h] = i == 0 ? products : _mm256_add_epi16(sum[r][h], products);
+              in_register(sum[r][h]);
+            }
+          }
         }
-      }
-      for (int r = 0; r < 2; r++) {
-        const __m256i scale = _mm256_set1_epi16(short(rows.scale[row + r][4 * k / Rows::group]));
-        total[r][0] = _mm256_add_epi32(total[r][0], _mm256_madd_epi16(sum[r][0], scale));
-        total[r][1] = _mm256_add_epi32(total[r][1], _mm256_madd_epi16(sum[r][1], scale));
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++)
+          for (int h = 0; h < HALVES; h++)
+            total[r][h] = _mm256_add_epi32(total[r][h], _mm256_madd_epi16(sum[r][h], scale[r]));
       }
     }
-    for (int r = 0; r < 2; r++)
-      for (int h = 0; h < 2; h++) finish<Rows>(rows, row + r, x, h, total[r][h], acc + r * 16 + 8 * h);
+    for (int r = 0; r < ROWS; r++)
+      for (int h = 0; h < HALVES; h++) finish<Rows>(rows, row + r, x, h, total[r][h], acc + r * 16 + 8 * h);
   }
 
   template <class Rows>
-  static void finish(const RowBlocks& rows, int row, const PackedColumns& x, int h, __m256i total, float* acc) {
+  static QTENSOR_INLINE void finish(const RowBlocks& rows, int row, const PackedColumns& x, int h, __m256i total,
+                                    float* acc) {
     __m256i side = _mm256_setzero_si256();
     for (int i = 0; i < (Rows::has_min ? 4 : 8); i++) {
       const int16_t* pairs = Rows::has_min ? rows.min_pairs[row] : rows.scale_pairs[row];
       const auto* sums = Rows::has_min ? (const __m256i*)x.sums32[i] : (const __m256i*)x.sums16[i];
       side =
-          _mm256_add_epi32(side, _mm256_madd_epi16(_mm256_load_si256(sums + h), _mm256_set1_epi32(pair_at(pairs, i))));
+          _mm256_add_epi32(side, _mm256_madd_epi16(_mm256_load_si256(sums + h), _mm256_set1_epi32(dword_at(pairs, i))));
     }
     const __m256 d = _mm256_set1_ps(rows.d[row]);
     __m256 f;

@@ -40,24 +40,25 @@ struct WithMins256 : KQuant256 {
 
 struct Q4_K256 : WithMins256 {
   static constexpr int64_t bytes = sizeof(BlockQ4_K);
-  static Unpacked unpack(const uint8_t* block) {
-    Unpacked w;
-    unpack_header(block + 4, w);
+  static QTENSOR_INLINE void values(const uint8_t* block, __m256i (&q)[8]) {
     const __m256i four = _mm256_set1_epi8(15);
     for (int c = 0; c < 4; c++) {
       const __m256i raw = _mm256_loadu_si256((const __m256i*)(block + 16 + 32 * c));
-      w.q[2 * c] = _mm256_and_si256(raw, four);
-      w.q[2 * c + 1] = _mm256_and_si256(_mm256_srli_epi16(raw, 4), four);
+      q[2 * c] = _mm256_and_si256(raw, four);
+      q[2 * c + 1] = _mm256_and_si256(_mm256_srli_epi16(raw, 4), four);
     }
+  }
+  static Unpacked unpack(const uint8_t* block) {
+    Unpacked w;
+    unpack_header(block + 4, w);
+    values(block, w.q);
     return w;
   }
 };
 
 struct Q5_K256 : WithMins256 {
   static constexpr int64_t bytes = sizeof(BlockQ5_K);
-  static Unpacked unpack(const uint8_t* block) {
-    Unpacked w;
-    unpack_header(block + 4, w);
+  static QTENSOR_INLINE void values(const uint8_t* block, __m256i (&q)[8]) {
     const __m256i four = _mm256_set1_epi8(15), bit4 = _mm256_set1_epi8(16);
     const __m256i high = _mm256_loadu_si256((const __m256i*)(block + 16));
     // bit j of `high` moves to bit 4
@@ -71,10 +72,15 @@ struct Q5_K256 : WithMins256 {
                               _mm256_srli_epi16(high, 3)};
     for (int c = 0; c < 4; c++) {
       const __m256i raw = _mm256_loadu_si256((const __m256i*)(block + 48 + 32 * c));
-      w.q[2 * c] = _mm256_or_si256(_mm256_and_si256(raw, four), _mm256_and_si256(moved[2 * c], bit4));
-      w.q[2 * c + 1] =
+      q[2 * c] = _mm256_or_si256(_mm256_and_si256(raw, four), _mm256_and_si256(moved[2 * c], bit4));
+      q[2 * c + 1] =
           _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(raw, 4), four), _mm256_and_si256(moved[2 * c + 1], bit4));
     }
+  }
+  static Unpacked unpack(const uint8_t* block) {
+    Unpacked w;
+    unpack_header(block + 4, w);
+    values(block, w.q);
     return w;
   }
 };
@@ -87,19 +93,22 @@ struct Q6_K256 : KQuant256 {
     __m256i scale;  // sixteen 16-bit scales
     __m128i min;    // unused
   };
-  static Unpacked unpack(const uint8_t* block) {
-    Unpacked w;
+  static QTENSOR_INLINE void values(const uint8_t* block, __m256i (&q)[8]) {
     const __m256i four = _mm256_set1_epi8(15), two = _mm256_set1_epi8(48);
     for (int n = 0; n < 2; n++) {
       const __m256i low0 = _mm256_loadu_si256((const __m256i*)(block + 64 * n));
       const __m256i low1 = _mm256_loadu_si256((const __m256i*)(block + 64 * n + 32));
       const __m256i high = _mm256_loadu_si256((const __m256i*)(block + 128 + 32 * n));
-      w.q[4 * n] = _mm256_or_si256(_mm256_and_si256(low0, four), _mm256_and_si256(_mm256_slli_epi16(high, 4), two));
-      w.q[4 * n + 1] = _mm256_or_si256(_mm256_and_si256(low1, four), _mm256_and_si256(_mm256_slli_epi16(high, 2), two));
-      w.q[4 * n + 2] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(low0, 4), four), _mm256_and_si256(high, two));
-      w.q[4 * n + 3] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(low1, 4), four),
-                                       _mm256_and_si256(_mm256_srli_epi16(high, 2), two));
+      q[4 * n] = _mm256_or_si256(_mm256_and_si256(low0, four), _mm256_and_si256(_mm256_slli_epi16(high, 4), two));
+      q[4 * n + 1] = _mm256_or_si256(_mm256_and_si256(low1, four), _mm256_and_si256(_mm256_slli_epi16(high, 2), two));
+      q[4 * n + 2] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(low0, 4), four), _mm256_and_si256(high, two));
+      q[4 * n + 3] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(low1, 4), four),
+                                     _mm256_and_si256(_mm256_srli_epi16(high, 2), two));
     }
+  }
+  static Unpacked unpack(const uint8_t* block) {
+    Unpacked w;
+    values(block, w.q);
     w.scale = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(block + 192)));
     w.min = _mm_setzero_si128();
     return w;

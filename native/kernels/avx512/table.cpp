@@ -20,6 +20,8 @@ constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 
 #include "../x86_byte_dots.h"
 #include "../head_vectors.h"
 #include "../byte_attention.h"
+#include "../read_lines.h"
+#include "byte_peak.h"
 // clang-format on
 
 void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }
@@ -31,7 +33,7 @@ void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
 const KernelTable kAvx512Kernels = {
 #define QTENSOR_TABLE_NAME "avx512"
 #include "../table_entries.h"
-    .tile_columns = 9,
+    .tile_columns = 6,
     .tile_rows = 64,
 #include "../tile_entries.h"
 };

@@ -13,6 +13,8 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 4;
 #include "byte_dots.h"
 #include "../head_vectors.h"
 #include "../byte_attention.h"
+#include "../read_lines.h"
+#include "byte_peak.h"
 // clang-format on
 
 }  // namespace

@@ -30,6 +30,16 @@ def thread_count() -> int:
 def set_thread_count(threads: int) -> None:
     """Replaces the thread pool; waits for running work."""
 
+def read_memory(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """
+    Reads every whole cache line once, on all threads; the exclusive or of their 64-bit words.
+    """
+
+def multiply_bytes(products: int) -> int:
+    """
+    Makes at least so many byte products on all threads, from registers; how many it made.
+    """
+
 class Program:
     """Steps recorded once and replayed in one call without Python's lock."""
 
