@@ -298,18 +298,15 @@ NB_MODULE(_native, m) {
       exact("x"), exact("out"));
   m.def(
       "rope_table",
-      [](In<double, 1> frequency, double factor, Out<float, 2> cosine, Out<float, 2> sine) {
-        require(
-            cosine.shape(1) == frequency.size() && sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
-            "the tables need a column per frequency");
-        require_aligned(frequency);
-        require_aligned(cosine);
-        require_aligned(sine);
-        const nb::gil_scoped_release released;
-        rope_table(frequency.data(), int64_t(frequency.size()), int64_t(cosine.shape(0)), factor, cosine.data(),
-                   sine.data());
+      [](In<double, 1> frequency, In<int32_t, 1> positions, double factor, Out<float, 2> cosine, Out<float, 2> sine) {
+        require(cosine.shape(0) == positions.size() && cosine.shape(1) == frequency.size() &&
+                    sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
+                "the tables need a row per position and a column per frequency");
+        emit(rope_table(frequency.data(), int64_t(frequency.size()), positions.data(), int64_t(positions.size()),
+                        factor, cosine.data(), sine.data()),
+             frequency, positions, cosine, sine);
       },
-      exact("frequency"), nb::arg("factor"), exact("cosine"), exact("sine"));
+      exact("frequency"), exact("positions"), nb::arg("factor"), exact("cosine"), exact("sine"));
   m.def(
       "dequantise",
       [](Bytes data, int format, Out<float, 2> out) {

@@ -79,10 +79,10 @@ Step add(const float* a, const float* b, int64_t n, float* out);
 Step softmax(float* x, int64_t rows, int64_t width);
 Step argmax(const float* x, int64_t rows, int64_t width, int32_t* out);
 
-// cos and sin of position * frequency[i], times `factor`; tables of positions x dim_half floats. Angles are reduced in
-// double precision with our own polynomials, so every machine has the same table.
-void rope_table(const double* frequency, int64_t dim_half, int64_t positions, double factor, float* cosine,
-                float* sine);
+// cos and sin of positions[row] * frequency[i], times `factor`; tables of rows x dim_half floats. Angles are reduced in
+// double precision with our own polynomials, so every machine has the same table; they must be below 1.6 million.
+Step rope_table(const double* frequency, int64_t dim_half, const int32_t* positions, int64_t rows, double factor,
+                float* cosine, float* sine);
 
 // The generic dequantisation of `k` values from a row's blocks.
 void dequantise_row(Format format, const uint8_t* row, int64_t k, float* out);

@@ -168,7 +168,9 @@ def test_a_refused_message_stays_in_the_input(serve: Serve, open_page: Open) -> 
     first = open_page(serve(engine).url)
     ask(first, "Hello")
     expect(last_answer(first)).to_have_attribute("data-state", "done")
-    second = open_page(first.url, like=first, expected="status of 409|response:error|htmx:sse:error|ERR_FAILED")
+    second = open_page(
+        first.url, like=first, expected="status of 409|response:error|htmx:sse:error|ERR_FAILED|Failed to fetch"
+    )
     second.route("**/feed?*", lambda route: route.abort())  # it does not hear of the first one's doings
     second.reload()
     engine.gate.clear()
@@ -292,9 +294,11 @@ def test_rename_and_delete(serve: Serve, open_page: Open) -> None:
     page.get_by_role("button", name="Rename").click()
     expect(page.get_by_role("heading", name="A new name")).to_be_visible()
     page.get_by_role("button", name="Chat menu").click()
-    page.get_by_text("Delete this chat").click()
-    page.get_by_role("button", name="Delete for good").click()
+    page.locator("#chat-menu").get_by_text("Delete this chat").click()
     expect(page.locator("#sidebar")).to_contain_text("Your chats will be listed here.")
+    page.locator("#toasts").get_by_role("button", name="Undo").click()
+    expect(page.get_by_role("heading", name="A new name")).to_be_visible()
+    expect(last_answer(page)).to_have_attribute("data-state", "done")
 
 
 def test_the_toggle_holds_per_chat(serve: Serve, open_page: Open) -> None:

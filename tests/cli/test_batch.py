@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import signal
 import threading
 import time
@@ -111,7 +112,7 @@ def test_every_request_is_answered_once(many: ManyAnswers, notso: Run, tmp_path:
     result = notso("batch", str(source), str(tmp_path / "out.jsonl"))
 
     assert (result.code, result.out) == (0, "")
-    assert "20 requests: 20 answered, 0 refused." in result.err
+    assert "20 requests: 20 answered, 0 failed." in result.err
     found = answers(tmp_path / "out.jsonl")
     assert set(found) == {f"request-{number}" for number in range(20)}
     line = found["request-7"]
@@ -179,7 +180,7 @@ def test_a_bad_line_gets_its_error_and_the_others_go_on(
 ) -> None:
     source = write(tmp_path / "in.jsonl", [entry(0), line, "", entry(2)])
     result = notso("batch", str(source), str(tmp_path / "out.jsonl"))
-    assert result.code == 0 and "3 requests: 2 answered, 1 refused." in result.err
+    assert result.code == 0 and "3 requests: 2 answered, 1 failed." in result.err
     lines = [json.loads(each) for each in (tmp_path / "out.jsonl").read_text().splitlines()]
     (bad,) = [each for each in lines if each["error"] is not None]
     assert bad["response"]["status_code"] == status
@@ -222,7 +223,7 @@ def test_what_is_there_is_not_made_again(many: ManyAnswers, notso: Run, tmp_path
 
     result = notso("batch", str(source), str(out), "--json")
 
-    assert json.loads(result.out) == {"requests": 5, "there": 3, "answered": 2, "refused": 0, "left": 0}
+    assert json.loads(result.out) == {"requests": 5, "there": 3, "answered": 2, "failed": 0, "left": 0}
     assert [json.loads(line)["done"] for line in result.err.splitlines()][-1] == 5
     assert {question for question, _, _ in many.asked} == {"question 3", "question 4"}
     assert out.read_bytes().startswith(before) and len(answers(out)) == 5
@@ -255,6 +256,16 @@ def test_in_and_out_must_differ(many: ManyAnswers, notso: Run, tmp_path: Path) -
     result = notso("batch", str(source), str(source))
     assert result.code == 2 and "same file" in result.err
     assert notso("batch", str(tmp_path / "missing"), str(tmp_path / "out")).code == 2
+
+
+def test_a_pipe_is_no_input_and_a_missing_folder_no_place(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    result = notso("batch", str(pipe), str(tmp_path / "out.jsonl"))
+    assert result.code == 2 and "IN must be a file" in result.err
+    source = write(tmp_path / "in.jsonl", [entry(1)])
+    result = notso("batch", str(source), str(tmp_path / "missing" / "out.jsonl"))
+    assert result.code == 1 and len(result.err.splitlines()) == 1 and "No such file" in result.err
 
 
 def test_two_processes_never_share_an_output(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:

@@ -242,11 +242,13 @@ def three(*names: str) -> Callable[[Rng], Call]:
 def rope_table(rng: Rng) -> Call:
     frequency = rng.uniform(-3, 3, size(rng, 20))
     shape = size(rng, 50), len(frequency)
-    return {"frequency": frequency, "factor": 1.5, "cosine": numbers(rng, *shape), "sine": numbers(rng, *shape)}
+    positions = ids(rng, shape[0], 1000)
+    tables = {"cosine": numbers(rng, *shape), "sine": numbers(rng, *shape)}
+    return {"frequency": frequency, "positions": positions, "factor": 1.5, **tables}
 
 
 def rope_table_expected(c: Call) -> Call:
-    angles = np.arange(len(c["cosine"]))[:, None] * c["frequency"]
+    angles = c["positions"][:, None] * c["frequency"]
     return {"cosine": np.cos(angles) * c["factor"], "sine": np.sin(angles) * c["factor"]}
 
 

@@ -179,7 +179,9 @@ void rope_case(Random& random) {
   Guarded<double> frequency(half, random);
   for (double& f : frequency) f = random.real() * 3;
   Guarded<float> cosine(positions * half, random), sine(positions * half, random);
-  rope_table(frequency.data(), half, positions, 1.0, cosine.data(), sine.data());
+  Guarded<int32_t> every(positions, random);
+  for (int64_t p = 0; p < positions; p++) every[p] = int32_t(p);
+  rope_table(frequency.data(), half, every.data(), positions, 1.0, cosine.data(), sine.data())(thread_pool());
   Guarded<int32_t> at(rows, random);
   for (int32_t& p : at) p = int32_t(random.below(positions));
   Guarded<float> x(rows * heads * 2 * half, random), out(x.size(), random), expected(x.size(), random);

@@ -81,7 +81,11 @@ CASES: dict[str, tuple[Callable[[], Operands], set[str], Callable[..., None]]] =
         {"out"},
         lambda x, norm, out: ops.matmul_gated(x, WEIGHT, WEIGHT, out, norm=ops.RMSNorm(norm, 1e-6)),
     ),
-    "rope_table": (lambda: {"frequencies": np.ones(4)}, set(), lambda frequencies: ops.rope_table(frequencies, 3)),
+    "rope_table": (
+        lambda: {"frequencies": np.ones(4), "positions": i(0, 7, 9), "cosine": f(3, 4), "sine": f(3, 4)},
+        {"cosine", "sine"},
+        lambda frequencies, positions, cosine, sine: ops.rope_table(frequencies, positions, (cosine, sine)),
+    ),
     "rope": (
         lambda: {"x": f(3, 2, 8), "positions": i(0, 1, 9), "cosine": f(10, 4), "sine": f(10, 4)},
         {"x"},
@@ -117,7 +121,7 @@ MAKERS = {"empty"}
 # Where another length is a valid call: more rows to choose from, a longer table, another width of a lone operand.
 FREE_SIDES = {
     ("gather_rows", "x", 0), ("softmax", "x", 0), ("softmax", "x", 1), ("argmax", "x", 1),
-    ("rope_table", "frequencies", 0), ("store_key_values", "tables", 0),
+    ("store_key_values", "tables", 0),
     ("store_key_values", "tables", 1), ("store_key_values", "data", 0), ("attention", "data", 0),
     *((f"{name}, k4v4", pool, 0) for name in ("store_key_values", "attention") for pool in ("data", "recent")),
     ("attention", "tables", 0), ("attention", "tables", 1), ("rope", "x", 1),

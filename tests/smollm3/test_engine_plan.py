@@ -155,7 +155,8 @@ def test_a_context_that_was_asked_for_is_never_changed() -> None:
         ({"context_tokens": 0}, "context_tokens", "from 1 to 131,072"),
         ({"context_tokens": 131_073}, "context_tokens", "from 1 to 131,072"),
         ({"kv": "q8_0"}, "kv", "auto, f16, k8v8, k8v4, k4v4, k4v3"),
-        ({"max_num_seqs": 0}, "max_num_seqs", "at least one"),
+        ({"max_num_seqs": 0}, "max_num_seqs", "from 1 to 64"),
+        ({"max_num_seqs": 65}, "max_num_seqs", "from 1 to 64"),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(choices: dict[str, object], param: str, said: str) -> None:

@@ -45,6 +45,7 @@ class Machine:
         self.shelf = shelf
         self.scheduler = Scheduler(self.cache, max_num_seqs, shelf)
         self.content: list[list[int]] = [[0] * BLOCK_TOKENS for _ in range(blocks)]
+        self.scheduler.copy = self.copy
         self.goals: dict[Sequence, int] = {}
         self.done: list[Sequence] = []
         self.computed_rows = 0
@@ -54,6 +55,9 @@ class Machine:
         self.goals[sequence] = len(prompt) + answers
         self.scheduler.add(sequence)
         return sequence
+
+    def copy(self, source: int, target: int) -> None:
+        self.content[target] = list(self.content[source])
 
     def abort(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
@@ -66,8 +70,6 @@ class Machine:
                 sequence.drafts = right[: draft.randrange(4)] + [draft.randrange(50)] * draft.randrange(2)
         plan = self.scheduler.schedule(prompt_tokens, MAX_ROWS)
         assert plan.rows <= MAX_ROWS
-        for copy in plan.copies:
-            self.content[copy.target] = list(self.content[copy.source])
         void = self.restore(plan)
         for chunk in plan.chunks:
             if chunk.sequence not in void:
@@ -360,8 +362,9 @@ def test_editing_a_message_does_not_lose_what_it_was() -> None:
     assert back.cached == 300
 
 
-def test_what_was_to_be_copied_is_not_found_when_the_copy_is_called_off() -> None:
-    """An answer loses its blocks in the very step in which the beginning of one was to be copied for it."""
+def test_a_copy_is_what_it_says_also_when_its_owner_has_to_leave() -> None:
+    """An answer loses its blocks in the very step in which the beginning of one was copied for it, and both the copy
+    and what it was made from are taken for others or found again."""
     machine, ids = Machine(6, 3), prompt(3, 126)
     machine.add(ids, 1)
     machine.run()

@@ -230,8 +230,9 @@ def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
     engine.gate.clear()
     server = start(engine, max_waiting_turns=1).ready()
     waiting = [threading.Thread(target=lambda: stream_lines(server), daemon=True) for _ in range(2)]
-    for thread in waiting:
-        thread.start()
+    waiting[0].start()
+    server.wait(lambda: engine.stats().running == 1)
+    waiting[1].start()
     server.wait(lambda: engine.stats().waiting >= 1)
     started = time.monotonic()
     answer = server.client.post("/v1/chat/completions", json={"messages": HELLO})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,14 @@ def test_a_command_is_told_in_a_few_words(command: object) -> None:
     assert re.fullmatch(r"[a-z]+", command.name) and len(command.does) < 60 and not command.does.endswith(".")  # type: ignore[attr-defined]
     acts = {"", "open", "click", "post", "go", "choose", "thinking"}
     assert command.act in acts and ("page" in command.places) == bool(command.act)  # type: ignore[attr-defined]
+
+
+def test_commands_and_keys_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text("utf-8")
+    assert not [each.name for each in SLASH_COMMANDS if f"`/{each.name}" not in page]
+    arrows = {"Control": "Ctrl", "Escape": "Esc", "ArrowUp": "↑", "ArrowLeft": "←", "ArrowRight": "→"}
+    spelled = ["+".join(arrows.get(key, key) for key in shortcut.keys.split("+")) for shortcut in SHORTCUTS]
+    assert not [keys for keys in spelled if keys not in page]
 
 
 def test_no_two_keys_are_the_same() -> None:

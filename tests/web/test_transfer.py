@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from notso.web.chat.imports import read_chats
+from notso.web.chat.questions import title_of
 from notso.web.ids import new_id
+from notso.web.problems import Problem
 from notso.web.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
@@ -176,6 +180,18 @@ def test_what_is_broken_is_refused_whole(empty: Any, data: Any) -> None:
     assert chats(empty) == []
 
 
+@pytest.mark.parametrize("unit", [b'\\"', b'"', b"[]", b'{"a":', b'"\\', b"\\"])
+def test_refusing_takes_time_in_proportion(unit: bytes) -> None:
+    def seconds(length: int) -> float:
+        began = time.perf_counter()
+        with pytest.raises(Problem):
+            read_chats(b'"' + unit * (length // len(unit)), title_of)
+        return time.perf_counter() - began
+
+    seconds(1000)
+    assert seconds(1_000_000) < 8, "a scan that begins anew at each quotation mark would take hours"
+
+
 def test_half_an_answer_comes_in_as_interrupted_and_markup_as_text(server: Any) -> None:
     answer = {"role": "assistant", "state": "running", "content": "<script>1</script> **x**"}
     data = file(chats=[chat(title="<b>", messages=[message(), message(id="b", parent_id="a", **answer)])])
@@ -189,6 +205,6 @@ def test_the_cap_is_larger_here_and_only_here(server: Any) -> None:
     assert send(server, big).status_code == 303
     other = server.client.post("/chats", content=big, headers={"Content-Type": "application/json"})
     assert other.status_code == 413
-    assert send(server, b" " * (32 * 1024 * 1024 + 1)).status_code == 413
+    assert send(server, b" " * (16 * 1024 * 1024 + 1)).status_code == 413
     kind = {"Content-Type": "text/plain"}
     assert server.client.post("/import", content=b"[]", headers=kind).status_code == 415

@@ -55,6 +55,8 @@ def batch(
     The same command goes on where it was stopped, by Ctrl-C or a kill: answers that are there are neither lost nor
     made again.
     """
+    if not requests.is_file():
+        raise typer.BadParameter("IN must be a file: it is read twice, which a pipe cannot bear", param_hint="IN")
     if answers.exists() and answers.samefile(requests):
         raise typer.BadParameter("IN and OUT are the same file", param_hint="OUT")
     source = BatchInput(requests)
@@ -74,7 +76,7 @@ def batch(
                     run.answer_all()
             finally:
                 engine.close()
-        _report(source, there, run.answered, run.refused, as_json)
+        _report(source, there, run.answered, run.failed, as_json)
     if interruption.requested():
         terminal.note("Stopped; the same command goes on from here.")
         raise typer.Exit(exit_codes.INTERRUPTED)
@@ -98,7 +100,7 @@ class _Asked:
 
 
 class _Run:
-    """One pass over the input. `answered` lines got an answer, `refused` ones an error."""
+    """One pass over the input. `answered` lines got an answer, `failed` ones an error."""
 
     def __init__(
         self,
@@ -109,7 +111,7 @@ class _Run:
         report: terminal.Progress,
     ) -> None:
         self.answered = 0
-        self.refused = 0
+        self.failed = 0
         self._engine = engine
         self._source = source
         self._sink = sink
@@ -197,7 +199,7 @@ class _Run:
         if answer["error"] is None:
             self.answered += 1
         else:
-            self.refused += 1
+            self.failed += 1
         self._tell()
 
     def _tell(self) -> None:
@@ -246,14 +248,14 @@ def _response(line: RequestLine, status: int, body: dict[str, Any]) -> dict[str,
     }
 
 
-def _report(source: BatchInput, there: int, answered: int, refused: int, as_json: bool) -> None:
-    left = len(source.ids) - there - answered - refused
+def _report(source: BatchInput, there: int, answered: int, failed: int, as_json: bool) -> None:
+    left = len(source.ids) - there - answered - failed
     if as_json:
         terminal.say_json(
-            {"requests": len(source.ids), "there": there, "answered": answered, "refused": refused, "left": left}
+            {"requests": len(source.ids), "there": there, "answered": answered, "failed": failed, "left": left}
         )
         return
-    parts = [f"{answered} answered", f"{refused} refused"] if answered or refused else []
+    parts = [f"{answered} answered", f"{failed} failed"] if answered or failed else []
     parts += [f"{there} were there already"] if there else []
     parts += [f"{left} left"] if left else []
     terminal.note(f"{len(source.ids)} requests: {', '.join(parts) or 'none'}.")

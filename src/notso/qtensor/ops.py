@@ -38,9 +38,6 @@ __all__ = [
     "store_key_values",
 ]  # fmt: skip
 
-MAX_ANGLE = 1.6e6
-"""Radians up to which the reduction of angles is exact."""
-
 CACHE_LINE_FLOATS = 16
 
 
@@ -173,17 +170,23 @@ def _matmul(x: Floats, products: Sequence[tuple[QTensor, Floats]], norm: RMSNorm
     )
 
 
-def rope_table(frequencies: npt.NDArray[np.float64], positions: int, factor: float = 1.0) -> tuple[Floats, Floats]:
-    """Tables (positions, D/2) of factor * cos and factor * sin of position * frequency, the angle in float64."""
+def rope_table(
+    frequencies: npt.NDArray[np.float64], positions: Integers, table: tuple[Floats, Floats], factor: float = 1.0
+) -> None:
+    """Fill (L, D/2) with factor * cosine and factor * sine of position * frequency, the angle in float64.
+
+    positions (L,) int32, none negative; an angle beyond 1.6 million is not exact.
+    """
     _array("frequencies", frequencies, np.float64, 1)
-    if frequencies.size == 0 or positions < 1 or positions * frequencies.size > 1 << 32:
-        raise OperandError(f"a rotation table for {positions} positions of {frequencies.size} frequencies")
-    if not np.abs(frequencies).max() * (positions - 1) <= MAX_ANGLE or not math.isfinite(factor):
-        raise OperandError(f"rotations by more than {MAX_ANGLE:.0f} are not exact")
-    cosine = np.empty((positions, frequencies.size), np.float32)
-    sine = np.empty_like(cosine)
-    _native(native.rope_table, frequencies, float(factor), cosine, sine)
-    return cosine, sine
+    _array("positions", positions, np.int32, 1)
+    if frequencies.size == 0 or not np.isfinite(frequencies).all() or not math.isfinite(factor):
+        raise OperandError("rotations need frequencies, and those and the factor must be finite numbers")
+    for name, values in zip(("cosine", "sine"), table, strict=True):
+        _array(name, values, np.float32, 2, writeable=True)
+        _same(name, values.shape, (positions.size, frequencies.size))
+        _apart(name, values, frequencies, positions)
+    _apart("cosine", *table)
+    _native(native.rope_table, frequencies, positions, float(factor), *table)
 
 
 def rope(x: Floats, positions: Integers, table: tuple[Floats, Floats], *, adjacent: bool) -> None:

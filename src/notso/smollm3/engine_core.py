@@ -85,6 +85,7 @@ class EngineCore:
         """`between_steps` is called in the thread before each step, and when it was poked."""
         self.runner = runner
         self.scheduler = scheduler
+        scheduler.copy = runner.cache.copy_block
         self.costs = StepCosts()
         self._shelf = shelf
         self._steps = 0
@@ -261,8 +262,6 @@ class EngineCore:
         return max(LEAST_PROMPT_TOKENS, min(room, fitting))
 
     def _move_blocks(self, plan: Plan) -> None:
-        for copy in plan.copies:
-            self.runner.cache.copy_block(copy.source, copy.target)
         void = set[Sequence]()
         for restore in plan.restores:
             if restore.sequence in void:

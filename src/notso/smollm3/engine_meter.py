@@ -122,28 +122,28 @@ class EngineMeter:
         return self._laid.get(depth, []) + self._draw(new_tokens)
 
     def _lay(self, ids: list[int]) -> None:
-        """Have the engine know `ids` without reading them all: the first block is read, the others are its copies.
+        """Have the engine know `ids` without reading them all: two blocks are read, the others are copies of the second
+        (the first is kept apart in some formats of the cache).
 
         A step takes the time it takes whatever the cache holds; only how much of it there is matters.
         """
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
-        if whole < 2 * BLOCK_TOKENS:
+        if whole <= 2 * BLOCK_TOKENS:
             return
-        self._watched([*ids[:BLOCK_TOKENS], *self._draw(1)], 1)
+        self._watched([*ids[: 2 * BLOCK_TOKENS], *self._draw(1)], 1)
 
         def copy() -> None:
             blocks, parent = engine._blocks, engine._root("")
-            source: int | None = None
+            known: list[int] = []
             for start in range(0, whole, BLOCK_TOKENS):
                 tokens = ids[start : start + BLOCK_TOKENS]
                 block = blocks.find(parent, tokens)
-                if block is None and source is not None:
+                if block is None:
                     block = blocks.take()
-                    engine._runner.cache.copy_block(source, block)
-                    engine._runner.cache.forget(block)  # only the first block's companion is read
+                    engine._runner.cache.copy_block(known[1], block)
                     blocks.register(block, parent, tokens)
                     blocks.release(block)
-                source = block if source is None else source
+                known.append(block)
                 parent = block_key(parent, tokens)
 
         try:

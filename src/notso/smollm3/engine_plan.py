@@ -249,5 +249,5 @@ def _check(config: SmolLM3Config, context_tokens: int | None, kv: KVChoice, max_
         raise InvalidRequestError(f"a context must have from 1 to {longest:,} tokens", param="context_tokens")
     if kv not in KV_CHOICES:
         raise InvalidRequestError(f"a cache format must be one of {', '.join(KV_CHOICES)}", param="kv")
-    if max_num_seqs is not None and max_num_seqs < 1:
-        raise InvalidRequestError("at least one answer must be written at a time", param="max_num_seqs")
+    if max_num_seqs is not None and not 1 <= max_num_seqs <= SAMPLED_ROWS:
+        raise InvalidRequestError(f"from 1 to {SAMPLED_ROWS} answers can be written at a time", param="max_num_seqs")

@@ -36,6 +36,8 @@ class Step:
         self.positions = np.zeros(rows, np.int32)
         self.sequences = np.zeros(rows, np.int32)
         self.sampled_rows = np.zeros(sampled, np.int32)
+        self.row_numbers = np.arange(rows, dtype=np.int32)
+        self.cosine, self.sine = ops.empty(rows, dim // 2), ops.empty(rows, dim // 2)
         self.x = ops.empty(rows, hidden)
         self.q = ops.empty(rows, config.num_attention_heads * dim)
         self.k = ops.empty(rows, kv_heads * dim)
@@ -44,6 +46,11 @@ class Step:
         self.gated = ops.empty(rows, config.intermediate_size)
         self.last = ops.empty(sampled, hidden)
         self.logits = ops.empty(sampled, config.vocab_size)
+
+    @property
+    def rotations(self) -> tuple[Floats, Floats]:
+        """Cosines and sines for the rows' positions, (rows, D/2) each."""
+        return self.cosine, self.sine
 
     def part(self, rows: int, sampled: int) -> Step:
         """A smaller step in the same memory."""
@@ -61,8 +68,8 @@ class SmolLM3:
         self.weights = weights
         self.cache = cache
         self.scale = config.head_dim**-0.5
-        frequencies, factor = config.rope_frequencies(cache.capacity_tokens)
-        self.rope_table = ops.rope_table(np.array(frequencies), cache.capacity_tokens, factor)
+        frequencies, self.rope_factor = config.rope_frequencies(cache.capacity_tokens)
+        self.rope_frequencies = np.array(frequencies)
 
     def forward(self, step: Step, go_on: Callable[[int], bool] = lambda _: True) -> bool:
         """token_ids at positions -> keys and values in the cache, and step.logits (sampled, V) float32.
@@ -71,6 +78,7 @@ class SmolLM3:
         """
         weights = self.weights
         ops.embed_rows(weights.embed_tokens, step.token_ids, step.x)
+        ops.rope_table(self.rope_frequencies, step.positions, step.rotations, self.rope_factor)
         for index, layer in enumerate(weights.layers):
             if not go_on(index):
                 return False
@@ -90,8 +98,8 @@ class SmolLM3:
         ops.matmul_many(step.x, projections, norm=self._norm(layer.attn_norm))
         if self.config.uses_rope(index):  # every fourth layer goes without: NoPE
             # A GGUF file's rows of q and k are permuted so that pairs to rotate lie side by side.
-            ops.rope(q, step.positions, self.rope_table, adjacent=True)
-            ops.rope(k, step.positions, self.rope_table, adjacent=True)
+            ops.rope(q, step.row_numbers, step.rotations, adjacent=True)
+            ops.rope(k, step.row_numbers, step.rotations, adjacent=True)
         places, pool, recent = (
             (step.positions, step.sequences, cache.block_table),
             cache.pools[index],

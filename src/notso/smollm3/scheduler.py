@@ -61,14 +61,6 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Copy:
-    """Before the step: block `source` is copied to `target`."""
-
-    source: int
-    target: int
-
-
-@dataclass(slots=True)
 class Restore:
     """Before the step: block `block` of a sequence is read from the shelf, the full one known by `key` or, if
     `is_tail`, the part that was kept after `key`. Then `Scheduler.read` or `Scheduler.unread` is called."""
@@ -84,7 +76,6 @@ class Plan:
     """What the next step does."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
     restores: list[Restore] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
@@ -93,7 +84,7 @@ class Plan:
         return sum(chunk.rows for chunk in self.chunks)
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.copies or self.restores)
+        return bool(self.chunks or self.restores)
 
 
 class Scheduler:
@@ -111,6 +102,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.copy: Callable[[int, int], None] = lambda source, target: None
+        """Gives one block the content of another, at once: a little later the first may be somebody else's."""
         self._slots = list(range(max_num_seqs - 1, -1, -1))
         self._shelf = shelf
         self._can_be_cut = can_be_cut
@@ -235,9 +228,6 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not sequence]
-        for copy in [copy for copy in plan.copies if copy.target in sequence.blocks]:
-            plan.copies.remove(copy)
-            self._cut(sequence, sequence.blocks.index(copy.target))  # nothing was copied into it
         for restore in [restore for restore in plan.restores if restore.sequence is sequence]:
             plan.restores.remove(restore)
             self.unread(restore)  # nothing was read into it
@@ -319,22 +309,33 @@ class Scheduler:
             return
         if common >= on_shelf and self.cache.take_over(source, common):
             block = source
+        elif common >= on_shelf:
+            copied = self._copied(source)
+            if copied is None:
+                return
+            block = copied
         elif not self.cache.available:
             return
-        elif common >= on_shelf:
-            self.cache.share(source)  # lest it be taken for the copy
-            try:
-                block = self.cache.take()
-            except OutOfBlocksError:
-                return
-            finally:
-                self.cache.release(source)
-            plan.copies.append(Copy(source, block))
         else:
             common, block = on_shelf, self.cache.take()
             plan.restores.append(Restore(sequence, block, sequence.key, is_tail=True))
         sequence.blocks.append(block)
         sequence.computed += common
+
+    def _copied(self, source: int) -> int | None:
+        """A block with the content of another, or None where there is no room for it."""
+        self.cache.share(source)  # lest it be taken for the copy
+        block = None
+        try:
+            block = self.cache.take()
+            self.copy(source, block)
+        except OutOfBlocksError:
+            if block is not None:
+                self.cache.release(block)
+            return None
+        finally:
+            self.cache.release(source)
+        return block
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

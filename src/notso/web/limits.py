@@ -13,7 +13,7 @@ from notso.web.security import header_values
 logger = logging.getLogger("notso.web.limits")
 
 MAX_BODY_BYTES = 1024 * 1024
-LARGER_BODIES = {"/import": 32 * 1024 * 1024}  # exact paths
+LARGER_BODIES = {"/import": 16 * 1024 * 1024}  # exact paths
 BODY_SECONDS = 60.0
 MAX_HEADER_BYTES = 16 * 1024
 

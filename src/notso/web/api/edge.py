@@ -39,20 +39,20 @@ class ApiEdge:
             return
         request_id = f"req_{secrets.token_hex(12)}"
         begun: Message | None = None  # a refusal whose words are still to come
-        words = b""
+        said = b""
 
         async def send_as_api(message: Message) -> None:
-            nonlocal begun, words
+            nonlocal begun, said
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 if message["status"] >= 400 and _is_plain(message):
                     begun = message
                     return
             elif begun is not None:
-                words += message.get("body", b"")
+                said += message.get("body", b"")
                 if message.get("more_body"):
                     return
-                message = {**message, "body": _translated(begun, words)}
+                message = {**message, "body": _translated(begun, said)}
                 await send(begun)
                 begun = None
             await send(message)
@@ -70,9 +70,9 @@ def _is_plain(message: Message) -> bool:
     return Headers(scope=message).get("content-type", "").startswith("text/plain")
 
 
-def _translated(start: Message, words: bytes) -> bytes:
+def _translated(start: Message, said: bytes) -> bytes:
     status: int = start["status"]
-    error = ApiError(status, _CODES.get(status, "internal_error"), words.decode("utf-8", "replace").strip())
+    error = ApiError(status, _CODES.get(status, "internal_error"), said.decode("utf-8", "replace").strip())
     body = json.dumps(error.body, ensure_ascii=False).encode()
     headers = MutableHeaders(scope=start)
     headers["content-type"] = "application/json"

@@ -29,7 +29,8 @@ MAX_TEXT = 1_000_000
 MAX_DEPTH = 64
 
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Possessive, and an unfinished string is one too: so the scan is linear whatever comes.
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 
 ImportedChat = tuple[Chat, list[StoredMessage]]
 TitleOf = Callable[[str], str]
@@ -210,13 +211,16 @@ def _parse(body: bytes) -> Any:
 
 
 def _depth(body: bytes) -> int:
-    """How deep brackets nest outside of strings, found before anything recursive runs."""
+    """How deep brackets nest outside of strings, found before anything recursive runs; it stops once that is enough."""
     deepest = depth = 0
-    for byte in _STRINGS.sub(b"", body):
-        if byte in b"[{":
+    for match in _TOKENS.finditer(body):
+        first = match[0][:1]
+        if first in b"[{":
             depth += 1
             deepest = max(deepest, depth)
-        elif byte in b"]}":
+            if deepest > MAX_DEPTH:
+                break
+        elif first in b"]}":
             depth -= 1
     return deepest
 
