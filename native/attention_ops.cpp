@@ -198,13 +198,15 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool poo
     const size_t worker_bytes = (size_t(bytes) + 63) / 64 * 64;
     static Scratch scratch;  // guarded by engine_mutex()
     auto* const scratch_bytes = static_cast<uint8_t*>(scratch.get(worker_bytes * size_t(threads.size())));
+    int64_t tiles = 1;
+    for (int64_t i = 0; i < places.rows; i++) tiles = std::max(tiles, places.positions[i] / kTilePositions + 1);
     std::vector<Pointers> per_worker(size_t(threads.size()));
     for (auto& p : per_worker) {
       p.q.resize(size_t(most));
       p.out.resize(size_t(most));
       p.limits.resize(size_t(most));
-      p.first.resize(size_t(places.table_length));
-      p.second.resize(size_t(places.table_length));
+      p.first.resize(size_t(tiles));
+      p.second.resize(size_t(tiles));
     }
     const KernelTable& table = kernels();
     auto task = [&](int64_t index, int worker) {

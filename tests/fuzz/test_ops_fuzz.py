@@ -27,8 +27,8 @@ ONE_SEED = os.environ.get("FUZZ_SEED")
 TOLERANCE = 2e-5  # relative to the largest output; sharp bounds are the kernel tests' business
 CANARY = 0x5A
 CONTROL = {
-    "Program", "available_kernels", "cpu_features", "kernels", "known_kernels", "set_thread_count", "thread_count",
-    "use_kernels",
+    "Program", "available_kernels", "cpu_features", "kernels", "known_kernels", "multiply_bytes", "set_thread_count",
+    "thread_count", "use_kernels",
 }  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -273,6 +273,7 @@ OPERATIONS: dict[str, tuple[Callable[[Rng], Call], Callable[[Call], Call]]] = {
         lambda r: {"x": np.nan_to_num(numbers(r, n := size(r, 9), size(r, 300))), "out": ids(r, n, 9)},
         lambda c: {"out": reference.argmax(c["x"])},
     ),
+    "read_memory": (lambda r: {"data": r.integers(0, 256, size(r, 3000)).astype(np.uint8)}, lambda c: {}),
     "rope_table": (rope_table, rope_table_expected),
     "dequantise": (
         dequantise,

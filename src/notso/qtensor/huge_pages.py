@@ -19,7 +19,7 @@ PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # each tensor begins on a small page, so that none shares a cache line with another
 COPY_BYTES = 8 << 20  # one piece of a copy; the interpreter's lock is free while it lasts
 
-LARGE_BYTES = 8 << 20  # from here on zeroed memory asks for large pages: the last one is only partly used
+LARGE_BYTES = 4 << 20  # from here on zeroed memory asks for large pages: the last one is only partly used
 
 _POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
