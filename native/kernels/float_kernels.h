@@ -26,12 +26,11 @@ void quantize_q8k(const float* x, int64_t k, BlockQ8K* out) {
   for (int64_t begin = 0; begin < k; begin += kSuperBlock, out++) {
     const int64_t count = k - begin < kSuperBlock ? k - begin : kSuperBlock;
     V16 v[16];
-    uint32_t top_bits = 0;
     for (int i = 0; i < 16; i++) {
       const int64_t left = count - 16 * i;
       v[i] = left >= 16 ? v_load(x + begin + 16 * i) : left > 0 ? v_load_first(x + begin + 16 * i, left) : v_zero();
-      top_bits = v_magnitude_bits(v[i], top_bits);
     }
+    const uint32_t top_bits = v_top_magnitude(v);
     float top;
     __builtin_memcpy(&top, &top_bits, 4);
     const bool usable = top_bits < 0x7f800000 && top >= 1e-30f;
@@ -42,12 +41,7 @@ void quantize_q8k(const float* x, int64_t k, BlockQ8K* out) {
     } else {
       __builtin_memset(out->q, 0, sizeof out->q);
     }
-    for (int i = 0; i < 16; i++) {
-      int sum = 0;
-      for (int j = 0; j < 16; j++) sum += out->q[16 * i + j];
-      out->sums16[i] = int16_t(sum);
-    }
-    for (int i = 0; i < 8; i++) out->sums32[i] = int16_t(out->sums16[2 * i] + out->sums16[2 * i + 1]);
+    v_store_sums(*out);
     __builtin_memset(out->padding, 0, sizeof out->padding);
   }
 }

@@ -84,38 +84,60 @@ inline int32_t dword_at(const void* from, int index) {
   return value;
 }
 
-// Columns::block<Rows, TILES>(rows, packed, acc): acc[TILES][kTileRows][16] = fma(f, d of the column, acc) for one
-// block; Columns::half_block<Rows> the same for the first eight columns of one tile.
+// Columns::block<Rows, TILES>(rows, packed, acc, tile_floats): acc[kTileRows][16] = fma(f, d of the column, acc) for
+// one block, those of the second tile tile_floats behind the first; Columns::half_block<Rows> the same for the first
+// eight columns of one tile.
+//
+// A panel of GROUPS groups of rows goes through every block. acc: [column tile][group][row][column].
+template <class Columns, class Rows, int GROUPS>
+inline void column_panel(const TileTask& t, int64_t row, RowBlocks* rows, float* acc) {
+  constexpr int panel_rows = GROUPS * kTileRows, tile_floats = panel_rows * 16;
+  const int64_t tiles = (t.columns + 15) / 16;
+  __builtin_memset(acc, 0, size_t(tiles * tile_floats) * sizeof(float));
+  Ahead<panel_rows> ahead(t.weight + row * t.row_bytes, t.row_bytes, Rows::bytes);
+  for (int64_t b = 0; b < t.blocks; b++) {
+    ahead.ask();
+    for (int g = 0; g < GROUPS; g++)
+#pragma GCC unroll 4
+      for (int r = 0; r < kTileRows; r++)
+        Rows::unpack(t.weight + (row + g * kTileRows + r) * t.row_bytes + b * Rows::bytes, rows[g], r);
+    const auto* packed = reinterpret_cast<const PackedColumns*>(t.packed) + b * tiles;
+    for (int64_t tile = 0; tile < tiles; tile += 2)
+      for (int g = 0; g < GROUPS; g++) {
+        float* sums = acc + tile * tile_floats + g * kTileRows * 16;
+        if (t.columns <= 8)
+          Columns::template half_block<Rows>(rows[g], packed[tile], sums);
+        else if (tile + 1 < tiles)
+          Columns::template block<Rows, 2>(rows[g], packed + tile, sums, tile_floats);
+        else
+          Columns::template block<Rows, 1>(rows[g], packed + tile, sums, tile_floats);
+      }
+  }
+  for (int64_t c = 0; c < t.columns; c++) {
+    alignas(64) float column[panel_rows];
+    for (int r = 0; r < panel_rows; r++) column[r] = acc[c / 16 * tile_floats + r * 16 + c % 16];
+    __builtin_memcpy(t.y + c * t.y_stride + row, column, sizeof column);
+  }
+}
+
+// With many columns a panel has as many rows as a cache line of the result, and the columns are read once for all of
+// them; with few the unpacking of one group runs beside the products of the group before.
+constexpr int kPanelGroups = 4;
 template <class Columns, class Rows>
 inline void matmul_columns(const TileTask& t) {
-  const int64_t tiles = (t.columns + 15) / 16, acc_floats = tiles * kTileRows * 16;
   auto* rows = reinterpret_cast<RowBlocks*>(t.scratch);
-  auto* acc = reinterpret_cast<float*>(rows + 1);
-  for (int64_t row = t.row_begin; row < t.row_end; row += kTileRows) {
-    __builtin_memset(acc, 0, size_t(acc_floats) * sizeof(float));
-    for (int64_t b = 0; b < t.blocks; b++) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kTileRows; r++) {
-        const uint8_t* block = t.weight + (row + r) * t.row_bytes + b * Rows::bytes;
-        prefetch_block(block + 2 * Rows::bytes, Rows::bytes);
-        Rows::unpack(block, *rows, r);
-      }
-      const auto* packed = reinterpret_cast<const PackedColumns*>(t.packed) + b * tiles;
-      if (t.columns <= 8) {
-        Columns::template half_block<Rows>(*rows, *packed, acc);
-        continue;
-      }
-      int64_t tile = 0;
-      for (; tile + 2 <= tiles; tile += 2)
-        Columns::template block<Rows, 2>(*rows, packed + tile, acc + tile * kTileRows * 16);
-      if (tile < tiles) Columns::template block<Rows, 1>(*rows, packed + tile, acc + tile * kTileRows * 16);
-    }
-    for (int64_t c = 0; c < t.columns; c++)
-      for (int r = 0; r < kTileRows; r++) t.y[c * t.y_stride + row + r] = acc[(c / 16 * kTileRows + r) * 16 + c % 16];
-  }
+  auto* acc = reinterpret_cast<float*>(rows + kPanelGroups);
+  constexpr int panel_rows = kPanelGroups * kTileRows;
+  if (t.columns > 32)
+    for (int64_t row = t.row_begin; row < t.row_end; row += panel_rows)
+      column_panel<Columns, Rows, kPanelGroups>(t, row, rows, acc);
+  else
+    for (int64_t row = t.row_begin; row < t.row_end; row += kTileRows)
+      column_panel<Columns, Rows, 1>(t, row, rows, acc);
 }
 
 int64_t packed_tile_bytes(int64_t blocks) { return blocks * int64_t(sizeof(PackedColumns)); }
 int64_t tile_scratch_bytes(int64_t columns) {
-  return int64_t(sizeof(RowBlocks)) + (columns + 15) / 16 * kTileRows * 16 * int64_t(sizeof(float));
+  const int64_t tiles = (columns + 15) / 16;
+  return kPanelGroups * int64_t(sizeof(RowBlocks) + tiles * kTileRows * 16 * sizeof(float));
 }

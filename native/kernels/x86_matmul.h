@@ -49,12 +49,8 @@ inline void sub_block_rows(const MatmulTask& t, int64_t row, int64_t column) {
       }
       __m128i sum = fold_four(dot[0], dot[1], dot[2], dot[3]);
       if (Sub::offset) sum = _mm_sub_epi32(sum, _mm_set1_epi32(Sub::offset * x[b].sums32[j]));
-      f = _mm_fmadd_ps(_mm_cvtepi32_ps(sum), load_halves(place, 4), f);
-      if (Sub::has_min) {
-        const uint8_t* min_place[4] = {place[0] + Sub::min_at, place[1] + Sub::min_at, place[2] + Sub::min_at,
-                                       place[3] + Sub::min_at};
-        f = _mm_fmadd_ps(_mm_set1_ps(float(x[b].sums32[j])), load_halves(min_place, 4), f);
-      }
+      f = _mm_fmadd_ps(_mm_cvtepi32_ps(sum), load_halves(place), f);
+      if (Sub::has_min) f = _mm_fmadd_ps(_mm_set1_ps(float(x[b].sums32[j])), load_halves(place, Sub::min_at), f);
     }
     acc = _mm_fmadd_ps(f, _mm_set1_ps(x[b].d), acc);
   }
@@ -73,53 +69,37 @@ void matmul_q8_0(const MatmulTask& t) { matmul_sub_blocks<SubBlockQ8_0>(t); }
 void matmul_q4_0(const MatmulTask& t) { matmul_sub_blocks<SubBlockQ4_0>(t); }
 void matmul_q4_1(const MatmulTask& t) { matmul_sub_blocks<SubBlockQ4_1>(t); }
 
-// ---- K-quants: rows and columns of one register block ----
+// ---- K-quants: k_quant_four_rows of the instruction set, and the rows that are left ----
 
-template <class Quant, int ROWS, int COLUMNS>
-inline void k_quant_rows(const MatmulTask& t, int64_t row, int64_t column) {
-  const int64_t blocks = t.blocks_per_column, ahead = prefetch_blocks(blocks) * Quant::bytes;
-  __m128 acc[COLUMNS];
-  for (int c = 0; c < COLUMNS; c++) acc[c] = _mm_setzero_ps();
+template <class Quant>
+inline void k_quant_row(const MatmulTask& t, int64_t row, int64_t column) {
+  const int64_t blocks = t.blocks_per_column;
+  __m128 acc = _mm_setzero_ps();
   for (int64_t b = 0; b < blocks; b++) {
-    typename Quant::Sum sum[COLUMNS][4];
-    __m128i min[COLUMNS][4];
-    const uint8_t* place[4];
-    for (int r = 0; r < ROWS; r++) {
-      place[r] = t.weight + (row + r) * t.row_bytes + b * Quant::bytes;
-      prefetch_block(place[r] + ahead, Quant::bytes);
-      const typename Quant::Unpacked w = Quant::unpack(place[r]);
-      for (int c = 0; c < COLUMNS; c++) {
-        const BlockQ8K& x = t.blocks[(column + c) * blocks + b];
-        sum[c][r] = Quant::dot(w, x);
-        if (Quant::has_min) min[c][r] = _mm_madd_epi16(w.min, _mm_load_si128((const __m128i*)x.sums32));
-      }
+    const uint8_t* block = t.weight + row * t.row_bytes + b * Quant::bytes;
+    const typename Quant::Unpacked w = Quant::unpack(block);
+    const BlockQ8K& x = t.blocks[column * blocks + b];
+    const RowScales scale = Quant::row_scales(block);
+    const typename Quant::Sum sum = Quant::dot(w, x);
+    __m128 f = _mm_mul_ps(_mm_cvtepi32_ps(fold_four(sum, sum, sum, sum)), scale.d);
+    if (Quant::has_min) {
+      const __m128i min = _mm_madd_epi16(w.min, _mm_load_si128((const __m128i*)x.sums32));
+      f = _mm_fnmadd_ps(_mm_cvtepi32_ps(fold_four(min, min, min, min)), scale.dmin, f);
     }
-    const RowScales scale = Quant::row_scales(place, ROWS);
-    for (int c = 0; c < COLUMNS; c++) {
-      constexpr int r1 = ROWS > 1 ? 1 : 0, r2 = ROWS > 2 ? 2 : 0, r3 = ROWS > 3 ? 3 : 0;
-      const __m128i products = fold_four(sum[c][0], sum[c][r1], sum[c][r2], sum[c][r3]);
-      __m128 f = _mm_mul_ps(_mm_cvtepi32_ps(products), scale.d);
-      if (Quant::has_min) {
-        const __m128i mins = fold_four(min[c][0], min[c][r1], min[c][r2], min[c][r3]);
-        f = _mm_fnmadd_ps(_mm_cvtepi32_ps(mins), scale.dmin, f);
-      }
-      acc[c] = _mm_fmadd_ps(f, _mm_set1_ps(t.blocks[(column + c) * blocks + b].d), acc[c]);
-    }
+    acc = _mm_fmadd_ps(f, _mm_set1_ps(x.d), acc);
   }
-  for (int c = 0; c < COLUMNS; c++) store_rows(t.y + (column + c) * t.y_stride + row, acc[c], ROWS);
-}
-
-template <class Quant, int ROWS>
-inline void k_quant_columns(const MatmulTask& t, int64_t row) {
-  int64_t c = 0;
-  for (; c + kColumnGroup <= t.columns; c += kColumnGroup) k_quant_rows<Quant, ROWS, kColumnGroup>(t, row, c);
-  for (; c + 2 <= t.columns; c += 2) k_quant_rows<Quant, ROWS, 2>(t, row, c);
-  for (; c < t.columns; c++) k_quant_rows<Quant, ROWS, 1>(t, row, c);
+  _mm_store_ss(t.y + column * t.y_stride + row, acc);
 }
 
 template <class Quant>
 inline void matmul_k_quant(const MatmulTask& t) {
   int64_t row = t.row_begin;
-  for (; row + 4 <= t.row_end; row += 4) k_quant_columns<Quant, 4>(t, row);
-  for (; row < t.row_end; row++) k_quant_columns<Quant, 1>(t, row);
+  for (; row + 4 <= t.row_end; row += 4) {
+    int64_t c = 0;
+    for (; c + kColumnGroup <= t.columns; c += kColumnGroup) k_quant_four_rows<Quant, kColumnGroup>(t, row, c);
+    for (; c + 2 <= t.columns; c += 2) k_quant_four_rows<Quant, 2>(t, row, c);
+    for (; c < t.columns; c++) k_quant_four_rows<Quant, 1>(t, row, c);
+  }
+  for (; row < t.row_end; row++)
+    for (int64_t c = 0; c < t.columns; c++) k_quant_row<Quant>(t, row, c);
 }

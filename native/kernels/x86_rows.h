@@ -3,21 +3,29 @@
 
 #define QTENSOR_INLINE inline __attribute__((always_inline))
 
-// The scales of a block header {half d, dmin} for four rows, as floats.
+// The scales of the block headers {half d, dmin} of four rows, as floats.
 struct RowScales {
   __m128 d, dmin;
 };
-inline RowScales load_row_scales(const uint8_t* const* headers, int rows) {
-  alignas(16) uint32_t raw[4] = {};
-  for (int r = 0; r < rows; r++) __builtin_memcpy(&raw[r], headers[r], 4);
+inline RowScales split_row_scales(__m128i headers) {
   const __m128i split = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-  const __m256 both = _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_load_si128((const __m128i*)raw), split));
+  const __m256 both = _mm256_cvtph_ps(_mm_shuffle_epi8(headers, split));
   return {_mm256_castps256_ps128(both), _mm256_extractf128_ps(both, 1)};
 }
-inline __m128 load_halves(const uint8_t* const* places, int rows) {
-  alignas(16) uint16_t raw[8] = {};
-  for (int r = 0; r < rows; r++) __builtin_memcpy(&raw[r], places[r], 2);
-  return _mm_cvtph_ps(_mm_load_si128((const __m128i*)raw));
+// Halves of four rows as floats. Inserted one by one: a vector load of what was just stored in pieces would have to
+// wait.
+inline __m128 load_halves(const uint8_t* const* places, int64_t at = 0) {
+  half d[4];
+  for (int r = 0; r < 4; r++) __builtin_memcpy(&d[r], places[r] + at, 2);
+  __m128i words = _mm_cvtsi32_si128(d[0]);
+  words = _mm_insert_epi16(words, d[1], 1);
+  words = _mm_insert_epi16(words, d[2], 2);
+  return _mm_cvtph_ps(_mm_insert_epi16(words, d[3], 3));
+}
+inline __m128 half_at(const uint8_t* place) {  // in the first lane
+  half d;
+  __builtin_memcpy(&d, place, 2);
+  return _mm_cvtph_ps(_mm_cvtsi32_si128(d));
 }
 
 // The packed 6-bit scales and mins of Q4_K and Q5_K as eight bytes each.
@@ -53,10 +61,32 @@ inline void store_rows(float* y, __m128 value, int rows) {
   __builtin_memcpy(y, all, size_t(rows) * sizeof(float));
 }
 
-// How far ahead of the reader to ask memory for a row's blocks: a group of four rows and a quarter, so that the next
-// group is on its way while this one is computed.
-inline int64_t prefetch_blocks(int64_t blocks_per_row) { return 5 * blocks_per_row; }
-
 inline void prefetch_block(const uint8_t* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + i), _MM_HINT_T0);
 }
+
+// Asks memory for the blocks of later rows while a group of rows is read, block by block. Either line after line, as
+// they lie in memory, into the second cache, the group and 8 KiB ahead: so every line is asked for once and in order.
+// Or at the same place below each row, the group and one row ahead. Which is faster depends on the processor: see
+// docs/kernels/gemv.md.
+template <int ROWS>
+class Ahead {
+ public:
+  Ahead(const uint8_t* row, int64_t row_bytes, int64_t block_bytes)
+      : next_(row + (kPrefetchInOrder ? ROWS * row_bytes + 8192 : (ROWS + 1) * row_bytes)),
+        row_bytes_(row_bytes),
+        block_bytes_(block_bytes) {}
+  QTENSOR_INLINE void ask() {
+    if (kPrefetchInOrder) {
+      for (int64_t i = 0; i < ROWS * block_bytes_; i += 64) _mm_prefetch((const char*)(next_ + i), _MM_HINT_T1);
+      next_ += ROWS * block_bytes_;
+    } else {
+      for (int r = 0; r < ROWS; r++) prefetch_block(next_ + r * row_bytes_, block_bytes_);
+      next_ += block_bytes_;
+    }
+  }
+
+ private:
+  const uint8_t* next_;
+  int64_t row_bytes_, block_bytes_;
+};

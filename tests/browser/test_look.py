@@ -113,6 +113,16 @@ def test_text_can_be_read(chat: Callable[..., Page]) -> None:
     assert len(surfaces) == 2
 
 
+def test_colours_the_reader_forces_leave_everything_visible(chat: Callable[..., Page]) -> None:
+    page = chat(forced_colors="active")
+    background = "getComputedStyle(document.querySelector('.switch .track')).backgroundColor"
+    on = page.evaluate(background)
+    page.get_by_role("switch", name="Thinking").locator("..").click()
+    assert page.evaluate(background) != on, "the switch shows its state without shadows"
+    for selector in ("#composer", "#text", ".bubble", "#status .pill"):
+        assert page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).borderTopStyle") == "solid"
+
+
 def test_the_look_is_chosen_once(chat: Callable[..., Page]) -> None:
     page = chat(color_scheme="light", reduced_motion="reduce")
     surface = "getComputedStyle(document.body).backgroundColor"

@@ -7,11 +7,14 @@ namespace qtensor {
 namespace {
 
 constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 4;
+constexpr bool kPrefetchInOrder = false;
 // clang-format off: each of these builds on the ones before it
 #include "../avx512/vec16.h"
 #include "../float_kernels.h"
 #include "../x86_rows.h"
+#include "../avx512/four_headers.h"
 #include "../avx512/integer_kernels.h"
+#include "../avx512/four_rows.h"
 #include "../x86_matmul.h"
 #include "tile_matmul.h"
 #include "../level_tables.h"

@@ -6,14 +6,19 @@ struct StoreValues {
   static constexpr int64_t bytes = Quant::bytes;
   static constexpr int largest = LARGEST;
   static QTENSOR_INLINE void store(const uint8_t* block, uint8_t* to) {
-    __m256i q[8];
-    Quant::values(block, q);
-    for (int j = 0; j < 8; j++) _mm256_store_si256((__m256i*)(to + 32 * j), q[j]);
+    store_pair<0>(block, to);
+    store_pair<1>(block, to);
+    store_pair<2>(block, to);
+    store_pair<3>(block, to);
+  }
+  template <int C>
+  static QTENSOR_INLINE void store_pair(const uint8_t* block, uint8_t* to) {
+    __m256i even, odd;
+    Quant::template pair<C>(block, even, odd);
+    _mm256_store_si256((__m256i*)(to + 64 * C), even);
+    _mm256_store_si256((__m256i*)(to + 64 * C + 32), odd);
   }
 };
-
-// The value is in a register here. Without this gcc adds the products up as a tree, keeping them on the stack for it.
-inline void in_register(__m256i& value) { __asm__("" : "+x"(value)); }
 
 // vpmaddwd wants a scale in both words.
 inline __m256i column_scales(__m256i scales) { return _mm256_blend_epi16(scales, _mm256_slli_epi32(scales, 16), 0xaa); }
@@ -21,11 +26,11 @@ inline __m256i column_scales(__m256i scales) { return _mm256_blend_epi16(scales,
 struct Columns256 {
   // Four rows share the loaded activations where few scales are needed; with many, two rows' totals stay in registers.
   template <class Rows, int TILES>
-  static void block(const RowBlocks& rows, const PackedColumns* x, float* acc) {
+  static void block(const RowBlocks& rows, const PackedColumns* x, float* acc, int64_t tile_floats) {
     constexpr int together = Rows::group == 32 ? 4 : 2;
     for (int t = 0; t < TILES; t++)
       for (int r = 0; r < kTileRows; r += together)
-        some_rows<Rows, together, 2>(rows, r, x[t], acc + (t * kTileRows + r) * 16);
+        some_rows<Rows, together, 2>(rows, r, x[t], acc + t * tile_floats + r * 16);
   }
 
   template <class Rows>

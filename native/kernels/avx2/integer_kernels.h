@@ -1,136 +1,138 @@
 // K-quant dot products with AVX2: vpmaddubsw gives sums of two products, which fit 16 bits for every format here, and
 // vpmaddwd multiplies them by their sub-block scale. All exact.
 
+// The value is in a register here. Left alone, gcc adds products up as a tree and keeps its leaves on the stack.
+inline void in_register(__m256i& value) { __asm__("" : "+x"(value)); }
+
 inline __m256i dot_u8_s8(__m256i u, __m256i s) {
   return _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
 }
 
-struct KQuant256 {
+// A format gives two sub-blocks at a time, unpacked (pair<C>), and scale<J>: the 16-bit scales of sub-block J in the
+// lanes of its products. Sub-blocks are used up as they are unpacked: sixteen registers do not hold a block.
+template <class Quant, int C, int COLUMNS>
+QTENSOR_INLINE void add_pair(const uint8_t* block, const typename Quant::Scales& scales, const BlockQ8K* x,
+                             int64_t stride, __m256i (&sum)[COLUMNS]) {
+  __m256i even, odd;
+  Quant::template pair<C>(block, even, odd);
+  const __m256i scale0 = Quant::template scale<2 * C>(scales), scale1 = Quant::template scale<2 * C + 1>(scales);
+  for (int c = 0; c < COLUMNS; c++) {
+    const auto* q = (const __m256i*)x[c * stride].q + 2 * C;
+    const __m256i a = _mm256_madd_epi16(_mm256_maddubs_epi16(even, _mm256_load_si256(q)), scale0);
+    const __m256i b = _mm256_madd_epi16(_mm256_maddubs_epi16(odd, _mm256_load_si256(q + 1)), scale1);
+    sum[c] = _mm256_add_epi32(sum[c], _mm256_add_epi32(a, b));
+    in_register(sum[c]);
+  }
+}
+// One block of a row with columns that are `stride` blocks apart.
+template <class Quant, int COLUMNS>
+QTENSOR_INLINE void row_sums(const uint8_t* block, const typename Quant::Scales& scales, const BlockQ8K* x,
+                             int64_t stride, __m256i (&sum)[COLUMNS]) {
+  for (int c = 0; c < COLUMNS; c++) sum[c] = Quant::start(scales, x[c * stride]);
+  add_pair<Quant, 0>(block, scales, x, stride, sum);
+  add_pair<Quant, 1>(block, scales, x, stride, sum);
+  add_pair<Quant, 2>(block, scales, x, stride, sum);
+  add_pair<Quant, 3>(block, scales, x, stride, sum);
+}
+
+// What k_quant_row asks of a format.
+template <class Quant>
+struct OneRow256 {
   using Sum = __m256i;
   struct Unpacked {
-    __m256i q[8];   // sub-block j as unsigned bytes
-    __m128i scale;  // eight 16-bit scales
-    __m128i min;    // eight 16-bit mins
+    const uint8_t* block;
+    typename Quant::Scales scales;
+    __m128i min;
   };
-};
-
-struct WithMins256 : KQuant256 {
-  static constexpr bool has_min = true;
-  static void unpack_header(const uint8_t* packed, Unpacked& w) {
-    const ScaleBytes bytes = unpack_scales(packed);
-    w.scale = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)bytes.scale));
-    w.min = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)bytes.min));
-  }
-  static RowScales row_scales(const uint8_t* const* place, int rows) { return load_row_scales(place, rows); }
-  template <int J>
-  static __m256i scaled(const Unpacked& w, const BlockQ8K& x) {
-    // the 16-bit scale J in every lane
-    const __m128i one = _mm_shuffle_epi8(w.scale, _mm_set1_epi16(short(2 * J | (2 * J + 1) << 8)));
-    const __m256i pairs = _mm256_maddubs_epi16(w.q[J], _mm256_load_si256((const __m256i*)(x.q + 32 * J)));
-    return _mm256_madd_epi16(pairs, _mm256_broadcastsi128_si256(one));
-  }
   static __m256i dot(const Unpacked& w, const BlockQ8K& x) {
-    const __m256i a = _mm256_add_epi32(scaled<0>(w, x), scaled<1>(w, x));
-    const __m256i b = _mm256_add_epi32(scaled<2>(w, x), scaled<3>(w, x));
-    const __m256i c = _mm256_add_epi32(scaled<4>(w, x), scaled<5>(w, x));
-    const __m256i d = _mm256_add_epi32(scaled<6>(w, x), scaled<7>(w, x));
-    return _mm256_add_epi32(_mm256_add_epi32(a, b), _mm256_add_epi32(c, d));
+    __m256i sum[1];
+    row_sums<Quant>(w.block, w.scales, &x, 0, sum);
+    return sum[0];
   }
 };
 
-struct Q4_K256 : WithMins256 {
+template <class Quant>
+struct WithMins256 {
+  static constexpr bool has_min = true;
+  using Scales = __m256i;  // eight words, in both lanes
+  static typename OneRow256<Quant>::Unpacked unpack(const uint8_t* block) {
+    const ScaleBytes bytes = unpack_scales(block + 4);
+    const __m128i scales = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)bytes.scale));
+    const __m128i mins = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)bytes.min));
+    return {block, _mm256_broadcastsi128_si256(scales), mins};
+  }
+  static RowScales row_scales(const uint8_t* block) { return {half_at(block), half_at(block + 2)}; }
+  static __m256i start(Scales, const BlockQ8K&) { return _mm256_setzero_si256(); }
+  template <int J>
+  static __m256i scale(Scales scales) {
+    return _mm256_shuffle_epi8(scales, _mm256_set1_epi16(short(2 * J | (2 * J + 1) << 8)));
+  }
+};
+
+struct Q4_K256 : WithMins256<Q4_K256>, OneRow256<Q4_K256> {
   static constexpr int64_t bytes = sizeof(BlockQ4_K);
-  static QTENSOR_INLINE void values(const uint8_t* block, __m256i (&q)[8]) {
+  template <int C>  // sub-blocks 2C and 2C + 1
+  static QTENSOR_INLINE void pair(const uint8_t* block, __m256i& even, __m256i& odd) {
     const __m256i four = _mm256_set1_epi8(15);
-    for (int c = 0; c < 4; c++) {
-      const __m256i raw = _mm256_loadu_si256((const __m256i*)(block + 16 + 32 * c));
-      q[2 * c] = _mm256_and_si256(raw, four);
-      q[2 * c + 1] = _mm256_and_si256(_mm256_srli_epi16(raw, 4), four);
-    }
-  }
-  static Unpacked unpack(const uint8_t* block) {
-    Unpacked w;
-    unpack_header(block + 4, w);
-    values(block, w.q);
-    return w;
+    const __m256i raw = _mm256_loadu_si256((const __m256i*)(block + 16 + 32 * C));
+    even = _mm256_and_si256(raw, four);
+    odd = _mm256_and_si256(_mm256_srli_epi16(raw, 4), four);
   }
 };
 
-struct Q5_K256 : WithMins256 {
+struct Q5_K256 : WithMins256<Q5_K256>, OneRow256<Q5_K256> {
   static constexpr int64_t bytes = sizeof(BlockQ5_K);
-  static QTENSOR_INLINE void values(const uint8_t* block, __m256i (&q)[8]) {
+  template <int C>
+  static QTENSOR_INLINE void pair(const uint8_t* block, __m256i& even, __m256i& odd) {
     const __m256i four = _mm256_set1_epi8(15), bit4 = _mm256_set1_epi8(16);
-    const __m256i high = _mm256_loadu_si256((const __m256i*)(block + 16));
-    // bit j of `high` moves to bit 4
-    const __m256i moved[8] = {_mm256_slli_epi16(high, 4),
-                              _mm256_slli_epi16(high, 3),
-                              _mm256_slli_epi16(high, 2),
-                              _mm256_slli_epi16(high, 1),
-                              high,
-                              _mm256_srli_epi16(high, 1),
-                              _mm256_srli_epi16(high, 2),
-                              _mm256_srli_epi16(high, 3)};
-    for (int c = 0; c < 4; c++) {
-      const __m256i raw = _mm256_loadu_si256((const __m256i*)(block + 48 + 32 * c));
-      q[2 * c] = _mm256_or_si256(_mm256_and_si256(raw, four), _mm256_and_si256(moved[2 * c], bit4));
-      q[2 * c + 1] =
-          _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(raw, 4), four), _mm256_and_si256(moved[2 * c + 1], bit4));
-    }
-  }
-  static Unpacked unpack(const uint8_t* block) {
-    Unpacked w;
-    unpack_header(block + 4, w);
-    values(block, w.q);
-    return w;
+    const __m256i raw = _mm256_loadu_si256((const __m256i*)(block + 48 + 32 * C));
+    const __m256i high = _mm256_loadu_si256((const __m256i*)(block + 16));  // bits 2C and 2C + 1 move to bit 4
+    const __m256i low_bit = C < 2 ? _mm256_slli_epi16(high, C < 2 ? 4 - 2 * C : 0) : _mm256_srli_epi16(high, 2 * C - 4);
+    const __m256i high_bit =
+        C < 2 ? _mm256_slli_epi16(high, C < 2 ? 3 - 2 * C : 0) : _mm256_srli_epi16(high, 2 * C - 3);
+    even = _mm256_or_si256(_mm256_and_si256(raw, four), _mm256_and_si256(low_bit, bit4));
+    odd = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(raw, 4), four), _mm256_and_si256(high_bit, bit4));
   }
 };
 
-struct Q6_K256 : KQuant256 {
+struct Q6_K256 : OneRow256<Q6_K256> {
   static constexpr int64_t bytes = sizeof(BlockQ6_K);
   static constexpr bool has_min = false;
-  struct Unpacked {
-    __m256i q[8];
-    __m256i scale;  // sixteen 16-bit scales
-    __m128i min;    // unused
+  struct Scales {
+    __m256i all, low, high;  // sixteen words; the first eight in both lanes; the others
   };
-  static QTENSOR_INLINE void values(const uint8_t* block, __m256i (&q)[8]) {
+  template <int C>  // sub-blocks 2C and 2C + 1: low nibbles of 64 bytes, or their high nibbles
+  static QTENSOR_INLINE void pair(const uint8_t* block, __m256i& even, __m256i& odd) {
+    constexpr int n = C / 2;
     const __m256i four = _mm256_set1_epi8(15), two = _mm256_set1_epi8(48);
-    for (int n = 0; n < 2; n++) {
-      const __m256i low0 = _mm256_loadu_si256((const __m256i*)(block + 64 * n));
-      const __m256i low1 = _mm256_loadu_si256((const __m256i*)(block + 64 * n + 32));
-      const __m256i high = _mm256_loadu_si256((const __m256i*)(block + 128 + 32 * n));
-      q[4 * n] = _mm256_or_si256(_mm256_and_si256(low0, four), _mm256_and_si256(_mm256_slli_epi16(high, 4), two));
-      q[4 * n + 1] = _mm256_or_si256(_mm256_and_si256(low1, four), _mm256_and_si256(_mm256_slli_epi16(high, 2), two));
-      q[4 * n + 2] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(low0, 4), four), _mm256_and_si256(high, two));
-      q[4 * n + 3] = _mm256_or_si256(_mm256_and_si256(_mm256_srli_epi16(low1, 4), four),
-                                     _mm256_and_si256(_mm256_srli_epi16(high, 2), two));
+    __m256i low0 = _mm256_loadu_si256((const __m256i*)(block + 64 * n));
+    __m256i low1 = _mm256_loadu_si256((const __m256i*)(block + 64 * n + 32));
+    const __m256i high = _mm256_loadu_si256((const __m256i*)(block + 128 + 32 * n));
+    const __m256i bits0 = C % 2 == 0 ? _mm256_slli_epi16(high, 4) : high;
+    const __m256i bits1 = C % 2 == 0 ? _mm256_slli_epi16(high, 2) : _mm256_srli_epi16(high, 2);
+    if (C % 2 == 1) {
+      low0 = _mm256_srli_epi16(low0, 4);
+      low1 = _mm256_srli_epi16(low1, 4);
     }
+    even = _mm256_or_si256(_mm256_and_si256(low0, four), _mm256_and_si256(bits0, two));
+    odd = _mm256_or_si256(_mm256_and_si256(low1, four), _mm256_and_si256(bits1, two));
   }
-  static Unpacked unpack(const uint8_t* block) {
-    Unpacked w;
-    values(block, w.q);
-    w.scale = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(block + 192)));
-    w.min = _mm_setzero_si128();
-    return w;
+  static Scales scales_of(const uint8_t* block) {
+    const __m256i all = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockQ6_K, scales))));
+    return {all, _mm256_permute4x64_epi64(all, 0x44), _mm256_permute4x64_epi64(all, 0xee)};
   }
-  static __m256i dot(const Unpacked& w, const BlockQ8K& x) {
-    const __m256i sums = _mm256_load_si256((const __m256i*)x.sums16);
-    __m256i total = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_madd_epi16(w.scale, sums), 5));
-    const __m256i low = _mm256_permute4x64_epi64(w.scale, 0x44), high = _mm256_permute4x64_epi64(w.scale, 0xee);
-    // scale 2j in the lower 128 bits, 2j+1 in the upper
-    __m256i pick = _mm256_set_m128i(_mm_set1_epi16(0x0302), _mm_set1_epi16(0x0100));
-    for (int j = 0; j < 4; j++) {
-      const __m256i a = _mm256_maddubs_epi16(w.q[j], _mm256_load_si256((const __m256i*)(x.q + 32 * j)));
-      const __m256i b = _mm256_maddubs_epi16(w.q[j + 4], _mm256_load_si256((const __m256i*)(x.q + 32 * j + 128)));
-      total = _mm256_add_epi32(total, _mm256_madd_epi16(a, _mm256_shuffle_epi8(low, pick)));
-      total = _mm256_add_epi32(total, _mm256_madd_epi16(b, _mm256_shuffle_epi8(high, pick)));
-      pick = _mm256_add_epi8(pick, _mm256_set1_epi8(4));
-    }
-    return total;
+  static Unpacked unpack(const uint8_t* block) { return {block, scales_of(block), _mm_setzero_si128()}; }
+  static __m256i start(const Scales& scales, const BlockQ8K& x) {  // the offset of 32
+    const __m256i sums = _mm256_madd_epi16(scales.all, _mm256_load_si256((const __m256i*)x.sums16));
+    return _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(sums, 5));
   }
-  static RowScales row_scales(const uint8_t* const* place, int rows) {
-    const uint8_t* d[4];
-    for (int r = 0; r < rows; r++) d[r] = place[r] + offsetof(BlockQ6_K, d);
-    return {load_halves(d, rows), _mm_setzero_ps()};
+  template <int J>  // two groups of 16: words 2J and 2J + 1 of all
+  static __m256i scale(const Scales& scales) {
+    constexpr int word = 2 * J % 8, first = 2 * word | (2 * word + 1) << 8;
+    const __m256i order = _mm256_set_m128i(_mm_set1_epi16(short(first + 0x0202)), _mm_set1_epi16(short(first)));
+    return _mm256_shuffle_epi8(J < 4 ? scales.low : scales.high, order);
+  }
+  static RowScales row_scales(const uint8_t* block) {
+    return {half_at(block + offsetof(BlockQ6_K, d)), _mm_setzero_ps()};
   }
 };

@@ -6,12 +6,14 @@
 namespace qtensor {
 namespace {
 
-constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2, kColumnGroup = 2;
+constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2, kColumnGroup = 4;
+constexpr bool kPrefetchInOrder = true;
 // clang-format off: each of these builds on the ones before it
 #include "vec16.h"
 #include "../float_kernels.h"
 #include "../x86_rows.h"
 #include "integer_kernels.h"
+#include "four_rows.h"
 #include "../x86_matmul.h"
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"
@@ -33,7 +35,7 @@ void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K256>(t); }
 const KernelTable kAvx2Kernels = {
 #define QTENSOR_TABLE_NAME "avx2"
 #include "../table_entries.h"
-    .tile_columns = 5,
+    .tile_columns = 6,
     .tile_rows = 64,
 #include "../tile_entries.h"
 };

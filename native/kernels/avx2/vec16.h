@@ -65,15 +65,17 @@ inline V16 v_load_bf16(const uint16_t* p) {
   const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p + 1));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
 }
-inline uint32_t v_magnitude_bits(V16 a, uint32_t so_far) {
+inline uint32_t v_top_magnitude(const V16 (&v)[16]) {
   const __m256i mask = _mm256_set1_epi32(0x7fffffff);  // magnitudes are positive as signed integers too
-  const __m256i eight = _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(a.low), mask),
-                                         _mm256_and_si256(_mm256_castps_si256(a.high), mask));
+  __m256i eight = _mm256_setzero_si256();
+  for (const V16& a : v) {
+    eight = _mm256_max_epi32(eight, _mm256_and_si256(_mm256_castps_si256(a.low), mask));
+    eight = _mm256_max_epi32(eight, _mm256_and_si256(_mm256_castps_si256(a.high), mask));
+  }
   __m128i top = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
   top = _mm_max_epi32(top, _mm_shuffle_epi32(top, 0x4e));
   top = _mm_max_epi32(top, _mm_shuffle_epi32(top, 0xb1));
-  const uint32_t bits = (uint32_t)_mm_cvtsi128_si32(top);
-  return bits > so_far ? bits : so_far;
+  return (uint32_t)_mm_cvtsi128_si32(top);
 }
 inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
   const __m256i low = _mm256_cvtps_epi32(_mm256_mul_ps(a.low, scale.low));
@@ -104,3 +106,4 @@ inline V16 v_one_above(V16 a, V16 b) {
   return {_mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ), one),
           _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ), one)};
 }
+#include "../x86_sums.h"

@@ -15,7 +15,7 @@ inline __m256i column_scales(__m256i scales) { return scales; }
 
 struct Columns512 {
   template <class Rows, int TILES>
-  static void block(const RowBlocks& rows, const PackedColumns* x, float* acc) {
+  static void block(const RowBlocks& rows, const PackedColumns* x, float* acc, int64_t tile_floats) {
     __m512i total[kTileRows][TILES];
     for (int r = 0; r < kTileRows; r++)
       for (int t = 0; t < TILES; t++) total[r][t] = _mm512_setzero_si512();
@@ -59,7 +59,7 @@ struct Columns512 {
         } else {
           f = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(total[r][t], _mm512_slli_epi32(side, 5))), d);
         }
-        float* at = acc + (t * kTileRows + r) * 16;
+        float* at = acc + t * tile_floats + r * 16;
         _mm512_store_ps(at, _mm512_fmadd_ps(f, dx, _mm512_load_ps(at)));
       }
     }

@@ -1,6 +1,9 @@
 // K-quant dot products with AVX-512 VNNI. 64 weights meet 64 activations in one vpdpbusd; two such results, whose lanes
 // fit 16 bits, are packed and multiplied by their sub-block scales in one vpdpwssd. All exact.
 
+// The value is in a register here. Left alone, gcc loads what is used twice from memory twice.
+inline void in_register(__m512i& value) { __asm__("" : "+v"(value)); }
+
 inline __m256i dot_u8_s8(__m256i u, __m256i s) { return _mm256_dpbusd_epi32(_mm256_setzero_si256(), u, s); }
 
 inline __m128i fold_four(__m512i a, __m512i b, __m512i c, __m512i d) {
@@ -19,6 +22,7 @@ inline __m512i broadcast32(const uint8_t* p) { return _mm512_broadcast_i64x4(_mm
 
 struct KQuant512 {
   using Sum = __m512i;
+  static constexpr bool can_split = false;
   struct Unpacked {
     __m512i q[4];      // weights 64i .. 64i+63 as unsigned bytes
     __m512i scale[2];  // 16-bit scales in the order that pack gives the sums of q[0], q[1] and of q[2], q[3]
@@ -50,12 +54,23 @@ struct WithMins512 : KQuant512 {
   static __m512i nibbles(const uint8_t* qs) {  // low nibbles of 32 bytes, then their high nibbles
     return _mm512_and_si512(_mm512_srlv_epi16(broadcast32(qs), halves16(0, 4)), _mm512_set1_epi8(15));
   }
-  static RowScales row_scales(const uint8_t* const* place, int rows) { return load_row_scales(place, rows); }
+  static RowScales row_scales(const uint8_t* block) { return {half_at(block), half_at(block + 2)}; }
   static __m512i dot(const Unpacked& w, const BlockQ8K& x) { return sum_of(w, x, _mm512_setzero_si512()); }
+  static FourHeaders headers(const uint8_t* const* place) { return headers_with_mins(place); }
 };
 
 struct Q4_K512 : WithMins512 {
   static constexpr int64_t bytes = sizeof(BlockQ4_K);
+  static constexpr bool can_split = true;
+  static void split_values(const uint8_t* block, __m512i (&q)[4]) {
+    const __m512i four = _mm512_set1_epi8(15);
+    for (int n = 0; n < 2; n++) {
+      __m512i raw = _mm512_loadu_si512(block + 16 + 64 * n);
+      in_register(raw);
+      q[2 * n] = _mm512_and_si512(raw, four);
+      q[2 * n + 1] = _mm512_and_si512(_mm512_srli_epi16(raw, 4), four);
+    }
+  }
   static void values(const uint8_t* block, __m512i (&q)[4]) {
     for (int c = 0; c < 4; c++) q[c] = nibbles(block + 16 + 32 * c);
   }
@@ -86,6 +101,7 @@ struct Q5_K512 : WithMins512 {
 
 // Sixteen scales, one for each 128-bit lane of q[0..3]; the offset of 32 goes in through the activation sums.
 struct Q6_K512 : KQuant512 {
+  static FourHeaders headers(const uint8_t* const* place) { return headers_with_offset(place); }
   static constexpr int64_t bytes = sizeof(BlockQ6_K);
   static constexpr bool has_min = false;
   struct Unpacked : KQuant512::Unpacked {
@@ -119,9 +135,7 @@ struct Q6_K512 : KQuant512 {
         _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(_mm256_madd_epi16(w.scale16, sums), 5));
     return sum_of(w, x, _mm512_zextsi256_si512(offset));
   }
-  static RowScales row_scales(const uint8_t* const* place, int rows) {
-    const uint8_t* d[4];
-    for (int r = 0; r < rows; r++) d[r] = place[r] + offsetof(BlockQ6_K, d);
-    return {load_halves(d, rows), _mm_setzero_ps()};
+  static RowScales row_scales(const uint8_t* block) {
+    return {half_at(block + offsetof(BlockQ6_K, d)), _mm_setzero_ps()};
   }
 };

@@ -7,11 +7,14 @@ namespace qtensor {
 namespace {
 
 constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 4;
+constexpr bool kPrefetchInOrder = true;
 // clang-format off: each of these builds on the ones before it
 #include "vec16.h"
 #include "../float_kernels.h"
 #include "../x86_rows.h"
+#include "four_headers.h"
 #include "integer_kernels.h"
+#include "four_rows.h"
 #include "../x86_matmul.h"
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"

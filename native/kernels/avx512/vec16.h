@@ -38,10 +38,11 @@ inline V16 v_load_bf16(const uint16_t* p) {
   const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
-inline uint32_t v_magnitude_bits(V16 a, uint32_t so_far) {
-  const __m512i bits = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff));
-  const uint32_t top = (uint32_t)_mm512_reduce_max_epu32(bits);
-  return top > so_far ? top : so_far;
+inline uint32_t v_top_magnitude(const V16 (&v)[16]) {
+  __m512i top = _mm512_setzero_si512();
+  for (const V16& a : v)
+    top = _mm512_max_epu32(top, _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));
+  return (uint32_t)_mm512_reduce_max_epu32(top);
 }
 inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(a, scale))));
@@ -60,3 +61,4 @@ inline V16 v_max_magnitude(V16 a, V16 b) {
 inline V16 v_one_above(V16 a, V16 b) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), _mm512_set1_ps(1.0f));
 }
+#include "../x86_sums.h"

@@ -128,14 +128,25 @@ inline V16 v_load_bf16(const uint16_t* p) {
 }
 // The largest |x| as its bit pattern: for magnitudes the order of the bits is the order of the floats, and Inf and NaN
 // come out on top on every machine.
-inline uint32_t v_magnitude_bits(V16 a, uint32_t so_far) {
-  for (float x : a.lane) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, &x, 4);
-    bits &= 0x7fffffff;
-    so_far = bits > so_far ? bits : so_far;
+// The largest magnitude among 256 values, as bits: NaN and infinity are the largest of all.
+inline uint32_t v_top_magnitude(const V16 (&v)[16]) {
+  uint32_t top = 0;
+  for (const V16& a : v)
+    for (float x : a.lane) {
+      uint32_t bits;
+      __builtin_memcpy(&bits, &x, 4);
+      bits &= 0x7fffffff;
+      top = bits > top ? bits : top;
+    }
+  return top;
+}
+inline void v_store_sums(BlockQ8K& block) {
+  for (int i = 0; i < 16; i++) {
+    int sum = 0;
+    for (int j = 0; j < 16; j++) sum += block.q[16 * i + j];
+    block.sums16[i] = int16_t(sum);
   }
-  return so_far;
+  for (int i = 0; i < 8; i++) block.sums32[i] = int16_t(block.sums16[2 * i] + block.sums16[2 * i + 1]);
 }
 // round_to_even(a * scale) as 16 signed bytes; the caller keeps |a * scale| within 127.
 inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
