@@ -265,3 +265,15 @@ def test_everything_works_without_a_script(server: Any) -> None:
         answer = server.client.post(f"{url}/{verb}", data={"key": new_id()})
         assert (answer.status_code, answer.headers["location"]) == (303, f"/chats/{asked.chat_id}")
         server.wait(lambda: server.state.turns.unfinished == 0)
+
+
+def test_what_did_not_fit_is_told_under_the_answer_for_good(start: Start) -> None:
+    def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        yield Event("trimmed", dropped_messages=4)
+        yield from say("Fine.")
+
+    server = start(ScriptedEngine(script)).ready()
+    asked = server.ask("one")
+    assert server.finished(asked).dropped_messages == 4
+    page = server.client.get(f"/chats/{asked.chat_id}").text
+    assert "The oldest 4 messages did not fit and were left out." in page
