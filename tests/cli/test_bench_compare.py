@@ -130,10 +130,13 @@ def test_an_unknown_peer_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_the_peer_ends_with_us_however_we_end(tmp_path: Path, kind: signal.Signals) -> None:
-    """Also in the middle of a step that would take an hour."""
-    slow = STAND_IN.replace("time.sleep(", "open('at_work', 'w').write(str(os.getpid())); time.sleep(3600 + ")
-    (tmp_path / "llama_cpp.py").write_text("import os" + slow)
+@pytest.mark.parametrize("library", ["CDLL", "PyDLL"])
+def test_the_peer_ends_with_us_however_we_end(tmp_path: Path, kind: signal.Signals, library: str) -> None:
+    """Also in the middle of a step that would take an hour, be it one (PyDLL) that keeps the interpreter to itself."""
+    step = f"open('at_work', 'w').write(str(os.getpid())); ctypes.{library}(None).sleep(3600)"
+    (tmp_path / "llama_cpp.py").write_text(
+        "import ctypes, os" + STAND_IN.replace("time.sleep(context.ms / 1000)", step)
+    )
     run = subprocess.Popen(
         command("--compare", "llama.cpp"),
         cwd=tmp_path,

@@ -14,12 +14,14 @@ middle of a step if need be: so it outlives nobody who started it, however that 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import json
 import os
 import queue
 import random
+import signal
 import sys
 import threading
 import time
@@ -32,6 +34,8 @@ BATCH_TOKENS = 512
 
 SHORT_TOKENS = 8
 """A prompt that costs nothing to read."""
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 LARGEST_BATCH = 16
 SEQUENCE_ROOM = 128  # positions of each sequence of a batch
@@ -304,6 +308,15 @@ def _resident_mb() -> float:
     return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmRSS:")), 0.0)
 
 
+def _die_with_parent() -> None:
+    """On Linux the system sees to it. Elsewhere `_listen` does, unless a library keeps the interpreter to itself."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before we asked
+        os._exit(0)
+
+
 def _listen(tasks: queue.SimpleQueue[str]) -> None:
     for line in sys.stdin:
         tasks.put(line)
@@ -312,6 +325,7 @@ def _listen(tasks: queue.SimpleQueue[str]) -> None:
 
 def main() -> None:
     """Load the peer that the arguments name, and answer tasks until standard input ends."""
+    _die_with_parent()
     tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
     name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
