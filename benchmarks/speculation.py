@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -82,9 +83,11 @@ class Outcome:
         return self.tokens / self.cost
 
 
-def run(task: Task, price: Callable[[int], float], tried: Counter[tuple[int, bool]] | None = None) -> Outcome:
-    """Answer the task with guesses. `tried` counts right and wrong tokens by the class of the match."""
-    costs = StepCosts()
+def run(
+    task: Task, price: Callable[[int], float], costs: StepCosts, tried: Counter[tuple[int, bool]] | None = None
+) -> Outcome:
+    """Answer the task with guesses. `tried` counts right and wrong tokens by the class of the match; `costs` goes from
+    task to task, as in an engine."""
     outcome = Outcome(tokens=len(task.answer))
     proposer = Proposer(task.prompt, costs=costs)
     at = 0
@@ -158,13 +161,13 @@ def thinned(text: str) -> str:
 def measured(file: Path) -> Callable[[int], float]:
     """The cost of a step by its rows, in steps of one row: medians of steps timed in turns; linear between."""
     seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
-    with Engine.load(file, context_tokens=1024) as engine:
+    with Engine.load(file, context_tokens=1024, kv="k8v8") as engine:
         engine.settle(120)
         for timed in range(ROUNDS + 1):
             for rows in ROWS:
                 step = step_of(engine, rows)
                 started = time.perf_counter()
-                engine._model.forward(step)
+                engine._core.call(partial(engine._runner._model.forward, step))
                 if timed:  # the first round brings pages and caches in
                     seconds[rows].append(time.perf_counter() - started)
     medians = [statistics.median(seconds[rows]) for rows in ROWS]
@@ -199,13 +202,14 @@ def main() -> None:
     else:
         with Engine.load() as engine:
             encode = engine.tokenizer.encode
+    costs = StepCosts()
     totals: dict[str, Outcome] = {}
     worst: dict[str, float] = {}
     tried: dict[str, Counter[tuple[int, bool]]] = {}
     print("| work | tokens | steps | guessed | right | us per token | speed-up | worst task |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for task in tasks(encode, not given.no_demo):
-        outcome = run(task, price, tried.setdefault(task.kind, Counter()))
+        outcome = run(task, price, costs, tried.setdefault(task.kind, Counter()))
         if given.each:
             show(f"{task.kind}: {task.name}", outcome, outcome.speed_up)
         total = totals.setdefault(task.kind, Outcome())
