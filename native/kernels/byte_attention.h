@@ -70,7 +70,7 @@ struct ByteScratch {
 struct TileSide {
   const uint8_t* data;
   int bits;
-  Ahead ahead;
+  FetchAhead ahead;
 };
 
 // The sums of products of QUERIES rows of a with one side.
@@ -148,17 +148,17 @@ struct TileSteps {
   void powers(const ByteScratch& s) {
     for (int i = 0; i < QUERIES; i++) {
       const V16 top = v_set(s.top[chosen[i]]);
-      V16 sum = v_zero(), largest = v_zero();
+      V16 sum = v_zero(), largest[1] = {v_zero()};
       for (int64_t v = 0; v < vectors(counts[i]); v++) {
         float* const lane = s.lanes + i * kTilePositions + 16 * v;
         const V16 p = v_exp2(v_sub(v_load(lane), top));
         const V16 w = cut(v_mul(p, v_load(s.value_scales + 16 * v)), v, counts[i], 0.0f);
         sum = v_add(sum, cut(p, v, counts[i], 0.0f));
-        largest = v_max_magnitude(largest, w);
+        largest[0] = v_max_magnitude(largest[0], w);
         v_store(lane, w);
       }
       s.total[chosen[i]] = __builtin_fmaf(s.total[chosen[i]], correction[i], v_fold_add(sum));
-      const uint32_t bits = v_magnitude_bits(largest, 0);
+      const uint32_t bits = v_top_magnitude(largest);
       __builtin_memcpy(&unit[i], &bits, 4);  // NaN, if there is one
     }
   }

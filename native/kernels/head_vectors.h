@@ -28,8 +28,9 @@ inline void rotate_head(const float* x, int64_t dim, float* out) {
 }
 
 inline float largest_magnitude(const float* x, int64_t dim) {  // NaN where there is one, or an infinity
-  uint32_t bits = 0;
-  for (int64_t i = 0; i < dim; i += 16) bits = v_magnitude_bits(v_load(x + i), bits);
+  V16 largest[1] = {v_zero()};
+  for (int64_t i = 0; i < dim; i += 16) largest[0] = v_max_magnitude(largest[0], v_load(x + i));
+  const uint32_t bits = v_top_magnitude(largest);
   float top;
   __builtin_memcpy(&top, &bits, 4);
   return bits < 0x7f800000 ? top : __builtin_nanf("");

@@ -2,7 +2,7 @@
 // AVX2 or AVX-512. Packed levels are looked up on their way into the products, or unpacked once for many queries.
 
 // What to fetch while a tile is worked on, spread evenly: a burst of requests would hold up everything else.
-struct Ahead {
+struct FetchAhead {
   const uint8_t* at;
   int64_t bytes;
 };
@@ -64,7 +64,7 @@ inline void add_row(const Lane* const* a, int64_t first, const Row (&row)[VECTOR
 // VECTORS registers of lanes, all groups.
 template <int QUERIES, int BITS, int VECTORS, class Lane>
 inline void byte_dots_block(const Lane* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t row_bytes,
-                            const int32_t* start, int32_t* out, int64_t out_stride, Ahead ahead) {
+                            const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead ahead) {
   using Row = PackedRow<BITS>;
   Words acc[QUERIES][VECTORS];
   for (int i = 0; i < QUERIES; i++)
@@ -84,11 +84,11 @@ inline void byte_dots_block(const Lane* const* a, const uint8_t* b, int64_t grou
 // b holds `groups` groups, of which the first `used` are looked at.
 template <int QUERIES, int BITS, class Lane>
 inline void byte_dots(const Lane* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t width,
-                      int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, Ahead ahead) {
+                      int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead ahead) {
   constexpr int64_t kBlockLanes = kDotVectors * kWordBytes / 4;
   const int64_t rows = (used + PackedRow<BITS>::groups - 1) / PackedRow<BITS>::groups;
   const int64_t times = rows * ((lanes + kBlockLanes - 1) / kBlockLanes);
-  Ahead part{ahead.at, (ahead.bytes / times + 63) / 64 * 64};
+  FetchAhead part{ahead.at, (ahead.bytes / times + 63) / 64 * 64};
   int64_t lane = 0;
   for (; lane + kBlockLanes <= lanes; lane += kBlockLanes) {
     byte_dots_block<QUERIES, BITS, kDotVectors>(a, b + 4 * lane, groups, used, 4 * width, start, out + lane, out_stride,
@@ -97,7 +97,7 @@ inline void byte_dots(const Lane* const* a, const uint8_t* b, int64_t groups, in
   }
   for (; lane < lanes; lane += kWordBytes / 4)
     byte_dots_block<QUERIES, BITS, 1>(a, b + 4 * lane, groups, used, 4 * width, start, out + lane, out_stride,
-                                      Ahead{nullptr, 0});
+                                      FetchAhead{nullptr, 0});
 }
 
 template <int GROUP, class Row>

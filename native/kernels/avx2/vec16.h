@@ -65,7 +65,8 @@ inline V16 v_load_bf16(const uint16_t* p) {
   const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p + 1));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
 }
-inline uint32_t v_top_magnitude(const V16 (&v)[16]) {
+template <int COUNT>
+inline uint32_t v_top_magnitude(const V16 (&v)[COUNT]) {
   const __m256i mask = _mm256_set1_epi32(0x7fffffff);  // magnitudes are positive as signed integers too
   __m256i eight = _mm256_setzero_si256();
   for (const V16& a : v) {

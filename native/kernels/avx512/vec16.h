@@ -38,7 +38,8 @@ inline V16 v_load_bf16(const uint16_t* p) {
   const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
-inline uint32_t v_top_magnitude(const V16 (&v)[16]) {
+template <int COUNT>
+inline uint32_t v_top_magnitude(const V16 (&v)[COUNT]) {
   __m512i top = _mm512_setzero_si512();
   for (const V16& a : v)
     top = _mm512_max_epu32(top, _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));

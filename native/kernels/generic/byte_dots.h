@@ -2,12 +2,12 @@
 //   out[i][lane] = start[i] + sum over groups of 4 of a[i][4 * group + k] * b[group][lane][k]
 // for QUERIES rows i and `lanes` lanes; a row of b has `width` lanes. For scores a is a query and the lanes are
 // positions, for values a are weights and the lanes are dimensions. b may be packed in 4 or 3 bits (cache_format.h);
-// then it is read to the end of a row, so a is nought up to a multiple of 32. `Ahead` is what to fetch meanwhile.
+// then it is read to the end of a row, so a is nought up to a multiple of 32. `FetchAhead` is what to fetch meanwhile.
 // Sums stay below 2^31: 1024 dimensions of 127 * 255, and 128 positions of 32767 * 255.
 
 using QueryLane = int16_t;
 
-struct Ahead {
+struct FetchAhead {
   const uint8_t* at;
   int64_t bytes;
 };
@@ -39,7 +39,7 @@ inline void unpack_groups(const uint8_t* packed, int64_t groups, int64_t width, 
 
 template <int QUERIES, int BITS>
 inline void byte_dots(const int16_t* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t width,
-                      int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, Ahead) {
+                      int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead) {
   for (int i = 0; i < QUERIES; i++) {
     int32_t* const sums = out + i * out_stride;
     for (int64_t lane = 0; lane < lanes; lane++) sums[lane] = start[i];

@@ -128,8 +128,8 @@ inline V16 v_load_bf16(const uint16_t* p) {
 }
 // The largest |x| as its bit pattern: for magnitudes the order of the bits is the order of the floats, and Inf and NaN
 // come out on top on every machine.
-// The largest magnitude among 256 values, as bits: NaN and infinity are the largest of all.
-inline uint32_t v_top_magnitude(const V16 (&v)[16]) {
+template <int COUNT>
+inline uint32_t v_top_magnitude(const V16 (&v)[COUNT]) {
   uint32_t top = 0;
   for (const V16& a : v)
     for (float x : a.lane) {
