@@ -168,9 +168,7 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     models = []
     demo = demo_path()
     if demo.is_file():
-        models.append(
-            LocalModel("demo", demo, demo.stat().st_size, DEMO_QUANTISATION, "built in", "built in")
-        )
+        models.append(LocalModel("demo", demo, demo.stat().st_size, DEMO_QUANTISATION, "built in", "built in"))
     cached = sorted(hub_cache().glob("models--*/snapshots/*/*.gguf"))
     models += [_describe(path, "cache") for path in cached if "smollm3" in path.name.lower() and path.is_file()]
     for folder in folders:
