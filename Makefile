@@ -7,7 +7,7 @@ NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ARGS   ?=
 
-.PHONY: help run test lint format bench parity fuzz clean stub sanitize screenshots
+.PHONY: help run test lint format bench results parity fuzz clean stub sanitize screenshots
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -35,11 +35,14 @@ bench: $(VENV)/.run  ## make a full-size random model once and measure it (ARGS=
 	@test -f build/synth-3b.gguf || $(BIN)/notso synth build/synth-3b.gguf
 	@$(BIN)/notso bench build/synth-3b.gguf $(ARGS)
 
+results: $(VENV)/.run  ## write benchmarks/RESULTS.md from the figures kept in benchmarks/results
+	@$(BIN)/python benchmarks/report.py
+
 parity: $(VENV)/.dev  ## compare live with transformers and llama.cpp, where those are installed
 	@$(BIN)/python -m pytest -m parity -o addopts="-ra --import-mode=importlib" tests $(ARGS)
 
 fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
-	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(ARGS)
+	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz tests/smollm3/test_engine_stress.py $(ARGS)
 
 sanitize: $(VENV)/.dev  ## run the native code under the sanitizers for long (SANITIZE_SECONDS=60)
 	@SANITIZE_SECONDS=$${SANITIZE_SECONDS:-60} $(BIN)/python -m pytest -rP -o timeout=0 tests/qtensor/test_sanitizers.py $(ARGS)

@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "ceilings.h"
 #include "cpu_features.h"
 #include "dispatch.h"
 #include "ops.h"
@@ -81,16 +82,25 @@ Weight weight_of(const Bytes& data, int format, int64_t rows, int64_t k) {
   return {f, data.data(), rows, k};
 }
 
-KeyValuePool pool_of(const Out<uint16_t, 4>& keys, const Out<uint16_t, 4>& values) {
-  const KeyValuePool pool{keys.data(), values.data(), int64_t(keys.shape(0)), int64_t(keys.shape(1)),
-                          int64_t(keys.shape(2))};
-  require(int64_t(keys.shape(3)) == kTilePositions && int64_t(values.shape(2)) == kTilePositions,
-          "a cache block holds 128 positions");
-  require(values.shape(0) == keys.shape(0) && values.shape(1) == keys.shape(1) && values.shape(3) == keys.shape(2),
-          "keys and values differ in shape");
-  require(pool.dim % 16 == 0 && pool.dim > 0, "the head dimension must be a multiple of 16");
-  require(pool.blocks > 0 && pool.kv_heads > 0, "a cache needs blocks and heads");
+KeyValuePool pool_of(const Out<uint8_t, 2>& data, int format, int64_t kv_heads, int64_t dim) {
+  require(format >= 0 && format < kCacheFormats, "this cache format does not exist");
+  const KeyValuePool pool{data.data(), int64_t(data.shape(0)), kv_heads, dim, static_cast<CacheFormat>(format)};
+  require(dim % 16 == 0 && dim > 0 && dim <= kMostByteDim, "the head dimension must be a multiple of 16, up to 1024");
+  require(pool.blocks > 0 && kv_heads > 0 && kv_heads <= int64_t(data.shape(1)), "a cache needs blocks and heads");
+  require(int64_t(data.shape(1)) == kv_heads * head_bytes(pool.format, dim), "blocks are not as long as their format");
+  require(reinterpret_cast<uintptr_t>(data.data()) % 64 == 0, "the cache must begin at a cache line");
   return pool;
+}
+
+RecentTiles recent_of(const KeyValuePool& pool, const std::optional<In<int32_t, 2>>& tables,
+                      const std::optional<Out<uint8_t, 2>>& data, const RowPlaces& places) {
+  const bool small = pool.format > CacheFormat::k8v8;
+  require(tables.has_value() == small && data.has_value() == small,
+          "recent tiles belong to formats below 8 bits, and to no others");
+  if (!small) return {};
+  require(int64_t(tables->shape(0)) == places.table_count && int64_t(tables->shape(1)) == places.table_length,
+          "the tables of recent tiles must have the shape of the others");
+  return {tables->data(), pool_of(*data, int(CacheFormat::k8v8), pool.kv_heads, pool.dim)};
 }
 
 RowPlaces places_of(const In<int32_t, 1>& positions, const In<int32_t, 1>& sequences, const In<int32_t, 2>& tables) {
@@ -119,6 +129,24 @@ NB_MODULE(_native, m) {
         set_thread_count(threads);
       },
       nb::arg("threads"), "Replaces the thread pool; waits for running work.");
+
+  m.def(
+      "read_memory",
+      [](Bytes data) {
+        const nb::gil_scoped_release released;
+        const std::lock_guard<std::mutex> lock(engine_mutex());
+        return read_memory(thread_pool(), data.data(), int64_t(data.size()));
+      },
+      exact("data"), "Reads every whole cache line once, on all threads; the exclusive or of their 64-bit words.");
+  m.def(
+      "multiply_bytes",
+      [](int64_t products) {
+        require(products > 0, "there is nothing to multiply");
+        const nb::gil_scoped_release released;
+        const std::lock_guard<std::mutex> lock(engine_mutex());
+        return multiply_bytes(thread_pool(), products);
+      },
+      nb::arg("products"), "Makes at least so many byte products on all threads, from registers; how many it made.");
 
   nb::class_<Recording>(m, "Program", "Steps recorded once and replayed in one call without Python's lock.")
       .def(nb::init<>())
@@ -205,34 +233,39 @@ NB_MODULE(_native, m) {
              x, positions, cosine, sine);
       },
       exact("x"), exact("positions"), exact("cosine"), exact("sine"), nb::arg("adjacent"));
+  // format: a CacheFormat by number. recent_tables and recent (k8v8) go with formats below 8 bits, else they are None.
   m.def(
       "store_key_values",
       [](In<float, 3> k, In<float, 3> v, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
-         Out<uint16_t, 4> keys, Out<uint16_t, 4> values) {
-        const KeyValuePool pool = pool_of(keys, values);
+         Out<uint8_t, 2> pool, int format, std::optional<In<int32_t, 2>> recent_tables,
+         std::optional<Out<uint8_t, 2>> recent) {
+        require_same_shape(k, v);
         const RowPlaces places = places_of(positions, sequences, tables);
-        for (const auto* a : {&k, &v})
-          require(int64_t(a->shape(0)) == places.rows && int64_t(a->shape(1)) == pool.kv_heads &&
-                      int64_t(a->shape(2)) == pool.dim,
-                  "k and v must be (rows, kv heads, dim)");
-        emit(store_key_values(k.data(), v.data(), places, pool), k, v, positions, sequences, tables, keys, values);
+        require(int64_t(k.shape(0)) == places.rows, "k and v must be (rows, kv heads, dim)");
+        const KeyValuePool blocks = pool_of(pool, format, int64_t(k.shape(1)), int64_t(k.shape(2)));
+        const RecentTiles tiles = recent_of(blocks, recent_tables, recent, places);
+        emit(store_key_values(k.data(), v.data(), places, blocks, tiles), k, v, positions, sequences, tables, pool,
+             recent_tables, recent);
       },
-      exact("k"), exact("v"), exact("positions"), exact("sequences"), exact("tables"), exact("keys"), exact("values"));
+      exact("k"), exact("v"), exact("positions"), exact("sequences"), exact("tables"), exact("pool"), nb::arg("format"),
+      exact("recent_tables").none(), exact("recent").none());
   m.def(
       "attention",
       [](In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
-         Out<uint16_t, 4> keys, Out<uint16_t, 4> values, float scale, Out<float, 3> out) {
-        const KeyValuePool pool = pool_of(keys, values);
+         Out<uint8_t, 2> pool, int format, int64_t kv_heads, std::optional<In<int32_t, 2>> recent_tables,
+         std::optional<Out<uint8_t, 2>> recent, float scale, Out<float, 3> out) {
         const RowPlaces places = places_of(positions, sequences, tables);
-        require(int64_t(q.shape(0)) == places.rows && int64_t(q.shape(2)) == pool.dim, "q must be (rows, heads, dim)");
-        require(q.shape(1) > 0 && int64_t(q.shape(1)) % pool.kv_heads == 0, "heads must divide among the kv heads");
+        const KeyValuePool blocks = pool_of(pool, format, kv_heads, int64_t(q.shape(2)));
+        const RecentTiles tiles = recent_of(blocks, recent_tables, recent, places);
+        require(int64_t(q.shape(0)) == places.rows, "q must be (rows, heads, dim)");
+        require(q.shape(1) > 0 && int64_t(q.shape(1)) % kv_heads == 0, "heads must divide among the kv heads");
         require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == q.shape(2),
                 "out must be shaped like q");
-        emit(attention(q.data(), int64_t(q.shape(1)), places, pool, scale, out.data()), q, positions, sequences, tables,
-             keys, values, out);
+        emit(attention(q.data(), int64_t(q.shape(1)), places, blocks, tiles, scale, out.data()), q, positions,
+             sequences, tables, pool, recent_tables, recent, out);
       },
-      exact("q"), exact("positions"), exact("sequences"), exact("tables"), exact("keys"), exact("values"),
-      nb::arg("scale"), exact("out"));
+      exact("q"), exact("positions"), exact("sequences"), exact("tables"), exact("pool"), nb::arg("format"),
+      nb::arg("kv_heads"), exact("recent_tables").none(), exact("recent").none(), nb::arg("scale"), exact("out"));
   m.def(
       "silu_mul",
       [](In<float, 2> gate, In<float, 2> up, Out<float, 2> out) {
@@ -265,18 +298,15 @@ NB_MODULE(_native, m) {
       exact("x"), exact("out"));
   m.def(
       "rope_table",
-      [](In<double, 1> frequency, double factor, Out<float, 2> cosine, Out<float, 2> sine) {
-        require(
-            cosine.shape(1) == frequency.size() && sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
-            "the tables need a column per frequency");
-        require_aligned(frequency);
-        require_aligned(cosine);
-        require_aligned(sine);
-        const nb::gil_scoped_release released;
-        rope_table(frequency.data(), int64_t(frequency.size()), int64_t(cosine.shape(0)), factor, cosine.data(),
-                   sine.data());
+      [](In<double, 1> frequency, In<int32_t, 1> positions, double factor, Out<float, 2> cosine, Out<float, 2> sine) {
+        require(cosine.shape(0) == positions.size() && cosine.shape(1) == frequency.size() &&
+                    sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
+                "the tables need a row per position and a column per frequency");
+        emit(rope_table(frequency.data(), int64_t(frequency.size()), positions.data(), int64_t(positions.size()),
+                        factor, cosine.data(), sine.data()),
+             frequency, positions, cosine, sine);
       },
-      exact("frequency"), nb::arg("factor"), exact("cosine"), exact("sine"));
+      exact("frequency"), exact("positions"), nb::arg("factor"), exact("cosine"), exact("sine"));
   m.def(
       "dequantise",
       [](Bytes data, int format, Out<float, 2> out) {

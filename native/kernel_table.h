@@ -10,10 +10,9 @@
 #include <cstdint>
 
 #include "blocks.h"
+#include "cache_format.h"
 
 namespace qtensor {
-
-constexpr int64_t kTilePositions = 128;  // positions of the KV cache that lie together and share one softmax step
 
 // y[c][n] = dot(weight row n, activation column c) for n in [row_begin, row_end), every column.
 struct MatmulTask {
@@ -44,7 +43,7 @@ struct TileTask {
   uint8_t* scratch;  // tile_scratch_bytes(columns), aligned to 64, for this worker alone
 };
 
-// Causal attention of `queries` vectors that share one KV head. Query i sees positions [0, limits[i]).
+// Causal attention of `queries` vectors that share one KV head, over halves. Query i sees positions [0, limits[i]).
 // Keys lie as [dim][kTilePositions] halves per tile, values as [kTilePositions][dim].
 // Per tile, in order of position: s_j = scale * (fma chain over dim); m' = max(m, max_j s_j); p_j = exp(s_j - m');
 // l = fma(l, exp(m - m'), fold16(p)); o = o * exp(m - m') then o = fma(p_j, v_j, o) in order of j. Result o / l.
@@ -61,6 +60,30 @@ struct AttentionTask {
 };
 inline constexpr int64_t attention_scratch_floats(int64_t queries, int64_t dim) {
   return queries * (dim + kTilePositions + 2) + 64;
+}
+
+// The same over a cache of bytes or less. q is rotated and rounded to bytes, q = dq * bytes; keys are k = dk_j * bytes,
+// values v = dv_j * bytes. Per tile, in order of position, everything in units of log2:
+//   s_j = float(exact sum q k) * (dk_j * u), u = dq * scale * log2(e)
+//   m' = max(m, max_j s_j);  p_j = exp2(s_j - m');  c = exp2(m - m');  l = fma(l, c, fold16(p))
+//   w_j = p_j * dv_j;  t = max_j w_j;  P_j = round_to_even(w_j * (32767 / t)), 15 bits of the tile's largest
+//   o = fma(float(exact sum P_j v_j), t / 32767, o * c)
+// t < 1e-30 leaves o * c. The result is o / l, rotated back. NaN in what is stored shows as NaN.
+struct ByteAttentionTask {
+  const float* const* q;
+  float* const* out;
+  const int64_t* limits;
+  int64_t queries;
+  int64_t dim;  // multiple of 16, at most kMostByteDim
+  CacheFormat format;
+  const uint8_t* const* tiles;   // a head's 128 positions each, in `format`
+  const uint8_t* const* recent;  // below 8 bits: the same in k8v8, for tile 0 and for the tile a query itself stands in
+  float scale;
+  uint8_t* scratch;  // byte_attention_scratch(queries, dim), aligned to 64
+};
+constexpr int64_t kMostByteDim = 1024;  // up to here a sum of byte products fits a float's 24 bits
+static constexpr int64_t byte_attention_scratch(int64_t queries, int64_t dim) {
+  return queries * (6 * dim + 64) + 304 * dim + 20480;
 }
 
 struct KernelTable {
@@ -98,6 +121,16 @@ struct KernelTable {
   // Rounds to half, to nearest even.
   void (*to_half)(const float* x, int64_t n, half* out);
   void (*attention)(const AttentionTask&);
+  // Rotates one head (kernels/head_vectors.h) and rounds it for the cache: with 8 bits top = max|x|, scale =
+  // half(top / 127), levels = 128 + round_to_even(x * (1 / scale)); with less the numbers of the nearest levels.
+  void (*round_head)(const float* x, int64_t dim, int bits, uint8_t* levels, half* scale);
+  void (*attention_bytes)(const ByteAttentionTask&);
+
+  // No operations but ceilings. The exclusive or of the 64-bit words of so many cache lines:
+  uint64_t (*read_lines)(const uint8_t* data, int64_t lines);
+  // `rounds` times `peak_products` byte products in registers; `random` holds 4096 bytes.
+  int32_t (*byte_peak)(const int8_t* random, int64_t rounds);
+  int64_t peak_products;
 
   // Tiles, where there are any: from how many columns on they are the faster way (0: never).
   int64_t tile_columns;

@@ -28,6 +28,6 @@ endif()
 
 # What runs the kernels and knows nothing of Python.
 set(RUNTIME)
-foreach(name ops dequantise rope_table dispatch cpu_features threads)
+foreach(name ops attention_ops ceilings dequantise rope_table dispatch cpu_features threads)
   list(APPEND RUNTIME ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()

@@ -1,39 +1,17 @@
 #include "ops.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <stdexcept>
 #include <string>
 
 #include "dispatch.h"
+#include "work_sharing.h"
 
 namespace qtensor {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) { throw std::invalid_argument(message); }
-
-// Memory that every step may use while it runs and none keeps. Grows, never shrinks; guarded by engine_mutex().
-class Scratch {
- public:
-  void* get(size_t bytes) {
-    if (bytes > size_) {
-      std::free(data_);
-      size_ = 0;
-      data_ = std::aligned_alloc(64, (bytes + 4095) / 4096 * 4096);
-      if (data_ == nullptr) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return data_;
-  }
-  float* floats(int64_t count) { return static_cast<float*>(get(size_t(count) * sizeof(float))); }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
-};
-enum class Use { normed, quantised, packed, pieces, attention, count };
+enum class Use { normed, quantised, packed, pieces, count };
 Scratch& memory(Use use) {
   static Scratch shared[size_t(Use::count)];
   return shared[size_t(use)];
@@ -101,39 +79,6 @@ void check_ids(const int32_t* ids, int64_t count, int64_t limit, const char* wha
   for (int64_t i = 0; i < count; i++)
     if (ids[i] < 0 || ids[i] >= limit)
       refuse(std::string(what) + " " + std::to_string(ids[i]) + " is outside 0.." + std::to_string(limit - 1));
-}
-
-void check_places(const RowPlaces& at, int64_t pool_blocks) {
-  for (int64_t i = 0; i < at.rows; i++) {
-    const int64_t s = at.sequences[i], p = at.positions[i];
-    if (s < 0 || s >= at.table_count) refuse("row " + std::to_string(i) + " names a sequence that does not exist");
-    if (p < 0 || p >= at.table_length * kTilePositions)
-      refuse("position " + std::to_string(p) + " is outside the block table");
-    for (int64_t tile = 0; tile <= p / kTilePositions; tile++) {
-      const int64_t block = at.tables[s * at.table_length + tile];
-      if (block < 0 || block >= pool_blocks)
-        refuse("block " + std::to_string(block) + " is outside the pool of " + std::to_string(pool_blocks));
-    }
-  }
-}
-
-// Runs body(begin, end) over [0, n) in pieces of `grain`, each piece by one worker.
-template <class Body>
-void parallel_pieces(ThreadPool& pool, int64_t n, int64_t grain, Body body) {
-  auto task = [&](int64_t index, int) { body(index * grain, std::min(n, (index + 1) * grain)); };
-  pool.run((n + grain - 1) / grain, task);
-}
-
-constexpr int64_t kSmall = 16384;  // floats worth less than waking another thread
-
-// Multiply-adds worth less than that: some 20 microseconds of one thread. Waiting for a thread costs little while it
-// has a core to itself, and milliseconds when it does not.
-constexpr int64_t kSmallProduct = int64_t(1) << 20;
-
-template <class Task>
-void run_tasks(ThreadPool& pool, int64_t tasks, int64_t multiply_adds, Task& task) {
-  if (multiply_adds >= kSmallProduct) return pool.run(tasks, task);
-  for (int64_t index = 0; index < tasks; index++) task(index, 0);
 }
 
 }  // namespace
@@ -317,96 +262,6 @@ Step rope(float* x, int64_t rows, int64_t heads, int64_t dim, const int32_t* pos
         for (int64_t h = 0; h < heads; h++)
           kernel(x + (i * heads + h) * dim, cosine + positions[i] * (dim / 2), sine + positions[i] * (dim / 2), dim);
     });
-  };
-}
-
-Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool cache) {
-  return [=](ThreadPool&) {
-    check_places(places, cache.blocks);
-    const auto to_half = kernels().to_half;
-    std::vector<half> key(size_t(cache.dim));
-    for (int64_t i = 0; i < places.rows; i++) {
-      const int64_t p = places.positions[i], slot = p % kTilePositions;
-      const int64_t block = places.tables[places.sequences[i] * places.table_length + p / kTilePositions];
-      for (int64_t h = 0; h < cache.kv_heads; h++) {
-        const int64_t from = (i * cache.kv_heads + h) * cache.dim;
-        const int64_t tile = (block * cache.kv_heads + h) * cache.dim * kTilePositions;
-        to_half(k + from, cache.dim, key.data());
-        for (int64_t d = 0; d < cache.dim; d++) cache.keys[tile + d * kTilePositions + slot] = key[size_t(d)];
-        to_half(v + from, cache.dim, cache.values + tile + slot * cache.dim);
-      }
-    }
-  };
-}
-
-Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool cache, float scale, float* out) {
-  const int64_t shared = heads / cache.kv_heads;  // query heads that read the same keys
-  constexpr int64_t kRowsTogether = 8;
-  return [=](ThreadPool& pool) {
-    check_places(places, cache.blocks);
-    struct Group {
-      int64_t row, rows;
-    };
-    std::vector<Group> groups;  // neighbouring rows of one sequence read each tile once for all
-    for (int64_t i = 0; i < places.rows; i++) {
-      if (!groups.empty() && groups.back().rows < kRowsTogether &&
-          places.sequences[groups.back().row] == places.sequences[i])
-        groups.back().rows++;
-      else
-        groups.push_back({i, 1});
-    }
-    const int64_t most = kRowsTogether * shared;
-    const int64_t floats = attention_scratch_floats(most, cache.dim);
-    const size_t worker_bytes = (size_t(floats) * 4 + 63) / 64 * 64;
-    auto* floats_of = static_cast<uint8_t*>(memory(Use::attention).get(worker_bytes * size_t(pool.size())));
-    struct Pointers {
-      std::vector<const float*> q;
-      std::vector<float*> out;
-      std::vector<int64_t> limits;
-      std::vector<const half*> keys, values;
-    };
-    std::vector<Pointers> per_worker(size_t(pool.size()));
-    for (auto& p : per_worker) {
-      p.q.resize(size_t(most));
-      p.out.resize(size_t(most));
-      p.limits.resize(size_t(most));
-      p.keys.resize(size_t(places.table_length));
-      p.values.resize(size_t(places.table_length));
-    }
-    const auto kernel = kernels().attention;
-    auto task = [&](int64_t index, int worker) {
-      const Group group = groups[size_t(int64_t(groups.size()) - 1 - index / cache.kv_heads)];  // the longest first
-      const int64_t head = index % cache.kv_heads, queries = group.rows * shared;
-      Pointers& to = per_worker[size_t(worker)];
-      int64_t longest = 0;
-      for (int64_t i = 0; i < queries; i++) {
-        const int64_t row = group.row + i / shared, query_head = head * shared + i % shared;
-        to.q[size_t(i)] = q + (row * heads + query_head) * cache.dim;
-        to.out[size_t(i)] = out + (row * heads + query_head) * cache.dim;
-        to.limits[size_t(i)] = places.positions[row] + 1;
-        longest = std::max(longest, to.limits[size_t(i)]);
-      }
-      const int32_t* table = places.tables + places.sequences[group.row] * places.table_length;
-      for (int64_t tile = 0; tile * kTilePositions < longest; tile++) {
-        const int64_t at = (int64_t(table[tile]) * cache.kv_heads + head) * cache.dim * kTilePositions;
-        to.keys[size_t(tile)] = cache.keys + at;
-        to.values[size_t(tile)] = cache.values + at;
-      }
-      AttentionTask t{};
-      t.q = to.q.data();
-      t.out = to.out.data();
-      t.limits = to.limits.data();
-      t.queries = queries;
-      t.dim = cache.dim;
-      t.k_tiles = to.keys.data();
-      t.v_tiles = to.values.data();
-      t.scale = scale;
-      t.scratch = reinterpret_cast<float*>(floats_of + worker_bytes * size_t(worker));
-      kernel(t);
-    };
-    int64_t pairs = 0;
-    for (int64_t i = 0; i < places.rows; i++) pairs += places.positions[i] + 1;
-    run_tasks(pool, int64_t(groups.size()) * cache.kv_heads, 2 * pairs * heads * cache.dim, task);
   };
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "blocks.h"
+#include "cache_format.h"
 #include "threads.h"
 
 namespace qtensor {
@@ -36,11 +37,17 @@ struct RowPlaces {
   const int32_t* tables;
   int64_t rows, table_count, table_length;
 };
-// Keys [blocks][kv_heads][dim][128] and values [blocks][kv_heads][128][dim] as halves.
+// Blocks of kv_heads heads each, as cache_format.h lays them out.
 struct KeyValuePool {
-  half* keys;
-  half* values;
+  uint8_t* data;
   int64_t blocks, kv_heads, dim;
+  CacheFormat format;
+};
+// Below 8 bits a second pool, of 8 bits, holds the first tile of a sequence and the one it is writing; its tables have
+// the shape of the others. In both, -1 says that a tile is not there.
+struct RecentTiles {
+  const int32_t* tables;  // null: the pool has 8 bits or more
+  KeyValuePool pool;
 };
 
 Step embed_rows(Weight table, const int32_t* ids, int64_t rows, float* out);
@@ -62,17 +69,20 @@ struct Matmul {
 Step matmul(Matmul op);
 Step rope(float* x, int64_t rows, int64_t heads, int64_t dim, const int32_t* positions, const float* cosine,
           const float* sine, int64_t table_rows, bool adjacent);
-Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool pool);
-Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool pool, float scale, float* out);
+// Keys and values go to both pools where both have a block for the tile, and must find one.
+Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool pool, RecentTiles recent);
+// A row at position p reads its tiles from the pool; with recent tiles, tile 0 and tile p / 128 from those.
+Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool pool, RecentTiles recent, float scale,
+               float* out);
 Step silu_mul(const float* gate, const float* up, int64_t n, float* out);
 Step add(const float* a, const float* b, int64_t n, float* out);
 Step softmax(float* x, int64_t rows, int64_t width);
 Step argmax(const float* x, int64_t rows, int64_t width, int32_t* out);
 
-// cos and sin of position * frequency[i], times `factor`; tables of positions x dim_half floats. Angles are reduced in
-// double precision with our own polynomials, so every machine has the same table.
-void rope_table(const double* frequency, int64_t dim_half, int64_t positions, double factor, float* cosine,
-                float* sine);
+// cos and sin of positions[row] * frequency[i], times `factor`; tables of rows x dim_half floats. Angles are reduced in
+// double precision with our own polynomials, so every machine has the same table; they must be below 1.6 million.
+Step rope_table(const double* frequency, int64_t dim_half, const int32_t* positions, int64_t rows, double factor,
+                float* cosine, float* sine);
 
 // The generic dequantisation of `k` values from a row's blocks.
 void dequantise_row(Format format, const uint8_t* row, int64_t k, float* out);

@@ -1,5 +1,8 @@
 // Cosines and sines for rotary positions, in double precision with our own reduction and polynomials, so that the table
 // does not depend on a machine's mathematics library. Compiled without contraction to fused multiply-add.
+#include <stdexcept>
+#include <string>
+
 #include "ops.h"
 
 namespace qtensor {
@@ -33,18 +36,23 @@ double cosine_series(double x) {
 
 }  // namespace
 
-void rope_table(const double* frequency, int64_t dim_half, int64_t positions, double factor, float* cosine,
-                float* sine) {
-  for (int64_t p = 0; p < positions; p++)
-    for (int64_t i = 0; i < dim_half; i++) {
-      const Reduced r = reduce(double(p) * frequency[i]);
-      const double s = sine_series(r.angle), c = cosine_series(r.angle);
-      const int quarter = int(r.quadrant & 3);
-      const double sin = quarter == 0 ? s : quarter == 1 ? c : quarter == 2 ? -s : -c;
-      const double cos = quarter == 0 ? c : quarter == 1 ? -s : quarter == 2 ? -c : s;
-      cosine[p * dim_half + i] = float(cos * factor);
-      sine[p * dim_half + i] = float(sin * factor);
-    }
+Step rope_table(const double* frequency, int64_t dim_half, const int32_t* positions, int64_t rows, double factor,
+                float* cosine, float* sine) {
+  return [=](ThreadPool&) {
+    for (int64_t row = 0; row < rows; row++)
+      if (positions[row] < 0)
+        throw std::invalid_argument("position " + std::to_string(positions[row]) + " is negative");
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = 0; i < dim_half; i++) {
+        const Reduced r = reduce(double(positions[row]) * frequency[i]);
+        const double s = sine_series(r.angle), c = cosine_series(r.angle);
+        const int quarter = int(r.quadrant & 3);
+        const double sin = quarter == 0 ? s : quarter == 1 ? c : quarter == 2 ? -s : -c;
+        const double cos = quarter == 0 ? c : quarter == 1 ? -s : quarter == 2 ? -c : s;
+        cosine[row * dim_half + i] = float(cos * factor);
+        sine[row * dim_half + i] = float(sin * factor);
+      }
+  };
 }
 
 }  // namespace qtensor

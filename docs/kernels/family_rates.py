@@ -40,18 +40,22 @@ def product(format: Format, columns: int, rows: int = 1024, k: int = 2048) -> tu
     return lambda: ops.matmul(x, weight, y), amount
 
 
-def attention(rows: int, depth: int, heads: int = 16, kv_heads: int = 4, dim: int = 128) -> tuple[Call, float]:
+def attention(
+    rows: int, depth: int, format: ops.KVFormat = "f16", heads: int = 16, kv_heads: int = 4, dim: int = 128
+) -> tuple[Call, float]:
     """The last `rows` of `depth` positions, in the 3B's shapes; GF."""
     tiles = -(-depth // ops.TILE_POSITIONS)
-    pool = ops.key_value_pool(tiles, kv_heads, dim)
-    for part in pool:
-        part[...] = RNG.standard_normal(part.shape, np.float32).astype(np.float16).view(np.uint16)
+    pool = ops.key_value_pool(tiles, kv_heads, dim, format)
     table = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
-    places = np.arange(depth - rows, depth, dtype=np.int32), np.zeros(rows, np.int32), table
+    recent = (table, ops.key_value_pool(tiles, kv_heads, dim, "k8v8")) if pool.needs_recent else None
+    k, v = RNG.standard_normal((2, depth, kv_heads, dim), np.float32)
+    every = np.arange(depth, dtype=np.int32), np.zeros(depth, np.int32), table
+    ops.store_key_values(k, v, *every, pool, recent)
+    places = every[0][-rows:], every[1][-rows:], table
     q = RNG.standard_normal((rows, heads, dim), np.float32)
     out = np.empty_like(q)
     pairs = sum(range(depth - rows + 1, depth + 1))
-    return lambda: ops.attention(q, *places, pool, dim**-0.5, out), 4 * dim * heads * pairs / 1e9
+    return lambda: ops.attention(q, *places, pool, dim**-0.5, out, recent), 4 * dim * heads * pairs / 1e9
 
 
 def rows_of(operation: str, rows: int = 64, width: int = 2048) -> tuple[Call, float]:
@@ -74,6 +78,11 @@ def main() -> None:
         "attention, 1 row at depth 4,096, GF/s": attention(1, 4096),
         "attention, 256 rows at depth 512, GF/s": attention(256, 512),
         "attention, 256 rows at depth 4,096, GF/s": attention(256, 4096),
+        **{
+            f"the same with {format}, {rows} row{'s' * (rows > 1)}, GF/s": attention(rows, 4096, format)
+            for format in ops.KV_FORMATS[1:]
+            for rows in (1, 256)
+        },
         "rms_norm, G values/s": rows_of("rms_norm"),
         "silu_mul, G values/s": rows_of("silu_mul"),
     }

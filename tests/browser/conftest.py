@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, R
 
 from notso.web.app import create_app
 from notso.web.chat.engine_port import ChatEngine
+from notso.web.models.installed import Shelf
 from notso.web.scripted_engine import ScriptedEngine
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.settings import Settings
@@ -51,8 +52,8 @@ def browser() -> Iterator[Browser]:
 class Served:
     """A server in a thread."""
 
-    def __init__(self, source: Callable[[], ChatEngine], settings: Settings) -> None:
-        self.app = create_app(source, settings)
+    def __init__(self, source: Callable[[], ChatEngine], settings: Settings, shelf: Shelf | None = None) -> None:
+        self.app = create_app(source, settings, shelf=shelf)
         listener = listen(settings)
         self.url = address_of(listener, settings)
         self.port = listener.getsockname()[1]
@@ -87,9 +88,11 @@ def serve(tmp_path: Path, closing: list[Served]) -> Iterator[Callable[..., Serve
     """Start servers that end with the test. Keyword arguments are settings."""
     started: list[Served] = []
 
-    def begin(engine: ScriptedEngine | Callable[[], ChatEngine], **settings: Any) -> Served:
+    def begin(
+        engine: ScriptedEngine | Callable[[], ChatEngine], *, shelf: Shelf | None = None, **settings: Any
+    ) -> Served:
         source = engine if callable(engine) else lambda: engine
-        started.append(Served(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings))))
+        started.append(Served(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings)), shelf))
         return started[-1]
 
     yield begin

@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def take(browser: Browser, url: str, folder: Path) -> None:
-    """Start, a conversation, an answer being thought about; light, dark and on a phone."""
+    """Start, a conversation with its thoughts, the commands, the settings; light, dark and on a phone."""
     page = browser.new_context(
         viewport=WIDE, color_scheme="light", device_scale_factor=2, reduced_motion="reduce"
     ).new_page()
@@ -68,6 +68,10 @@ def take(browser: Browser, url: str, folder: Path) -> None:
         ask(page, question)
     unfold(page)
     page.screenshot(path=folder / "chat-light.png")
+    page.locator("#text").press_sequentially("/")
+    page.screenshot(path=folder / "commands-light.png")
+    page.locator("#text").fill("")
+    page.wait_for_timeout(600)  # the draft is counted a moment after the last key
     page.emulate_media(color_scheme="dark", reduced_motion="reduce")
     page.screenshot(path=folder / "chat-dark.png")
     phone = browser.new_context(
@@ -81,6 +85,12 @@ def take(browser: Browser, url: str, folder: Path) -> None:
     phone.goto(page.url)
     unfold(phone)
     phone.screenshot(path=folder / "chat-phone.png")
+    phone.emulate_media(color_scheme="dark", reduced_motion="reduce")
+    phone.get_by_role("button", name="Chats and settings").click()
+    phone.get_by_role("button", name="Settings", exact=True).click()
+    phone.locator("#set-temperature").wait_for()
+    phone.wait_for_timeout(200)
+    phone.screenshot(path=folder / "settings-phone.png")
 
 
 def ask(page: Page, question: str) -> None:
@@ -93,7 +103,7 @@ def ask(page: Page, question: str) -> None:
 
 def unfold(page: Page) -> None:
     """Open the last thoughts and go to the end."""
-    summary = page.locator("article.assistant").last.locator("summary")
+    summary = page.locator("article.assistant").last.locator(".reasoning summary")
     if summary.is_visible():
         summary.click()
     page.evaluate("document.getElementById('scroller').scrollTop = 1e6")

@@ -113,15 +113,27 @@ def test_text_can_be_read(chat: Callable[..., Page]) -> None:
     assert len(surfaces) == 2
 
 
+def test_colours_the_reader_forces_leave_everything_visible(chat: Callable[..., Page]) -> None:
+    page = chat(forced_colors="active")
+    background = "getComputedStyle(document.querySelector('.switch .track')).backgroundColor"
+    on = page.evaluate(background)
+    page.get_by_role("switch", name="Thinking").locator("..").click()
+    assert page.evaluate(background) != on, "the switch shows its state without shadows"
+    for selector in ("#composer", "#text", ".bubble", "#status .pill"):
+        assert page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).borderTopStyle") == "solid"
+
+
 def test_the_look_is_chosen_once(chat: Callable[..., Page]) -> None:
     page = chat(color_scheme="light", reduced_motion="reduce")
     surface = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(surface)
+    page.get_by_role("button", name="Settings").click()
     page.get_by_text("Dark", exact=True).click()
     dark = page.evaluate(surface)
     assert dark != light
     page.reload()
     assert page.evaluate(surface) == dark
+    page.get_by_role("button", name="Settings").click()
     assert page.get_by_role("radio", name="Dark").is_checked()
     page.get_by_text("System", exact=True).click()
     assert page.evaluate(surface) == light

@@ -78,6 +78,14 @@ def test_thinking_is_switched(engine: Any, notso: Run, typed: str, thinks: bool)
     assert engine.thinking == [thinks]
 
 
+def test_thinking_gets_a_budget(engine: Any, notso: Run) -> None:
+    result = notso("chat", stdin="/thinking 256\nx\n/thinking 0\n/thinking ²\n/thinking 99999999999\n")
+
+    assert "Thinking is on, at most 256 tokens." in result.err
+    assert engine.thinking == [True]
+    assert result.err.count("takes on, off, a number of tokens") == 3
+
+
 def test_thinking_can_be_hidden(engine: Any, notso: Run) -> None:
     engine.says("Yes.", thinks=["secret thought"])
 
@@ -103,7 +111,7 @@ def test_status_tells_model_settings_and_context(engine: Any, notso: Run) -> Non
     engine.is_demo = True
     result = notso("chat", "--no-think", stdin="x\n/status\n")
 
-    assert "Scripted, 1.92 GB, context 4,096 tokens, generic kernels on 2 threads" in result.err
+    assert "Scripted, 1.92 GB, context 4,096 tokens in f16, generic kernels on 2 threads" in result.err
     assert "not thinking | temperature 0.6 | 16 / 4,096 tokens" in result.err
     assert result.err.count("demo model answers") == 2
 

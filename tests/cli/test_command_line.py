@@ -80,6 +80,8 @@ def test_version_names_kernels_and_format(notso: Run) -> None:
         (["inspect"], "Missing argument 'FILE'"),
         (["pull", "llama"], "choices: smollm3-3b:Q4_K_M"),
         (["list", "/no/such/folder"], "not a folder"),
+        (["synth", "/no/such/folder/x.gguf"], "there is no folder /no/such/folder"),
+        (["bench", "--prefill", "512@"], "neither TOKENS nor TOKENS@DEPTH"),
         (["--quite-unknown"], "No such option"),
         (["serve", "--port", "99999"], "--port"),
     ],

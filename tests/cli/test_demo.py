@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from notso.qtensor.gguf import GGUFFile
 from notso.smollm3 import hub
 
 Run = Callable[..., Any]
@@ -52,6 +53,10 @@ def test_a_conversation_remembers(notso: Run) -> None:
 def test_list_inspect_and_verify_know_it(notso: Run) -> None:
     (listed,) = json.loads(notso("list", "--json").out)
     assert (listed["name"], listed["where"], listed["verified"]) == ("demo", "built in", "built in")
+
+    assert listed["quantisation"] == "Q4_K_M"
+    with GGUFFile.open(listed["path"]) as file:
+        assert file.metadata["general.file_type"] == 15, "which is how ggml numbers Q4_K_M"
 
     told = json.loads(notso("inspect", listed["path"], "--json").out)
     assert told["problem"] is None

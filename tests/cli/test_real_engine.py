@@ -139,15 +139,22 @@ def test_another_architecture_is_told_with_exit_code_3(notso: Run, small_model: 
 def test_a_context_that_memory_cannot_hold_is_refused_with_exit_code_4(
     notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from notso.smollm3 import memory
+    from notso.smollm3 import engine_plan
 
     little = MemoryLimit("the control group", 300 << 20)
-    monkeypatch.setattr(memory, "available_memory", lambda *_: little)
+    monkeypatch.setattr(engine_plan, "available_memory", lambda *_: little)
     result = notso("run", "-m", str(small_model), "--context", "131072", "hi")
 
     assert result.code == 4
     assert "the control group leaves 300 MiB" in result.err
     assert "tokens would fit" in result.err
+
+
+def test_a_cache_format_is_chosen_and_an_unknown_one_is_a_usage_error(notso: Run, small_model: Path) -> None:
+    status = notso("chat", "-m", str(small_model), "--kv", "f16", stdin="/status\n")
+    assert "tokens in f16, " in status.err
+
+    assert notso("run", "-m", str(small_model), "--kv", "q8_0", "hi").code == 2
 
 
 def test_inspect_tells_layers_types_and_memory(notso: Run, small_model: Path) -> None:

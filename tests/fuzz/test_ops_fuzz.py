@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import _native, backend
+from notso.qtensor import _native, backend, ops
 from notso.qtensor.formats import FORMATS
-from notso.qtensor.reference import blocks, random_blocks
+from notso.qtensor.reference import blocks, kv_cache, kv_layout, random_blocks
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
 
@@ -27,8 +27,8 @@ ONE_SEED = os.environ.get("FUZZ_SEED")
 TOLERANCE = 2e-5  # relative to the largest output; sharp bounds are the kernel tests' business
 CANARY = 0x5A
 CONTROL = {
-    "Program", "available_kernels", "cpu_features", "kernels", "known_kernels", "set_thread_count", "thread_count",
-    "use_kernels",
+    "Program", "available_kernels", "cpu_features", "kernels", "known_kernels", "multiply_bytes", "set_thread_count",
+    "thread_count", "use_kernels",
 }  # fmt: skip
 
 Array = npt.NDArray[Any]
@@ -67,15 +67,33 @@ def ids(rng: Rng, count: int, limit: int) -> Array:
     return rng.integers(0, limit, count).astype(np.int32)
 
 
-def cache(rng: Rng) -> Call:
+def cache(rng: Rng) -> tuple[Call, int]:
     blocks_, kv_heads, dim, sequences, tiles = size(rng, 5), size(rng, 3), size(rng, 4, 16), size(rng, 3), size(rng, 2)
-    rows = size(rng, 9)
+    rows, number = size(rng, 9), int(rng.integers(0, len(ops.KV_FORMATS)))
+    small = ops.KV_FORMATS[number] not in ("f16", "k8v8")
+    shape = sequences, tiles
     return {
         "positions": ids(rng, rows, tiles * 128), "sequences": ids(rng, rows, sequences),
-        "tables": ids(rng, sequences * tiles, blocks_).reshape(sequences, tiles),
-        "keys": rng.integers(0, 0x4000, (blocks_, kv_heads, dim, 128)).astype(np.uint16),
-        "values": rng.integers(0, 0x4000, (blocks_, kv_heads, 128, dim)).astype(np.uint16),
-    }  # fmt: skip
+        "tables": ids(rng, sequences * tiles, blocks_).reshape(shape),
+        "pool": stored(rng, blocks_, kv_heads, dim, ops.KV_FORMATS[number]), "format": number, "kv_heads": kv_heads,
+        "recent_tables": ids(rng, sequences * tiles, blocks_).reshape(shape) if small else None,
+        "recent": stored(rng, blocks_, kv_heads, dim, "k8v8") if small else None,
+    }, dim  # fmt: skip
+
+
+def stored(rng: Rng, blocks_: int, kv_heads: int, dim: int, format: ops.KVFormat) -> Array:
+    """Any bytes, but halves as a cache would hold them: not negative, not large, and finite."""
+    data = rng.integers(0, 256, (blocks_, ops.kv_block_bytes(format, kv_heads, dim))).astype(np.uint8)
+    heads = data.reshape(blocks_, kv_heads, -1)
+    heads[:, :, 1 if format == "f16" else -2 * 2 * 128 + 1 :: 2] &= 0x3F
+    return data
+
+
+def pools_of(c: Call) -> tuple[ops.KeyValuePool, ops.KeyValuePool | None]:
+    dim = (c["k"] if "k" in c else c["q"]).shape[2]
+    heads = c["k"].shape[1] if "k" in c else c["kv_heads"]
+    pool = ops.KeyValuePool(ops.KV_FORMATS[c["format"]], heads, dim, c["pool"])
+    return pool, None if c["recent"] is None else ops.KeyValuePool("k8v8", heads, dim, c["recent"])
 
 
 # ---- a right call of each operation, and what it should give: {output: array} ----
@@ -164,33 +182,52 @@ def rope_expected(c: Call) -> Call:
 
 
 def store_key_values(rng: Rng) -> Call:
-    places = cache(rng)
-    shape = len(places["positions"]), places["keys"].shape[1], places["keys"].shape[2]
+    places, dim = cache(rng)
+    shape = len(places["positions"]), places.pop("kv_heads"), dim
     return {"k": numbers(rng, *shape), "v": numbers(rng, *shape), **places}
 
 
 def store_key_values_expected(c: Call) -> Call:
-    keys, values = c["keys"].copy(), c["values"].copy()
-    for row, (p, s) in enumerate(zip(c["positions"], c["sequences"], strict=True)):
-        block = c["tables"][s, p // 128]
-        keys[block, :, :, p % 128] = c["k"][row].astype(np.float16).view(np.uint16)
-        values[block, :, p % 128] = c["v"][row].astype(np.float16).view(np.uint16)
-    return {"keys": keys, "values": values}
+    """What numpy puts there; every byte that is not written stays."""
+    pool, recent = pools_of(c)
+    result = {}
+    for name, part, tables in (("pool", pool, "tables"), ("recent", recent, "recent_tables")):
+        if part is not None:
+            result[name] = part.data.copy()
+            kv_layout.put(result[name], part.format, c["k"], c["v"], c["positions"], c[tables][c["sequences"]])
+    return result
 
 
 def attention(rng: Rng) -> Call:
-    places = cache(rng)
-    kv_heads, dim = places["keys"].shape[1:3]
-    shape = len(places["positions"]), kv_heads * size(rng, 5), dim
+    places, dim = cache(rng)
+    shape = len(places["positions"]), places["kv_heads"] * size(rng, 5), dim
     return {"q": numbers(rng, *shape), **places, "scale": 0.1, "out": numbers(rng, *shape)}
 
 
 def attention_expected(c: Call) -> Call:
+    pool, recent = pools_of(c)
     out = np.empty_like(c["q"])
     for row, (p, s) in enumerate(zip(c["positions"], c["sequences"], strict=True)):
-        k = np.concatenate(list(c["keys"][c["tables"][s]].transpose(0, 3, 1, 2))).view(np.float16).astype(np.float32)
-        v = np.concatenate(list(c["values"][c["tables"][s]].transpose(0, 2, 1, 3))).view(np.float16).astype(np.float32)
-        out[row] = reference.attention(c["q"][row : row + 1], k, v, int(p), c["scale"])[0]
+        own, parts = p // 128, []
+        for tile in range(own + 1):
+            held, tables = (pool, "tables") if recent is None or tile not in (0, own) else (recent, "recent_tables")
+            block, heads = held.data[c[tables][s, tile]], (held.kv_heads, held.head_dim)
+            taken = (
+                kv_layout.take_halves(block, *heads)
+                if held.format == "f16"
+                else kv_layout.take(block, held.format, *heads)
+            )
+            parts.append(taken)
+        q = c["q"][row : row + 1]
+        if pool.format == "f16":
+            k, v = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+            out[row] = reference.attention(q, k, v, int(p), c["scale"])[0]
+        else:
+            keys, values = (
+                kv_cache.Rounded(*(np.concatenate(of) for of in zip(*(part[i] for part in parts), strict=True)))
+                for i in (0, 1)
+            )
+            out[row] = kv_cache.attention(q, keys, values, int(p), c["scale"])[0]
     return {"out": out}
 
 
@@ -205,11 +242,13 @@ def three(*names: str) -> Callable[[Rng], Call]:
 def rope_table(rng: Rng) -> Call:
     frequency = rng.uniform(-3, 3, size(rng, 20))
     shape = size(rng, 50), len(frequency)
-    return {"frequency": frequency, "factor": 1.5, "cosine": numbers(rng, *shape), "sine": numbers(rng, *shape)}
+    positions = ids(rng, shape[0], 1000)
+    tables = {"cosine": numbers(rng, *shape), "sine": numbers(rng, *shape)}
+    return {"frequency": frequency, "positions": positions, "factor": 1.5, **tables}
 
 
 def rope_table_expected(c: Call) -> Call:
-    angles = np.arange(len(c["cosine"]))[:, None] * c["frequency"]
+    angles = c["positions"][:, None] * c["frequency"]
     return {"cosine": np.cos(angles) * c["factor"], "sine": np.sin(angles) * c["factor"]}
 
 
@@ -234,6 +273,7 @@ OPERATIONS: dict[str, tuple[Callable[[Rng], Call], Callable[[Call], Call]]] = {
         lambda r: {"x": np.nan_to_num(numbers(r, n := size(r, 9), size(r, 300))), "out": ids(r, n, 9)},
         lambda c: {"out": reference.argmax(c["x"])},
     ),
+    "read_memory": (lambda r: {"data": r.integers(0, 256, size(r, 3000)).astype(np.uint8)}, lambda c: {}),
     "rope_table": (rope_table, rope_table_expected),
     "dequantise": (
         dequantise,
@@ -351,8 +391,8 @@ def one_call(name: str, seed: int) -> None:
                 call[key][index] = int(rng.choice([-1, 4, 99, 12, 0]))
         else:
             call[key] = damaged(call[key], rng, arena, others)
-        for scalar in ("format", "rows", "k"):
-            if scalar in call and rng.random() < 0.2:
+        for scalar in ("format", "rows", "k", "kv_heads"):
+            if isinstance(call.get(scalar), int) and rng.random() < 0.2:
                 call[scalar] = int(rng.choice([0, -1, 1, 4, 12, 31, 2**31, 2**40, 2**62, -(2**63)]))
         before = [a.copy() for a in arrays_of(call)]
         try:

@@ -71,7 +71,7 @@ def demo_q4_k_m(folder: Path) -> Golden:
     """The demo model as it is shipped, by llama.cpp: the same chats with the answers it was trained to give."""
     prompts = demo_prompts()
     answered = _answered(prompts, folder)
-    with Engine.load() as engine:
+    with Engine.load(kv="f16") as engine:
         ends = engine.tokenizer.end_ids
     lists = [_until_end(ids, len(prompt), ends) for ids, prompt in zip(answered, prompts, strict=True)]
     result = live.ask("llama_cpp", demo_path(), lists)
@@ -94,7 +94,7 @@ GOLDENS: dict[str, Callable[[Path], Golden]] = {
 
 
 def demo_prompts() -> list[list[int]]:
-    with Engine.load() as engine:
+    with Engine.load(kv="f16") as engine:
         return [engine.encode_chat(c.messages, c.thinking, c.tools or None, DATE) for c in CONVERSATIONS]
 
 

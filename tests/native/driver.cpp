@@ -179,7 +179,9 @@ void rope_case(Random& random) {
   Guarded<double> frequency(half, random);
   for (double& f : frequency) f = random.real() * 3;
   Guarded<float> cosine(positions * half, random), sine(positions * half, random);
-  rope_table(frequency.data(), half, positions, 1.0, cosine.data(), sine.data());
+  Guarded<int32_t> every(positions, random);
+  for (int64_t p = 0; p < positions; p++) every[p] = int32_t(p);
+  rope_table(frequency.data(), half, every.data(), positions, 1.0, cosine.data(), sine.data())(thread_pool());
   Guarded<int32_t> at(rows, random);
   for (int32_t& p : at) p = int32_t(random.below(positions));
   Guarded<float> x(rows * heads * 2 * half, random), out(x.size(), random), expected(x.size(), random);
@@ -222,38 +224,68 @@ void must_refuse(const char* what, Call call) {
   fail(std::string(what) + " was not refused");
 }
 
+// A pool in which every byte is random, but no half beyond the ordinary.
+struct RandomPool {
+  Guarded<uint8_t> data;
+  KeyValuePool pool;
+  RandomPool(CacheFormat format, int64_t blocks, int64_t kv_heads, int64_t dim, Random& random)
+      : data(blocks * kv_heads * head_bytes(format, dim), random, 64),
+        pool{data.data(), blocks, kv_heads, dim, format} {
+    const int64_t head = head_bytes(format, dim), halves = format == CacheFormat::f16 ? 0 : scales_at(format, dim);
+    for (int64_t at = 0; at < data.size(); at++) {
+      data[at] = uint8_t(random.bits());
+      if (at % head >= halves && at % 2 == 1) data[at] &= format == CacheFormat::f16 ? 0xbf : 0x3f;
+    }
+  }
+};
+
 void attention_case(Random& random) {
   const int64_t kv_heads = random.from(1, 3), shared = random.from(1, 5), dim = 16 * random.from(1, 8);
-  const int64_t sequences = random.from(1, 3), tiles = random.from(1, 2), blocks = sequences * tiles;
+  const int64_t sequences = random.from(1, 3), tiles = random.from(1, 3), blocks = sequences * tiles;
   const int64_t rows = random.from(1, 6), floats = rows * kv_heads * shared * dim;
-  Guarded<half> keys(blocks * kv_heads * dim * 128, random), values(keys.size(), random);
-  for (half& h : keys) h = half(random.below(0x4000) | (random.often(50) ? 0x8000 : 0));
-  for (half& h : values) h = half(random.below(0x4000));
+  const auto format = static_cast<CacheFormat>(random.below(kCacheFormats));
+  RandomPool main(format, blocks, kv_heads, dim, random), other(CacheFormat::k8v8, blocks, kv_heads, dim, random);
   Guarded<int32_t> positions(rows, random), owners(rows, random), tables(sequences * tiles, random);
+  Guarded<int32_t> recent_tables(sequences * tiles, random);
   for (int64_t i = 0; i < rows; i++) {
     owners[i] = int32_t(random.below(sequences));
     positions[i] = int32_t(random.below(tiles * 128));
   }
-  for (int64_t i = 0; i < tables.size(); i++) tables[i] = int32_t(random.below(blocks));
+  for (int32_t& block : tables) block = int32_t(random.below(blocks));
+  for (int32_t& block : recent_tables) block = int32_t(random.below(blocks));
   const RowPlaces places{positions.data(), owners.data(), tables.data(), rows, sequences, tiles};
-  const KeyValuePool pool{keys.data(), values.data(), blocks, kv_heads, dim};
+  RecentTiles recent{};
+  if (format > CacheFormat::k8v8) recent = {recent_tables.data(), other.pool};
   Guarded<float> k(rows * kv_heads * dim, random), v(k.size(), random);
   fill(k, random);
   fill(v, random);
-  store_key_values(k.data(), v.data(), places, pool)(thread_pool());
+  store_key_values(k.data(), v.data(), places, main.pool, recent)(thread_pool());
   Guarded<float> q(floats, random), out(floats, random), expected(floats, random);
   fill(q, random);
   compare(
       "attention", out, expected,
-      [&](float* y) { return attention(q.data(), kv_heads * shared, places, pool, 0.1f, y); }, random);
+      [&](float* y) { return attention(q.data(), kv_heads * shared, places, main.pool, recent, 0.1f, y); }, random);
+  Guarded<uint8_t> bytes(dim, random), levels(dim, random);
+  const int bits = value_bits(format) < 16 ? value_bits(format) : 8;
+  half scale = 0, expected_scale = 0;
+  use_kernels("generic");
+  kernels().round_head(k.data(), dim, bits, levels.data(), &expected_scale);
+  for (const auto& family : available_kernels()) {
+    use_kernels(family);
+    kernels().round_head(k.data(), dim, bits, bytes.data(), &scale);
+    if (std::memcmp(bytes.data(), levels.data(), size_t(dim)) != 0 || scale != expected_scale)
+      fail("round_head differs from generic");
+  }
 
   int32_t* const wrong[] = {&positions[random.below(rows)], &owners[random.below(rows)]};
   const int32_t values_wrong[] = {-1, int32_t(tiles * 128), INT32_MIN, INT32_MAX};
   int32_t& victim = *wrong[random.below(2)];
   const int32_t kept = victim;
   victim = values_wrong[random.below(4)];
-  const Step step = attention(q.data(), kv_heads * shared, places, pool, 0.1f, out.data());
+  const Step step = attention(q.data(), kv_heads * shared, places, main.pool, recent, 0.1f, out.data());
+  const Step storing = store_key_values(k.data(), v.data(), places, main.pool, recent);
   must_refuse("a row that is nowhere", [&] { step(thread_pool()); });
+  must_refuse("storing a row that is nowhere", [&] { storing(thread_pool()); });
   victim = kept;
 }
 

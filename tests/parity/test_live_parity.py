@@ -61,7 +61,7 @@ def test_random_weights_and_transformers(name: str, context: int | None, check: 
     require("transformers")
     fresh = GOLDENS[name](tmp_path)
     path = RANDOM.write(tmp_path / "ours.gguf", context=context)
-    with Engine.load(path, context_tokens=context and 2 * context) as engine:
+    with Engine.load(path, context_tokens=context and 2 * context, kv="f16") as engine:
         check(engine, fresh)
     assert same_as_kept(name, fresh)
 
@@ -69,7 +69,7 @@ def test_random_weights_and_transformers(name: str, context: int | None, check: 
 def test_trained_weights_and_transformers(tmp_path: Path) -> None:
     require("transformers")
     fresh = GOLDENS["demo_f32"](tmp_path)
-    with Engine.load(write_dequantised(demo_path(), tmp_path / "ours.gguf")) as engine:
+    with Engine.load(write_dequantised(demo_path(), tmp_path / "ours.gguf"), kv="f16") as engine:
         check_floats(engine, fresh)
     assert same_as_kept("demo_f32", fresh)
 
@@ -84,21 +84,21 @@ def test_the_original_checkpoint_and_its_export() -> None:
     prompts = demo_prompts()
     said = live.ask("transformers", folder, prompts, f"--greedy={GREEDY_TOKENS}")
     everywhere = list(range(len(said.logits)))
-    with Engine.load(export) as engine:
+    with Engine.load(export, kv="f16") as engine:
         check_floats(engine, Golden.of("", sha256(export), prompts, said.lists, said.logits, everywhere))
 
 
 def test_quantised_trained_weights_and_llama_cpp(tmp_path: Path) -> None:
     require("llama_cpp")
     require("transformers")  # it writes the answers that are compared
-    with Engine.load() as engine:
+    with Engine.load(kv="f16") as engine:
         check_trained_blocks(engine, GOLDENS["demo_q4_k_m"](tmp_path))
 
 
 def test_blocks_in_the_shapes_of_the_3b_and_llama_cpp(tmp_path: Path) -> None:
     require("llama_cpp")
     fresh = GOLDENS["shapes_3b"](tmp_path)
-    with Engine.load(write_shapes_3b(tmp_path / "ours.gguf"), context_tokens=256) as engine:
+    with Engine.load(write_shapes_3b(tmp_path / "ours.gguf"), context_tokens=256, kv="f16") as engine:
         check_random_blocks(engine, fresh)
 
 

@@ -1,4 +1,4 @@
-"""Causal attention over the block cache: every family equals the generic one, and that one its numpy twin."""
+"""Causal attention over a cache of halves: every family equals the generic one, and that one its numpy twin."""
 
 from __future__ import annotations
 
@@ -27,10 +27,21 @@ Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
 class Stored:
     """Sequences of keys and values in a cache whose unused places hold NaN, and their halves as float32."""
 
-    pool: tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]
+    pool: ops.KeyValuePool
     tables: npt.NDArray[np.int32]
     keys: list[Floats]  # (length, KH, D) each
     values: list[Floats]
+
+
+def halves(pool: ops.KeyValuePool) -> npt.NDArray[np.uint16]:
+    """The whole pool, writable: (B, KH, 2, 128 * D), keys before values."""
+    return pool.data.view(np.uint16).reshape(pool.blocks, pool.kv_heads, 2, -1)
+
+
+def keys_and_values(pool: ops.KeyValuePool) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
+    """Views of the keys (B, KH, D, 128) and of the values (B, KH, 128, D)."""
+    both, shape = halves(pool), (pool.blocks, pool.kv_heads)
+    return both[:, :, 0].reshape(*shape, -1, 128), both[:, :, 1].reshape(*shape, 128, -1)
 
 
 def as_half(x: Floats) -> Floats:
@@ -41,8 +52,7 @@ def store(lengths: list[int], kv_heads: int, dim: int, rng: np.random.Generator,
     tiles = max(-(-length // 128) for length in lengths)
     blocks = len(lengths) * tiles + 3
     pool = ops.key_value_pool(blocks, kv_heads, dim)
-    for part in pool:
-        part[:] = NAN_HALF
+    halves(pool)[:] = NAN_HALF
     tables = rng.permutation(blocks)[: len(lengths) * tiles].astype(np.int32).reshape(len(lengths), tiles)
     keys = [rng.standard_normal((n, kv_heads, dim), np.float32) * np.float32(spread) for n in lengths]
     values = [rng.standard_normal((n, kv_heads, dim), np.float32) for n in lengths]
@@ -112,8 +122,8 @@ def test_what_lies_beyond_the_length_does_not_matter(length: int, every_family: 
     assert np.isfinite(expected).all()
     for garbage in (0, 0x7BFF, 0x7C00, 0xFC00):  # nought, 65504, the infinities
         other = store([length], 1, 64, np.random.default_rng(length))
-        for part in other.pool:
-            part[part == NAN_HALF] = garbage
+        held = halves(other.pool)
+        held[held == NAN_HALF] = garbage
         result = every_family(lambda other=other: attend(q, [length - 1], [0], other))
         np.testing.assert_array_equal(result, expected)
 
@@ -157,16 +167,17 @@ def test_a_nan_in_the_cache_shows_in_rows_that_see_it(every_family: Every) -> No
     rng = np.random.default_rng(6)
     stored = store([200], 1, 32, rng)
     block = stored.tables[0, 150 // 128]
+    keys, values = keys_and_values(stored.pool)
     for part in (0, 1):
-        kept = stored.pool[part][block].copy()
+        kept = stored.pool.read_block(block)
         if part == 0:
-            stored.pool[0][block, 0, 3, 150 % 128] = NAN_HALF
+            keys[block, 0, 3, 150 % 128] = NAN_HALF
         else:
-            stored.pool[1][block, 0, 150 % 128, 3] = NAN_HALF
+            values[block, 0, 150 % 128, 3] = NAN_HALF
         q = rng.standard_normal((4, 2, 32), np.float32)
         result = every_family(lambda q=q: attend(q, [100, 149, 150, 199], [0] * 4, stored))
         assert np.isfinite(result[:2]).all() and np.isnan(result[2:]).any(axis=2).all()
-        stored.pool[part][block] = kept
+        stored.pool.write_block(block, kept)
 
 
 def test_the_cache_holds_what_was_stored(every_family: Every) -> None:
@@ -181,16 +192,15 @@ def test_the_cache_holds_what_was_stored(every_family: Every) -> None:
 
     def stored() -> npt.NDArray[np.uint16]:
         pool = ops.key_value_pool(6, 2, 16)
-        for part in pool:
-            part[:] = 7
+        halves(pool)[:] = 7
         ops.store_key_values(k, v, positions, sequences, tables, pool)
-        keys, values = pool
+        keys, values = keys_and_values(pool)
         for i, (s, p) in enumerate(zip(sequences, positions, strict=True)):
             block = tables[s, p // 128]
             with np.errstate(over="ignore"):
                 np.testing.assert_array_equal(keys[block, :, :, p % 128], k[i].astype(np.float16).view(np.uint16))
                 np.testing.assert_array_equal(values[block, :, p % 128, :], v[i].astype(np.float16).view(np.uint16))
-        assert sum(int((part != 7).sum()) for part in pool) == 2 * k.size
-        return np.concatenate([part.reshape(-1) for part in pool])
+        assert (halves(pool) != 7).sum() == 2 * k.size
+        return pool.data
 
     every_family(stored)

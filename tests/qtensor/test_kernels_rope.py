@@ -19,10 +19,19 @@ ROPE_TOLERANCE = 3e-7  # the table's rounding, two products and a sum, relative 
 Every = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
 
 
+def table_to(
+    frequencies: npt.NDArray[np.float64], positions: int, factor: float = 1.0
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Cosines and sines of all positions below `positions`."""
+    table = tuple(np.empty((positions, frequencies.size), np.float32) for _ in range(2))
+    ops.rope_table(frequencies, np.arange(positions, dtype=np.int32), table, factor)  # type: ignore[arg-type]
+    return table  # type: ignore[return-value]
+
+
 @pytest.mark.parametrize("theta", [10_000.0, 5_000_000.0])
 def test_table_is_exact_up_to_the_last_position(theta: float) -> None:
     frequencies = reference.inverse_frequencies(128, theta)
-    cosine, sine = ops.rope_table(frequencies, 131_072)
+    cosine, sine = table_to(frequencies, 131_072)
     assert cosine.shape == sine.shape == (131_072, 64)
     for positions in (slice(0, 300), slice(65_400, 65_600), slice(130_900, 131_072), slice(0, None, 509)):
         angles = np.arange(131_072, dtype=np.float64)[positions, None] * frequencies
@@ -34,24 +43,38 @@ def test_table_is_exact_up_to_the_last_position(theta: float) -> None:
 def test_every_quadrant_and_the_points_between(every_family: Every) -> None:
     quarter = np.arange(1, 200, dtype=np.float64) * np.pi / 2
     frequencies = np.concatenate([quarter, np.nextafter(quarter, 0), np.nextafter(quarter, 1e9), -quarter, [0.0, 1e6]])
-    cosine, sine = ops.rope_table(frequencies, 2)
+    cosine, sine = table_to(frequencies, 2)
     assert np.abs(cosine[1] - np.cos(frequencies)).max() < TABLE_TOLERANCE
     assert np.abs(sine[1] - np.sin(frequencies)).max() < TABLE_TOLERANCE
 
 
 def test_factor_multiplies_both_tables() -> None:
     frequencies, factor = reference.yarn_frequencies(128, 5e6, 2.0, 65_536)
-    plain, scaled = ops.rope_table(frequencies, 50), ops.rope_table(frequencies, 50, factor)
+    plain, scaled = table_to(frequencies, 50), table_to(frequencies, 50, factor)
     for one, other in zip(plain, scaled, strict=True):
         np.testing.assert_allclose(other, one * factor, rtol=2e-7)
 
 
-@pytest.mark.parametrize("frequency", [np.nan, np.inf, 1e6, -1e6])
-def test_angles_beyond_the_exact_range_are_refused(frequency: float) -> None:
+def test_positions_may_come_in_any_order() -> None:
+    frequencies = reference.inverse_frequencies(64, 5e6)
+    whole = table_to(frequencies, 500)
+    positions = np.array([499, 0, 3, 3, 120], np.int32)
+    some = np.empty((5, 32), np.float32), np.empty((5, 32), np.float32)
+    ops.rope_table(frequencies, positions, some)
+    for one, other in zip(some, whole, strict=True):
+        np.testing.assert_array_equal(one, other[positions])
+
+
+@pytest.mark.parametrize("frequency", [np.nan, np.inf])
+def test_what_is_no_rotation_is_refused(frequency: float) -> None:
     with pytest.raises(OperandError):
-        ops.rope_table(np.array([1.0, frequency]), 3)
+        table_to(np.array([1.0, frequency]), 3)
     with pytest.raises(OperandError):
-        ops.rope_table(np.array([1.0]), 3, factor=float("nan"))
+        table_to(np.array([1.0]), 3, factor=float("nan"))
+    with pytest.raises(OperandError, match="negative"):
+        ops.rope_table(
+            np.ones(2), np.array([1, -1], np.int32), (np.empty((2, 2), np.float32), np.empty((2, 2), np.float32))
+        )
 
 
 def rotated(
@@ -70,7 +93,7 @@ def rotated(
 def test_rotation(dim: int, adjacent: bool, every_family: Every) -> None:
     rng = np.random.default_rng(dim)
     frequencies = reference.inverse_frequencies(dim, 5e6)
-    table = ops.rope_table(frequencies, 1000)
+    table = table_to(frequencies, 1000)
     for rows, heads in ((1, 1), (1, 16), (37, 3)):
         x = rng.standard_normal((rows, heads, dim), np.float32)
         positions = rng.integers(0, 1000, rows).astype(np.int32)
@@ -81,7 +104,7 @@ def test_rotation(dim: int, adjacent: bool, every_family: Every) -> None:
 
 def test_the_layouts_are_permutations_of_each_other(every_family: Every) -> None:
     rng = np.random.default_rng(1)
-    table = ops.rope_table(reference.inverse_frequencies(64, 1e4), 500)
+    table = table_to(reference.inverse_frequencies(64, 1e4), 500)
     x = rng.standard_normal((5, 4, 64), np.float32)
     positions = np.array([0, 1, 77, 400, 499], np.int32)
     halves = every_family(lambda: rotated(x, positions, table, False))
@@ -92,7 +115,7 @@ def test_the_layouts_are_permutations_of_each_other(every_family: Every) -> None
 
 
 def test_position_nought_changes_nothing_and_length_stays(every_family: Every) -> None:
-    table = ops.rope_table(reference.inverse_frequencies(128, 5e6), 65_536)
+    table = table_to(reference.inverse_frequencies(128, 5e6), 65_536)
     x = np.random.default_rng(2).standard_normal((3, 2, 128), np.float32)
     result = every_family(lambda: rotated(x, np.array([0, 30_000, 65_535], np.int32), table, True))
     np.testing.assert_array_equal(result[0], x[0])

@@ -148,7 +148,7 @@ def demo_f32_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def random_engine(random_file: Path) -> Iterator[Engine]:
-    with Engine.load(random_file) as engine:
+    with Engine.load(random_file, kv="f16") as engine:
         yield engine
 
 
@@ -161,7 +161,7 @@ def demo_engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def demo_f32_engine(demo_f32_file: Path) -> Iterator[Engine]:
-    with Engine.load(demo_f32_file) as engine:
+    with Engine.load(demo_f32_file, kv="f16") as engine:
         yield engine
 
 
@@ -172,3 +172,10 @@ def own_kernels() -> Iterator[None]:
     yield
     backend.use_kernels(kernels)
     backend.set_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def demo_f16_engine() -> Iterator[Engine]:
+    """The demo model with a cache in half precision, as the peers keep theirs."""
+    with Engine.load(kv="f16") as engine:
+        yield engine

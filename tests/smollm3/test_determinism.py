@@ -16,7 +16,7 @@ from golden.store import Floats
 
 from notso.qtensor import backend, ops
 from notso.qtensor.gguf import GGUFFile
-from notso.smollm3 import Engine, Event, SamplingParams, engine
+from notso.smollm3 import Engine, Event, SamplingParams
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub import demo_path
 from notso.smollm3.kv_cache import KVCache
@@ -141,8 +141,13 @@ def test_the_shapes_of_the_3b_give_the_same_bits_under_every_kernel(tmp_path: Pa
 
 
 def texts(events: Iterator[Event]) -> list[Event]:
-    """The events but for usage, which holds times."""
-    return [event for event in events if event.kind != "usage"]
+    """The events but for those that tell of times and of the way to the first token."""
+    return [event for event in events if event.kind not in ("usage", "queued", "progress")]
+
+
+def forget(engine: Engine) -> None:
+    """Empty the prefix cache."""
+    engine._core.call(engine._blocks.clear)
 
 
 SAMPLED = SamplingParams(max_tokens=24, temperature=1.5, top_p=1.0, seed=11)
@@ -154,7 +159,7 @@ def test_the_size_of_prefill_steps_changes_nothing(
 ) -> None:
     prompt = RANDOM.prompts(20, 90)[-1]
     expected = demo_engine.logits(prompt), texts(demo_engine.generate(prompt, SAMPLED))
-    monkeypatch.setattr(engine, "PREFILL_CHUNK_TOKENS", rows)
+    monkeypatch.setattr(demo_engine._runner, "max_rows", rows)
     np.testing.assert_array_equal(demo_engine.logits(prompt), expected[0])
     assert texts(demo_engine.generate(prompt, SAMPLED)) == expected[1]
 
@@ -164,7 +169,7 @@ def test_a_cached_prefix_changes_nothing(demo_engine: Engine) -> None:
     prompt = RANDOM.prompts(20, 90)[-1]
 
     def answer(before: list[int]) -> tuple[list[Event], int]:
-        demo_engine.logits([1])  # leaves a cache that has nothing in common
+        forget(demo_engine)
         if before:
             list(demo_engine.generate(before, SAMPLED))
         events = list(demo_engine.generate(prompt, SAMPLED))
@@ -187,13 +192,13 @@ def test_a_cached_prefix_changes_nothing(demo_engine: Engine) -> None:
 def test_answers_continue_from_what_the_last_one_left(demo_engine: Engine) -> None:
     """A second turn reuses the first one's answer, and its logits are those of reading everything anew."""
     prompt = RANDOM.prompts(20, 60)[-1]
-    demo_engine.logits([1])
+    forget(demo_engine)
     first = list(demo_engine.generate(prompt, SAMPLED))
     longer = [*prompt, *range(200, 230)]
     warm = texts(demo_engine.generate(longer, SAMPLED))
-    demo_engine.logits([1])
+    forget(demo_engine)
     assert texts(demo_engine.generate(longer, SAMPLED)) == warm
-    demo_engine.logits([1])
+    forget(demo_engine)
     assert texts(demo_engine.generate(prompt, SAMPLED)) == texts(iter(first))
 
 

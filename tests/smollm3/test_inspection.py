@@ -15,6 +15,7 @@ from notso.qtensor.gguf_writer import GGUFWriter
 from notso.smollm3 import inspection
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.inspection import Inspection, inspect_file
+from notso.smollm3.kv_formats import KV_FORMATS
 from notso.smollm3.memory import MemoryLimit
 from notso.smollm3.synth import write_synthetic
 
@@ -56,9 +57,10 @@ def test_layers_and_bytes_per_token(found: Inspection) -> None:
     assert found.run.kv_values_per_token == 2 * 9 * 1 * 64
     assert {plan.format: plan.bytes_per_token for plan in found.run.cache} == {
         "f16": 2304,
-        "q8_0": 1224,
-        "q4_0": 648,
-        "3.6 bits": 522,
+        "k8v8": 1188,
+        "k8v4": 900,
+        "k4v4": 612,
+        "k4v3": 540,
     }
 
 
@@ -66,14 +68,16 @@ def test_cache_figures_of_the_3b_model() -> None:
     """As the facts sheet's section 10 has them."""
     config = SmolLM3Config(2048, 11008, 36, 16, 4, 128, 128256, 65536, 1e-6, 5e6, (1, 1, 1, 0) * 9)
     weights = 1_907_462_144
-    bits = inspection.CACHE_BITS.items()
-    plans = [inspection._cache_plan(name, size, config, weights, 4_000_000_000) for name, size in bits]
-    assert [plan.bytes_per_token for plan in plans] == [73_728, 39_168, 20_736, 16_704]
+    memory = MemoryLimit("the system", 4_000_000_000)
+    plans = [inspection._cache_plan(kv_format, config, weights, memory) for kv_format in KV_FORMATS]
+    assert [plan.bytes_per_token for plan in plans] == [73_728, 37_440, 28_224, 19_008, 16_704]
+    assert [plan.bits_per_value for plan in plans] == [16, 8.125, 6.125, 4.125, 3.625]
     assert plans[0].bytes_at[65_536] == int(4.5 * 2**30)
     fits = [plan.fits_tokens for plan in plans]
     assert fits == sorted(fits) and 20_000 < fits[0] < 28_000 and all(n % 1024 == 0 for n in fits)
-    assert inspection._cache_plan("f16", 16.0, config, weights, 1 << 40).fits_tokens == 131_072
-    assert inspection._cache_plan("f16", 16.0, config, weights, weights).fits_tokens == 0
+    plenty, nothing = MemoryLimit("the system", 1 << 40), MemoryLimit("the system", weights)
+    assert inspection._cache_plan("f16", config, weights, plenty).fits_tokens == 131_072
+    assert inspection._cache_plan("f16", config, weights, nothing).fits_tokens == 0
 
 
 def test_memory_is_the_tightest_limit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

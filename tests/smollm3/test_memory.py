@@ -1,4 +1,4 @@
-"""What the kernel, control groups and process limits leave, and which context fits into it."""
+"""What the kernel, control groups and process limits leave."""
 
 from __future__ import annotations
 
@@ -7,22 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from notso.smollm3.errors import OutOfMemoryError
-from notso.smollm3.memory import (
-    MIB,
-    PROCESS_BYTES,
-    MemoryLimit,
-    available_memory,
-    largest_context,
-    memory_limits,
-    plan_memory,
-)
-
-# SmolLM3-3B Q4_K_M with a 16-bit cache (facts: 1,907,462,144 bytes of tensors, 73,728 bytes per token)
-WEIGHTS = 1_907_462_144
-KV = 73_728
+from notso.smollm3.memory import MIB, MemoryLimit, available_memory, memory_limits, process_memory
 
 
 def tree(root: Path, files: dict[str, str]) -> None:
@@ -123,73 +108,11 @@ def test_a_process_limit_counts_less_what_is_used() -> None:
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY  # this process is as it was
 
 
-def limit(gib: float) -> MemoryLimit:
-    return MemoryLimit("the system", int(gib * 1024 * MIB))
-
-
-def test_left_to_us_the_context_is_the_model_s_own_where_it_fits() -> None:
-    plan = plan_memory(weights_bytes=WEIGHTS, kv_bytes_per_token=KV, max_context_tokens=65_536, limit=limit(16))
-
-    assert (plan.context_tokens, plan.reduced) == (65_536, False)
-    assert plan.needed_bytes == WEIGHTS + 65_536 * KV + PROCESS_BYTES
-
-
-def test_left_to_us_the_context_shrinks_to_what_fits_in_steps() -> None:
-    plan = plan_memory(weights_bytes=WEIGHTS, kv_bytes_per_token=KV, max_context_tokens=65_536, limit=limit(4))
-
-    assert plan.reduced
-    assert plan.context_tokens % 1024 == 0
-    assert plan.needed_bytes <= limit(4).available_bytes < plan.needed_bytes + 1024 * KV
-
-
-def test_at_the_floor_it_is_refused_with_the_numbers() -> None:
-    with pytest.raises(OutOfMemoryError, match=r"2,048 tokens needs 2,219 MiB, the system leaves 2,048 MiB") as caught:
-        plan_memory(weights_bytes=WEIGHTS, kv_bytes_per_token=KV, max_context_tokens=65_536, limit=limit(2))
-
-    assert caught.value.available_bytes == limit(2).available_bytes
-    assert caught.value.needed_bytes > caught.value.available_bytes
-
-
-def test_a_small_model_is_not_forced_to_the_floor() -> None:
-    plan = plan_memory(weights_bytes=MIB, kv_bytes_per_token=100, max_context_tokens=512, limit=limit(1))
-
-    assert (plan.context_tokens, plan.reduced) == (512, False)
-
-
-def test_a_context_that_was_asked_for_is_given_or_refused_never_changed() -> None:
-    plan = plan_memory(
-        weights_bytes=WEIGHTS, kv_bytes_per_token=KV, max_context_tokens=65_536, requested_tokens=5_000, limit=limit(4)
-    )
-    assert (plan.context_tokens, plan.reduced) == (5_000, False)
-
-    with pytest.raises(OutOfMemoryError, match=r"a context of 65,536 tokens needs .*; 28,672 tokens would fit"):
-        plan_memory(
-            weights_bytes=WEIGHTS,
-            kv_bytes_per_token=KV,
-            max_context_tokens=65_536,
-            requested_tokens=65_536,
-            limit=limit(4),
-        )
-
-
-@pytest.mark.parametrize("sequences", [1, 3])
-@pytest.mark.parametrize("scratch", [0, 77 * MIB])
-def test_the_largest_context_fits_and_one_step_more_does_not(sequences: int, scratch: int) -> None:
-    available = limit(6).available_bytes
-    tokens = largest_context(
-        weights_bytes=WEIGHTS,
-        kv_bytes_per_token=KV,
-        available_bytes=available,
-        sequences=sequences,
-        scratch_bytes=scratch,
-    )
-
-    def needed(count: int) -> int:
-        return WEIGHTS + scratch + PROCESS_BYTES + count * KV * sequences
-
-    assert tokens > 0
-    assert needed(tokens) <= available < needed(tokens + 1024)
-
-
-def test_no_room_at_all_is_a_context_of_nothing() -> None:
-    assert largest_context(weights_bytes=WEIGHTS, kv_bytes_per_token=KV, available_bytes=MIB) == 0
+def test_what_this_process_occupies() -> None:
+    before = process_memory()
+    assert 0 < before.held_bytes <= before.resident_bytes
+    block = bytearray(b"\x01") * (64 * MIB)
+    after = process_memory()
+    assert 60 * MIB < after.held_bytes - before.held_bytes < 80 * MIB
+    del block
+    assert process_memory(Path("/nowhere")).resident_bytes == 0

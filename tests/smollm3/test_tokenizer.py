@@ -116,7 +116,7 @@ def test_a_stream_never_shows_part_of_a_character(small_tokenizer: Tokenizer, te
     for byte in text.encode():
         token = small_tokenizer.id_of(chr(byte)) if byte < 0x80 else None
         if token is None:
-            token = small_tokenizer._vocabulary.ids[BYTE_CHARACTERS[byte]]
+            token = small_tokenizer._vocabulary.ordinary[BYTE_CHARACTERS[byte]]
         shown += stream.push(token)
         assert text.startswith(shown)
     assert shown == text
@@ -125,7 +125,7 @@ def test_a_stream_never_shows_part_of_a_character(small_tokenizer: Tokenizer, te
 
 def test_a_character_cut_off_shows_at_the_end_only(small_tokenizer: Tokenizer) -> None:
     stream = small_tokenizer.stream()
-    first, second, *_ = (small_tokenizer._vocabulary.ids[BYTE_CHARACTERS[byte]] for byte in "👩".encode())
+    first, second, *_ = (small_tokenizer._vocabulary.ordinary[BYTE_CHARACTERS[byte]] for byte in "👩".encode())
     assert stream.push(first) == "" == stream.push(second)
     assert stream.finish() == "\ufffd"
     assert stream.finish() == ""

@@ -18,6 +18,7 @@ import pytest
 from notso.web.app import create_app
 from notso.web.chat.engine_port import ChatEngine
 from notso.web.ids import new_id
+from notso.web.models.installed import Shelf
 from notso.web.scripted_engine import ScriptedEngine
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.settings import Settings
@@ -95,8 +96,8 @@ class Asked:
 class Running:
     """A server in a thread, spoken to over TCP."""
 
-    def __init__(self, source: Callable[[], ChatEngine], settings: Settings) -> None:
-        self.app = create_app(source, settings)
+    def __init__(self, source: Callable[[], ChatEngine], settings: Settings, shelf: Shelf | None = None) -> None:
+        self.app = create_app(source, settings, shelf=shelf)
         listener = listen(settings)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # so that a reader who stops is soon felt
         self.address = address_of(listener, settings).rstrip("/")
@@ -207,9 +208,11 @@ def start(tmp_path: Path, closing: list[Running]) -> Iterator[Callable[..., Runn
     """Start servers; each is closed at the end of the test. Keyword arguments are settings."""
     running: list[Running] = []
 
-    def begin(engine: ScriptedEngine | Callable[[], ChatEngine], **settings: Any) -> Running:
+    def begin(
+        engine: ScriptedEngine | Callable[[], ChatEngine], *, shelf: Shelf | None = None, **settings: Any
+    ) -> Running:
         source = engine if callable(engine) else lambda: engine
-        server = Running(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings)))
+        server = Running(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings)), shelf)
         running.append(server)
         return server
 

@@ -18,6 +18,10 @@ from notso.web.security import content_security_policy
 from notso.web.settings import Settings
 
 Start = Callable[..., Any]
+MESSAGE_ROUTES = (
+    *(("GET", "text"), ("GET", "edit"), ("POST", "edit"), ("POST", "regenerate"), ("POST", "continue")),
+    *(("POST", "choose"), ("POST", "unsummarize")),
+)
 KEY = "correct horse battery staple"
 
 
@@ -34,7 +38,19 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("GET /", "GET /status", "POST /chats", "GET /chats/{chat_id}", "POST /chats/{chat_id}/messages"),
         *("GET /chats/{chat_id}/messages/{message_id}", "POST /chats/{chat_id}/thinking"),
         *("POST /chats/{chat_id}/title", "POST /chats/{chat_id}/delete"),
+        *("GET /models", "GET /models/download", "POST /models/download", "POST /models/download/stop"),
+        *("POST /models/switch", "GET /metrics"),
+        *("GET /v1/models", "GET /v1/models/{name:path}", "POST /v1/chat/completions"),
+        *("POST /v1/completions", "POST /v1/embeddings", "POST /v1/infill", "POST /v1/messages", "POST /v1/rerank"),
+        "POST /v1/responses",
         *("POST /generations/{generation_id}/stop", "GET /generations/{generation_id}/events"),
+        *("POST /generations/{generation_id}/answer-now", "GET /feed", "GET /chats", "GET /search"),
+        *("GET /chats/{chat_id}/turns", "POST /chats/{chat_id}/pin", "POST /chats/{chat_id}/clear"),
+        *("POST /chats/{chat_id}/reset", "POST /undo/{trash_id}", "POST /chats/{chat_id}/summarize"),
+        *("GET /chats/{chat_id}/suggestions", "GET /settings", "POST /settings", "GET /chats/{chat_id}/settings"),
+        *("POST /chats/{chat_id}/settings", "POST /estimate", "POST /chats/{chat_id}/estimate"),
+        *("GET /chats/{chat_id}/export/{kind}", "GET /export", "POST /import"),
+        *(f"{verb} /chats/{{chat_id}}/messages/{{message_id}}/{name}" for verb, name in MESSAGE_ROUTES),
     }
 
 
@@ -170,7 +186,7 @@ def test_every_answer_carries_the_policy(shared: Any, path: str) -> None:
 def test_the_policy_is_the_one_written_down() -> None:
     assert content_security_policy("N") == (
         "default-src 'none'; script-src 'self' 'nonce-N'; style-src 'self'; img-src 'self'; font-src 'self'; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
 
 

@@ -98,6 +98,7 @@ PIECES = (
         "***\n",
         "\x0b\n",
     ),
+    *("$$\n", "$$ x_1 $$\n", "$$ y", "$a$ ", "$5 ", "\\[\n", "\\]\n", "\\[ z \\]\n", "\\(b\\) ", "  $$\n"),
 )
 
 
@@ -148,7 +149,7 @@ def test_what_is_shown_on_the_way_is_a_beginning_of_the_end() -> None:
 
 def test_code_is_coloured_when_its_block_closes() -> None:
     stream = StreamingMarkdown()
-    assert "<span" not in stream.feed("```python\nx = 1\n").tail
+    assert "<code>x = 1\n</code>" in stream.feed("```python\nx = 1\n").tail
     assert '<span class="n">x</span>' in stream.feed("```\n\nafter\n").closed
 
 
@@ -173,7 +174,8 @@ def test_code_is_coloured_when_its_block_closes() -> None:
         ("* one", "<ul>\n<li>one</li>\n</ul>"),
         ("~~go", "<p><s>go</s></p>"),
         ("costs $5 and", "<p>costs $5 and</p>"),
-        ("```\n**x", '<div class="code-block"><pre><code>**x</code></pre></div>'),
+        ("$$\na **b", '<p class="plain">$$\na **b</p>'),
+        ("\\[ a [b", '<p class="plain">\\[ a [b</p>'),
     ],
 )
 def test_half_open_markup_does_not_flicker(tail: str, shown: str) -> None:
@@ -206,12 +208,15 @@ def test_highlighting_knows_every_language_offered() -> None:
         assert '<div class="code-label">' in render_markdown(f"```{name}\nx = 1\n```")
 
 
-ALLOWED_ATTRIBUTES = {"class", "href", "rel", "target", "start"}
+ALLOWED_ATTRIBUTES = {"class", "href", "rel", "target", "start", "type", "tabindex"}
 ALLOWED_TAGS = {
-    *("a", "blockquote", "br", "code", "del", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p"),
-    *("pre", "s", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+    *("a", "blockquote", "br", "button", "code", "del", "div", "em", "figure", "h1", "h2", "h3", "h4", "h5", "h6"),
+    *("hr", "li", "ol", "p", "pre", "s", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
 }
-CLASSES = TOKEN_CLASSES | {"code-block", "code-label", "plain", "align-left", "align-right", "align-center"}
+CLASSES = TOKEN_CLASSES | {
+    *("code-block", "code-label", "long", "copy-code", "wrap-code", "whole-code", "plain", "wide-table"),
+    *("align-left", "align-right", "align-center", "math", "inline", "display"),
+}
 
 
 class Inspector(HTMLParser):
@@ -221,6 +226,7 @@ class Inspector(HTMLParser):
         assert tag in ALLOWED_TAGS, tag
         for name, value in attrs:
             assert name in ALLOWED_ATTRIBUTES, name
+            assert (name, value) not in (("type", "submit"), ("tabindex", "-1"))
             if name == "href":
                 assert (value or "").startswith(("http://", "https://", "mailto:")), value
             if name == "class":
@@ -384,6 +390,7 @@ def test_a_fault_in_the_sanitiser_shows_plain_text(monkeypatch: pytest.MonkeyPat
             "".join("`" * n + " " for n in range(170)),
             "x" * 200_000,
         ),
+        *("$a " * 5_000, "$$" * 8_000, "\\(" * 8_000, "$a$" * 5_000, "$$x\n" * 5_000, "> $$\n" * 3_000),
         *("\n" * 100_000, "[a]: b\n" * 10_000, "# " * 8_000, "<!--" * 4_000, "\\" * 16_000, "_" * 16_000, "((" * 8_000),
     ],
     ids=lambda text: f"{text[:6]!r}x{len(text)}",

@@ -72,7 +72,7 @@ def test_what_went_in_comes_out(tmp_path: Path) -> None:
         )
         question, answer = await store.messages(OWNER, chat.id)
         assert question == turn.question
-        assert answer == replace(done, answer_html="<p>", reasoning_html="<b>")
+        assert answer == replace(done, answer_html="<p>", reasoning_html="<b>", parent_id=question.id)
         assert await store.message(OWNER, chat.id, answer.id) == await store.generation(
             OWNER, answer.generation_id or ""
         )
@@ -134,7 +134,8 @@ def test_one_turn_per_chat_and_one_message_per_key(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         chat = a_chat()
         first = a_turn(chat)
-        assert await store.add_turn(OWNER, first, chat) == TurnAccepted(first.question, first.answer)
+        answer = replace(first.answer, parent_id=first.question.id)
+        assert await store.add_turn(OWNER, first, chat) == TurnAccepted(first.question, answer)
         refused = await store.add_turn(OWNER, a_turn(chat))
         assert isinstance(refused, TurnRefused) and refused.running is not None
         assert refused.running.id == first.answer.id
@@ -160,7 +161,13 @@ def test_a_foreign_id_is_an_unknown_id(tmp_path: Path) -> None:
         assert await store.add_turn(other, a_turn(chat)) == TurnRefused(None)
         assert not await store.set_title(other, chat.id, "x")
         assert not await store.set_thinking(other, chat.id, False)
-        assert not await store.delete_chat(other, chat.id)
+        assert not await store.set_pinned(other, chat.id, True)
+        assert not await store.set_settings(other, chat.id, {})
+        assert not await store.choose(other, chat.id, turn.answer.id)
+        assert not await store.edit_answer(other, chat.id, turn.answer.id, "x")
+        assert await store.trash_chat(other, chat.id) is None
+        assert await store.trash_messages(other, chat.id, reset=True) is None
+        assert await store.search(other, "question", 9) == []
         assert (await store.chat(OWNER, chat.id)) is not None
 
     run(tmp_path, work)
@@ -171,10 +178,11 @@ def test_deleting_takes_the_messages_along_and_a_late_save_brings_none_back(tmp_
         chat = a_chat()
         turn = a_turn(chat)
         await store.add_turn(OWNER, turn, chat)
-        assert await store.delete_chat(OWNER, chat.id)
+        assert await store.trash_chat(OWNER, chat.id)
+        assert await store.purge(1 << 62) == 1
         await store.save_answer(replace(turn.answer, content="late", state="done"))
         assert await store.messages(OWNER, chat.id) == []
-        assert not await store.delete_chat(OWNER, chat.id)
+        assert await store.trash_chat(OWNER, chat.id) is None
 
     run(tmp_path, work)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3 import ContextLengthError, Event, ModelFileError
+from notso.smollm3 import ContextLengthError, EngineError, Event, ModelFileError
 from notso.web.ids import new_id
 from notso.web.rendering.markdown import render_markdown
 from notso.web.scripted_engine import ScriptedEngine, say
@@ -34,7 +34,7 @@ def script(answer: str = ANSWER, thoughts: str = THOUGHTS, piece: int = 3) -> Ca
 
 
 def test_what_the_stream_shows_is_what_is_stored_and_what_the_page_shows(start: Start, screen: Any) -> None:
-    server = start(ScriptedEngine(script(), pace_seconds=0.005)).ready()
+    server = start(ScriptedEngine(script(), pace_seconds=0.015)).ready()
     asked = server.ask("Hello")
     events = server.stream(asked)
     for event in events:
@@ -45,7 +45,7 @@ def test_what_the_stream_shows_is_what_is_stored_and_what_the_page_shows(start: 
     assert screen.html(asked.message_id, "reasoning") == render_markdown(THOUGHTS) == stored.reasoning_html
     assert len([event for event in events if event.event == "message"]) > 5, "it came in pieces"
     page = server.client.get(f"/chats/{asked.chat_id}").text
-    assert stored.answer_html in page and "hx-sse:connect" not in page
+    assert stored.answer_html in page and 'hx-sse:connect="/generations' not in page
 
 
 def test_a_stream_ends_with_one_done_and_its_numbers_never_fall(start: Start) -> None:
@@ -102,7 +102,7 @@ def test_a_late_or_odd_reader_gets_a_snapshot(shared: Any, screen: Any, header: 
     assert events[0].data.startswith("<!--snapshot-->")
     screen.apply(events[0])
     assert screen.html(asked.message_id, "answer") == shared.stored(asked).answer_html
-    assert [event.event for event in events] == ["message", "status", "done"]
+    assert [event.event for event in events] == ["message", "status", "usage", "done"]
 
 
 def test_a_turn_long_past_is_told_from_the_database(start: Start, screen: Any) -> None:
@@ -235,15 +235,15 @@ def test_the_engine_reads_history_date_and_toggle(start: Start) -> None:
     first = server.ask("One\r\n  two", thinking=True)
     server.finished(first)
     server.finished(server.ask("Three", first.chat_id, thinking=False))
-    (_, thinking_1, date_1), (messages, thinking_2, date_2) = engine.requests
-    assert [(message.role, message.content) for message in messages] == [
+    one, two = engine.requests
+    assert [(message.role, message.content) for message in two.messages] == [
         ("user", "One\n  two"),
         ("assistant", "Fine."),
         ("user", "Three"),
     ]
-    assert all(message.reasoning_content is None for message in messages)
-    assert (thinking_1, thinking_2) == (True, False)
-    assert date_1 == date_2 is not None
+    assert all(message.reasoning_content is None for message in two.messages)
+    assert (one.thinking, two.thinking) == (True, False)
+    assert one.date == two.date is not None
 
 
 def test_the_date_is_frozen_per_chat(start: Start) -> None:
@@ -257,22 +257,34 @@ def test_the_date_is_frozen_per_chat(start: Start) -> None:
         )
     )
     server.finished(server.ask("Two", asked.chat_id))
-    assert engine.requests[-1][2].isoformat() == "2025-07-08"  # type: ignore[union-attr]
+    assert engine.requests[-1].date.isoformat() == "2025-07-08"  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("failure", [ContextLengthError(9120, 8192), RuntimeError("secret /home/me")])
-def test_a_failure_ends_the_turn_with_words_and_keeps_the_text(start: Start, failure: Exception) -> None:
-    engine = ScriptedEngine(script("Half of it"), failure=failure)
+def test_a_failure_ends_the_turn_with_words_and_keeps_the_text(start: Start) -> None:
+    engine = ScriptedEngine(script("Half of it"), failure=EngineError("a number was not finite"))
     server = start(engine).ready()
     asked = server.ask("Hello")
     events = server.stream(asked)
     stored = server.finished(asked)
-    assert (stored.state, stored.content) == ("failed", "Half of it")
+    assert (stored.state, stored.content, stored.note) == ("failed", "Half of it", "a number was not finite")
     assert [event.event for event in events[-2:]] == ["error", "done"]
-    assert ("9,120" in stored.note) == isinstance(failure, ContextLengthError)
+    assert json.loads(events[-2].data)["message"] == "a number was not finite"
+    engine.failure = None
+    assert server.finished(server.ask("Again", asked.chat_id)).state == "done"
+
+
+@pytest.mark.parametrize("refusal", [ContextLengthError(9120, 8192), RuntimeError("secret /home/me")])
+def test_a_refusal_ends_the_turn_with_words(start: Start, refusal: Exception) -> None:
+    engine = ScriptedEngine(script("Fine"), refusal=refusal)
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    events = server.stream(asked)
+    stored = server.finished(asked)
+    assert (stored.state, stored.content) == ("failed", "")
+    assert ("9,120" in stored.note) == isinstance(refusal, ContextLengthError)
     page = server.client.get(f"/chats/{asked.chat_id}").text
     assert "secret" not in page + events[-2].data + stored.note
-    engine.failure = None
+    engine.refusal = None
     assert server.finished(server.ask("Again", asked.chat_id)).state == "done"
 
 

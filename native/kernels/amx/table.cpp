@@ -17,6 +17,13 @@ constexpr bool kPrefetchInOrder = false;
 #include "../avx512/four_rows.h"
 #include "../x86_matmul.h"
 #include "tile_matmul.h"
+#include "../level_tables.h"
+#include "../avx512/byte_dots.h"
+#include "../x86_byte_dots.h"
+#include "../head_vectors.h"
+#include "../byte_attention.h"
+#include "../read_lines.h"
+#include "byte_peak.h"
 // clang-format on
 
 void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }

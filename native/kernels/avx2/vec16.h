@@ -65,7 +65,8 @@ inline V16 v_load_bf16(const uint16_t* p) {
   const __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p + 1));
   return {_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))};
 }
-inline uint32_t v_top_magnitude(const V16 (&v)[16]) {
+template <int COUNT>
+inline uint32_t v_top_magnitude(const V16 (&v)[COUNT]) {
   const __m256i mask = _mm256_set1_epi32(0x7fffffff);  // magnitudes are positive as signed integers too
   __m256i eight = _mm256_setzero_si256();
   for (const V16& a : v) {
@@ -82,5 +83,28 @@ inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
   const __m256i high = _mm256_cvtps_epi32(_mm256_mul_ps(a.high, scale.high));
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
+inline V16 v_load_int(const int32_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i*)p)),
+          _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i*)p + 1))};
+}
+template <int WIDTH>
+inline V16 v_swap(V16 a) {
+  if constexpr (WIDTH == 8) return {a.high, a.low};
+  if constexpr (WIDTH == 4) return {_mm256_permute2f128_ps(a.low, a.low, 1), _mm256_permute2f128_ps(a.high, a.high, 1)};
+  constexpr int order = WIDTH == 2 ? 0x4e : 0xb1;
+  return {_mm256_permute_ps(a.low, order), _mm256_permute_ps(a.high, order)};
+}
+inline V16 v_max_magnitude(V16 a, V16 b) {
+  const __m256i mask = _mm256_set1_epi32(0x7fffffff);
+  const __m256i low = _mm256_and_si256(_mm256_castps_si256(b.low), mask);
+  const __m256i high = _mm256_and_si256(_mm256_castps_si256(b.high), mask);
+  return {_mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a.low), low)),
+          _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a.high), high))};
+}
+inline V16 v_one_above(V16 a, V16 b) {
+  const __m256 one = _mm256_set1_ps(1.0f);
+  return {_mm256_and_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GT_OQ), one),
+          _mm256_and_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GT_OQ), one)};
 }
 #include "../x86_sums.h"

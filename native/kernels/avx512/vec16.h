@@ -16,10 +16,7 @@ inline V16 v_max(V16 a, V16 b) { return _mm512_max_ps(a, b); }
 inline V16 v_min(V16 a, V16 b) { return _mm512_min_ps(a, b); }
 inline V16 v_fma(V16 a, V16 b, V16 c) { return _mm512_fmadd_ps(a, b, c); }
 inline V16 v_round(V16 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline V16 v_scale(V16 a, V16 n) {
-  const __m512i power = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
-  return _mm512_mul_ps(a, _mm512_castsi512_ps(power));
-}
+inline V16 v_scale(V16 a, V16 n) { return _mm512_scalef_ps(a, n); }
 inline float v_fold_add(V16 a) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
@@ -41,7 +38,8 @@ inline V16 v_load_bf16(const uint16_t* p) {
   const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
-inline uint32_t v_top_magnitude(const V16 (&v)[16]) {
+template <int COUNT>
+inline uint32_t v_top_magnitude(const V16 (&v)[COUNT]) {
   __m512i top = _mm512_setzero_si512();
   for (const V16& a : v)
     top = _mm512_max_epu32(top, _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(0x7fffffff)));
@@ -49,5 +47,19 @@ inline uint32_t v_top_magnitude(const V16 (&v)[16]) {
 }
 inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(a, scale))));
+}
+inline V16 v_load_int(const int32_t* p) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(p)); }
+template <int WIDTH>
+inline V16 v_swap(V16 a) {
+  if constexpr (WIDTH == 8) return _mm512_shuffle_f32x4(a, a, 0x4e);
+  if constexpr (WIDTH == 4) return _mm512_shuffle_f32x4(a, a, 0xb1);
+  return _mm512_permute_ps(a, WIDTH == 2 ? 0x4e : 0xb1);
+}
+inline V16 v_max_magnitude(V16 a, V16 b) {
+  const __m512i magnitude = _mm512_and_si512(_mm512_castps_si512(b), _mm512_set1_epi32(0x7fffffff));
+  return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), magnitude));
+}
+inline V16 v_one_above(V16 a, V16 b) {
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), _mm512_set1_ps(1.0f));
 }
 #include "../x86_sums.h"

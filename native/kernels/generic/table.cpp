@@ -9,6 +9,12 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 4;
 #include "vec16.h"
 #include "../float_kernels.h"
 #include "integer_kernels.h"
+#include "../level_tables.h"
+#include "byte_dots.h"
+#include "../head_vectors.h"
+#include "../byte_attention.h"
+#include "../read_lines.h"
+#include "byte_peak.h"
 // clang-format on
 
 }  // namespace

@@ -128,8 +128,8 @@ inline V16 v_load_bf16(const uint16_t* p) {
 }
 // The largest |x| as its bit pattern: for magnitudes the order of the bits is the order of the floats, and Inf and NaN
 // come out on top on every machine.
-// The largest magnitude among 256 values, as bits: NaN and infinity are the largest of all.
-inline uint32_t v_top_magnitude(const V16 (&v)[16]) {
+template <int COUNT>
+inline uint32_t v_top_magnitude(const V16 (&v)[COUNT]) {
   uint32_t top = 0;
   for (const V16& a : v)
     for (float x : a.lane) {
@@ -151,4 +151,35 @@ inline void v_store_sums(BlockQ8K& block) {
 // round_to_even(a * scale) as 16 signed bytes; the caller keeps |a * scale| within 127.
 inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
   for (int i = 0; i < 16; i++) p[i] = int8_t(__builtin_rintf(a.lane[i] * scale.lane[i]));
+}
+inline V16 v_load_int(const int32_t* p) {
+  V16 r;
+  for (int i = 0; i < 16; i++) r.lane[i] = float(p[i]);
+  return r;
+}
+// Lane i takes lane i ^ WIDTH; WIDTH is 1, 2, 4 or 8.
+template <int WIDTH>
+inline V16 v_swap(V16 a) {
+  V16 r;
+  for (int i = 0; i < 16; i++) r.lane[i] = a.lane[i ^ WIDTH];
+  return r;
+}
+// The larger magnitude of each lane, by its bits: a NaN stays on top. a holds no negative numbers.
+inline V16 v_max_magnitude(V16 a, V16 b) {
+  V16 r;
+  for (int i = 0; i < 16; i++) {
+    uint32_t x, y;
+    __builtin_memcpy(&x, &a.lane[i], 4);
+    __builtin_memcpy(&y, &b.lane[i], 4);
+    y &= 0x7fffffff;
+    x = x > y ? x : y;
+    __builtin_memcpy(&r.lane[i], &x, 4);
+  }
+  return r;
+}
+// 1 where a > b, else 0.
+inline V16 v_one_above(V16 a, V16 b) {
+  V16 r;
+  for (int i = 0; i < 16; i++) r.lane[i] = a.lane[i] > b.lane[i] ? 1.0f : 0.0f;
+  return r;
 }

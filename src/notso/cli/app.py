@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from notso.cli import bench, chat, doctor, exit_codes, inspect, list, pull, run, serve, synth, terminal, verify
+from notso.cli import batch, bench, chat, doctor, exit_codes, inspect, list, pull, run, serve, synth, terminal, verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,6 +58,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "serve": serve.serve,
     "chat": chat.chat,
     "run": run.run,
+    "batch": batch.batch,
     "pull": pull.pull,
     "list": list.list_models,
     "inspect": inspect.inspect,
@@ -66,7 +67,9 @@ VERBS: dict[str, Callable[..., None]] = {
     "bench": bench.bench,
     "doctor": doctor.doctor,
 }
-for _name, _module in zip(VERBS, (serve, chat, run, pull, list, inspect, verify, synth, bench, doctor), strict=True):
+for _name, _module in zip(
+    VERBS, (serve, chat, run, batch, pull, list, inspect, verify, synth, bench, doctor), strict=True
+):
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from notso.cli import options, terminal
 
 EXAMPLES = """\
   notso bench SmolLM3-Q4_K_M.gguf
-  notso bench SmolLM3-Q4_K_M.gguf --depth 0 --depth 4096 --json
+  notso bench SmolLM3-Q4_K_M.gguf --prefill 512 --prefill 512@8192 --depth 0 --depth 4096 --json
   notso bench SmolLM3-Q4_K_M.gguf --compare llama.cpp"""
 
 
@@ -21,21 +22,32 @@ def bench(
         typer.Argument(metavar="FILE", help="A GGUF file. Default: the model `run` would use.", show_default=False),
     ] = None,
     prefill: Annotated[
-        list[int] | None,
-        typer.Option("--prefill", metavar="TOKENS", min=1, help="Prompt length, repeatable. Default: 512."),
+        list[str] | None,
+        typer.Option(
+            "--prefill",
+            metavar="TOKENS[@DEPTH]",
+            help="Prompt length, and how many tokens stand before it; repeatable. Default: 512.",
+        ),
     ] = None,
     depth: Annotated[
         list[int] | None,
         typer.Option("--depth", metavar="TOKENS", min=0, help="Decode after so many tokens, repeatable. Default: 0."),
     ] = None,
+    batch: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--batch", metavar="N", min=0, help="Answers written at once, repeatable; 0 for none. Default: 16."
+        ),
+    ] = None,
     decode: Annotated[int, typer.Option("--decode", metavar="TOKENS", min=2, help="Tokens decoded each time.")] = 32,
     repeat: Annotated[int, typer.Option("--repeat", metavar="N", min=1, help="Rounds; the median counts.")] = 3,
     compare: Annotated[
         str | None,
-        typer.Option("--compare", metavar="PEER", help="Measure llama.cpp in turns (needs llama-cpp-python)."),
+        typer.Option("--compare", metavar="PEER", help="Measure llama.cpp or openvino in turns, where installed."),
     ] = None,
     weights: options.Weights = "auto",
     context: options.Context = None,
+    kv: options.KV = "auto",
     threads: options.Threads = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
@@ -45,19 +57,19 @@ def bench(
 
     Prefill, decode and the machine's read bandwidth are measured in turns; medians count, with minimum and maximum.
     """
-    from notso.smollm3.benchmark import SHORT_PROMPT_TOKENS, BenchmarkPlan, run_benchmark
+    from notso.smollm3.benchmark import BenchmarkPlan, run_benchmark
     from notso.smollm3.hub import resolve_model
 
     path = resolve_model(file)
-    prompts, depths = tuple(prefill or (512,)), tuple(depth or (0,))
-    longest = max(*prompts, *(max(d, SHORT_PROMPT_TOKENS) for d in depths)) + decode
     plan = BenchmarkPlan(
-        prefill_tokens=prompts,
-        depths=depths,
+        prefill=tuple(map(_prompt, prefill or ("512",))),
+        depths=tuple(depth or (0,)),
+        batches=tuple(n for n in (batch or (16,)) if n),
         decode_tokens=decode,
         repeats=repeat,
-        context_tokens=context or -(-longest // 1024) * 1024,
+        context_tokens=context,
         threads=threads,
+        kv=kv,
         weights=weights,
         compare=compare,
     )
@@ -70,6 +82,14 @@ def bench(
         terminal.say(line)
 
 
+def _prompt(text: str) -> tuple[int, int]:
+    """(tokens, depth) of `512` or `512@4096`."""
+    found = re.fullmatch(r"([1-9]\d{0,6})(?:@(\d{1,6}))?", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is neither TOKENS nor TOKENS@DEPTH", param_hint="--prefill")
+    return int(found.group(1)), int(found.group(2) or 0)
+
+
 def table(result: dict[str, Any]) -> list[str]:
     """The result for people: a machine line, then Markdown rows ready to paste."""
     machine, model = result["machine"], result["model"]
@@ -77,21 +97,23 @@ def table(result: dict[str, Any]) -> list[str]:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, "
         f"Python {machine['python']}, {machine['stolen_percent']:.1f} % of the time stolen",
         f"{model['name']}, {terminal.gigabytes(model['size_bytes'])}, {model['kernels']} kernels, "
-        f"{model['threads']} threads, context {model['context_tokens']:,}, "
+        f"{model['threads']} threads, context {model['context_tokens']:,}, {model['kv_format']} cache, "
         f"weights on {result['weights']}, median of {result['repeats']}",
         "",
     ]
     rows = [["what", "median", "min", "max", "share of ceiling"]]
     rows.append(["read bandwidth, GB/s", *_spread(result, "bandwidth_gb_s"), "-"])
-    rows += [[f"prefill {r['tokens']:,}, tok/s", *_spread(r, "tok_s"), "-"] for r in result["prefill"]]
-    rows += [
-        [f"decode at {r['depth']:,}, tok/s", *_spread(r, "tok_s"), f"{100 * r['roofline']:.0f} %"]
-        for r in result["decode"]
-    ]
-    for kind, key, name in (("prefill", "tokens", "prefill {:,}"), ("decode", "depth", "decode at {:,}")):
-        for row, ratio in zip(result.get("peer", {}).get(kind, []), result.get("ratio", {}).get(kind, []), strict=True):
-            label = f"{result['peer']['name']}: {name.format(row[key])}, tok/s"
-            rows.append([label, *_spread(row, "tok_s"), f"ours {ratio['ratio']:.2f}x"])
+    rows.append(["byte products, 10^12/s", *_spread(result, "byte_tops", 2), "-"])
+    for label, row in _rates(result):
+        share = f"{100 * row['roofline']:.0f} %" if "roofline" in row else "-"
+        rows.append([label, *_spread(row, "tok_s"), share])
+    if "peer" in result:
+        ratios = [row["ratio"] for _, row in _rates(result["ratio"])]
+        for (label, row), ratio in zip(_rates(result["peer"]), ratios, strict=True):
+            rows.append([f"{result['peer']['name']}: {label}", *_spread(row, "tok_s"), f"ours {ratio:.2f}x"])
+    for row in result["first_token"]:
+        rows.append([f"first token, {row['cached']:,} cached + {row['tokens']} new, ms", *_spread(row, "ms"), "-"])
+    rows.append(["choosing a token, default sampling, ms", f"{result['sampling_ms']['default']:.2f}", "", "", "-"])
     rows.append(["load from warm pages, s", f"{result['load_s']:.2f}", "", "", "-"])
     rows.append(["resident, MB", f"{result['memory']['rss_mb']:.0f}", "", "", "-"])
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
@@ -100,5 +122,15 @@ def table(result: dict[str, Any]) -> list[str]:
     return [*lines, f"| {cells[0]} |", f"| {ruler} |", *(f"| {cell} |" for cell in cells[1:])]
 
 
-def _spread(row: dict[str, Any], name: str) -> list[str]:
-    return [f"{row[key]:.1f}" for key in (name, f"{name}_min", f"{name}_max")]
+def _rates(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Every row that is a rate, with what it says of itself."""
+    named = []
+    for row in result["prefill"]:
+        at = f" at {row['depth']:,}" if row["depth"] else ""
+        named.append((f"prefill {row['tokens']:,}{at}, tok/s", row))
+    named += [(f"decode at {row['depth']:,}, tok/s", row) for row in result["decode"]]
+    return named + [(f"{row['sequences']} sequences, tok/s", row) for row in result["batch"]]
+
+
+def _spread(row: dict[str, Any], name: str, digits: int = 1) -> list[str]:
+    return [f"{row[key]:.{digits}f}" for key in (name, f"{name}_min", f"{name}_max")]

@@ -31,6 +31,7 @@ def chat(
     max_tokens: options.MaxTokens = None,
     seed: options.Seed = None,
     context: options.Context = None,
+    kv: options.KV = "auto",
     threads: options.Threads = None,
     plain: options.Plain = False,
     debug: options.Debug = False,
@@ -40,7 +41,7 @@ def chat(
 
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     params = SamplingParams(**{name: value for name, value in chosen.items() if value is not None})
-    engine = engines.open_engine(model, context, threads)
+    engine = engines.open_engine(model, context, threads, kv=kv)
     try:
         conversation = Conversation(
             engine, params, system=system, thinking=not no_think, show_thinking=not hide_thinking

@@ -96,7 +96,7 @@ def _python() -> Iterator[Finding]:
 
 def _cpu() -> Iterator[Finding]:
     from notso.qtensor import backend
-    from notso.smollm3.benchmark import cpu_name
+    from notso.smollm3.machine import cpu_name
 
     features = ", ".join(backend.cpu_features()) or "none that matter"
     yield Finding("ok", "cpu", f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores usable; {features}")

@@ -9,50 +9,49 @@ from notso.cli import terminal
 
 if TYPE_CHECKING:
     from notso.smollm3.engine import Engine
-    from notso.smollm3.memory import MemoryPlan
+    from notso.smollm3.engine_plan import EnginePlan
+    from notso.smollm3.kv_formats import KVChoice
     from notso.smollm3.messages import ModelInfo
 
 
-def open_engine(model: Path | None, context_tokens: int | None, threads: int | None, *, silent: bool = False) -> Engine:
+def open_engine(
+    model: Path | None,
+    context_tokens: int | None,
+    threads: int | None,
+    *,
+    kv: KVChoice = "auto",
+    silent: bool = False,
+) -> Engine:
     """Load the model a person meant (see hub.resolve_model), with a sign of life while it takes long."""
     with terminal.waiting("loading the model", silent=silent):
         from notso.smollm3.engine import Engine
         from notso.smollm3.hub import resolve_model
 
-        return Engine.load(resolve_model(model), context_tokens=context_tokens, threads=threads)
+        return Engine.load(resolve_model(model), context_tokens=context_tokens, threads=threads, kv=kv)
 
 
-def plan_model(path: Path, context_tokens: int | None) -> MemoryPlan:
+def plan_model(path: Path, context_tokens: int | None, kv: KVChoice = "auto") -> EnginePlan:
     """What a model will occupy, from its headers alone: the same checks and the same plan as loading makes.
 
     Raises GGUFError, ModelFileError, OutOfMemoryError or InvalidRequestError.
     """
     from notso.qtensor.gguf import GGUFFile
     from notso.smollm3.config import SmolLM3Config
-    from notso.smollm3.engine import DEFAULT_CONTEXT_TOKENS
-    from notso.smollm3.errors import InvalidRequestError
-    from notso.smollm3.kv_cache import kv_bytes_per_token
-    from notso.smollm3.memory import plan_memory
+    from notso.smollm3.engine_plan import plan_engine
     from notso.smollm3.weights import SmolLM3Weights
 
     with GGUFFile.open(path) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
         SmolLM3Weights.from_tensors(file.tensors, config)
-        longest = 2 * config.max_position_embeddings  # with YaRN
-        if context_tokens is not None and context_tokens > longest:
-            raise InvalidRequestError(f"a context must have at most {longest:,} tokens", param="context_tokens")
-        return plan_memory(
-            weights_bytes=sum(tensor.nbytes for tensor in file.tensors.values()),
-            kv_bytes_per_token=kv_bytes_per_token(config),
-            max_context_tokens=min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS),
-            requested_tokens=context_tokens,
-        )
+        weights_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
+        return plan_engine(config, weights_bytes, context_tokens=context_tokens, kv=kv)
 
 
 def title(info: ModelInfo) -> str:
     """A model in one phrase: name, size, context, kernels, threads."""
     return (
-        f"{info.name}, {terminal.gigabytes(info.size_bytes)}, context {info.context_tokens:,} tokens, "
+        f"{info.name}, {terminal.gigabytes(info.size_bytes)}, context {info.context_tokens:,} tokens in "
+        f"{info.kv_format}, "
         f"{info.kernels} kernels on {info.threads} thread{'s' if info.threads != 1 else ''}"
     )
 

@@ -98,15 +98,14 @@ def _tokenizer(found: TokenizerInfo) -> list[str]:
     ]
 
 
-USED_CACHE = "f16"
-
-
 def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
+    from notso.smollm3.engine_plan import K8V8_UP_TO_TOKENS
+
     contexts = list(run.cache[0].bytes_at) if run.cache else []
     head = ["cache", "per token", *(f"{context:,}" for context in contexts), "fits here"]
     rows = [
         [
-            plan.format if plan.format == USED_CACHE else f"({plan.format})",
+            plan.format,
             f"{plan.bytes_per_token:,} bytes",
             *(terminal.gigabytes(plan.bytes_at[context]) for context in contexts),
             f"{plan.fits_tokens:,} tokens",
@@ -117,7 +116,8 @@ def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
         f"weights {terminal.gigabytes(tensor_bytes)}, of which one token reads {run.weight_bytes_per_token:,} bytes",
         f"{terminal.gigabytes(run.available_bytes)} available: {run.available_source}",
         *terminal.columns([head, *rows], right=range(1, len(head))),
-        f"The cache is kept in {USED_CACHE}; those in brackets are for comparison.",
+        f"Contexts of up to {K8V8_UP_TO_TOKENS:,} tokens are kept in k8v8, longer ones in k8v4, and in less as far as "
+        "memory asks; --kv chooses.",
     ]
 
 

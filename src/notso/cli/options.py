@@ -69,6 +69,14 @@ Weights = Annotated[
         help="Read weights from the mapped file or from a copy on 2 MiB pages; auto copies while idle.",
     ),
 ]
+KV = Annotated[
+    Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"],
+    typer.Option(
+        "--kv",
+        envvar="NOTSO_KV",
+        help="Bits of cached keys and values; auto goes by context and memory.",
+    ),
+]
 Temperature = Annotated[
     float | None,
     typer.Option("--temperature", "-t", metavar="0..2", help="0 is greedy. Default: 0.6.", show_default=False),

@@ -30,16 +30,13 @@ def pull(
     It goes to the Hugging Face cache, and an interrupted download goes on where it stopped. HF_HOME moves the cache,
     HF_ENDPOINT names a mirror. The file's path is printed on stdout.
     """
-    import shutil
-
     from notso.smollm3 import download, hub
 
     file = hub.known_file(name)
     if not as_json and hub.find_local(file) is None and not offline:
-        cache = hub.hub_cache()
-        existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
-        free = terminal.gigabytes(shutil.disk_usage(existing).free)
-        terminal.note(f"{file.filename}, {terminal.gigabytes(file.size_bytes)}, to {cache} ({free} free)")
+        plan = download.plan_download(file)
+        free = terminal.gigabytes(plan.free_bytes)
+        terminal.note(f"{file.filename}, {terminal.gigabytes(file.size_bytes)}, to {plan.folder} ({free} free)")
     try:
         with terminal.progress(in_bytes=True, as_json=as_json) as report:
             pulled = download.pull(file, offline=offline, force=force, progress=report)

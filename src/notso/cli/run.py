@@ -41,6 +41,7 @@ def run(
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; up to 4 times.")
     ] = None,
     context: options.Context = None,
+    kv: options.KV = "auto",
     threads: options.Threads = None,
     as_json: options.Json = False,
     stats: Annotated[bool, typer.Option("--stats", help="Tell tokens and speed on stderr.")] = False,
@@ -61,7 +62,7 @@ def run(
     messages = [Message("system", _valid(system, "--system"))] if system else []
     messages.append(Message("user", question))
     with Interruption() as interruption:
-        engine = engines.open_engine(model, context, threads, silent=as_json)
+        engine = engines.open_engine(model, context, threads, kv=kv, silent=as_json)
         try:
             answer = _answer(engine, messages, params, interruption, not no_think, hide_thinking, as_json)
         finally:

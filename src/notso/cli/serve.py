@@ -16,6 +16,7 @@ from notso.cli import engines, options, terminal
 
 if TYPE_CHECKING:
     from notso.smollm3.engine import Engine
+    from notso.smollm3.kv_formats import KVChoice
 
 EXAMPLES = """\
   notso serve
@@ -38,6 +39,7 @@ def serve(
         ),
     ] = None,
     context: options.Context = None,
+    kv: options.KV = "auto",
     threads: options.Threads = None,
     weights: options.Weights = "auto",
     data_dir: Annotated[
@@ -69,23 +71,25 @@ def serve(
     settings = Settings(
         host=host, port=port, data_dir=data_dir, allowed_hosts=tuple(allow_host or ()), api_key=key or None
     )
-    for line in introduction(path, context):
+    for line in introduction(path, context, kv):
         terminal.say(line)
+    from notso.web.models.installed import Shelf
     from notso.web.server import serve as run_server
 
     wants_browser = has_display() if open_browser is None else open_browser
 
-    def load() -> Engine:
+    def load(model_file: Path | None) -> Engine:
         from notso.smollm3.engine import Engine
 
-        return Engine.load(path, context_tokens=context, threads=threads, weights=weights)
+        return Engine.load(model_file, context_tokens=context, threads=threads, weights=weights, kv=kv)
 
     def ready(address: str) -> None:
         terminal.say(f"open     {address} (Ctrl-C stops)")
         if wants_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-    run_server(load, settings, on_ready=ready)
+    shelf = Shelf(load, folder=path.parent if model is not None and path is not None else None)
+    run_server(lambda: load(path), settings, shelf=shelf, on_ready=ready)
 
 
 def has_display() -> bool:
@@ -95,12 +99,12 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def introduction(path: Path | None, context_tokens: int | None) -> list[str]:
+def introduction(path: Path | None, context_tokens: int | None, kv: KVChoice = "auto") -> list[str]:
     """Which model will answer and what it will occupy. Raises what a damaged file or too little memory raises, so that
     a server that could not answer is not started."""
     from notso.smollm3 import hub
 
-    plan = engines.plan_model(path or hub.demo_path(), context_tokens)
+    plan = engines.plan_model(path or hub.demo_path(), context_tokens, kv)
     if path is None:
         model = f"the small demo model; `notso pull` fetches SmolLM3-3B (1.92 GB) to {hub.hub_cache()}"
     else:
@@ -109,7 +113,8 @@ def introduction(path: Path | None, context_tokens: int | None) -> list[str]:
     return [
         f"model    {model}",
         f"memory   {terminal.gigabytes(plan.needed_bytes)} of {terminal.gigabytes(plan.limit.available_bytes)} "
-        f"that {plan.limit.source} leaves, for a context of {plan.context_tokens:,} tokens{reduced}",
+        f"that {plan.limit.source} leaves, for a context of {plan.context_tokens:,} tokens{reduced}, kept in "
+        f"{plan.kv_format}",
         f"disk     {terminal.gigabytes(shutil.disk_usage(existing_parent(hub.hub_cache())).free)} free for models",
     ]
 

@@ -6,10 +6,10 @@ import dataclasses
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from notso.cli import engines, terminal
 from notso.cli.conversation import Conversation
+from notso.web.slash_commands import SlashCommand, commands_of
 
 
 class Leave(Exception):
@@ -24,13 +24,6 @@ class Outcome:
     question: str | None = None
 
 
-class Command(NamedTuple):
-    name: str
-    usage: str
-    does: str
-    run: Callable[[Conversation, str], Outcome]
-
-
 def run_command(conversation: Conversation, line: str) -> Outcome:
     """Carry out `line`, which begins with a slash. Raises Leave; an unknown name is told, not sent to the model."""
     name, _, argument = line[1:].partition(" ")
@@ -38,7 +31,7 @@ def run_command(conversation: Conversation, line: str) -> Outcome:
     wanted = names.get(name.lower(), name.lower())
     for command in COMMANDS:
         if command.name == wanted:
-            return command.run(conversation, argument.strip())
+            return _RUN[wanted](conversation, argument.strip())
     known = [command.name for command in COMMANDS]
     near = [name for name in known if wanted and name.startswith(wanted)] or difflib.get_close_matches(wanted, known)
     hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
@@ -47,6 +40,7 @@ def run_command(conversation: Conversation, line: str) -> Outcome:
 
 def _help(conversation: Conversation, argument: str) -> Outcome:
     rows = [[f"/{command.name} {command.usage}".rstrip(), command.does] for command in COMMANDS]
+    rows += [["/thinking hide|show", "thinks unseen, or for all to see"]]
     rows += [['"""', "begins and ends a question of several lines"], ["//...", "sends a line that begins with a slash"]]
     rows += [["Ctrl-C", "stops the answer; twice leaves"], ["Ctrl-D", "leaves"]]
     return Outcome(tuple(terminal.columns(rows)))
@@ -63,10 +57,15 @@ def _thinking(conversation: Conversation, argument: str) -> Outcome:
         conversation.thinking = not conversation.thinking
     elif argument.lower() in choices:
         conversation.thinking, conversation.show_thinking = choices[argument.lower()]
+    elif argument.isdecimal() and 0 < int(argument) < 1 << 31:
+        conversation.thinking = True
+        conversation.params = dataclasses.replace(conversation.params, thinking_budget=int(argument))
     else:
-        return Outcome((f"/thinking takes on, off, hide or show, not {argument!r}.",))
+        return Outcome((f"/thinking takes on, off, a number of tokens, hide or show, not {argument!r}.",))
     shown = "" if conversation.show_thinking else ", not shown"
-    return Outcome((f"Thinking is {'on' if conversation.thinking else 'off'}{shown}.",))
+    budget = conversation.params.thinking_budget
+    most = f", at most {budget:,} tokens" if conversation.thinking and budget is not None else ""
+    return Outcome((f"Thinking is {'on' if conversation.thinking else 'off'}{most}{shown}.",))
 
 
 def _temp(conversation: Conversation, argument: str) -> Outcome:
@@ -101,13 +100,14 @@ def _exit(conversation: Conversation, argument: str) -> Outcome:
     raise Leave
 
 
-COMMANDS: tuple[Command, ...] = (
-    Command("help", "", "lists the commands", _help),
-    Command("clear", "", "forgets the conversation, keeps the settings", _clear),
-    Command("thinking", "[on|off|hide|show]", "switches thinking, or hides it", _thinking),
-    Command("temp", "[0..2]", "shows or sets the temperature; 0 is greedy", _temp),
-    Command("system", "[TEXT|-]", "shows, sets or (-) drops the instructions", _system),
-    Command("status", "", "shows model, settings and how full the context is", _status),
-    Command("regenerate", "", "answers the last question anew", _regenerate),
-    Command("exit", "", "leaves", _exit),
-)
+_RUN: dict[str, Callable[[Conversation, str], Outcome]] = {
+    "help": _help,
+    "clear": _clear,
+    "thinking": _thinking,
+    "temp": _temp,
+    "system": _system,
+    "status": _status,
+    "regenerate": _regenerate,
+    "exit": _exit,
+}
+COMMANDS: tuple[SlashCommand, ...] = commands_of("terminal")

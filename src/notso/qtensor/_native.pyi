@@ -30,6 +30,16 @@ def thread_count() -> int:
 def set_thread_count(threads: int) -> None:
     """Replaces the thread pool; waits for running work."""
 
+def read_memory(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+    """
+    Reads every whole cache line once, on all threads; the exclusive or of their 64-bit words.
+    """
+
+def multiply_bytes(products: int) -> int:
+    """
+    Makes at least so many byte products on all threads, from registers; how many it made.
+    """
+
 class Program:
     """Steps recorded once and replayed in one call without Python's lock."""
 
@@ -60,9 +70,9 @@ def matmul(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='
 
 def rope(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], cosine: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], sine: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], adjacent: bool) -> None: ...
 
-def store_key_values(k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], sequences: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], keys: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None, None), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None, None), order='C', device='cpu')]) -> None: ...
+def store_key_values(k: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], v: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], sequences: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], pool: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], format: int, recent_tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, recent: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')] | None) -> None: ...
 
-def attention(q: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], sequences: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], keys: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None, None), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint16], dict(shape=(None, None, None, None), order='C', device='cpu')], scale: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None: ...
+def attention(q: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], sequences: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)], pool: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')], format: int, kv_heads: int, recent_tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order='C', device='cpu', writable=False)] | None, recent: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order='C', device='cpu')] | None, scale: float, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> None: ...
 
 def silu_mul(gate: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], up: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
 
@@ -72,6 +82,6 @@ def softmax(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order=
 
 def argmax(x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
 
-def rope_table(frequency: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], factor: float, cosine: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sine: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
+def rope_table(frequency: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], factor: float, cosine: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], sine: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...
 
 def dequantise(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], format: int, out: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> None: ...

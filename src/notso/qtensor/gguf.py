@@ -87,19 +87,24 @@ class Metadata(Mapping[str, Any]):
     """The entries of a file, in its order: int, float, bool, str, or list of these.
 
     Arrays and long strings were checked when the file was opened but become Python values only when first asked for,
-    and are then kept.
+    and are then kept until `forget`.
     """
 
     def __init__(self, entries: dict[str, Any]) -> None:
         self._entries = entries
+        self._decoded: dict[str, Any] = {}
 
     def __getitem__(self, key: str) -> Any:
         value = self._entries[key]
-        if isinstance(value, StringSpan | NumberSpan):
-            value = self._entries[key] = value.to_list()
-        elif isinstance(value, TextSpan):
-            value = self._entries[key] = value.to_text()
-        return value
+        if not isinstance(value, StringSpan | NumberSpan | TextSpan):
+            return value
+        if key not in self._decoded:
+            self._decoded[key] = value.to_text() if isinstance(value, TextSpan) else value.to_list()
+        return self._decoded[key]
+
+    def forget(self) -> None:
+        """Let go of decoded arrays and strings, often megabytes of them. They can be asked for again."""
+        self._decoded.clear()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -113,7 +118,7 @@ class Metadata(Mapping[str, Any]):
     def array_length(self, key: str) -> int | None:
         """Items of an array without decoding it; None if the entry is no array. Raises KeyError."""
         value = self._entries[key]
-        return len(value) if isinstance(value, StringSpan | NumberSpan | list) else None
+        return len(value) if isinstance(value, StringSpan | NumberSpan) else None
 
 
 class GGUFFile:

@@ -10,6 +10,7 @@ import mmap
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from notso.qtensor.errors import QTensorError
 from notso.qtensor.tensor import QTensor
@@ -17,6 +18,8 @@ from notso.qtensor.tensor import QTensor
 PAGE_BYTES = 2 << 20
 TENSOR_ALIGNMENT = 4096  # each tensor begins on a small page, so that none shares a cache line with another
 COPY_BYTES = 8 << 20  # one piece of a copy; the interpreter's lock is free while it lasts
+
+LARGE_BYTES = 4 << 20  # from here on zeroed memory asks for large pages: the last one is only partly used
 
 _POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -27,6 +30,23 @@ def available() -> bool:
         return "[never]" not in _POLICY.read_text() and hasattr(mmap, "MADV_HUGEPAGE")
     except OSError:
         return False
+
+
+def zeroed(size: int) -> npt.NDArray[np.uint8]:
+    """`size` bytes of zeros that take memory page by page as they are first written.
+
+    Large ones lie on 2 MiB pages where the system has them. Raises QTensorError when there is no room for them.
+    """
+    large = size >= LARGE_BYTES and available()
+    try:
+        memory = mmap.mmap(-1, size + PAGE_BYTES * large, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if large:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    except (OSError, ValueError, OverflowError) as error:
+        raise QTensorError(f"no memory for {size} bytes: {error}") from error
+    view = np.frombuffer(memory, np.uint8)
+    start = -view.ctypes.data % PAGE_BYTES if large else 0
+    return view[start : start + size]
 
 
 class HugePageArena:

@@ -24,19 +24,21 @@ import numpy.typing as npt
 
 from notso.qtensor.backend import native
 from notso.qtensor.errors import OperandError
+from notso.qtensor.kv_pool import KV_FORMATS, TILE_POSITIONS, KeyValuePool, KVFormat, key_value_pool, kv_block_bytes
 from notso.qtensor.tensor import QTensor
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
-Halves = npt.NDArray[np.uint16]
+Recent = tuple[Integers, KeyValuePool]
 
-MAX_ANGLE = 1.6e6
-"""Radians up to which the reduction of angles is exact."""
+__all__ = [
+    "CACHE_LINE_FLOATS", "KV_FORMATS", "TILE_POSITIONS", "KVFormat", "KeyValuePool", "Program", "RMSNorm",
+    "add", "argmax", "attention", "embed_rows", "empty", "gather_rows", "key_value_pool", "kv_block_bytes", "matmul",
+    "matmul_add", "matmul_gated", "matmul_many", "rms_norm", "rope", "rope_table", "silu_mul", "softmax",
+    "store_key_values",
+]  # fmt: skip
 
 CACHE_LINE_FLOATS = 16
-
-TILE_POSITIONS = 128
-"""Positions of a sequence that lie together in one block of the cache."""
 
 
 class Program:
@@ -168,17 +170,23 @@ def _matmul(x: Floats, products: Sequence[tuple[QTensor, Floats]], norm: RMSNorm
     )
 
 
-def rope_table(frequencies: npt.NDArray[np.float64], positions: int, factor: float = 1.0) -> tuple[Floats, Floats]:
-    """Tables (positions, D/2) of factor * cos and factor * sin of position * frequency, the angle in float64."""
+def rope_table(
+    frequencies: npt.NDArray[np.float64], positions: Integers, table: tuple[Floats, Floats], factor: float = 1.0
+) -> None:
+    """Fill (L, D/2) with factor * cosine and factor * sine of position * frequency, the angle in float64.
+
+    positions (L,) int32, none negative; an angle beyond 1.6 million is not exact.
+    """
     _array("frequencies", frequencies, np.float64, 1)
-    if frequencies.size == 0 or positions < 1 or positions * frequencies.size > 1 << 32:
-        raise OperandError(f"a rotation table for {positions} positions of {frequencies.size} frequencies")
-    if not np.abs(frequencies).max() * (positions - 1) <= MAX_ANGLE or not math.isfinite(factor):
-        raise OperandError(f"rotations by more than {MAX_ANGLE:.0f} are not exact")
-    cosine = np.empty((positions, frequencies.size), np.float32)
-    sine = np.empty_like(cosine)
-    _native(native.rope_table, frequencies, float(factor), cosine, sine)
-    return cosine, sine
+    _array("positions", positions, np.int32, 1)
+    if frequencies.size == 0 or not np.isfinite(frequencies).all() or not math.isfinite(factor):
+        raise OperandError("rotations need frequencies, and those and the factor must be finite numbers")
+    for name, values in zip(("cosine", "sine"), table, strict=True):
+        _array(name, values, np.float32, 2, writeable=True)
+        _same(name, values.shape, (positions.size, frequencies.size))
+        _apart(name, values, frequencies, positions)
+    _apart("cosine", *table)
+    _native(native.rope_table, frequencies, positions, float(factor), *table)
 
 
 def rope(x: Floats, positions: Integers, table: tuple[Floats, Floats], *, adjacent: bool) -> None:
@@ -199,30 +207,32 @@ def rope(x: Floats, positions: Integers, table: tuple[Floats, Floats], *, adjace
     _native(native.rope, x, positions, cosine, sine, adjacent)
 
 
-def key_value_pool(blocks: int, kv_heads: int, head_dim: int) -> tuple[Halves, Halves]:
-    """Cache arrays of float16 bits: keys (B, KH, D, 128), values (B, KH, 128, D). Memory is taken on first use."""
-    if min(blocks, kv_heads, head_dim) < 1 or head_dim % 16:
-        raise OperandError(f"a cache of {blocks} blocks, {kv_heads} heads of {head_dim} (a multiple of 16 is needed)")
-    keys = np.zeros((blocks, kv_heads, head_dim, TILE_POSITIONS), np.uint16)
-    return keys, np.zeros((blocks, kv_heads, TILE_POSITIONS, head_dim), np.uint16)
-
-
 def store_key_values(
-    k: Floats, v: Floats, positions: Integers, sequences: Integers, tables: Integers, pool: tuple[Halves, Halves]
+    k: Floats,
+    v: Floats,
+    positions: Integers,
+    sequences: Integers,
+    tables: Integers,
+    pool: KeyValuePool,
+    recent: Recent | None = None,
 ) -> None:
-    """Write k and v (L, KH, D) float32 into the cache, rounded to half precision.
+    """Write k and v (L, KH, D) float32 into the cache, rounded to the pool's format.
 
     Row i goes to positions[i] of sequence sequences[i]; tables (S, T) int32 names the block of each of its tiles.
+    A format below 8 bits needs `recent`: tables of the same shape and a k8v8 pool. A row is written to both where both
+    have a block for its tile (-1: none), and refused where neither has.
     """
     _array("k", k, np.float32, 3)
     _array("v", v, np.float32, 3)
     _same("v", v.shape, k.shape)
     _places(k.shape[0], positions, sequences, tables)
     _pool(pool, k.shape[1], k.shape[2])
-    for name, part in zip(("keys", "values"), pool, strict=True):
-        _apart(name, part, k, v, positions, sequences, tables)
-    _apart("keys", *pool)
-    _native(native.store_key_values, k, v, positions, sequences, tables, *pool)
+    others = _recent(pool, tables, recent)
+    _apart("the pool", pool.data, k, v, positions, sequences, tables, *others)
+    if recent is not None:
+        _apart("the recent pool", others[1], k, v, positions, sequences, tables, others[0])
+    arguments = (pool.data, KV_FORMATS.index(pool.format), *(others or (None, None)))
+    _native(native.store_key_values, k, v, positions, sequences, tables, *arguments)
 
 
 def attention(
@@ -230,26 +240,29 @@ def attention(
     positions: Integers,
     sequences: Integers,
     tables: Integers,
-    pool: tuple[Halves, Halves],
+    pool: KeyValuePool,
     scale: float,
     out: Floats,
+    recent: Recent | None = None,
 ) -> None:
     """Causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
 
     Row i sees positions 0..positions[i] of its sequence, which must have been stored. Query head h reads heads
-    h // (H / KH) of keys and values.
+    h // (H / KH) of keys and values. Below 8 bits a row at position p reads tile 0 and tile p // 128 from `recent`
+    (tables of the same shape and a k8v8 pool) and all others from the pool; a block it needs must be there.
     """
     _array("q", q, np.float32, 3)
     _array("out", out, np.float32, 3, writeable=True)
     _same("out", out.shape, q.shape)
     _places(q.shape[0], positions, sequences, tables)
-    _array("keys", pool[0], np.uint16, 4, writeable=True)
-    kv_heads = pool[0].shape[1]
+    kv_heads = pool.kv_heads if isinstance(pool, KeyValuePool) else 0
     if q.shape[1] == 0 or kv_heads == 0 or q.shape[1] % kv_heads:
         raise OperandError(f"{q.shape[1]} query heads cannot share {kv_heads} heads of keys and values")
     _pool(pool, kv_heads, q.shape[2])
-    _apart("out", out, q, positions, sequences, tables, *pool)
-    _native(native.attention, q, positions, sequences, tables, *pool, float(scale), out)
+    others = _recent(pool, tables, recent)
+    _apart("out", out, q, positions, sequences, tables, pool.data, *others)
+    arguments = (pool.data, KV_FORMATS.index(pool.format), kv_heads, *(others or (None, None)))
+    _native(native.attention, q, positions, sequences, tables, *arguments, float(scale), out)
 
 
 def silu_mul(gate: Floats, up: Floats, out: Floats) -> None:
@@ -335,9 +348,25 @@ def _places(rows: int, positions: Integers, sequences: Integers, tables: Integer
     _same("sequences", sequences.shape, (rows,))
 
 
-def _pool(pool: tuple[Halves, Halves], kv_heads: int, head_dim: int) -> None:
-    keys, values = pool
-    _array("keys", keys, np.uint16, 4, writeable=True)
-    _array("values", values, np.uint16, 4, writeable=True)
-    _same("keys", keys.shape, (keys.shape[0], kv_heads, head_dim, TILE_POSITIONS))
-    _same("values", values.shape, (keys.shape[0], kv_heads, TILE_POSITIONS, head_dim))
+def _pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
+    if not isinstance(pool, KeyValuePool):
+        raise OperandError(f"the pool must be a KeyValuePool, not {type(pool).__name__}")
+    _array("the pool", pool.data, np.uint8, 2, writeable=True)
+    if (pool.kv_heads, pool.head_dim) != (kv_heads, head_dim):
+        raise OperandError(f"a pool of {pool.kv_heads} heads of {pool.head_dim}, {kv_heads} of {head_dim} are needed")
+    _same("the pool", pool.data.shape, (pool.data.shape[0], kv_block_bytes(pool.format, kv_heads, head_dim)))
+
+
+def _recent(pool: KeyValuePool, tables: Integers, recent: Recent | None) -> tuple[Any, ...]:
+    """Tables and bytes of the recent pool; nothing where the format has none."""
+    if (recent is not None) != pool.needs_recent:
+        raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_recent else 'has no'} recent pool")
+    if recent is None:
+        return ()
+    recent_tables, recent_pool = recent
+    _array("recent tables", recent_tables, np.int32, 2)
+    _same("recent tables", recent_tables.shape, tables.shape)
+    _pool(recent_pool, pool.kv_heads, pool.head_dim)
+    if recent_pool.format != "k8v8":
+        raise OperandError(f"the recent pool must be k8v8, not {recent_pool.format}")
+    return recent_tables, recent_pool.data

@@ -1,5 +1,6 @@
 """Floor 2: SmolLM3 and how it is run. The names below are what the floors above may use."""
 
+from notso.smollm3.download import DownloadPlan, is_offline, plan_download, pull
 from notso.smollm3.engine import Engine
 from notso.smollm3.errors import (
     ContextLengthError,
@@ -12,11 +13,14 @@ from notso.smollm3.errors import (
     OutOfMemoryError,
     TemplateError,
 )
+from notso.smollm3.hub import KnownFile, LocalModel, local_models, official_files
+from notso.smollm3.memory import ProcessMemory, process_memory
 from notso.smollm3.messages import (
     EngineStats,
     Event,
     EventKind,
     FinishReason,
+    MemoryBudget,
     Message,
     ModelInfo,
     Priority,
@@ -33,6 +37,7 @@ from notso.smollm3.sampling_params import SamplingParams
 __all__ = [
     "ContextLengthError",
     "DownloadError",
+    "DownloadPlan",
     "Engine",
     "EngineError",
     "EngineStats",
@@ -40,6 +45,9 @@ __all__ = [
     "EventKind",
     "FinishReason",
     "InvalidRequestError",
+    "KnownFile",
+    "LocalModel",
+    "MemoryBudget",
     "Message",
     "ModelError",
     "ModelFileError",
@@ -47,6 +55,7 @@ __all__ = [
     "NotsoError",
     "OutOfMemoryError",
     "Priority",
+    "ProcessMemory",
     "Progress",
     "PromptEstimate",
     "Role",
@@ -56,4 +65,10 @@ __all__ = [
     "ToolCall",
     "Usage",
     "WhenFull",
+    "is_offline",
+    "local_models",
+    "official_files",
+    "plan_download",
+    "process_memory",
+    "pull",
 ]

@@ -18,11 +18,19 @@ class Answer:
     Each stage holds back what it cannot decide yet.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: Sequence[str], find_tool_calls: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        find_tool_calls: bool,
+        goes_on: bool = False,
+    ) -> None:
+        """goes_on: the prompt ends with the beginning of this very answer."""
         self._characters = tokenizer.stream()
         self._end_ids = tokenizer.end_ids
         starts_inside = opens_thinking(prompt, tokenizer.think_open_id, tokenizer.think_close_id)
-        self._thinking = ThinkingParser(tokenizer.think_open_id, tokenizer.think_close_id, starts_inside)
+        self._thinking = ThinkingParser(tokenizer.think_open_id, tokenizer.think_close_id, starts_inside, goes_on)
         self._stops = StopStrings(stop)
         self._calls = ToolCallParser() if find_tool_calls else None
         self._called = False
@@ -40,6 +48,11 @@ class Answer:
         pieces = self._thinking.feed(token, self._characters.push(token))
         self.reasoning_tokens += was_reasoning or self._thinking.in_reasoning
         yield from self._pieces(pieces)
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next belongs to the reasoning."""
+        return self._thinking.in_reasoning
 
     def finish(self, reason: FinishReason) -> Iterator[Event]:
         """Everything held back, when the answer ends (for `reason`, unless it has ended by itself)."""
@@ -61,7 +74,7 @@ class Answer:
     def _pieces(self, pieces: Sequence[tuple[str, str]]) -> Iterator[Event]:
         for kind, text in pieces:
             if kind == "reasoning":
-                yield Event("reasoning", text)
+                yield Event("reasoning", text, tokens=self.tokens)
                 continue
             shown, matched = self._stops.push(text)
             yield from self._text(shown)
@@ -74,7 +87,7 @@ class Answer:
         if self._calls is not None:
             yield from self._answer_pieces(self._calls.push(text))
         elif text:
-            yield Event("text", text)
+            yield Event("text", text, tokens=self.tokens)
 
     def _answer_pieces(self, pieces: Sequence[str | ToolCall]) -> Iterator[Event]:
         for piece in pieces:
@@ -82,4 +95,4 @@ class Answer:
                 self._called = True
                 yield Event("tool_call", tool_call=piece)
             elif piece:
-                yield Event("text", piece)
+                yield Event("text", piece, tokens=self.tokens)

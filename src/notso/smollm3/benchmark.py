@@ -1,57 +1,81 @@
-"""How fast this machine runs a model, beside how fast it reads memory: both measured in turns, in one run.
+"""How fast this machine runs a model, beside what it could do: rates and ceilings measured in turns, in one run.
 
-Decoding reads every weight once for each token, so `read bandwidth / bytes of weights` is the most tokens per second
-that any engine can reach; a rate is worth something only as a share of that ceiling, measured in the same minutes.
+Decoding reads every weight and the whole cache once for each token, so `read bandwidth / bytes read` is the most tokens
+per second that any engine can reach; a rate is worth something only as a share of that ceiling, measured in the same
+minutes.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-import platform
 import statistics
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from notso.qtensor import ceilings
+from notso.qtensor.gguf import GGUFFile
+from notso.qtensor.huge_pages import huge_page_bytes
 from notso.smollm3.engine import Engine
-from notso.smollm3.errors import EngineError, InvalidRequestError
-from notso.smollm3.messages import Usage
-from notso.smollm3.peers import PEERS, LlamaCpp
+from notso.smollm3.engine_meter import LATE_TOKENS, NEW_TURN_TOKENS, SHORT_TOKENS, EngineMeter
+from notso.smollm3.engine_plan import kv_bytes_per_token
+from notso.smollm3.errors import EngineError
+from notso.smollm3.kv_formats import KVChoice
+from notso.smollm3.machine import StolenTime, describe_machine, probe_buffer, resident_memory
+from notso.smollm3.peer_engines import PeerProcess, Task
 from notso.smollm3.residency import Residency
 from notso.smollm3.sampling_params import SamplingParams
-
-Words = npt.NDArray[np.uint64]
 
 PROBE_BYTES = 1 << 30
 PROBE_READS = 3  # the first also brings the pages in; the best of them is the ceiling
 SETTLE_SECONDS = 120.0
-SHORT_PROMPT_TOKENS = 8  # what "depth 0" stands on: a prompt that costs nothing to read
+
+METHOD = (
+    "random prompts; greedy answers, timed token by token as a reader gets them; depth from copies of one block that "
+    "was read; everything measured in turns, medians count"
+)
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPlan:
-    """What to measure. prefill_tokens and depths in tokens; each repeat measures everything once, in turns."""
+    """What to measure. Each repeat measures everything once, in turns.
 
-    prefill_tokens: tuple[int, ...] = (512,)
+    prefill: (tokens, depth) of each prompt to read. depths: tokens after which to decode. batches: how many answers to
+    write at the same time.
+    """
+
+    prefill: tuple[tuple[int, int], ...] = ((512, 0),)
     depths: tuple[int, ...] = (0,)
+    batches: tuple[int, ...] = (16,)
     decode_tokens: int = 32
     repeats: int = 3
-    context_tokens: int | None = None
+    context_tokens: int | None = None  # what all of it needs
     threads: int | None = None
+    kv: KVChoice = "auto"
     probe_bytes: int = PROBE_BYTES
     seed: int = 1
     weights: Residency = "auto"
-    compare: str | None = None  # a peer of notso.smollm3.peers
+    compare: str | None = None  # a peer of notso.smollm3.peer_engines
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Everything that a peer is asked too."""
+        return [
+            *(("prefill", tokens, depth) for tokens, depth in self.prefill),
+            *(("decode", self.decode_tokens, depth) for depth in self.depths),
+            *(("batch", self.decode_tokens, sequences) for sequences in self.batches),
+        ]
+
+    @property
+    def longest_tokens(self) -> int:
+        """The context that all of it needs."""
+        batch = SHORT_TOKENS + LATE_TOKENS if self.batches else 0
+        prompts = [tokens + depth for tokens, depth in self.prefill]
+        return max([*self.depths, *prompts, batch]) + NEW_TURN_TOKENS + self.decode_tokens
 
 
 @dataclass(slots=True)
@@ -75,22 +99,27 @@ class Samples:
 def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | None = None) -> dict[str, Any]:
     """Measure a model file (None: the demo) and give the result under stable keys, rates in tokens per second.
 
-    `prefill` and `decode` carry `tok_s` (median) with `tok_s_min` and `tok_s_max`; `roofline` is decode's share of what
-    the read bandwidth of this run allows. `load_s` is a load from a warm page cache, `first_load_s` the one before it.
+    `prefill`, `decode` and `batch` carry `tok_s` (median) with `tok_s_min` and `tok_s_max`; `roofline` is decode's
+    share of what the read bandwidth of this run allows; `byte_tops` is what the kernels' instructions multiply and add
+    at the most, 10^12 operations per second; `first_token` is the time from asking to the first token of an
+    answer; `load_s` is a load from a warm page cache, `first_load_s` the one before it.
 
-    Raises what Engine.load and Engine.generate raise, and EngineError where a measurement gave no time.
+    Raises what Engine.load and Engine.submit raise, and EngineError where a measurement gave no time.
     """
     report = progress or (lambda _what, _done, _total: None)
-    stolen_before = _cpu_times()
+    stolen = StolenTime()
     first_load_s = _load_seconds(path, plan)
     started = time.perf_counter()
-    engine = Engine.load(path, context_tokens=plan.context_tokens, threads=plan.threads, weights=plan.weights)
+    engine = _load(path, plan)
     load_s = time.perf_counter() - started
-    peer: LlamaCpp | None = None
+    peer: PeerProcess | None = None
     try:
         if plan.compare is not None:
             report("loading the peer", 0, 1)
-            peer = _peer(plan, engine)
+            info = engine.info
+            peer = PeerProcess(plan.compare, Path(info.path), info.context_tokens, info.threads)
+            report("trying the peer's configurations", 0, 1)
+            peer.tune(plan.tasks)
         report("waiting for the weights' pages", 0, 1)
         engine.settle(SETTLE_SECONDS)
         rounds = _Rounds(engine, plan, report, peer)
@@ -98,17 +127,18 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
         result: dict[str, Any] = {
             "machine": describe_machine(),
             "model": _describe_model(engine),
-            "bandwidth_gb_s": _rounded(rounds.bandwidth.median),
-            "bandwidth_gb_s_min": _rounded(min(rounds.bandwidth.values)),
-            "bandwidth_gb_s_max": _rounded(max(rounds.bandwidth.values)),
+            **rounds.bandwidth.summary("bandwidth_gb_s"),
+            **rounds.products.summary("byte_tops"),
             "load_s": _rounded(load_s),
             "first_load_s": _rounded(first_load_s),
-            "prefill": rounds.prefill_rows(),
-            "decode": rounds.decode_rows(weight_bytes(engine)),
-            "batch": [],
+            **rounds.rows(rounds.ours),
+            "first_token": rounds.first_token_rows(),
+            "sampling_ms": rounds.sampling_ms,
             "memory": rounds.memory,
             "weights": engine.weights_residency,
+            "huge_pages_mb": _rounded(huge_page_bytes() / 1e6),
             "repeats": plan.repeats,
+            "method": METHOD,
         }
         if peer is not None:
             result |= rounds.comparison(peer)
@@ -116,185 +146,147 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
         if peer is not None:
             peer.close()
         engine.close()
-    result["machine"]["stolen_percent"] = _rounded(_stolen_percent(stolen_before, _cpu_times()))
+    result["machine"]["stolen_percent"] = _rounded(stolen.percent())
     return result
 
 
-def read_bandwidth_gb_s(buffer: Words, threads: int) -> float:
-    """Gigabytes (10^9) per second at which `threads` threads read `buffer` (uint64, 1-D) once, each its own part."""
-    parts = np.array_split(buffer, threads)
-    workers = [threading.Thread(target=np.bitwise_xor.reduce, args=(part,)) for part in parts]
-    started = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return buffer.nbytes / (time.perf_counter() - started) / 1e9
-
-
-def probe_buffer(size_bytes: int) -> Words:
-    """Memory to read, uint64, on huge pages where the kernel gives them, every page written so that it exists."""
-    memory = mmap.mmap(-1, size_bytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    buffer = np.frombuffer(memory, dtype=np.uint64)
-    buffer[:] = 0x5DEECE66D
-    return buffer
-
-
-def describe_machine() -> dict[str, Any]:
-    """CPU, cores, memory, kernel and versions: what a figure is worthless without."""
-    return {
-        "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gb": _rounded(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
-
-
-def cpu_name() -> str:
-    """The processor's name as the kernel tells it, or its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.machine()
-
-
-def _peer(plan: BenchmarkPlan, engine: Engine) -> LlamaCpp:
-    if plan.compare not in PEERS:
-        raise InvalidRequestError(f"peers to compare with: {', '.join(PEERS)}", param="compare")
-    return LlamaCpp(Path(engine.info.path), engine.info.context_tokens, engine.info.threads)
-
-
-def weight_bytes(engine: Engine) -> int:
-    """Bytes of weights that one decoded token reads: all of them, as the tied embedding is also the output head."""
-    from notso.qtensor.gguf import GGUFFile
-
-    with GGUFFile.open(Path(engine.info.path)) as file:
-        return sum(tensor.nbytes for tensor in file.tensors.values())
-
-
 class _Rounds:
-    """One round measures the bandwidth, then every prefill, then every decode; rounds repeat, so that a slow minute of
-    the machine strikes all of them and not one."""
+    """One round measures the ceilings, then every task, ours and the peer's in turns; rounds repeat, so that a slow
+    minute of the machine strikes all of them and not one."""
 
-    def __init__(self, engine: Engine, plan: BenchmarkPlan, report: Progress, peer: LlamaCpp | None = None) -> None:
-        self._peer = peer
-        self.peer_prefill: dict[int, Samples] = {tokens: Samples() for tokens in plan.prefill_tokens}
-        self.peer_decode: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
+    def __init__(self, engine: Engine, plan: BenchmarkPlan, report: Progress, peer: PeerProcess | None) -> None:
         self._engine = engine
         self._plan = plan
         self._report = report
-        self._random = np.random.default_rng(plan.seed)
-        self._threads = engine.info.threads
-        self._forbidden = dict.fromkeys(sorted(engine.tokenizer.end_ids), -100.0)
-        control = engine.tokenizer.control_ids | engine.tokenizer.user_defined_ids
-        self._ids = np.array([i for i in range(engine.tokenizer.vocab_size) if i not in control])
+        self._peer = peer
+        self._meter = EngineMeter(engine, plan.seed)
+        self._weight_bytes = _weight_bytes(engine)
         self.bandwidth = Samples()
-        self.memory: dict[str, float] = {}  # the largest seen after any generation
-        self.prefill: dict[int, Samples] = {tokens: Samples() for tokens in plan.prefill_tokens}
-        self.decode: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
+        self.products = Samples()
+        self.ours: dict[Task, Samples] = {task: Samples() for task in plan.tasks}
+        self.theirs: dict[Task, Samples] = {task: Samples() for task in plan.tasks}
+        self.first_token: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
+        self.sampling_ms: dict[str, float] = {}
+        self.memory: dict[str, float] = {}  # the largest seen after any measurement
+        self._steps: dict[Task, list[float]] = {task: [] for task in plan.tasks}
 
     def run(self) -> None:
-        jobs = [("read bandwidth", self.bandwidth, self._bandwidth)]
-        for tokens in self.prefill:
-            jobs.append((f"prefill {tokens:,}", self.prefill[tokens], partial(self._prefill_rate, tokens)))
+        jobs: list[tuple[str, Callable[[], None]]] = [("ceilings", self._measure_ceilings)]
+        for task in self.ours:
+            jobs.append((_name(task), partial(self._measure, task)))
             if self._peer is not None:
-                rate = partial(self._peer_prefill_rate, self._peer, tokens)
-                jobs.append((f"{self._peer.name}: prefill {tokens:,}", self.peer_prefill[tokens], rate))
-        for depth in self.decode:
-            jobs.append((f"decode at {depth:,}", self.decode[depth], partial(self._decode_rate, depth)))
-            if self._peer is not None:
-                rate = partial(self._peer_decode_rate, self._peer, depth)
-                jobs.append((f"{self._peer.name}: decode at {depth:,}", self.peer_decode[depth], rate))
-        steps = self._plan.repeats * len(jobs)
-        for turn in range(steps):
-            name, samples, measure = jobs[turn % len(jobs)]
-            self._report(name, turn, steps)
-            samples.values.append(measure())
-        self._report("done", steps, steps)
+                jobs.append((f"{self._peer.name}: {_name(task)}", partial(self._measure_peer, self._peer, task)))
+        jobs += [(f"first token at {depth:,}", partial(self._measure_first, depth)) for depth in self.first_token]
+        total = self._plan.repeats * len(jobs)
+        for turn in range(total):
+            name, measure = jobs[turn % len(jobs)]
+            self._report(name, turn, total)
+            measure()
+        for name, params in {"greedy": SamplingParams(temperature=0.0), "default": SamplingParams()}.items():
+            self.sampling_ms[name] = _rounded(1000 * self._meter.sampling_s(params))
+        self._report("done", total, total)
 
-    def comparison(self, peer: LlamaCpp) -> dict[str, Any]:
+    def rows(self, measured: dict[Task, Samples]) -> dict[str, list[dict[str, Any]]]:
+        """`prefill`, `decode` and `batch`."""
+        found: dict[str, list[dict[str, Any]]] = {"prefill": [], "decode": [], "batch": []}
+        for task, samples in measured.items():
+            row = {**_labels(task), **samples.summary("tok_s")}
+            if task[0] == "decode" and measured is self.ours:
+                row |= self._beside_the_ceiling(task, samples)
+            found[task[0]].append(row)
+        return found
+
+    def first_token_rows(self) -> list[dict[str, Any]]:
+        return [{"tokens": NEW_TURN_TOKENS, "cached": d, **s.summary("ms")} for d, s in self.first_token.items()]
+
+    def comparison(self, peer: PeerProcess) -> dict[str, Any]:
         """`peer`: its figures under our keys; `ratio`: ours over the peer's, of the medians."""
-        prefill = [{"tokens": n, "depth": 0, **s.summary("tok_s")} for n, s in self.peer_prefill.items()]
-        decode = [{"depth": depth, **s.summary("tok_s")} for depth, s in self.peer_decode.items()]
-        ratio = {
-            "prefill": [
-                {"tokens": n, "ratio": _rounded(self.prefill[n].median / s.median)}
-                for n, s in self.peer_prefill.items()
-            ],
-            "decode": [
-                {"depth": depth, "ratio": _rounded(self.decode[depth].median / s.median)}
-                for depth, s in self.peer_decode.items()
-            ],
+        rows, ratio = self.rows(self.theirs), self.rows({})
+        for kind in rows:
+            for row, task in zip(rows[kind], (task for task in self.theirs if task[0] == kind), strict=True):
+                row["configuration"] = peer.configuration(task)
+                quotient = self.ours[task].median / self.theirs[task].median
+                ratio[kind].append({**_labels(task), "ratio": _rounded(quotient)})
+        about = {"name": peer.name, "version": peer.version, "load_s": _rounded(peer.load_s)}
+        return {"peer": {**about, **rows, "memory": {"rss_mb": _rounded(peer.resident_mb())}}, "ratio": ratio}
+
+    def _beside_the_ceiling(self, task: Task, samples: Samples) -> dict[str, float]:
+        depth = max(task[2], SHORT_TOKENS) + self._plan.decode_tokens // 2
+        kv_bytes = depth * kv_bytes_per_token(self._engine.config, self._engine.info.kv_format)  # type: ignore[arg-type]
+        ceiling = self.bandwidth.median * 1e9 / (self._weight_bytes + kv_bytes)
+        steps = sorted(self._steps[task])
+        return {
+            "roofline": _rounded(samples.median / ceiling),
+            "roofline_tok_s": _rounded(ceiling),
+            "step_ms_p50": _rounded(1000 * statistics.median(steps)),
+            "step_ms_p99": _rounded(1000 * steps[int(0.99 * (len(steps) - 1))]),
         }
-        about = {"name": peer.name, "version": peer.version}
-        return {"peer": {**about, "prefill": prefill, "decode": decode}, "ratio": ratio}
 
-    def prefill_rows(self) -> list[dict[str, Any]]:
-        return [{"tokens": tokens, "depth": 0, **s.summary("tok_s")} for tokens, s in self.prefill.items()]
-
-    def decode_rows(self, bytes_per_token: int) -> list[dict[str, Any]]:
-        ceiling = self.bandwidth.median * 1e9 / bytes_per_token
-        return [
-            {
-                "depth": depth,
-                **samples.summary("tok_s"),
-                "roofline": _rounded(samples.median / ceiling),
-                "roofline_tok_s": _rounded(ceiling),
-            }
-            for depth, samples in self.decode.items()
-        ]
-
-    def _bandwidth(self) -> float:
+    def _measure_ceilings(self) -> None:
         # The buffer is made anew each time, so that the memory measured between is the engine's alone.
         buffer = probe_buffer(self._plan.probe_bytes)
-        return max(read_bandwidth_gb_s(buffer, self._threads) for _ in range(PROBE_READS))
+        self.bandwidth.values.append(max(ceilings.read_bandwidth(buffer) for _ in range(PROBE_READS)) / 1e9)
+        self.products.values.append(2 * ceilings.byte_products() / 1e12)
 
-    def _prefill_rate(self, tokens: int) -> float:
-        usage = self._generate(tokens, 1)
-        return _rate(usage.prompt_tokens - usage.cached_tokens, usage.prompt_ms)
-
-    def _decode_rate(self, depth: int) -> float:
-        usage = self._generate(max(depth, SHORT_PROMPT_TOKENS), self._plan.decode_tokens)
-        # The first token falls out of reading the prompt; the time is that of the others.
-        return _rate(usage.completion_tokens - 1, usage.completion_ms)
-
-    def _peer_prefill_rate(self, peer: LlamaCpp, tokens: int) -> float:
-        return _rate(tokens, 1000 * peer.prefill_seconds(tokens))
-
-    def _peer_decode_rate(self, peer: LlamaCpp, depth: int) -> float:
-        count = self._plan.decode_tokens - 1
-        return _rate(count, 1000 * peer.decode_seconds(count, depth))
-
-    def _generate(self, prompt_tokens: int, max_tokens: int) -> Usage:
-        # A fresh prompt each time: nothing of it can be remembered from the round before.
-        ids: Sequence[int] = [int(i) for i in self._random.choice(self._ids, prompt_tokens)]
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, logit_bias=self._forbidden)
-        # Taken to the end at once: an answer left half way would hold the engine's lock against its closing.
-        events = list(self._engine.generate(ids, params))
-        usage = next((event.usage for event in events if event.usage is not None), None)
-        for name, megabytes in _memory().items():
+    def _measure(self, task: Task) -> None:
+        seconds = self._meter.measure(task)
+        self._steps[task] += seconds
+        self.ours[task].values.append(_rate(task, seconds))
+        for name, megabytes in resident_memory().items():
             self.memory[name] = max(self.memory.get(name, 0.0), megabytes)
-        if usage is None:
-            raise EngineError("the engine reported no usage")
-        return usage
+
+    def _measure_peer(self, peer: PeerProcess, task: Task) -> None:
+        self.theirs[task].values.append(_rate(task, peer.measure(task)))
+
+    def _measure_first(self, depth: int) -> None:
+        self.first_token[depth].values.append(1000 * self._meter.first_token_s(depth))
 
 
-def _rate(tokens: int, milliseconds: float) -> float:
-    if tokens <= 0 or milliseconds <= 0:
-        raise EngineError(f"nothing was measured: {tokens} tokens in {milliseconds} ms")
-    return tokens * 1000 / milliseconds
+def _rate(task: Task, seconds: list[float]) -> float:
+    kind, tokens, last = task
+    if sum(seconds) <= 0:
+        raise EngineError(f"nothing was measured of {_name(task)}")
+    return tokens * (last if kind == "batch" else 1) / sum(seconds)
+
+
+def _name(task: Task) -> str:
+    kind, tokens, last = task
+    if kind == "batch":
+        return f"{last:,} sequences"
+    if kind == "decode":
+        return f"decode at {last:,}"
+    return f"prefill {tokens:,}" + (f" at {last:,}" if last else "")
+
+
+def _labels(task: Task) -> dict[str, Any]:
+    kind, tokens, last = task
+    if kind == "batch":
+        return {"sequences": last}
+    return {"depth": last} if kind == "decode" else {"tokens": tokens, "depth": last}
+
+
+def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
+    return Engine.load(
+        path,
+        context_tokens=plan.context_tokens or -(-plan.longest_tokens // 1024) * 1024,
+        threads=plan.threads,
+        weights=plan.weights,
+        kv=plan.kv,
+        max_num_seqs=max([*plan.batches, 1]),
+        speculation=False,  # random weights repeat themselves: guessing would pay as it never does
+    )
 
 
 def _load_seconds(path: Path | None, plan: BenchmarkPlan) -> float:
     started = time.perf_counter()
-    Engine.load(path, context_tokens=plan.context_tokens, threads=plan.threads).close()
+    _load(path, plan).close()
     return time.perf_counter() - started
+
+
+def _weight_bytes(engine: Engine) -> int:
+    """Bytes of weights that one decoded token reads: all of them, as the tied embedding is also the output head."""
+    with GGUFFile.open(Path(engine.info.path)) as file:
+        return sum(tensor.nbytes for tensor in file.tensors.values())
 
 
 def _describe_model(engine: Engine) -> dict[str, Any]:
@@ -308,33 +300,10 @@ def _describe_model(engine: Engine) -> dict[str, Any]:
         "context_tokens": info.context_tokens,
         "kernels": info.kernels,
         "threads": info.threads,
+        "kv_format": info.kv_format,
+        "kv_bytes": info.kv_bytes,
+        "max_num_seqs": info.max_num_seqs,
     }
-
-
-def _memory() -> dict[str, float]:
-    """Resident memory of this process in MB (10^6 bytes); the mapped file counts as far as it is resident."""
-    wanted = {"VmRSS:": "rss_mb", "RssAnon:": "anonymous_mb", "RssFile:": "file_mb"}
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return {}
-    fields = (line.split() for line in lines)
-    return {wanted[words[0]]: _rounded(int(words[1]) * 1024 / 1e6) for words in fields if words and words[0] in wanted}
-
-
-def _cpu_times() -> list[int]:
-    try:
-        return [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    except OSError:
-        return []
-
-
-def _stolen_percent(before: list[int], after: list[int]) -> float:
-    """Share of CPU time the hypervisor took while we measured: above a few percent the figures say little."""
-    if len(before) < 8 or len(after) < 8:
-        return 0.0
-    spent = [b - a for a, b in zip(before, after, strict=True)]
-    return 100.0 * spent[7] / max(1, sum(spent))
 
 
 def _rounded(value: float) -> float:

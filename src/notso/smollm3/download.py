@@ -45,6 +45,36 @@ class Pulled:
     resumed_at_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class DownloadPlan:
+    """What fetching a file to `folder` would take. `have_bytes` lie there from an earlier attempt."""
+
+    folder: Path
+    have_bytes: int
+    needed_bytes: int
+    free_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room, with some to spare."""
+        return self.needed_bytes <= self.free_bytes
+
+
+def plan_download(
+    file: KnownFile, free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+) -> DownloadPlan:
+    """Look at what is here and at the room on the disk. Touches neither the network nor the disk's content."""
+    part = part_path(file)
+    there = next(each for each in part.parents if each.exists())
+    have = part.stat().st_size if part.exists() else 0
+    return DownloadPlan(hub.hub_cache(), have, max(0, file.size_bytes - have) + SPARE_BYTES, free_bytes(there))
+
+
+def part_path(file: KnownFile) -> Path:
+    """Where the bytes that have arrived wait for the others."""
+    return hub.blob_path(file).with_name(f"{file.sha256}.incomplete")
+
+
 def is_offline() -> bool:
     """Whether the environment forbids the network, by Hugging Face's variables."""
     return any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
@@ -72,25 +102,25 @@ def pull(
         return _prove_present(file, present, report)
     if offline or is_offline():
         raise DownloadError(f"{file.filename} is not on this machine and the network is switched off")
-    part_path = hub.blob_path(file).with_name(f"{file.sha256}.incomplete")
+    arriving = part_path(file)
     try:
-        part_path.parent.mkdir(parents=True, exist_ok=True)
+        arriving.parent.mkdir(parents=True, exist_ok=True)
         with _only_one(file):
             if force:
-                part_path.unlink(missing_ok=True)
-            _require_space(file, part_path, free_bytes)
+                arriving.unlink(missing_ok=True)
+            _require_space(file, free_bytes)
             url = _locate(file)
-            with _Part(part_path, file, report) as part:
+            with _Part(arriving, file, report) as part:
                 resumed_at = part.size
                 _fetch(url, part, report, sleep)
                 downloaded = part.received
                 if part.sha256 != file.sha256:
-                    part_path.unlink()
+                    arriving.unlink()
                     raise DownloadError(
                         f"{file.filename} does not match its published SHA-256: "
                         f"expected {file.sha256}, got {part.sha256}; what was fetched has been deleted"
                     )
-            path = _put_in_place(file, part_path)
+            path = _put_in_place(file, arriving)
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise DownloadError(f"the disk is full; {file.filename} can be resumed once there is room") from error
@@ -186,14 +216,12 @@ def _only_one(file: KnownFile) -> Iterator[None]:
         yield
 
 
-def _require_space(file: KnownFile, part_path: Path, free_bytes: Callable[[Path], int]) -> None:
-    have = part_path.stat().st_size if part_path.exists() else 0
-    needed = max(0, file.size_bytes - have) + SPARE_BYTES
-    free = free_bytes(part_path.parent)
-    if free < needed:
+def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:
+    plan = plan_download(file, free_bytes)
+    if not plan.fits:
         raise DownloadError(
-            f"{file.filename} needs {needed / 1e9:.2f} GB more on the disk of {part_path.parent}, "
-            f"{free / 1e9:.2f} GB are free; set HF_HOME to a folder on a larger disk or make room"
+            f"{file.filename} needs {plan.needed_bytes / 1e9:.2f} GB more on the disk of {plan.folder}, "
+            f"{plan.free_bytes / 1e9:.2f} GB are free; set HF_HOME to a folder on a larger disk or make room"
         )
 
 
@@ -274,9 +302,9 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
             report("downloading", part.size, part.total)
 
 
-def _put_in_place(file: KnownFile, part_path: Path) -> Path:
+def _put_in_place(file: KnownFile, arrived: Path) -> Path:
     blob, snapshot = hub.blob_path(file), hub.snapshot_path(file)
-    part_path.replace(blob)
+    arrived.replace(blob)
     snapshot.parent.mkdir(parents=True, exist_ok=True)
     snapshot.unlink(missing_ok=True)
     try:

@@ -1,12 +1,9 @@
-"""The engine: a model file, loaded once, that answers one conversation at a time."""
+"""The engine: a model file, loaded once, that answers many conversations at a time."""
 
 from __future__ import annotations
 
-import math
-import operator
 import secrets
-import threading
-import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date as Date
 from pathlib import Path
@@ -14,34 +11,63 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import backend, ops
+from notso.qtensor import backend
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.answer import Answer
 from notso.smollm3.chat_template import KNOWN_TEMPLATES, ChatTemplate
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
+from notso.smollm3.engine_core import EngineCore
+from notso.smollm3.engine_plan import plan_engine, step_rows
+from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError
+from notso.smollm3.fingerprint import cache_fingerprint
+from notso.smollm3.generation import Generation, events_until
 from notso.smollm3.hub import demo_path
-from notso.smollm3.kv_cache import KVCache, kv_bytes_per_token
-from notso.smollm3.memory import plan_memory
-from notso.smollm3.messages import Event, FinishReason, Message, ModelInfo, Tool, Usage
-from notso.smollm3.model import SmolLM3, Step
+from notso.smollm3.kv_cache import KVCache
+from notso.smollm3.kv_formats import KVChoice
+from notso.smollm3.kv_shelf import KVShelf
+from notso.smollm3.memory import give_back_freed
+from notso.smollm3.messages import (
+    EngineStats,
+    Event,
+    Message,
+    Priority,
+    PromptEstimate,
+    Tool,
+    WhenFull,
+)
+from notso.smollm3.model_info import model_info
+from notso.smollm3.prefix_cache import BLOCK_TOKENS, OutOfBlocksError, PrefixCache, root_key
+from notso.smollm3.prompt import ANSWER_TOKENS, Prompt, PromptWriter, checked_ids
+from notso.smollm3.request import Request
 from notso.smollm3.residency import Residency, WeightPromotion
+from notso.smollm3.runner import MAX_SAMPLED, Runner
 from notso.smollm3.sampling import Sampler
 from notso.smollm3.sampling_params import SamplingParams
+from notso.smollm3.scheduler import Chunk, Scheduler
+from notso.smollm3.sequence import RANKS
+from notso.smollm3.sequence import Sequence as ScheduledSequence
+from notso.smollm3.speculation import Proposer
 from notso.smollm3.tokenizer import Tokenizer
 from notso.smollm3.weights import SmolLM3Weights
 
 Floats = npt.NDArray[np.float32]
 
-DEFAULT_CONTEXT_TOKENS = 8192
-"""What a chat gets unless it asks for more: small enough for any machine that holds the weights."""
+DEFAULT_CACHE_BYTES = 4 << 30
+"""Room on disk for computed conversations: some 100,000 tokens of the 3B."""
 
-PREFILL_CHUNK_TOKENS = 512
-"""Rows of one prefill step. Stopping, and the memory for a step, go by this; results do not depend on it."""
+GUESSED_FROM_TOKENS = 32_768
+"""How far back guesses at the next tokens look: further back costs memory that long contexts need."""
+
+MAX_WAITING = 4096
+"""Requests that may wait; more are refused."""
 
 
 class Engine:
-    """A loaded SmolLM3. Methods may be called from any thread; generations wait for one another."""
+    """A loaded SmolLM3. Methods may be called from any thread; one thread of its own computes.
+
+    What an answer says depends on its messages, parameters and seed alone: not on what else is being answered, on what
+    is cached, nor on the number of threads.
+    """
 
     def __init__(
         self,
@@ -51,6 +77,11 @@ class Engine:
         threads: int | None,
         is_demo: bool,
         weights_on: Residency = "auto",
+        kv: KVChoice = "auto",
+        max_num_seqs: int | None = None,
+        speculation: bool = True,
+        cache_dir: Path | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         """Use `Engine.load`."""
         backend.configure(threads)
@@ -58,36 +89,43 @@ class Engine:
         self.config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
         weight_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
-        context = self._plan_context(context_tokens, weight_bytes)
-        self._cache = KVCache(self.config, context)
-        self._model = SmolLM3(self.config, weights, self._cache)
+        plan = plan_engine(self.config, weight_bytes, context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
-        self._template = _template(file, self.tokenizer, is_demo)
-        self._decode_step = Step(self.config, rows=1, sampled=1)
-        self._decode_program: ops.Program | None = None
-        self._cached_ids: list[int] = []  # what the cache holds, position by position
-        self._lock = threading.Lock()
+        file.metadata.forget()
+        give_back_freed()  # building the tokenizer took hundreds of megabytes for a moment
+        self._prompts = PromptWriter(_template(file, self.tokenizer, is_demo), self.tokenizer)
+        cache = KVCache(
+            self.config,
+            plan.context_tokens,
+            max_num_seqs=plan.max_num_seqs + 1,  # a row of the block table more, for `logits`
+            blocks=plan.kv_blocks,
+            kv_format=plan.kv_format,
+            recent_blocks=plan.recent_blocks,
+        )
+        self._context_tokens = plan.context_tokens
+        self._runner = Runner(self.config, weights, cache, step_rows(self.config, plan.context_tokens))
+        self._blocks = PrefixCache(plan.kv_blocks, on_forget=cache.forget)
+        cache.make_room = self._blocks.drop_one
+        self._fingerprint = cache_fingerprint(file, self.config, plan.kv_format, plan.context_tokens)
+        shelf = None
+        if cache_dir is not None:
+            shelf = KVShelf(cache, self._blocks, cache_dir, self._fingerprint, cache_bytes)
+        self._scheduler = Scheduler(self._blocks, plan.max_num_seqs, shelf, can_be_cut=cache.can_be_cut)
+        self._spare_slot = plan.max_num_seqs
+        self._speculation = speculation
+        self._unguessed = self.tokenizer.control_ids | {self.tokenizer.think_open_id, self.tokenizer.think_close_id}
         self._closed = False
-        self._busy_until = time.monotonic()
-        self._promotion = WeightPromotion(
-            file, weights, wanted=weights_on, take=self._take_promoted, idle_s=self._idle_s
+        # Nothing here may refer to the engine itself: it is closed when nobody does.
+        adopter = _Adopter(self._runner)
+        core = EngineCore(self._runner, self._scheduler, between_steps=adopter.adopt, shelf=shelf)
+        self._core, self._promotion = (
+            core,
+            WeightPromotion(file, weights, wanted=weights_on, take=core.poke, idle_s=lambda: core.idle_s),
         )
+        adopter.promotion = self._promotion
+        self._end = weakref.finalize(self, _end, self._core, self._promotion, file)
         self._promotion.start()
-        name = str(file.metadata.get("general.name") or file.path.stem)
-        counts: dict[str, int] = {}
-        for tensor in file.tensors.values():
-            counts[tensor.format.name] = counts.get(tensor.format.name, 0) + 1
-        self.info = ModelInfo(
-            name=name,
-            path=str(file.path),
-            is_demo=is_demo,
-            size_bytes=file.size_bytes,
-            parameter_count=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
-            context_tokens=context,
-            quantisation=counts,
-            kernels=backend.kernels(),
-            threads=backend.threads(),
-        )
+        self.info = model_info(file, self.config, plan, kv_bytes=cache.nbytes, is_demo=is_demo)
 
     @classmethod
     def load(
@@ -97,6 +135,11 @@ class Engine:
         context_tokens: int | None = None,
         threads: int | None = None,
         weights: Residency = "auto",
+        kv: KVChoice = "auto",
+        max_num_seqs: int | None = None,
+        speculation: bool = True,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> Engine:
         """Map a GGUF file and make it ready; None loads the demo model that ships with the package.
 
@@ -104,6 +147,10 @@ class Engine:
         model's trained context YaRN doubles it; more is refused. threads: None uses one for each physical core.
         weights: "mmap" reads them from the mapped file; "hugepages" copies them to 2 MiB pages in the background while
         it already answers; "auto" does so for files where it pays, if memory and the system allow.
+        kv: how keys and values are kept; "auto" chooses by context and memory. max_num_seqs: answers written at the
+        same time; None takes up to 16 as memory allows. speculation: guess tokens ahead where that pays; what is said
+        stays the same. cache_dir: a private folder for up to `cache_bytes` of what was computed, so that conversations
+        go on after a restart without being read again; None keeps nothing.
 
         Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError or KernelChoiceError.
         """
@@ -114,6 +161,11 @@ class Engine:
             threads=threads,
             is_demo=is_demo,
             weights_on=weights,
+            kv=kv,
+            max_num_seqs=max_num_seqs,
+            speculation=speculation,
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+            cache_bytes=cache_bytes,
         )
 
     @property
@@ -125,11 +177,14 @@ class Engine:
         """Wait until the weights are where they are to stay. For measurements; answering needs no waiting."""
         self._promotion.wait(timeout_s)
 
+    def stats(self) -> EngineStats:
+        """What it does now, and totals since it was loaded."""
+        return self._core.stats(self._promotion.state)
+
     def close(self) -> None:
-        """Let go of the file and the cache. A generation under way ends at its next step; later calls are refused."""
+        """Let go of the file and the cache. Generations under way end at their next step; later calls are refused."""
         self._closed = True
-        self._promotion.stop()
-        self._file.close()
+        self._end()
 
     def __enter__(self) -> Engine:
         return self
@@ -147,7 +202,7 @@ class Engine:
         date: Date | None = None,
     ) -> str:
         """The exact text of the prompt, as the model file's template prints it."""
-        return self._chat_template.render(messages, thinking=thinking, tools=tools, date=date)
+        return self._prompts.template.render(messages, thinking=thinking, tools=tools, date=date)
 
     def encode_chat(
         self,
@@ -157,25 +212,90 @@ class Engine:
         date: Date | None = None,
     ) -> list[int]:
         """The prompt's token ids. Control tokens come from the template only, never from what a message says."""
-        return self._chat_template.encode(self.tokenizer, messages, thinking=thinking, tools=tools, date=date)
+        return self._prompts.write(messages, thinking, tools, date).ids
+
+    def count_tokens(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+    ) -> int:
+        """How many tokens the prompt has."""
+        return len(self.encode_chat(messages, thinking, tools, date))
+
+    def estimate(
+        self,
+        messages: Sequence[Message],
+        *,
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+        owner: str = "",
+    ) -> PromptEstimate:
+        """What reading this prompt would cost now."""
+        self._require_open()
+        ids = self.encode_chat(messages, thinking, tools, date)
+        cached = self._core.call(lambda: self._scheduler.cached_length(self._root(owner), ids))
+        per_token = self._core.prompt_s_per_token
+        seconds = per_token * (len(ids) - cached) if per_token else None
+        return PromptEstimate(len(ids), cached, seconds)
 
     # Numbers
 
     def logits(self, ids: Sequence[int]) -> Floats:
         """Logits (L, vocab) float32 after each of `ids`, from an empty context."""
-        with self._lock:
-            self._require_open()
-            tokens = self._checked_ids(ids)
-            if len(tokens) > self._cache.capacity_tokens:
-                raise ContextLengthError(len(tokens), self._cache.capacity_tokens)
-            self._forget_from(0)
-            out = np.empty((len(tokens), self.config.vocab_size), np.float32)
-            for start in range(0, len(tokens), PREFILL_CHUNK_TOKENS):
-                chunk = tokens[start : start + PREFILL_CHUNK_TOKENS]
-                out[start : start + len(chunk)] = self._read(chunk, sampled=range(len(chunk)))
-            return out
+        self._require_open()
+        tokens = checked_ids(ids, self.config.vocab_size)
+        if len(tokens) > self._context_tokens:
+            raise ContextLengthError(len(tokens), self._context_tokens)
+        return self._core.call(lambda: self._logits(tokens))
+
+    def _logits(self, tokens: list[int]) -> Floats:
+        out = np.empty((len(tokens), self.config.vocab_size), np.float32)
+        sequence = ScheduledSequence(tokens)
+        sequence.slot = self._spare_slot
+        try:
+            sequence.blocks += (self._blocks.take() for _ in range(0, len(tokens), BLOCK_TOKENS))
+            for start in range(0, len(tokens), MAX_SAMPLED):
+                rest = tokens[start + 1 : start + MAX_SAMPLED]
+                rows = self._runner.run([Chunk(sequence, start, 1, rest, samples=True)], lambda _: True)
+                out[start : start + len(rest) + 1] = rows[0] if rows else np.nan
+        except OutOfBlocksError:
+            raise EngineError("other answers hold the whole cache; try again when they are done") from None
+        finally:
+            for block in sequence.blocks:
+                self._blocks.release(block)
+        return out
 
     # Answers
+
+    def submit(
+        self,
+        messages: Sequence[Message] | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+        priority: Priority = "interactive",
+        owner: str = "",
+        continue_last: bool = False,
+        when_full: WhenFull = "stop",
+    ) -> Generation:
+        """Begin to answer a conversation, or to continue a list of token ids; what comes is in the Generation.
+
+        priority: whom to serve first where there are many. owner: whose cached prompts may be used. continue_last: the
+        last message is an assistant's, and more of it is wanted. when_full: refuse a conversation that does not fit, or
+        leave out whole turns, the oldest first, and say so.
+
+        Raises InvalidRequestError, ContextLengthError, TemplateError or EngineError.
+        """
+        request = self._request(
+            messages, params, thinking, tools, date, priority, owner, continue_last=continue_last, when_full=when_full
+        )
+        self._core.submit(request)
+        return request.generation
 
     def generate(
         self,
@@ -185,174 +305,110 @@ class Engine:
         thinking: bool = True,
         tools: Sequence[Tool] | None = None,
         date: Date | None = None,
+        priority: Priority = "interactive",
+        owner: str = "",
+        continue_last: bool = False,
+        when_full: WhenFull = "stop",
         cancelled: Callable[[], bool] | None = None,
     ) -> Iterator[Event]:
-        """Answer a conversation, or continue a list of token ids: reasoning and text as they come, usage, end.
+        """What `submit` does once the first event is asked for, and the events as they come. Blocks between them.
 
-        Blocks between events; closing the iterator, or `cancelled()` turning true (asked before each step), stops it.
-        Until it is read to its end or closed, every other call that computes waits; in the same thread, for ever.
-        Of the prompt, what the last generation left in the cache is not computed again.
-
-        Raises InvalidRequestError, ContextLengthError, TemplateError (before the first event) or EngineError.
+        Closing the iterator, or `cancelled()` turning true (it is asked fifty times a second), stops the answer.
         """
+        request = self._request(
+            messages, params, thinking, tools, date, priority, owner, continue_last=continue_last, when_full=when_full
+        )
+        return self._events(request, cancelled or (lambda: False))
+
+    def _events(self, request: Request, cancelled: Callable[[], bool]) -> Iterator[Event]:
+        self._require_open()
+        self._core.submit(request)
+        yield from events_until(request.generation, cancelled)
+
+    def _request(
+        self,
+        messages: Sequence[Message] | Sequence[int],
+        params: SamplingParams | None,
+        thinking: bool,
+        tools: Sequence[Tool] | None,
+        date: Date | None,
+        priority: Priority,
+        owner: str,
+        *,
+        continue_last: bool,
+        when_full: WhenFull,
+    ) -> Request:
         params = params or SamplingParams()
         if not hasattr(messages, "__len__") or len(messages) == 0:
             raise InvalidRequestError("messages or token ids are needed: there is nothing to answer", param="messages")
+        if priority not in RANKS:
+            raise InvalidRequestError(f"priority must be one of {', '.join(RANKS)}", param="priority")
         if isinstance(messages[0], Message):
-            prompt = self.encode_chat(messages, thinking, tools, date)  # type: ignore[arg-type]
-        else:
-            prompt = self._checked_ids(messages)  # type: ignore[arg-type]
-        room = self._cache.capacity_tokens - len(prompt)
-        if room < 1:
-            raise ContextLengthError(len(prompt) + 1, self._cache.capacity_tokens)
-        if params.max_tokens is not None and params.max_tokens > room:
-            raise ContextLengthError(len(prompt) + params.max_tokens, self._cache.capacity_tokens)
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
-        sampler = Sampler(params, seed, self.config.vocab_size)
-        answer = Answer(self.tokenizer, prompt, params.stop, find_tool_calls=bool(tools))
-        return self._generate(prompt, params.max_tokens or room, sampler, answer, cancelled or (lambda: False))
-
-    def _generate(
-        self, prompt: list[int], most: int, sampler: Sampler, answer: Answer, cancelled: Callable[[], bool]
-    ) -> Iterator[Event]:
-        with self._lock:
-            self._require_open()
-            started = time.perf_counter()
-            cached = self._reuse(prompt)
-            logits = self._prefill(prompt[cached:], cancelled)
-            read = time.perf_counter()
-            history = list(prompt)
-            reason: FinishReason = "cancelled" if logits is None else "length"
-            while logits is not None:
-                token = sampler.sample(logits, history, len(history))
-                history.append(token)
-                yield from answer.push(token)
-                if answer.finish_reason is not None or answer.tokens >= most:
-                    break
-                if cancelled() or self._closed:
-                    reason = "cancelled"
-                    break
-                logits = self._decode(token)
-            yield from answer.finish(reason)
-            yield Event(
-                "usage",
-                usage=Usage(
-                    prompt_tokens=len(prompt),
-                    completion_tokens=answer.tokens,
-                    reasoning_tokens=answer.reasoning_tokens,
-                    cached_tokens=cached,
-                    prompt_ms=1000 * (read - started),
-                    completion_ms=1000 * (time.perf_counter() - read),
-                ),
+            kept_free = params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4)
+            prompt = self._prompts.write_for(
+                messages,  # type: ignore[arg-type]
+                thinking,
+                tools,
+                date,
+                continue_last=continue_last,
+                when_full=when_full,
+                limit=self._context_tokens - kept_free,
             )
-            self._busy_until = time.monotonic()
-            yield Event("end", finish_reason=answer.finish_reason)
+        else:
+            prompt = Prompt(checked_ids(messages, self.config.vocab_size))  # type: ignore[arg-type]
+        room = self._context_tokens - len(prompt.ids)
+        if room < 1:
+            raise ContextLengthError(len(prompt.ids) + 1, self._context_tokens)
+        if params.max_tokens is not None and params.max_tokens > room:
+            raise ContextLengthError(len(prompt.ids) + params.max_tokens, self._context_tokens)
+        self._require_open()
+        if self._core.requests >= MAX_WAITING:
+            raise EngineError(f"{MAX_WAITING:,} requests wait already")
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        dropped = prompt.dropped_messages
+        return Request(
+            sequence=ScheduledSequence(prompt.ids, root=self._root(owner), rank=RANKS[priority]),
+            generation=Generation(self._core.poke),
+            sampler=Sampler(params, seed, self.config.vocab_size),
+            answer=Answer(self.tokenizer, prompt.ids, params.stop, bool(tools), prompt.goes_on),
+            most=params.max_tokens or room,
+            thinking_budget=params.thinking_budget,
+            closing=self._prompts.end_of_thought,
+            proposer=self._proposer(prompt.ids) if self._speculation else None,
+            opening=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
+        )
 
-    def _reuse(self, prompt: list[int]) -> int:
-        """Keep the longest cached prefix of `prompt`, but for its last token, whose logits are needed. Its length."""
-        common = 0
-        for ours, theirs in zip(self._cached_ids, prompt[:-1], strict=False):
-            if ours != theirs:
-                break
-            common += 1
-        self._forget_from(common)
-        return common
+    def _proposer(self, ids: list[int]) -> Proposer:
+        never = frozenset(token for token in self._unguessed if token is not None)
+        return Proposer(ids[-GUESSED_FROM_TOKENS:], never=never, costs=self._core.costs)
 
-    def _forget_from(self, length: int) -> None:
-        self._cache.truncate(length)
-        del self._cached_ids[length:]
-
-    def _prefill(self, tokens: list[int], cancelled: Callable[[], bool]) -> Floats | None:
-        """Read tokens in chunks; the logits (vocab,) after the last one, or None when cancelled on the way."""
-        logits: Floats | None = None
-        for start in range(0, len(tokens), PREFILL_CHUNK_TOKENS):
-            if cancelled() or self._closed:
-                return None
-            chunk = tokens[start : start + PREFILL_CHUNK_TOKENS]
-            is_last = start + len(chunk) == len(tokens)
-            rows = self._read(chunk, sampled=range(len(chunk) - 1, len(chunk)) if is_last else range(0))
-            logits = rows[0] if is_last else None
-        return logits
-
-    def _read(self, chunk: Sequence[int], sampled: range) -> Floats:
-        """One step over several tokens: logits (sampled, vocab)."""
-        self._adopt_promoted()
-        step = Step(self.config, len(chunk), len(sampled))
-        start = self._cache.extend(len(chunk))
-        step.token_ids[:] = chunk
-        step.positions[:] = np.arange(start, start + len(chunk))
-        step.sampled_rows[:] = sampled
-        self._model.forward(step)
-        self._cached_ids.extend(chunk)
-        return step.logits
-
-    def _decode(self, token: int) -> Floats:
-        """One step over one token, replayed from the recorded program: logits (vocab,), valid until the next step."""
-        self._adopt_promoted()
-        step = self._decode_step
-        if self._decode_program is None:
-            program = ops.Program()
-            with program.record():
-                self._model.forward(step)
-            self._decode_program = program  # kept only when whole: Ctrl-C may come while it is recorded
-        step.positions[0] = self._cache.extend(1)
-        step.token_ids[0] = token
-        self._decode_program.run()
-        self._cached_ids.append(token)
-        logits: Floats = step.logits[0]
-        return logits
-
-    def _idle_s(self) -> float:
-        return 0.0 if self._lock.locked() else time.monotonic() - self._busy_until
-
-    def _take_promoted(self) -> None:
-        """Called by the promotion's thread when copies are ready: adopt them now if no generation is under way."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._adopt_promoted()
-            finally:
-                self._lock.release()
-
-    def _adopt_promoted(self) -> None:
-        """Between two steps, exchange weights for their copies: same bytes, other pages."""
-        promoted = self._promotion.adopt(self._model.weights)
-        if promoted is not None:
-            self._model.weights = promoted
-            self._decode_program = None  # it points into the old pages
+    def _root(self, owner: str) -> bytes:
+        return root_key(self._fingerprint, owner)
 
     # Checks
-
-    @property
-    def _chat_template(self) -> ChatTemplate:
-        if self._template is None:
-            raise ModelFileError("this model file has no chat template; give token ids instead of messages")
-        return self._template
-
-    def _checked_ids(self, ids: Sequence[int]) -> list[int]:
-        if len(ids) == 0:
-            raise InvalidRequestError("there are no tokens", param="messages")
-        try:
-            tokens = [operator.index(token) for token in ids]
-        except TypeError:
-            raise InvalidRequestError("messages or token ids are needed", param="messages") from None
-        if min(tokens) < 0 or max(tokens) >= self.config.vocab_size:
-            raise InvalidRequestError(f"token ids must be from 0 to {self.config.vocab_size - 1}", param="messages")
-        return tokens
 
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("the engine is closed")
 
-    def _plan_context(self, requested: int | None, weight_bytes: int) -> int:
-        longest = 2 * self.config.max_position_embeddings  # with YaRN
-        if requested is not None and not 1 <= requested <= longest:
-            raise InvalidRequestError(f"context_tokens must be from 1 to {longest:,}", param="context_tokens")
-        return plan_memory(
-            weights_bytes=weight_bytes,
-            kv_bytes_per_token=kv_bytes_per_token(self.config),
-            max_context_tokens=min(self.config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS),
-            requested_tokens=requested,
-        ).context_tokens
+
+class _Adopter:
+    """Between two steps, exchanges weights for their copies: same bytes, other pages."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.promotion: WeightPromotion | None = None
+        self._runner = runner
+
+    def adopt(self) -> None:
+        promoted = self.promotion.adopt(self._runner.weights) if self.promotion is not None else None
+        if promoted is not None:
+            self._runner.weights = promoted
+
+
+def _end(core: EngineCore, promotion: WeightPromotion, file: GGUFFile) -> None:
+    promotion.stop()
+    core.close()
+    file.close()
 
 
 def _template(file: GGUFFile, tokenizer: Tokenizer, is_demo: bool) -> ChatTemplate | None:

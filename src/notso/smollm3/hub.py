@@ -26,6 +26,7 @@ Progress = Callable[[str, int, int], None]
 Verified = Literal["yes", "no", "wrong size", "built in"]
 
 _HASH_CHUNK_BYTES = 4 << 20
+DEMO_QUANTISATION = "Q4_K_M"  # its name does not say so; opening every file to look would be slow
 _QUANTISATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
 
 
@@ -81,6 +82,11 @@ class LocalModel:
     quantisation: str
     where: Literal["built in", "cache", "folder"]
     verified: Verified
+
+
+def official_files() -> tuple[KnownFile, ...]:
+    """The published files that can be fetched, the usual one first."""
+    return KNOWN_FILES
 
 
 def known_file(name: str) -> KnownFile:
@@ -162,9 +168,7 @@ def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
     models = []
     demo = demo_path()
     if demo.is_file():
-        models.append(
-            LocalModel("demo", demo, demo.stat().st_size, quantisation_in(demo.name) or "", "built in", "built in")
-        )
+        models.append(LocalModel("demo", demo, demo.stat().st_size, DEMO_QUANTISATION, "built in", "built in"))
     cached = sorted(hub_cache().glob("models--*/snapshots/*/*.gguf"))
     models += [_describe(path, "cache") for path in cached if "smollm3" in path.name.lower() and path.is_file()]
     for folder in folders:

@@ -17,17 +17,16 @@ from notso.qtensor.tensor import QTensor
 from notso.smollm3 import hub
 from notso.smollm3.chat_template import KNOWN_TEMPLATES
 from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.engine_plan import kv_bytes_per_token, largest_context
 from notso.smollm3.errors import ModelFileError
-from notso.smollm3.memory import available_memory, largest_context
+from notso.smollm3.kv_formats import KV_FORMATS, KVFormat
+from notso.smollm3.memory import MemoryLimit, available_memory
 from notso.smollm3.vocabulary import CONTROL, USER_DEFINED
 from notso.smollm3.weights import SmolLM3Weights
 
 MAX_SHOWN_TEXT = 200  # characters of a string
 MAX_SHOWN_ITEMS = 16  # of an array
 CONTEXTS = (8_192, 32_768, 65_536, 131_072)
-
-# Bits per cached number, scales included.
-CACHE_BITS = {"f16": 16.0, "q8_0": 8.5, "q4_0": 4.5, "3.6 bits": 3.625}
 
 Scalar: TypeAlias = int | float | bool | str
 
@@ -238,23 +237,20 @@ def _run_info(metadata: Metadata, tensors: Mapping[str, QTensor]) -> RunInfo:
         tied_embeddings=tied,
         weight_bytes_per_token=read,
         kv_values_per_token=config.kv_values_per_token,
-        cache=tuple(
-            _cache_plan(name, bits, config, weight_bytes, memory.available_bytes) for name, bits in CACHE_BITS.items()
-        ),
+        cache=tuple(_cache_plan(kv_format, config, weight_bytes, memory) for kv_format in KV_FORMATS),
         available_bytes=memory.available_bytes,
         available_source=memory.source,
     )
 
 
-def _cache_plan(name: str, bits: float, config: SmolLM3Config, weight_bytes: int, available_bytes: int) -> CachePlan:
-    per_token = math.ceil(config.kv_values_per_token * bits / 8)
-    fits = largest_context(weights_bytes=weight_bytes, kv_bytes_per_token=per_token, available_bytes=available_bytes)
+def _cache_plan(kv_format: KVFormat, config: SmolLM3Config, weight_bytes: int, memory: MemoryLimit) -> CachePlan:
+    per_token = kv_bytes_per_token(config, kv_format)
     return CachePlan(
-        format=name,
-        bits_per_value=bits,
+        format=kv_format,
+        bits_per_value=8 * per_token / config.kv_values_per_token,
         bytes_per_token=per_token,
         bytes_at={context: per_token * context for context in CONTEXTS},
-        fits_tokens=min(fits, 2 * config.max_position_embeddings),
+        fits_tokens=largest_context(config, weight_bytes, kv_format, memory),
     )
 
 

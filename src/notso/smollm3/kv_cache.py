@@ -1,54 +1,149 @@
-"""The key-value cache: fixed tiles of 128 positions, taken by sequences one by one from a pool made at start."""
+"""The key-value cache: fixed blocks of 128 positions, each holding every layer, and who reads which of them.
+
+Formats under 8 bits read a sequence's first tile (attention sinks) and the tile a row stands in from a second, finer
+cache. So some blocks have a companion there: the first of a sequence, and those that are not full.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import ops
+from notso.qtensor.kv_pool import KeyValuePool
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.errors import ContextLengthError
+from notso.smollm3.kv_formats import KV_FORMATS, RECENT_FORMAT, KVFormat
+from notso.smollm3.prefix_cache import OutOfBlocksError
+from notso.smollm3.scheduler import Chunk
 
-BYTES_PER_VALUE = 2  # float16
+Table = npt.NDArray[np.int32]
 
 
 class KVCache:
-    """Keys and values of `capacity_tokens` positions for one sequence, in every layer.
+    """Keys and values of `blocks` blocks in every layer, shared by up to `max_num_seqs` sequences at a time.
 
-    Memory is reserved when made and never grows. Beyond the stored length a tile holds whatever was there before; the
-    attention never looks there.
+    `capacity_tokens`: how long one sequence may become. `block_table` (max_num_seqs, tiles) int32: the block that holds
+    each tile of each sequence; with one sequence and no `blocks` given, they are its own in order. Memory is reserved
+    when made, taken when first used, and never grows beyond. Behind the stored length a block holds whatever was there
+    before; the attention never looks there.
+
+    `recent_blocks`: of companions. When they run out, `make_room` is asked to forget something that has one.
     """
 
-    def __init__(self, config: SmolLM3Config, capacity_tokens: int) -> None:
+    def __init__(
+        self,
+        config: SmolLM3Config,
+        capacity_tokens: int,
+        *,
+        max_num_seqs: int = 1,
+        blocks: int | None = None,
+        kv_format: KVFormat = "f16",
+        recent_blocks: int = 0,
+    ) -> None:
         tiles = -(-capacity_tokens // ops.TILE_POSITIONS)
         self.capacity_tokens = capacity_tokens
-        self.length = 0
-        self.pools = [
-            ops.key_value_pool(tiles, config.num_key_value_heads, config.head_dim)
-            for _ in range(config.num_hidden_layers)
-        ]
-        self.block_table: npt.NDArray[np.int32] = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
+        self.blocks = blocks or tiles
+        self.pools = _pools(config, self.blocks, kv_format)
+        self.block_table: Table = np.zeros((max_num_seqs, tiles), np.int32)
+        if blocks is None and max_num_seqs == 1:
+            self.block_table[0] = np.arange(tiles)
+        self.make_room: Callable[[Callable[[int], bool]], bool] = lambda _: False
+        self._is_small = KV_FORMATS[kv_format].is_small
+        self._recent_pools = _pools(config, recent_blocks or self.blocks, RECENT_FORMAT) if self._is_small else []
+        self._recent_table: Table = np.full((max_num_seqs, tiles), -1, np.int32)
+        self._companions: dict[int, int] = {}
+        self._free = list(range(recent_blocks or self.blocks)) if self._is_small else []
+        if self._is_small and blocks is None and max_num_seqs == 1:
+            self._recent_table[0] = np.arange(tiles)
 
     @property
     def nbytes(self) -> int:
         """Bytes reserved."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self.pools)
+        return sum(pool.nbytes for pool in (*self.pools, *self._recent_pools))
 
-    def extend(self, tokens: int) -> int:
-        """Make room for `tokens` more and return the position of the first. Raises ContextLengthError when full."""
-        if self.length + tokens > self.capacity_tokens:
-            raise ContextLengthError(self.length + tokens, self.capacity_tokens)
-        start = self.length
-        self.length += tokens
-        return start
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers, without its companion."""
+        return sum(pool.block_bytes for pool in self.pools)
 
-    def truncate(self, length: int) -> None:
-        """Forget everything from position `length` on."""
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot cut a cache of {self.length} positions to {length}")
-        self.length = length
+    def recent(self, layer: int) -> tuple[Table, KeyValuePool] | None:
+        """The companions' table and pool in a layer, where the format has any."""
+        return (self._recent_table, self._recent_pools[layer]) if self._is_small else None
+
+    def place(self, chunk: Chunk, slot: int) -> None:
+        """Make ready for a step to read and write a sequence's blocks, named by row `slot` of the tables."""
+        blocks = chunk.sequence.blocks
+        self.block_table[slot, : len(blocks)] = blocks
+        if not self._is_small:
+            return
+        first, last = chunk.start // ops.TILE_POSITIONS, (chunk.start + chunk.rows - 1) // ops.TILE_POSITIONS
+        for block in blocks[1:first]:
+            self.forget(block)
+        for tile in {0, *range(first, last + 1)}:
+            self._recent_table[slot, tile] = self._companion(blocks[tile])
+
+    def can_be_cut(self, block: int) -> bool:
+        """Whether a part of the block's content can be used without the rest."""
+        return not self._is_small or block in self._companions
+
+    def forget(self, block: int) -> None:
+        """The block's companion, if it has one, is not needed any more."""
+        companion = self._companions.pop(block, None)
+        if companion is not None:
+            self._free.append(companion)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Give one block the content of another."""
+        for pool in self.pools:
+            pool.copy_block(source, target)
+        if source in self._companions:
+            place = self._companion(target, but=source)
+            for pool in self._recent_pools:
+                pool.copy_block(self._companions[source], place)
+
+    def read_block(self, block: int) -> bytes:
+        """The content of a block, all layers one after another."""
+        return b"".join(pool.read_block(block) for pool in self.pools)
+
+    def write_block(self, block: int, content: bytearray | memoryview | bytes) -> None:
+        """The reverse of `read_block`."""
+        _write(self.pools, block, content)
+
+    @property
+    def companion_bytes(self) -> int:
+        """Bytes of a companion over all layers; 0 where the format has none."""
+        return sum(pool.block_bytes for pool in self._recent_pools)
+
+    def read_companion(self, block: int) -> bytes | None:
+        """The content of a block's companion, if it has one."""
+        companion = self._companions.get(block)
+        return None if companion is None else b"".join(pool.read_block(companion) for pool in self._recent_pools)
+
+    def write_companion(self, block: int, content: bytearray | memoryview | bytes) -> None:
+        """The reverse of `read_companion`."""
+        _write(self._recent_pools, self._companion(block), content)
+
+    def _companion(self, block: int, but: int = -1) -> int:
+        """The block's companion, made if need be, at the cost of another block than `but`."""
+        found = self._companions.get(block)
+        if found is None:
+            if not self._free and not self.make_room(lambda other: other in self._companions and other != but):
+                raise OutOfBlocksError
+            found = self._companions[block] = self._free.pop()
+        return found
 
 
-def kv_bytes_per_token(config: SmolLM3Config) -> int:
-    """Cache bytes that one token takes over all layers."""
-    return config.kv_values_per_token * BYTES_PER_VALUE
+def _pools(config: SmolLM3Config, blocks: int, kv_format: KVFormat) -> list[KeyValuePool]:
+    return [
+        ops.key_value_pool(blocks, config.num_key_value_heads, config.head_dim, kv_format)
+        for _ in range(config.num_hidden_layers)
+    ]
+
+
+def _write(pools: list[KeyValuePool], block: int, content: bytearray | memoryview | bytes) -> None:
+    left = memoryview(content)
+    for pool in pools:
+        pool.write_block(block, left[: pool.block_bytes])
+        left = left[pool.block_bytes :]

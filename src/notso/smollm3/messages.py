@@ -94,6 +94,23 @@ Tool = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """What the model was planned to occupy, and what there was to plan with. `source` names what bounds it. Bytes."""
+
+    weights_bytes: int
+    kv_bytes: int
+    scratch_bytes: int
+    process_bytes: int
+    available_bytes: int
+    source: str
+
+    @property
+    def needed_bytes(self) -> int:
+        """All of it."""
+        return self.weights_bytes + self.kv_bytes + self.scratch_bytes + self.process_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a page or a person may know of the loaded model. Sizes in bytes and tokens."""
 
@@ -111,6 +128,7 @@ class ModelInfo:
     max_num_seqs: int = 1  # answers that can be written at the same time
     num_hidden_layers: int = 0
     layers_without_rope: tuple[int, ...] = ()  # NoPE
+    memory: MemoryBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)

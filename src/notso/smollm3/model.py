@@ -9,6 +9,8 @@ Shapes: L rows of a step, C hidden, F feed-forward, H query heads, KH key-value 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,7 +26,8 @@ Integers = npt.NDArray[np.int32]
 class Step:
     """The arrays of one forward step of `rows` tokens, of which `sampled` need logits. Made once, used again and again.
 
-    The caller fills token_ids, positions (both (rows,) int32) and sampled_rows ((sampled,) int32, which rows).
+    The caller fills token_ids, positions and sequences (all (rows,) int32: the token, where it stands in its sequence,
+    and which row of the cache's block table that sequence has), and sampled_rows ((sampled,) int32, which rows).
     """
 
     def __init__(self, config: SmolLM3Config, rows: int, sampled: int) -> None:
@@ -33,6 +36,8 @@ class Step:
         self.positions = np.zeros(rows, np.int32)
         self.sequences = np.zeros(rows, np.int32)
         self.sampled_rows = np.zeros(sampled, np.int32)
+        self.row_numbers = np.arange(rows, dtype=np.int32)
+        self.cosine, self.sine = ops.empty(rows, dim // 2), ops.empty(rows, dim // 2)
         self.x = ops.empty(rows, hidden)
         self.q = ops.empty(rows, config.num_attention_heads * dim)
         self.k = ops.empty(rows, kv_heads * dim)
@@ -41,6 +46,18 @@ class Step:
         self.gated = ops.empty(rows, config.intermediate_size)
         self.last = ops.empty(sampled, hidden)
         self.logits = ops.empty(sampled, config.vocab_size)
+
+    @property
+    def rotations(self) -> tuple[Floats, Floats]:
+        """Cosines and sines for the rows' positions, (rows, D/2) each."""
+        return self.cosine, self.sine
+
+    def part(self, rows: int, sampled: int) -> Step:
+        """A smaller step in the same memory."""
+        part = Step.__new__(Step)
+        for name, array in vars(self).items():
+            setattr(part, name, array[: sampled if name in ("sampled_rows", "last", "logits") else rows])
+        return part
 
 
 class SmolLM3:
@@ -51,19 +68,26 @@ class SmolLM3:
         self.weights = weights
         self.cache = cache
         self.scale = config.head_dim**-0.5
-        frequencies, factor = config.rope_frequencies(cache.capacity_tokens)
-        self.rope_table = ops.rope_table(np.array(frequencies), cache.capacity_tokens, factor)
+        frequencies, self.rope_factor = config.rope_frequencies(cache.capacity_tokens)
+        self.rope_frequencies = np.array(frequencies)
 
-    def forward(self, step: Step) -> None:
-        """token_ids at positions -> keys and values in the cache, and step.logits (sampled, V) float32."""
+    def forward(self, step: Step, go_on: Callable[[int], bool] = lambda _: True) -> bool:
+        """token_ids at positions -> keys and values in the cache, and step.logits (sampled, V) float32.
+
+        `go_on` is asked before each layer; once it says no, the step is given up half done and the result is False.
+        """
         weights = self.weights
         ops.embed_rows(weights.embed_tokens, step.token_ids, step.x)
+        ops.rope_table(self.rope_frequencies, step.positions, step.rotations, self.rope_factor)
         for index, layer in enumerate(weights.layers):
+            if not go_on(index):
+                return False
             self._attention(index, layer, step)
             self._feed_forward(layer, step)
         if step.sampled_rows.size:
             ops.gather_rows(step.x, step.sampled_rows, step.last)
             ops.matmul(step.last, weights.lm_head, step.logits, norm=self._norm(weights.norm))
+        return True
 
     def _attention(self, index: int, layer: LayerWeights, step: Step) -> None:
         """x += Wo attention(q, k, v), where q, k, v = W norm(x)."""
@@ -74,11 +98,15 @@ class SmolLM3:
         ops.matmul_many(step.x, projections, norm=self._norm(layer.attn_norm))
         if self.config.uses_rope(index):  # every fourth layer goes without: NoPE
             # A GGUF file's rows of q and k are permuted so that pairs to rotate lie side by side.
-            ops.rope(q, step.positions, self.rope_table, adjacent=True)
-            ops.rope(k, step.positions, self.rope_table, adjacent=True)
-        places = (step.positions, step.sequences, cache.block_table)
-        ops.store_key_values(k, v, *places, cache.pools[index])
-        ops.attention(q, *places, cache.pools[index], self.scale, step.attended.reshape(rows, -1, dim))
+            ops.rope(q, step.row_numbers, step.rotations, adjacent=True)
+            ops.rope(k, step.row_numbers, step.rotations, adjacent=True)
+        places, pool, recent = (
+            (step.positions, step.sequences, cache.block_table),
+            cache.pools[index],
+            cache.recent(index),
+        )
+        ops.store_key_values(k, v, *places, pool, recent)
+        ops.attention(q, *places, pool, self.scale, step.attended.reshape(rows, -1, dim), recent)
         ops.matmul_add(step.attended, layer.o_proj, step.x)
 
     def _feed_forward(self, layer: LayerWeights, step: Step) -> None:

@@ -32,15 +32,19 @@ class ThinkingParser:
     Newlines at either end of reasoning and at the beginning of an answer are dropped. Reasoning that never ends stays
     reasoning.
 
-    starts_inside: the prompt already opened the reasoning (`opens_thinking`). Ids are None where the file has no tags.
+    starts_inside: the prompt already opened the reasoning (`opens_thinking`). goes_on: the prompt holds the beginning
+    of this reasoning or answer, so nothing of what follows is dropped. Ids are None where the file has no tags.
     """
 
-    def __init__(self, open_id: int | None, close_id: int | None, starts_inside: bool = False) -> None:
+    def __init__(
+        self, open_id: int | None, close_id: int | None, starts_inside: bool = False, goes_on: bool = False
+    ) -> None:
         self._open_id = open_id
         self._close_id = close_id
         self._held = ""
-        self._state = _State.REASONING if starts_inside else _State.BEFORE
-        self._fresh = True  # no reasoning shown since it was opened
+        before = _State.ANSWER if goes_on else _State.BEFORE
+        self._state = _State.REASONING if starts_inside else before
+        self._fresh = not goes_on  # no reasoning shown since it was opened
 
     @property
     def in_reasoning(self) -> bool:

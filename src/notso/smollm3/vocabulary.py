@@ -31,7 +31,7 @@ _BYTE_OF_CHARACTER = {ord(character): byte for byte, character in enumerate(BYTE
 class Vocabulary:
     """Token texts and kinds, checked against each other.
 
-    `ids` maps every text to its id, `ordinary` only those of ordinary tokens (texts in byte-level spelling).
+    `ordinary` maps the texts of ordinary tokens (in byte-level spelling) to their ids, and is made when asked for.
     `control_ids` are dropped from decoded text; `user_defined_ids` are shown (`<think>`, `<tool_call>`, ...).
     Raises ModelFileError, which names the key or token, if lists disagree or a text occurs twice.
     """
@@ -40,9 +40,8 @@ class Vocabulary:
         if len(tokens) != len(kinds):
             raise ModelFileError(f"tokenizer.ggml.token_type has {len(kinds)} entries, tokens has {len(tokens)}")
         self.tokens = tokens
-        self.ids = dict(zip(tokens, range(len(tokens)), strict=True))
-        if len(self.ids) != len(tokens):
-            twice = next(i for i, token in enumerate(tokens) if self.ids[token] != i)
+        if len(set(tokens)) != len(tokens):
+            twice = next(i for i, token in enumerate(tokens) if token in tokens[i + 1 :])
             raise ModelFileError(f"tokenizer.ggml.tokens: {tokens[twice]!r} occurs more than once (id {twice})")
         by_kind: dict[int, list[int]] = {kind: [] for kind in (UNKNOWN, CONTROL, USER_DEFINED, UNUSED)}
         for index, kind in enumerate(kinds):
@@ -56,10 +55,7 @@ class Vocabulary:
         self.special_ids = {tokens[i]: i for i in sorted(self.control_ids | self.user_defined_ids)}
         if "" in self.special_ids:
             raise ModelFileError(f"tokenizer.ggml.tokens: special token {self.special_ids['']} has no text")
-        self.ordinary = self.ids.copy()
-        for indices in by_kind.values():
-            for index in indices:
-                del self.ordinary[tokens[index]]
+        self._not_ordinary = {tokens[index] for indices in by_kind.values() for index in indices}
         self._check_byte_level()
 
     @classmethod
@@ -71,6 +67,11 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def ordinary(self) -> dict[str, int]:
+        """Ordinary tokens by their texts: ten megabytes that nobody needs for long."""
+        return {token: index for index, token in enumerate(self.tokens) if token not in self._not_ordinary}
+
     def check_id(self, token: int) -> int:
         """Return `token` if it is an id of this vocabulary, else raise InvalidRequestError."""
         if not 0 <= token < len(self.tokens):
@@ -80,17 +81,18 @@ class Vocabulary:
     def token_bytes(self, token: int) -> bytes:
         """The bytes this token stands for; not always whole UTF-8 characters."""
         text = self.tokens[self.check_id(token)]
-        if text in self.ordinary:
+        if text not in self._not_ordinary:
             return text.translate(_BYTE_OF_CHARACTER).encode("latin-1")
         return text.encode()
 
     def _check_byte_level(self) -> None:
-        missing = [byte for byte, character in enumerate(BYTE_CHARACTERS) if character not in self.ordinary]
+        ordinary = self.ordinary
+        missing = [byte for byte, character in enumerate(BYTE_CHARACTERS) if character not in ordinary]
         if missing:
             raise ModelFileError(f"tokenizer.ggml.tokens has no token for byte {missing[0]:#04x}")
-        if not set("".join(self.ordinary)) <= set(BYTE_CHARACTERS):
-            odd = next(t for t in self.ordinary if not set(t) <= set(BYTE_CHARACTERS))
-            raise ModelFileError(f"tokenizer.ggml.tokens: {odd!r} (id {self.ids[odd]}) is not in byte-level spelling")
+        if not set("".join(ordinary)) <= set(BYTE_CHARACTERS):
+            odd = next(token for token in ordinary if not set(token) <= set(BYTE_CHARACTERS))
+            raise ModelFileError(f"tokenizer.ggml.tokens: {odd!r} (id {ordinary[odd]}) is not in byte-level spelling")
 
 
 def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[int]:

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from notso.web import entry
 from notso.web.access import KeyRing, owner_of
-from notso.web.api import health
+from notso.web.api import completions, health, monitoring, not_offered
+from notso.web.api.api_error import ApiError
+from notso.web.api.edge import ApiEdge, is_api
 from notso.web.assets import Assets
-from notso.web.chat import routes
+from notso.web.chat import chat_routes, message_routes, routes, settings_routes, transfer_routes, views
+from notso.web.chat.engine_host import EngineHost
 from notso.web.chat.engine_port import EngineSource
-from notso.web.chat.engine_thread import EngineThread
+from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.turns import Turns
 from notso.web.errors import StorageError, StorageFullError
 from notso.web.ids import is_id
 from notso.web.limits import RequestLimits, SendTimeout
+from notso.web.metrics import Metrics, RequestMetrics
+from notso.web.models import routes as models
+from notso.web.models.installed import Shelf
 from notso.web.pages import Pages, is_fragment
 from notso.web.problems import Problem
 from notso.web.security import CrossSiteGuard, HostGuard, SecurityHeaders
@@ -38,23 +47,29 @@ logger = logging.getLogger("notso.web")
 
 RENDER_THREADS = 2
 ENGINE_EXIT_SECONDS = 3.0
+DOWNLOAD_EXIT_SECONDS = 0.5
+UNDO_SECONDS = 15.0  # the page offers it for 10
+PURGE_SECONDS = 5.0
 
 
-def create_app(engine_source: EngineSource, settings: Settings | None = None) -> FastAPI:
-    """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs.
+def create_app(engine_source: EngineSource, settings: Settings | None = None, *, shelf: Shelf | None = None) -> FastAPI:
+    """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs;
+    `shelf` loads the others that a person may switch to.
 
     Starting it may raise StorageError (the data directory is busy, damaged, or of a newer release).
     """
     settings = settings or Settings()
-    state = _make_state(engine_source, settings)
+    state = _make_state(engine_source, settings, shelf)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.store.open()
         state.engine.start(asyncio.get_running_loop())
+        purging = asyncio.create_task(_purge_now_and_then(state))
         try:
             yield
         finally:
+            purging.cancel()
             await _shut_down(state)
 
     app = FastAPI(
@@ -64,7 +79,9 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None) ->
         redoc_url=None,
         openapi_url=None,
         middleware=[
+            Middleware(RequestMetrics, metrics=state.metrics),
             Middleware(SecurityHeaders),
+            Middleware(ApiEdge),
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossSiteGuard),
             Middleware(RequestLimits),
@@ -73,8 +90,18 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None) ->
     )
     app.state.notso = state
     app.state.key_ring = KeyRing(settings.api_key)
-    for part in (health.router, entry.router, routes.router):
-        app.include_router(part)
+    chats = (routes, message_routes, chat_routes, settings_routes, transfer_routes)
+    for router in (
+        health.router,
+        monitoring.router,
+        completions.router,
+        not_offered.router,
+        entry.router,
+        models.router,
+        *(part.router for part in chats),
+    ):
+        app.include_router(router)
+    app.add_exception_handler(ApiError, _show_api_error)
     app.add_exception_handler(Problem, _show_problem)
     app.add_exception_handler(StorageError, _show_problem)
     app.add_exception_handler(HTTPException, _show_problem)
@@ -88,19 +115,46 @@ async def begin_stopping(state: State) -> None:
     """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved."""
     state.stopping = True
     try:
-        await asyncio.wait_for(state.turns.settled(), state.settings.drain_seconds)
+        await asyncio.wait_for(_settled(state), state.settings.drain_seconds)
     except TimeoutError:
         state.turns.interrupt_all()
+        state.answers.stop_all()
         await state.turns.settled()
 
 
-def _make_state(engine_source: EngineSource, settings: Settings) -> State:
+async def _settled(state: State) -> None:
+    await state.turns.settled()
+    await state.answers.settled()
+
+
+def _make_state(engine_source: EngineSource, settings: Settings, shelf: Shelf | None) -> State:
     store = SQLiteStore(settings.directory)
-    engine = EngineThread(engine_source)
+    engine = EngineHost(engine_source)
     renderer = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="notso-render")
     assets = Assets()
     turns = Turns(store, engine, renderer, settings.max_answer_characters)
-    return State(settings, store, engine, turns, renderer, assets, Pages(assets, renderer))
+    metrics = Metrics(engine)
+    turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
+    return State(
+        settings,
+        store,
+        engine,
+        turns,
+        Suggestions(engine, turns),
+        renderer,
+        assets,
+        Pages(assets, renderer),
+        metrics=metrics,
+        shelf=shelf,
+    )
+
+
+async def _purge_now_and_then(state: State) -> None:
+    """What was deleted is gone for good once it is too late to undo that."""
+    while True:
+        with contextlib.suppress(StorageError):
+            await state.store.purge(int(1000 * (time.time() - UNDO_SECONDS)))
+        await asyncio.sleep(PURGE_SECONDS)
 
 
 async def _shut_down(state: State) -> None:
@@ -112,6 +166,7 @@ async def _shut_down(state: State) -> None:
     except TimeoutError:
         logger.warning("the engine did not stop in time; what was saved stays saved")
     await asyncio.to_thread(state.engine.join, ENGINE_EXIT_SECONDS)
+    await asyncio.to_thread(state.downloads.close, DOWNLOAD_EXIT_SECONDS)
     await state.store.close()
     state.renderer.shutdown(wait=False, cancel_futures=True)
 
@@ -123,8 +178,11 @@ async def _show_problem(request: Request, error: Exception) -> Response:
     if problem.retry_after_seconds is not None:
         headers["Retry-After"] = str(problem.retry_after_seconds)
     state: State = request.app.state.notso
-    if problem.status == 401:
-        response: Response = await _ask_for_key(request)
+    if is_api(request.scope):
+        sentence = words["error_key"] if problem.status == 401 else problem.sentence
+        response: Response = PlainTextResponse(sentence, problem.status)  # which ApiEdge puts into its own form
+    elif problem.status == 401:
+        response = await _ask_for_key(request)
     elif is_fragment(request):
         response = await state.pages.respond(request, "_problem.html", problem.status, problem=problem.sentence)
     elif problem.draft and (page := await _page_with_draft(request, state, problem)) is not None:
@@ -141,7 +199,7 @@ async def _page_with_draft(request: Request, state: State, problem: Problem) -> 
     chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
     if chat_id and chat is None:
         return None
-    return await routes.chat_page(request, state, owner, chat, problem=problem)
+    return await views.chat_page(request, state, owner, chat, problem=problem)
 
 
 async def _ask_for_key(request: Request) -> Response:
@@ -149,11 +207,18 @@ async def _ask_for_key(request: Request) -> Response:
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     if "text/html" in request.headers.get("accept", ""):
         return RedirectResponse("/login", 303)
-    return PlainTextResponse("This server asks for a key.\n", 401)
+    return PlainTextResponse(words["error_key"] + "\n", 401)
 
 
 async def _let_go(request: Request, error: Exception) -> Response:
     return Response(status_code=400)  # the client left in the middle of its request: nobody will read this
+
+
+async def _show_api_error(request: Request, error: Exception) -> Response:
+    failure = cast(ApiError, error)
+    retry_after = failure.retry_after_seconds
+    headers = {"Retry-After": str(retry_after)} if retry_after is not None else None
+    return JSONResponse(failure.body, failure.status, headers)
 
 
 async def _show_fault(request: Request, error: Exception) -> Response:

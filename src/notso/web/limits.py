@@ -13,6 +13,8 @@ from notso.web.security import header_values
 logger = logging.getLogger("notso.web.limits")
 
 MAX_BODY_BYTES = 1024 * 1024
+LARGER_BODIES = {"/import": 16 * 1024 * 1024}  # exact paths
+BODY_SECONDS = 60.0
 MAX_HEADER_BYTES = 16 * 1024
 
 
@@ -20,11 +22,19 @@ class RequestTooLargeError(Exception):
     """The body grew past the limit while it was read."""
 
 
-class RequestLimits:
-    """431 for headers, 413 for a body, 415 for a packed one. Bytes are counted as they come, whatever is claimed."""
+class RequestTooSlowError(Exception):
+    """The body did not arrive in time."""
 
-    def __init__(self, app: ASGIApp) -> None:
+
+class RequestLimits:
+    """431 for headers, 413 for a body, 415 for a packed one, 408 for one that does not arrive.
+
+    Bytes are counted as they come, whatever is claimed.
+    """
+
+    def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
         self._app = app
+        self._body_seconds = body_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -34,14 +44,22 @@ class RequestLimits:
         if refusal is not None:
             await refusal(scope, receive, send)
             return
+        limit = _body_limit(scope)
+        deadline = asyncio.get_running_loop().time() + self._body_seconds
         received = 0
-        started = False
+        started = whole = False
 
         async def receive_counted() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, whole
+            if whole:  # what comes now is only the news that the client has gone
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), deadline - asyncio.get_running_loop().time())
+            except TimeoutError:
+                raise RequestTooSlowError from None
             received += len(message.get("body", b""))
-            if received > MAX_BODY_BYTES:
+            whole = not message.get("more_body", False)
+            if received > limit:
                 raise RequestTooLargeError
             return message
 
@@ -54,7 +72,11 @@ class RequestLimits:
             await self._app(scope, receive_counted, send_noted)
         except RequestTooLargeError:
             if not started:
-                await _too_large()(scope, receive, send)
+                await _too_large(limit)(scope, receive, send)
+        except RequestTooSlowError:
+            if not started:
+                response = PlainTextResponse("The body did not arrive in time.\n", 408, {"Connection": "close"})
+                await response(scope, receive, send)
 
 
 class SendTimeout:
@@ -80,10 +102,14 @@ def _refusal(scope: Scope) -> PlainTextResponse | None:
     if any(value.lower() != "identity" for value in header_values(scope, b"content-encoding")):
         return PlainTextResponse("Send the body as it is, not packed.\n", 415)
     for length in header_values(scope, b"content-length"):
-        if len(length) > 18 or not length.isdecimal() or int(length) > MAX_BODY_BYTES:
-            return _too_large()
+        if len(length) > 18 or not length.isdecimal() or int(length) > _body_limit(scope):
+            return _too_large(_body_limit(scope))
     return None
 
 
-def _too_large() -> PlainTextResponse:
-    return PlainTextResponse(f"The body is larger than {MAX_BODY_BYTES} bytes.\n", 413)
+def _body_limit(scope: Scope) -> int:
+    return LARGER_BODIES.get(scope["path"], MAX_BODY_BYTES)
+
+
+def _too_large(limit: int) -> PlainTextResponse:
+    return PlainTextResponse(f"The body is larger than {limit} bytes.\n", 413)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,11 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from notso.web.assets import Assets
+from notso.web.day_groups import by_day
+from notso.web.ids import new_id
 from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
+from notso.web.shortcuts import SHORTCUTS
+from notso.web.slash_commands import commands_of
 from notso.web.store.protocol import StoredMessage
 from notso.web.wording import words
 
@@ -32,9 +37,21 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.globals.update(words=words, asset=assets.url)
+        self._environment.globals.update(
+            words=words,
+            asset=assets.url,
+            icon=_icons(assets),
+            fresh_id=new_id,
+            slash_commands=commands_of("page"),
+            shortcuts=SHORTCUTS,
+        )
         self._environment.filters.update(
-            answer_html=answer_html, reasoning_html=reasoning_html, size=human_size, count=human_count
+            answer_html=answer_html,
+            reasoning_html=reasoning_html,
+            size=human_size,
+            duration=human_duration,
+            count=human_count,
+            by_day=by_day,
         )
 
     async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
@@ -63,19 +80,33 @@ def reasoning_html(message: StoredMessage) -> Markup:
     return Markup(stored)  # it left our sanitiser
 
 
+def _icons(assets: Assets) -> Callable[[str], Markup]:
+    """A template's `icon("send")`: a drawing from the one sheet of them, for the eye only."""
+    sheet = assets.url("icons.svg")
+    return lambda name: Markup('<svg class="glyph" aria-hidden="true"><use href="{}#{}"/></svg>').format(sheet, name)
+
+
 def human_size(count_bytes: int) -> str:
     """1915305312 -> '1.92 GB'."""
     size = float(count_bytes)
     for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
+        if size < 999.5:  # what rounds to 1000 is one of the next unit
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} GB"
 
 
+def human_duration(seconds: float) -> str:
+    """75 -> '1 min 15 s', 7500 -> '2 h 5 min'."""
+    whole = max(1, round(seconds))
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+
+
 def human_count(number: int) -> str:
     """3075098624 -> '3.08 B'."""
     for unit, scale in (("B", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)):
-        if number >= scale:
+        if number >= 0.9995 * scale:
             return f"{number / scale:.3g} {unit}"
     return str(number)

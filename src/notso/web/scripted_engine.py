@@ -5,12 +5,31 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import date as Date
 
-from notso.web.chat.engine_port import Event, Message, ModelInfo, SamplingParams, Usage
+from notso.smollm3 import EngineError
+from notso.web.chat.engine_port import (
+    EngineStats,
+    Event,
+    Message,
+    ModelInfo,
+    Priority,
+    Progress,
+    PromptEstimate,
+    Request,
+    SamplingParams,
+    Tool,
+    Usage,
+    WhenFull,
+)
+from notso.web.errors import NotsoError
 
 DEFAULT_THOUGHTS = "The user greets me. I should answer politely and say what I am."
 DEFAULT_ANSWER = "Hello! I say what my **script** says."
+TEMPLATE_TOKENS = 20
+READ_TOKENS_PER_S = 100.0
+PRIORITIES: tuple[Priority, ...] = ("interactive", "api", "background")
 
 Script = Callable[[Sequence[Message], bool], Iterable[Event]]
 """From the messages and the thinking flag to the events of the answer, without usage and end. May take its time."""
@@ -27,9 +46,72 @@ def default_script(messages: Sequence[Message], thinking: bool) -> Iterable[Even
     return say(DEFAULT_ANSWER, DEFAULT_THOUGHTS if thinking else "")
 
 
+class ScriptedGeneration:
+    """One answer of the scripted engine."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.stopped = threading.Event()
+        self.hurried = threading.Event()
+        self._events: list[Event] = []
+        self._listeners: list[Callable[[], None]] = []
+        self._changed = threading.Condition()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last event is there."""
+        with self._changed:
+            return bool(self._events) and self._events[-1].kind in ("end", "error")
+
+    def read(self, after: int = 0) -> list[Event]:
+        """The events from number `after` on."""
+        with self._changed:
+            return self._events[after:]
+
+    def wait(self, after: int, timeout_s: float | None = None) -> bool:
+        """Until there are more than `after` events or the last one is there."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._events) > after or self.finished, timeout_s)
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """All events from number `after` on."""
+        while self.wait(after):
+            events = self.read(after)
+            if not events:
+                return
+            after += len(events)
+            yield from events
+
+    def subscribe(self, notify: Callable[[], None]) -> None:
+        """Call `notify` whenever something is new, at once if something is there."""
+        with self._changed:
+            self._listeners.append(notify)
+            is_new = bool(self._events)
+        if is_new:
+            notify()
+
+    def stop(self) -> None:
+        """End it."""
+        self.stopped.set()
+
+    def answer_now(self) -> None:
+        """Leave out the rest of the thoughts."""
+        self.hurried.set()
+
+    def put(self, event: Event) -> None:
+        """One more event."""
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+            listeners = list(self._listeners)
+        for notify in listeners:
+            notify()
+
+
 class ScriptedEngine:
-    """A ChatEngine. `pace_seconds` passes before each event; `requests` keeps what was asked; `failure` is raised
-    after the script instead of ending. While `gate` is cleared nothing is said.
+    """A ChatEngine. `pace_seconds` passes before each event; `requests` keeps what was begun; `failure` is told after
+    the script instead of ending, `refusal` at once. While `gate` is cleared nothing is said. `slots` answers are
+    written at a time, the others queue.
     """
 
     def __init__(
@@ -37,65 +119,152 @@ class ScriptedEngine:
         script: Script = default_script,
         *,
         pace_seconds: float = 0.0,
-        failure: Exception | None = None,
+        failure: NotsoError | None = None,
+        refusal: Exception | None = None,
         is_demo: bool = True,
+        slots: int = 1,
+        name: str = "Scripted",
     ) -> None:
         self.script = script
         self.pace_seconds = pace_seconds
         self.failure = failure
+        self.refusal = refusal
+        self.slots = slots
         self.gate = threading.Event()
         self.gate.set()
-        self.requests: list[tuple[tuple[Message, ...], bool, Date | None]] = []
+        self.requests: list[Request] = []
+        self.closed = False
+        self._running = 0
+        self._queue: list[ScriptedGeneration] = []
+        self._moved = threading.Condition()
         self.info = ModelInfo(
-            name="Scripted",
+            name=name,
             path="",
             is_demo=is_demo,
             size_bytes=8_000_000,
             parameter_count=10_000_000,
             context_tokens=4096,
             quantisation={"Q4_K": 48, "Q6_K": 9, "F32": 17},
+            max_num_seqs=slots,
         )
 
-    def generate(
+    def submit(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
         *,
         thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
         date: Date | None = None,
-        cancelled: Callable[[], bool] | None = None,
-    ) -> Iterator[Event]:
-        """The script's events, then usage and end, unless cancelled."""
-        self.requests.append((tuple(messages), thinking, date))
-        started = time.perf_counter()
-        counts = {"reasoning": 0, "text": 0}
-        stopped = False
-        for event in self.script(messages, thinking):
-            if stopped := self._wait(cancelled):
-                break
-            counts[event.kind] = counts.get(event.kind, 0) + 1
-            yield event
-        if self.failure is not None and not stopped:
-            raise self.failure
-        yield Event(
-            "usage",
-            usage=Usage(
-                prompt_tokens=sum(len(message.content.split()) for message in messages) + 20,
-                completion_tokens=sum(counts.values()),
-                reasoning_tokens=counts["reasoning"],
-                completion_ms=1000 * (time.perf_counter() - started),
-            ),
+        priority: Priority = "interactive",
+        owner: str = "",
+        continue_last: bool = False,
+        when_full: WhenFull = "stop",
+    ) -> ScriptedGeneration:
+        """Queue the script."""
+        if self.refusal is not None:
+            raise self.refusal
+        request = Request(
+            tuple(messages), params or SamplingParams(), thinking, date, priority, owner, continue_last, when_full
         )
-        yield Event("end", finish_reason="cancelled" if stopped else "stop")
+        generation = ScriptedGeneration(request)
+        with self._moved:
+            self._queue.append(generation)
+            self._queue.sort(key=lambda each: PRIORITIES.index(each.request.priority))
+        threading.Thread(target=self._play, args=(generation,), name="notso-script", daemon=True).start()
+        return generation
+
+    def count_tokens(self, messages: Sequence[Message], thinking: bool = True, *, date: Date | None = None) -> int:
+        """One token a word."""
+        return sum(len(message.content.split()) for message in messages) + TEMPLATE_TOKENS
+
+    def estimate(
+        self, messages: Sequence[Message], *, thinking: bool = True, date: Date | None = None, owner: str = ""
+    ) -> PromptEstimate:
+        """As if all but the last message were cached."""
+        tokens, cached = self.count_tokens(messages), self.count_tokens(messages[:-1])
+        return PromptEstimate(tokens, cached, (tokens - cached) / READ_TOKENS_PER_S)
+
+    def stats(self) -> EngineStats:
+        """What runs and waits."""
+        with self._moved:
+            return EngineStats(running=self._running, waiting=len(self._queue))
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """End what runs and waits."""
+        self.closed = True
+        with self._moved:
+            self._moved.notify_all()
 
-    def _wait(self, cancelled: Callable[[], bool] | None) -> bool:
-        """Keep the pace. True when cancelled."""
+    # ---- in a generation's thread
+
+    def _play(self, generation: ScriptedGeneration) -> None:
+        if not self._wait_in_queue(generation):
+            generation.put(Event("end", finish_reason="cancelled"))
+            return
+        try:
+            self.requests.append(generation.request)
+            self._perform(generation)
+        except Exception as error:  # a script's own fault must end its generation too
+            generation.put(Event("error", error=EngineError(f"the script failed: {error}")))
+        finally:
+            with self._moved:
+                self._running -= 1
+                self._moved.notify_all()
+
+    def _wait_in_queue(self, generation: ScriptedGeneration) -> bool:
+        place = 0
+        while True:
+            with self._moved:
+                at = self._queue.index(generation) + 1
+                if generation.stopped.is_set() or self.closed:
+                    self._queue.remove(generation)
+                    return False
+                if at == 1 and self._running < self.slots:
+                    self._queue.remove(generation)
+                    self._running += 1
+                    return True
+            if at != place:
+                place = at
+                generation.put(Event("queued", place=place))
+            with self._moved:
+                self._moved.wait(0.01)
+
+    def _perform(self, generation: ScriptedGeneration) -> None:
+        request = generation.request
+        started = time.perf_counter()
+        counts = {"reasoning": 0, "text": 0}
+        budget = request.params.thinking_budget
+        stopped = False
+        length = self.count_tokens(request.messages)
+        generation.put(Event("progress", progress=Progress(0, length, 0)))
+        for event in self.script(request.messages, request.thinking):
+            cut_short = generation.hurried.is_set() or (budget is not None and counts["reasoning"] >= budget)
+            if event.kind == "reasoning" and cut_short:
+                continue
+            if stopped := self._is_stopped(generation):
+                break
+            if event.kind in counts:
+                counts[event.kind] += 1
+                event = replace(event, tokens=sum(counts.values()))
+            generation.put(event)
+        if self.failure is not None and not stopped:
+            generation.put(Event("error", error=self.failure))
+            return
+        usage = Usage(
+            prompt_tokens=length,
+            completion_tokens=sum(counts.values()),
+            reasoning_tokens=counts["reasoning"],
+            completion_ms=1000 * (time.perf_counter() - started),
+        )
+        generation.put(Event("usage", usage=usage))
+        generation.put(Event("end", finish_reason="cancelled" if stopped else "stop"))
+
+    def _is_stopped(self, generation: ScriptedGeneration) -> bool:
+        """Keep the pace. True when stopped."""
         ready = time.monotonic() + self.pace_seconds
         while True:
-            if cancelled is not None and cancelled():
+            if generation.stopped.is_set() or self.closed:
                 return True
             left = ready - time.monotonic()
             if left <= 0 and self.gate.wait(0.01):

@@ -93,7 +93,7 @@ def content_security_policy(nonce: str) -> str:
     """What a page of ours may load: itself, and nothing else."""
     return (
         f"default-src 'none'; script-src 'self' 'nonce-{nonce}'; style-src 'self'; img-src 'self'; font-src 'self'; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     )
 
 

@@ -13,22 +13,31 @@ from fastapi import FastAPI
 from notso.web.app import begin_stopping, create_app
 from notso.web.chat.engine_port import EngineSource
 from notso.web.errors import AddressInUseError
+from notso.web.header_timer import HeaderTimer
 from notso.web.limits import MAX_HEADER_BYTES
+from notso.web.models.installed import Shelf
 from notso.web.settings import Settings
 
 EXTRA_EXIT_SECONDS = 3.0
 
 
-def serve(engine_source: EngineSource, settings: Settings, *, on_ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    engine_source: EngineSource,
+    settings: Settings,
+    *,
+    shelf: Shelf | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM; returns after everything is saved.
 
-    `on_ready` gets the address of the page once it answers (the engine may still load), in the server's thread.
+    `shelf` loads the other models that the page offers. `on_ready` gets the address of the page once it answers (the
+    engine may still load), in the server's thread.
     A first signal lets running answers go on for `drain_seconds`; a second ends them at once.
     Raises AddressInUseError, StorageError.
     """
     listener = listen(settings)
     try:
-        app = create_app(engine_source, settings)
+        app = create_app(engine_source, settings, shelf=shelf)
         ChatServer(app, address_of(listener, settings), on_ready).run(sockets=[listener])
     finally:
         listener.close()
@@ -74,7 +83,7 @@ class ChatServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=HeaderTimer,
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -97,6 +106,10 @@ class ChatServer(uvicorn.Server):
         await super().startup(sockets)
         if self._on_ready is not None:
             self._on_ready(self._address)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._notso_app.state.notso.feed.close()  # those streams have no end of their own
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: leave at once; what was acknowledged is on disk already."""

@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from fastapi import Request
 
+from notso.web.api.running import OpenAnswers
 from notso.web.assets import Assets
-from notso.web.chat.engine_thread import EngineThread
+from notso.web.chat.engine_host import EngineHost
+from notso.web.chat.feed import Feed
+from notso.web.chat.open_streams import OpenStreams
+from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.turns import Turns
+from notso.web.metrics import Metrics
+from notso.web.models.downloads import Downloads
+from notso.web.models.installed import Shelf
 from notso.web.pages import Pages
 from notso.web.settings import Settings
 from notso.web.store.protocol import ChatStore
 
+MAX_ANSWER_STREAMS = 8
+MAX_PAGE_STREAMS = 16
+
 
 @dataclass(slots=True)
 class State:
-    """`stopping` is set when the server was told to end: it answers, but admits nothing new."""
+    """`stopping` is set when the server was told to end: it answers, but admits nothing new. Without a `shelf` there is
+    one model only.
+    """
 
     settings: Settings
     store: ChatStore
-    engine: EngineThread
+    engine: EngineHost
     turns: Turns
+    suggestions: Suggestions
     renderer: Executor
     assets: Assets
     pages: Pages
+    feed: Feed = field(default_factory=Feed)
+    answer_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_ANSWER_STREAMS))
+    page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))
+    answers: OpenAnswers = field(default_factory=OpenAnswers)
+    downloads: Downloads = field(default_factory=Downloads)
+    metrics: Metrics = field(kw_only=True)
+    shelf: Shelf | None = None
     stopping: bool = False
 
 

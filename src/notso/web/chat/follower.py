@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TypeVar
 
-from notso.web.chat.engine_port import Event, Usage
+from notso.web.chat.engine_host import Job
+from notso.web.chat.engine_port import Event, FinishReason, Usage
+from notso.web.chat.narration import Narration
 from notso.web.chat.turn import Turn
 from notso.web.chat.turn_log import CHANNELS, ChannelName
 from notso.web.errors import NotsoError, StorageError
@@ -29,44 +31,49 @@ SAVE_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
 
 
 class Follower:
-    """Follows one turn from its first event to its saved end."""
+    """Follows one turn from its first event to its saved end. `job` is what the engine is given."""
 
     def __init__(self, turn: Turn, store: ChatStore, renderer: Executor, max_characters: int) -> None:
         self.turn = turn
+        self.job = Job(turn.request, events=self.take, ended=self.end, dropped=self._drop)
+        self.job.answer_asked = turn.hurry
+        self.usage: Usage | None = None
+        self.finish_reason: FinishReason | None = None
         self._store = store
         self._renderer = renderer
-        self._room = dict.fromkeys(CHANNELS, max_characters)
-        self._text: dict[ChannelName, str] = dict.fromkeys(CHANNELS, "")
-        self._unrendered: dict[ChannelName, str] = dict.fromkeys(CHANNELS, "")
+        self._text: dict[ChannelName, str] = {"reasoning": turn.answer.reasoning, "answer": turn.answer.content}
+        self._unrendered = dict(self._text)
+        self._room = {name: max_characters - len(text) for name, text in self._text.items()}
         self._markdown = {name: StreamingMarkdown() for name in CHANNELS}
-        self._usage: Usage | None = None
+        self._before = turn.answer.numbers if any(self._text.values()) else Numbers()
+        self._narration = Narration(time.monotonic(), thought_before_s=self._before.thinking_ms / 1000)
         self._note = ""
         self._failure: BaseException | None = None
-        self._began = self._ended = self._whole = False
+        self._ended = False
         self._wake = asyncio.Event()
-        self._thinking_since = self._thinking_until = 0.0
-        self._last_save = 0.0
+        self._last_save = time.monotonic()
 
-    def begin(self) -> None:
-        """The engine reads the prompt now."""
-        self._began = True
-        self.turn.log.set_phase("reading", words["phase_reading"])
-        self._wake.set()
+    @property
+    def waiting(self) -> bool:
+        """Whether the engine has not begun yet."""
+        return not self._narration.began and not self._ended
 
     def take(self, events: list[Event]) -> None:
         """Events, in order."""
+        now = time.monotonic()
         for event in events:
+            self._narration.take(event, now)
             match event.kind:
                 case "reasoning":
-                    self._thinking_since = self._thinking_since or time.monotonic()
+                    if self.turn.hurry:
+                        self.job.answer_now()
                     self._add("reasoning", event.text)
                 case "text":
-                    self._end_of_thinking()
                     self._add("answer", event.text)
                 case "usage":
-                    self._usage = event.usage
+                    self.usage = event.usage
                 case "end":
-                    self._whole = event.finish_reason in ("stop", "length")
+                    self.finish_reason = event.finish_reason
                     if event.finish_reason == "length":
                         self._note = words["note_length"]
         self._wake.set()
@@ -79,13 +86,14 @@ class Follower:
 
     async def run(self) -> None:
         """Render at most ten times a second, save about once a second, finish."""
+        await self._render_more()
         while not self._ended:
             await self._wake.wait()
             self._wake.clear()
             if self._ended:
                 break
             started = time.monotonic()
-            self._name_the_phase()
+            self._tell()
             await self._render_more()
             if started - self._last_save >= SAVE_SECONDS:
                 await self._save_partial()
@@ -93,31 +101,23 @@ class Follower:
             await self._pause(max(TICK_SECONDS, 4 * spent) - spent)
         await self._finish()
 
+    def _drop(self) -> None:
+        self.turn.interrupted = self.turn.cancelled = True
+
     def _add(self, channel: ChannelName, text: str) -> None:
-        text = text[: self._room[channel]]
+        text = text[: max(0, self._room[channel])]
         self._room[channel] -= len(text)
         self._text[channel] += text
         self._unrendered[channel] += text
-        if self._room[channel] == 0:
+        if self._room[channel] <= 0:
             self._note = words["note_length"]
-            self.turn.cancel.set()
+            self.turn.cancelled = True
+            self.job.stop()
 
-    def _end_of_thinking(self) -> None:
-        if self._thinking_since and not self._thinking_until:
-            self._thinking_until = time.monotonic()
-
-    def _name_the_phase(self) -> None:
-        log = self.turn.log
-        if self.turn.cancel.is_set() or not self._began:
-            return
-        if self._thinking_since:
-            seconds = int((self._thinking_until or time.monotonic()) - self._thinking_since)
-            label = words["thought_for" if self._thinking_until else "phase_thinking_for"].format(seconds=seconds)
-            log.set_thought(label)
-        if self._text["answer"]:
-            log.set_phase("generating", words["phase_generating"])
-        elif self._text["reasoning"]:
-            log.set_phase("thinking", log.thought)
+    def _tell(self) -> None:
+        if not self.turn.cancelled:
+            saying = self._narration.say(time.monotonic())
+            self.turn.log.tell(saying.phase, saying.label, saying.thought, saying.detail, saying.progress)
 
     async def _render_more(self) -> None:
         for channel in CHANNELS:
@@ -146,7 +146,7 @@ class Follower:
             logger.warning("a partial answer was not saved: %s", error)
 
     async def _finish(self) -> None:
-        self._end_of_thinking()
+        self._narration.end_of_thinking(time.monotonic())
         await self._render_more()
         for channel in CHANNELS:
             await self._render(channel, StreamingMarkdown.finish)
@@ -163,7 +163,7 @@ class Follower:
         error = note if state == "failed" else None
         if not await self._save_for_good(answer):
             state, error = "failed", words["failed_saving"]
-        log.finish(state, words[f"phase_{state}"], error)
+        log.finish(state, words[f"phase_{state}"], error, asdict(answer.numbers))
 
     async def _save_for_good(self, answer: StoredMessage) -> bool:
         for pause in (*SAVE_RETRY_SECONDS, None):
@@ -181,21 +181,25 @@ class Follower:
             return "failed", str(self._failure)
         if self._failure is not None:
             return "failed", words["failed_inside"]
-        if self.turn.cancel.is_set() and not self._whole and not self._note:
+        whole = self.finish_reason in ("stop", "length", "tool_calls")
+        if self.turn.cancelled and not whole and not self._note:
             return "interrupted" if self.turn.interrupted else "stopped", ""
+        if not whole and not self._note:  # the engine ended it unasked: it was closed
+            return "interrupted", ""
         return "done", self._note
 
     def _message(self, state: MessageState) -> StoredMessage:
-        usage = self._usage or Usage(0, 0)
-        thinking_ms = 1000 * (self._thinking_until - self._thinking_since) if self._thinking_until else 0.0
+        usage, before = self.usage or Usage(0, 0), self._before
         numbers = Numbers(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
+            completion_tokens=before.completion_tokens + usage.completion_tokens,
+            reasoning_tokens=before.reasoning_tokens + usage.reasoning_tokens,
             prompt_ms=usage.prompt_ms,
-            completion_ms=usage.completion_ms,
-            thinking_ms=thinking_ms,
+            completion_ms=before.completion_ms + usage.completion_ms,
+            thinking_ms=1000 * self._narration.thinking_s,
+            queue_ms=usage.queue_ms,
+            first_token_ms=1000 * self._narration.first_token_s or before.first_token_ms,
         )
         return replace(
             self.turn.answer,
@@ -204,4 +208,5 @@ class Follower:
             state=state,
             note=self._note,
             numbers=numbers,
+            dropped_messages=self._narration.dropped_messages,
         )

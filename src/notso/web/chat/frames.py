@@ -19,10 +19,13 @@ def update_html(message_id: str, update: Update) -> str:
         if update.snapshot or channel.append:
             parts.append(_partial(f"{target}-closed", "innerHTML" if update.snapshot else "beforeend", channel.append))
         if channel.tail is not None:
-            parts.append(_partial(f"{target}-tail", "innerHTML" if update.snapshot else "innerMorph", channel.tail))
+            # Where a block was closed the tail is another block: morphing would move the old one's elements about.
+            anew = update.snapshot or channel.append
+            parts.append(_partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", channel.tail))
     parts.append(_partial("#status-label", "textContent", escape(update.label)))
     if update.thought:
         parts.append(_partial(f"#msg-{message_id}-thought-label", "textContent", escape(update.thought)))
+    parts.append(_partial(f"#msg-{message_id}-progress", "textContent", escape(update.detail)))
     return "".join(parts)
 
 

@@ -1,41 +1,100 @@
-"""From what a person typed to a stored turn in the engine's queue."""
+"""From what a person asks for to a stored turn in the engine's queue."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import date
+from typing import Literal
 
-from notso.web.chat.engine_port import Message
+from notso.web.chat.attachments import attachments_from
+from notso.web.chat.chat_settings import ChatSettings, settings_from
+from notso.web.chat.engine_port import Message, Request, SamplingParams
+from notso.web.chat.prompt import SUMMARY_REQUEST, prompt_messages, unfinished_answer
 from notso.web.chat.turn import Turn
 from notso.web.ids import is_id, new_generation_id, new_id
 from notso.web.problems import Problem
 from notso.web.state import State
-from notso.web.store.protocol import Chat, NewTurn, StoredMessage, TurnAccepted
+from notso.web.store.protocol import Chat, NewAnswer, NewTurn, StoredMessage, TurnAccepted, TurnRefused
+from notso.web.store.tree import branch, line_to
 from notso.web.wording import words
+
+Role = Literal["user", "assistant"]
+StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
 
 MAX_TITLE_CHARACTERS = 120
 TITLE_WIDTH = 48
+MAX_SUMMARY_TOKENS = 512
 
 
-async def ask(state: State, owner: str, chat: Chat, fields: dict[str, str], *, is_new: bool) -> TurnAccepted:
+async def ask(
+    state: State, owner: str, chat: Chat, fields: dict[str, str], *, is_new: bool = False, instead_of: str | None = None
+) -> TurnAccepted:
     """Store the question and start its answer; what comes back is on disk. Raises Problem, which keeps the text."""
     text = fields.get("text", "").strip("\n")
+    limit = state.settings.max_message_characters
     try:
-        _check_text(text, state.settings.max_message_characters)
-        _check_admission(state)
-        key = fields.get("key", "")
-        if not is_id(key):
-            raise Problem(400, words["error_form"])
-        return await _store_and_start(state, owner, chat, text, key, is_new=is_new)
+        attachments = attachments_from(fields, limit)
+        _check_text(text, limit, may_be_empty=bool(attachments))
+        check_admission(state)
+        question = replace(_message(chat, "user", text), attachments=attachments)
+        new_turn = NewTurn(question, _new_answer(chat), _key(fields), instead_of)
+        new = chat if is_new else None
+        accepted = await _begin(state, owner, chat, new_turn.answer, lambda: state.store.add_turn(owner, new_turn, new))
     except Problem as problem:
         problem.draft = text
         raise
+    if accepted.question.chat_id != chat.id and not is_new:
+        raise Problem(400, words["error_form"])  # the key of another chat's message
+    return accepted
+
+
+async def answer_again(state: State, owner: str, chat: Chat, message_id: str, fields: dict[str, str]) -> TurnAccepted:
+    """Another version of an answer, beside it."""
+    check_admission(state)
+    message = await state.store.message(owner, chat.id, message_id)
+    if message is None or message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
+        raise Problem(404, words["error_unknown_page"])
+    new = NewAnswer(_new_answer(chat), message.parent_id, _key(fields))
+    return await _begin(state, owner, chat, new.answer, lambda: state.store.add_answer(owner, new))
+
+
+async def write_on(state: State, owner: str, chat: Chat, message_id: str, *, hurry: bool = False) -> TurnAccepted:
+    """Continue the same answer where it ended; with `hurry`, its unfinished thought is closed first."""
+    check_admission(state)
+    answer = replace(_new_answer(chat), id=message_id)
+    generation_id = answer.generation_id or ""
+    return await _begin(
+        *(state, owner, chat, answer),
+        lambda: state.store.resume_answer(owner, chat.id, message_id, generation_id),
+        hurry=hurry,
+    )
+
+
+async def summarise(state: State, owner: str, chat: Chat, fields: dict[str, str]) -> TurnAccepted:
+    """A summary after the newest message; for the model it stands in place of what is above it."""
+    check_admission(state)
+    shown = branch(await state.store.messages(owner, chat.id), chat.chosen_root)
+    if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
+        raise Problem(400, words["error_nothing_to_summarise"])
+    answer = replace(_new_answer(chat), kind="summary")
+    new = NewAnswer(answer, shown[-1].id, _key(fields) if "key" in fields else new_id())
+    settings = await settings_of(state, owner, chat)
+    with state.turns.expecting(answer.generation_id or ""):
+        accepted = _accepted(await _once_free(state, lambda: state.store.add_answer(owner, new)))
+        if accepted.repeated:
+            return accepted
+        messages = (*prompt_messages(shown, settings.system_prompt), Message("user", SUMMARY_REQUEST))
+        params = SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS)
+        request = Request(messages, params, thinking=False, date=chat.prompt_date, owner=owner)
+        state.turns.start(Turn(accepted.answer, replace(request, when_full="drop_oldest")))
+    return accepted
 
 
 def new_chat(first_text: str, *, thinking: bool) -> Chat:
     """A chat named after its first line. Its date is today's for good."""
-    now = time.time_ns() // 1_000_000
+    now = _now_ms()
     return Chat(new_id(), title_of(first_text), thinking, date.today(), now, now)
 
 
@@ -48,66 +107,100 @@ def title_of(text: str) -> str:
     return (cut.rpartition(" ")[0] if " " in cut[TITLE_WIDTH // 2 :] else cut) + "…"
 
 
-def prompt_messages(history: list[StoredMessage], question: str) -> tuple[Message, ...]:
-    """What the model reads: earlier questions and answers without their thoughts, then the question.
-
-    A question that failed without a word of answer is left out: one that did not fit would make every later one fail.
-    """
-    answers = [*history[1:], None]
-    earlier = [
-        Message(message.role, message.content)
-        for message, answer in zip(history, answers, strict=False)
-        if message.content and not message.active and not _failed_empty(answer)
-    ]
-    return (*earlier, Message("user", question))
+async def settings_of(state: State, owner: str, chat: Chat | None) -> ChatSettings:
+    """What counts in a chat, or in a new one."""
+    return settings_from(await state.store.defaults(owner), chat.settings if chat is not None else {})
 
 
-def _failed_empty(answer: StoredMessage | None) -> bool:
-    return answer is not None and answer.role == "assistant" and answer.state == "failed" and not answer.content
-
-
-async def _store_and_start(state: State, owner: str, chat: Chat, text: str, key: str, *, is_new: bool) -> TurnAccepted:
-    history = [] if is_new else await state.store.messages(owner, chat.id)
-    now = time.time_ns() // 1_000_000
-    question = StoredMessage(new_id(), chat.id, "user", text, "", "done", now)
-    answer = StoredMessage(new_id(), chat.id, "assistant", "", "", "queued", now, generation_id=new_generation_id())
-    new_turn = NewTurn(question, answer, key)
-    outcome = await state.store.add_turn(owner, new_turn, chat if is_new else None)
-    if not isinstance(outcome, TurnAccepted) and outcome.running is not None:
-        await _let_go_of_lost(state, outcome.running)
-        outcome = await state.store.add_turn(owner, new_turn, chat if is_new else None)
-    if not isinstance(outcome, TurnAccepted):
-        if outcome.running is None:
-            raise Problem(404, words["error_unknown_chat"])
-        raise Problem(409, words["error_running"])
-    if outcome.question.chat_id != chat.id and not is_new:
-        raise Problem(400, words["error_form"])  # the key of another chat's message
-    if not outcome.repeated:
-        turn = Turn(answer, prompt_messages(history, text), thinking=chat.thinking, prompt_date=chat.prompt_date)
-        state.turns.start(turn)
-    return outcome
-
-
-async def _let_go_of_lost(state: State, answer: StoredMessage) -> None:
-    """A turn marked running that nobody runs (its last save failed) must not lock its chat for ever."""
-    turn = state.turns.find(answer.generation_id or "")
-    if turn is None:
-        await state.store.save_answer(replace(answer, state="interrupted"))
-    elif turn.log.finished:
-        await state.store.save_answer(turn.answer)
-
-
-def _check_text(text: str, limit: int) -> None:
-    if not text.strip():
-        raise Problem(400, words["error_empty"])
-    if len(text) > limit:
-        raise Problem(400, words["error_too_long"].format(length=f"{len(text):,}", limit=f"{limit:,}"))
-
-
-def _check_admission(state: State) -> None:
+def check_admission(state: State) -> None:
+    """Whether another turn may begin. Raises Problem."""
     if state.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=15)
     if state.engine.state in ("failed", "stopped"):
         raise Problem(503, words["error_not_loaded"].format(reason=state.engine.failure))
     if state.turns.waiting >= state.settings.max_waiting_turns:
         raise Problem(429, words["error_busy"], retry_after_seconds=10)
+
+
+async def _begin(
+    state: State, owner: str, chat: Chat, answer: StoredMessage, store: StoreCall, *, hurry: bool = False
+) -> TurnAccepted:
+    """Store a turn and start it, unless it was there already."""
+    with state.turns.expecting(answer.generation_id or ""):
+        accepted = _accepted(await _once_free(state, store))
+        if not accepted.repeated:
+            await _start(state, owner, chat, accepted, hurry=hurry)
+    return accepted
+
+
+async def _start(state: State, owner: str, chat: Chat, accepted: TurnAccepted, *, hurry: bool = False) -> None:
+    settings = await settings_of(state, owner, chat)
+    answer = accepted.answer
+    line = line_to(await state.store.messages(owner, chat.id), accepted.question.id)
+    messages = prompt_messages(line, settings.system_prompt)
+    thinking, resumed = chat.thinking, bool(answer.content or answer.reasoning)
+    if resumed:
+        messages, thinking = (*messages, unfinished_answer(answer)), bool(answer.reasoning)
+    request = Request(
+        messages,
+        settings.sampling,
+        thinking=thinking,
+        date=chat.prompt_date,
+        owner=owner,
+        continue_last=resumed,
+        when_full=settings.when_full,
+    )
+    state.turns.start(Turn(answer, request, hurry=hurry and resumed and not answer.content))
+
+
+async def _once_free(state: State, store: StoreCall) -> TurnAccepted | TurnRefused:
+    """Store, once more if the chat was held by a turn that nobody runs."""
+    outcome = await store()
+    if isinstance(outcome, TurnRefused) and outcome.running is not None:
+        await _let_go_of_lost(state, outcome.running)
+        outcome = await store()
+    return outcome
+
+
+async def _let_go_of_lost(state: State, answer: StoredMessage) -> None:
+    """A turn marked running that nobody runs (its last save failed) must not lock its chat for ever."""
+    generation_id = answer.generation_id or ""
+    turn = state.turns.find(generation_id)
+    if turn is not None and turn.log.finished:
+        await state.store.save_answer(turn.answer)
+    elif state.turns.lost(generation_id):
+        await state.store.save_answer(replace(answer, state="interrupted"))
+
+
+def _accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:
+    if isinstance(outcome, TurnAccepted):
+        return outcome
+    if outcome.running is None:
+        raise Problem(404, words["error_unknown_chat"])
+    raise Problem(409, words["error_running"])
+
+
+def _key(fields: dict[str, str]) -> str:
+    key = fields.get("key", "")
+    if not is_id(key):
+        raise Problem(400, words["error_form"])
+    return key
+
+
+def _message(chat: Chat, role: Role, text: str) -> StoredMessage:
+    return StoredMessage(new_id(), chat.id, role, text, "", "done", _now_ms())
+
+
+def _new_answer(chat: Chat) -> StoredMessage:
+    return replace(_message(chat, "assistant", ""), state="queued", generation_id=new_generation_id())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _check_text(text: str, limit: int, *, may_be_empty: bool) -> None:
+    if not text.strip() and not may_be_empty:
+        raise Problem(400, words["error_empty"])
+    if len(text) > limit:
+        raise Problem(400, words["error_too_long"].format(length=f"{len(text):,}", limit=f"{limit:,}"))

@@ -1,129 +1,119 @@
-"""The pages of the chat and what their forms do. Each works with and without a script in the browser."""
+"""The pages of the chat, sending, and watching an answer. Each works with and without a script in the browser."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.sse import EventSourceResponse
 from starlette.responses import RedirectResponse
 
-from notso.web.access import guarded, owner_of
-from notso.web.chat.questions import MAX_TITLE_CHARACTERS, ask, new_chat
-from notso.web.chat.stream import finished_log, last_number, turn_events
+from notso.web.access import guarded
+from notso.web.chat.chat_settings import changed
+from notso.web.chat.questions import ask, new_chat
+from notso.web.chat.stream import counted, feed_events, finished_log, last_number, turn_events
 from notso.web.chat.turn_log import TurnLog
+from notso.web.chat.views import (
+    Owner,
+    Shared,
+    back,
+    chat_page,
+    find_chat,
+    find_generation,
+    status_context,
+    tab_of,
+    turn_view,
+)
 from notso.web.forms import read_form
-from notso.web.ids import is_generation_id, is_id, new_id
+from notso.web.ids import is_generation_id, is_id
 from notso.web.pages import answer_html, is_fragment, reasoning_html
 from notso.web.problems import Problem
-from notso.web.state import State, state_of
-from notso.web.store.protocol import Chat, StoredMessage
+from notso.web.state import State
+from notso.web.store.protocol import Chat
 from notso.web.wording import words
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
-Owner = Annotated[str, Depends(owner_of)]
-Shared = Annotated[State, Depends(state_of)]
-
 
 @router.get("/")
-async def home(request: Request, state: Shared, owner: Owner) -> Response:
+async def home(request: Request, state: Shared, owner: Owner, undo: str = "") -> Response:
     """A greeting and an empty composer."""
-    return await chat_page(request, state, owner, None)
+    toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
+    return await chat_page(request, state, owner, None, toast=toast)
 
 
 @router.post("/chats")
 async def begin_chat(request: Request, state: Shared, owner: Owner) -> Response:
     """The first message makes the chat."""
     fields = await read_form(request)
-    chat = new_chat(fields.get("text", ""), thinking="thinking" in fields)
+    chat = new_chat(fields.get("text", "") or fields.get("file-1-name", ""), thinking="thinking" in fields)
+    if fields.get("thinking_budget"):
+        chat = replace(chat, settings=_with_budget(chat, fields).settings)
     accepted = await ask(state, owner, chat, fields, is_new=True)
+    state.feed.announce(owner, accepted.question.chat_id, tab_of(request))
     return RedirectResponse(f"/chats/{accepted.question.chat_id}", 303)
 
 
 @router.get("/chats/{chat_id}")
-async def show_chat(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
-    """A chat with all its messages; an unfinished answer attaches itself to its stream."""
-    return await chat_page(request, state, owner, await _chat(state, owner, chat_id))
+async def show_chat(
+    request: Request, state: Shared, owner: Owner, chat_id: str, at: str = "", undo: str = ""
+) -> Response:
+    """A chat with its messages; an unfinished answer attaches itself to its stream."""
+    chat = await find_chat(state, owner, chat_id)
+    toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
+    return await chat_page(request, state, owner, chat, through=at if is_id(at) else None, toast=toast)
 
 
 @router.post("/chats/{chat_id}/messages")
 async def send_message(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
     """Create a turn. Both bubbles come back once it is on disk; the answer's bubble attaches to the stream."""
-    chat = await _chat(state, owner, chat_id)
+    chat = await find_chat(state, owner, chat_id)
     fields = await read_form(request)
-    if chat.thinking != ("thinking" in fields):
-        chat = replace(chat, thinking="thinking" in fields)
-        await state.store.set_thinking(owner, chat.id, chat.thinking)
-    accepted = await ask(state, owner, chat, fields, is_new=False)
+    chat = await _with_toggle(state, owner, chat, fields)
+    accepted = await ask(state, owner, chat, fields)
+    state.feed.announce(owner, chat.id, tab_of(request))
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}", 303)
-    messages = [accepted.question, accepted.answer]
-    return await state.pages.respond(
-        request, "_turn.html", **_composer(chat, messages), **_status(state), messages=messages
-    )
-
-
-@router.get("/chats/{chat_id}/messages/{message_id}")
-async def show_message(request: Request, state: Shared, owner: Owner, chat_id: str, message_id: str) -> Response:
-    """One message as it is now, with the composer's buttons to match: what a page fetches when a stream is done."""
-    chat = await _chat(state, owner, chat_id)
-    message = await state.store.message(owner, chat_id, message_id) if is_id(message_id) else None
-    if message is None:
-        raise Problem(404, words["error_unknown_page"])
-    return await state.pages.respond(
-        request, "_turn.html", **_composer(chat, [message]), **_status(state), messages=[message]
-    )
+    return await turn_view(request, state, owner, chat, [accepted.question.id, accepted.answer.id], settled=False)
 
 
 @router.post("/chats/{chat_id}/thinking")
 async def set_thinking(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
-    """The toggle beside the input; it counts from the next message."""
-    chat = await _chat(state, owner, chat_id)
-    fields = await read_form(request)
-    await state.store.set_thinking(owner, chat.id, "thinking" in fields)
-    return _back(request, f"/chats/{chat.id}")
-
-
-@router.post("/chats/{chat_id}/title")
-async def rename(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
-    """Rename a chat."""
-    chat = await _chat(state, owner, chat_id)
-    title = " ".join((await read_form(request)).get("title", "").split())
-    if not 1 <= len(title) <= MAX_TITLE_CHARACTERS:
-        raise Problem(400, words["error_title"].format(limit=MAX_TITLE_CHARACTERS))
-    await state.store.set_title(owner, chat.id, title)
-    return RedirectResponse(f"/chats/{chat.id}", 303)
-
-
-@router.post("/chats/{chat_id}/delete")
-async def delete(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
-    """Delete a chat with everything in it; a running answer stops first."""
-    chat = await _chat(state, owner, chat_id)
-    await read_form(request)
-    state.turns.stop_chat(chat.id)
-    await state.store.delete_chat(owner, chat.id)
-    return RedirectResponse("/", 303)
+    """The toggle beside the input, and its budget; they count from the next message."""
+    chat = await find_chat(state, owner, chat_id)
+    await _with_toggle(state, owner, chat, await read_form(request))
+    return back(request, f"/chats/{chat.id}")
 
 
 @router.post("/generations/{generation_id}/stop")
 async def stop(request: Request, state: Shared, owner: Owner, generation_id: str) -> Response:
     """Stop an answer; what it has said so far is kept. Stopping a finished one does nothing."""
-    answer = await _generation(state, owner, generation_id)
+    answer = await find_generation(state, owner, generation_id)
     await read_form(request)
     state.turns.stop(generation_id)
-    return _back(request, f"/chats/{answer.chat_id}")
+    return back(request, f"/chats/{answer.chat_id}")
+
+
+@router.post("/generations/{generation_id}/answer-now")
+async def answer_now(request: Request, state: Shared, owner: Owner, generation_id: str) -> Response:
+    """Let it think no further; the answer begins."""
+    answer = await find_generation(state, owner, generation_id)
+    await read_form(request)
+    state.turns.answer_now(generation_id)
+    return back(request, f"/chats/{answer.chat_id}")
 
 
 async def attached(state: Shared, owner: Owner, generation_id: str) -> tuple[str, TurnLog]:
     """The message and log behind a stream. Everything that can be refused is refused here, before the first byte."""
-    answer = await _generation(state, owner, generation_id)
+    answer = await find_generation(state, owner, generation_id)
+    if state.answer_streams.full(owner):
+        raise Problem(429, words["error_streams"], retry_after_seconds=5)
     turn = state.turns.find(generation_id)
     if turn is not None:
         return answer.id, turn.log
-    answer = await _generation(state, owner, generation_id)  # it may have ended between the two looks
+    answer = await find_generation(state, owner, generation_id)  # it may have ended between the two looks
     html = await asyncio.get_running_loop().run_in_executor(
         state.renderer, lambda: (str(answer_html(answer)), str(reasoning_html(answer)))
     )
@@ -133,71 +123,57 @@ async def attached(state: Shared, owner: Owner, generation_id: str) -> tuple[str
 @router.get("/generations/{generation_id}/events")
 async def events(
     target: Annotated[tuple[str, TurnLog], Depends(attached)],
+    state: Shared,
+    owner: Owner,
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> EventSourceResponse:
     """Attach to an answer: a snapshot or what came after Last-Event-ID, then the rest as it comes, then `done`."""
     events = turn_events(*target, last_number(last_event_id))
-    return EventSourceResponse(events, headers={"X-Accel-Buffering": "no"})
+    return EventSourceResponse(counted(state.answer_streams, owner, events), headers={"X-Accel-Buffering": "no"})
+
+
+@router.get("/feed")
+async def feed(
+    state: Shared,
+    owner: Owner,
+    chat: str = "",
+    tab: str = "",
+    after: str = "",
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> EventSourceResponse:
+    """What other tabs do: `chats` when the list of chats changed, `turns` when this chat did."""
+    if state.page_streams.full(owner):
+        raise Problem(429, words["error_streams"], retry_after_seconds=5)
+    events = feed_events(state.feed, last_event_id or after, owner, chat, tab)
+    return EventSourceResponse(counted(state.page_streams, owner, events), headers={"X-Accel-Buffering": "no"})
 
 
 @router.get("/status")
 async def status(request: Request, state: Shared) -> Response:
-    """What the status pill asks for while the model loads, and until the questions that waited for it are answered.
+    """What the status pill and the banner ask for while a model loads or is fetched, and until questions are answered.
 
     The pill's own words are left alone meanwhile: the stream of an answer on the page sets them.
     """
-    context = _status(state) | {"polling": state.engine.state == "loading" or state.turns.unfinished > 0}
+    context = status_context(state)
+    context["polling"] = context["polling"] or state.turns.unfinished > 0
     return await state.pages.respond(request, "_status.html", **context)
 
 
-async def chat_page(
-    request: Request,
-    state: State,
-    owner: str,
-    chat: Chat | None,
-    *,
-    problem: Problem | None = None,
-) -> Response:
-    """The whole page of a chat, or of none yet; with `problem`, what went wrong and the text it kept."""
-    messages = await state.store.messages(owner, chat.id) if chat is not None else []
-    return await state.pages.respond(
-        request,
-        "chat.html",
-        problem.status if problem else 200,
-        **_composer(chat, messages),
-        **_status(state),
-        chats=await state.store.chats(owner),
-        messages=messages,
-        problem=problem.sentence if problem else "",
-        draft=problem.draft if problem else "",
-    )
+async def _with_toggle(state: State, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:
+    """The chat with the composer's own settings, stored where they changed."""
+    if chat.thinking != ("thinking" in fields):
+        chat = replace(chat, thinking="thinking" in fields)
+        await state.store.set_thinking(owner, chat.id, chat.thinking)
+    with_budget = _with_budget(chat, fields)
+    if with_budget.settings != chat.settings:
+        await state.store.set_settings(owner, chat.id, with_budget.settings)
+    return with_budget
 
 
-def _composer(chat: Chat | None, messages: list[StoredMessage]) -> dict[str, Any]:
-    answering = next((message for message in messages if message.active), None)
-    return {"chat": chat, "answering": answering, "key": new_id(), "keys": [new_id() for _ in range(4)]}
-
-
-def _status(state: State) -> dict[str, Any]:
-    engine = state.engine
-    polling = engine.state == "loading"
-    return {"engine_state": engine.state, "info": engine.info, "failure": engine.failure, "polling": polling}
-
-
-def _back(request: Request, address: str) -> Response:
-    return Response(status_code=204) if is_fragment(request) else RedirectResponse(address, 303)
-
-
-async def _chat(state: State, owner: str, chat_id: str) -> Chat:
-    chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
-    if chat is None:
-        raise Problem(404, words["error_unknown_chat"])
-    return chat
-
-
-async def _generation(state: State, owner: str, generation_id: str) -> StoredMessage:
-    known = is_generation_id(generation_id)
-    answer = await state.store.generation(owner, generation_id) if known else None
-    if answer is None:
-        raise Problem(404, words["error_unknown_page"])
-    return answer
+def _with_budget(chat: Chat, fields: dict[str, str]) -> Chat:
+    if "thinking_budget" not in fields:
+        return chat
+    settings, problems = changed(chat.settings, {"thinking_budget": fields["thinking_budget"]})
+    if problems:
+        raise Problem(400, problems["thinking_budget"], draft=fields.get("text", ""))
+    return replace(chat, settings=settings)

@@ -1,12 +1,10 @@
-"""One question being answered."""
+"""One question being answered: what is asked, and what it has come to."""
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, field
-from datetime import date
 
-from notso.web.chat.engine_port import Message, SamplingParams
+from notso.web.chat.engine_port import Request
 from notso.web.chat.turn_log import TurnLog
 from notso.web.store.protocol import StoredMessage
 
@@ -15,17 +13,16 @@ from notso.web.store.protocol import StoredMessage
 class Turn:
     """A turn from its acceptance to its end.
 
-    `answer` is the stored message as it was last saved. `stop_state` is what a cancelled turn becomes: 'stopped' when
-    a person asked, 'interrupted' when the server went away.
+    `answer` is the stored message as it was last saved; text it has at the beginning is kept and written on.
+    `cancelled`: somebody asked to stop it; `interrupted`: the server or the engine went away. `hurry`: a thought that
+    was broken off ends at once, and the answer begins.
     """
 
     answer: StoredMessage
-    messages: tuple[Message, ...]
-    thinking: bool
-    prompt_date: date
-    params: SamplingParams = field(default_factory=SamplingParams)
+    request: Request
+    hurry: bool = False
     log: TurnLog = field(default_factory=TurnLog)
-    cancel: threading.Event = field(default_factory=threading.Event)
+    cancelled: bool = False
     interrupted: bool = False
 
     @property

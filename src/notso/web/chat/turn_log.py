@@ -8,11 +8,14 @@ a block.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 ChannelName = Literal["reasoning", "answer"]
 CHANNELS: tuple[ChannelName, ...] = ("reasoning", "answer")
+Figure = int | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,11 @@ class ChannelUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One reader's next step. `snapshot`: it replaces all the reader has. `number` is what to name next time."""
+    """One reader's next step. `snapshot`: it replaces all the reader has. `number` is what to name next time.
+
+    `label` is the pill's word, `thought` stands above the thoughts, `detail` beside the moving dots; `progress` holds
+    the same in figures.
+    """
 
     number: int
     snapshot: bool
@@ -33,6 +40,8 @@ class Update:
     phase: str
     label: str
     thought: str
+    detail: str
+    progress: Mapping[str, Figure]
 
 
 @dataclass(slots=True)
@@ -51,6 +60,9 @@ class TurnLog:
         self.phase = "queued"
         self.label = ""
         self.thought = ""
+        self.detail = ""
+        self.progress: Mapping[str, Figure] = {}
+        self.figures: Mapping[str, Figure] = {}
         self.error: str | None = None
         self._channels: dict[ChannelName, _Channel] = {name: _Channel() for name in CHANNELS}
         self._changed = asyncio.Event()
@@ -69,22 +81,23 @@ class TurnLog:
 
     def set_phase(self, phase: str, label: str) -> None:
         """The state in the status pill's words."""
-        if (phase, label) != (self.phase, self.label):
-            self.phase, self.label = phase, label
+        self.tell(phase, label, self.thought, self.detail, self.progress)
+
+    def tell(self, phase: str, label: str, thought: str, detail: str, progress: Mapping[str, Figure]) -> None:
+        """All that is said about the state, at once."""
+        new = (phase, label, thought, detail, progress)
+        if new != (self.phase, self.label, self.thought, self.detail, self.progress):
+            self.phase, self.label, self.thought, self.detail, self.progress = new
             self.number += 1
             self._wake()
 
-    def set_thought(self, label: str) -> None:
-        """What stands above the thoughts."""
-        if label != self.thought:
-            self.thought = label
-            self.number += 1
-            self._wake()
-
-    def finish(self, phase: str, label: str, error: str | None = None) -> None:
-        """The last entry. `error` is one line for a person."""
-        self.set_phase(phase, label)
+    def finish(
+        self, phase: str, label: str, error: str | None = None, figures: Mapping[str, Figure] | None = None
+    ) -> None:
+        """The last entry. `error` is one line for a person; `figures` is what it all cost."""
+        self.tell(phase, label, self.thought, "", {})
         self.error = error
+        self.figures = figures or {}
         self.finished = True
         self.number += 1
         self._wake()
@@ -104,7 +117,7 @@ class TurnLog:
             tail = channel.tail if channel.tail_number > start else None
             if snapshot or append or tail is not None:
                 channels[name] = ChannelUpdate(append, tail)
-        return Update(self.number, snapshot, channels, self.phase, self.label, self.thought)
+        return Update(self.number, snapshot, channels, self.phase, self.label, self.thought, self.detail, self.progress)
 
     async def wait(self, number: int, seconds: float) -> bool:
         """Wait until something after `number` is there. False when `seconds` passed without."""
@@ -114,6 +127,13 @@ class TurnLog:
             return await asyncio.wait_for(self._changed.wait(), seconds)
         except TimeoutError:
             return False
+
+    async def ending(self, seconds: float) -> None:
+        """Let so much time pass, or less if the end comes."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not self.finished and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 
-from notso.web.chat.engine_thread import EngineThread, Job
+from notso.web.chat.engine_host import EngineHost
+from notso.web.chat.engine_port import FinishReason, Usage
 from notso.web.chat.follower import Follower
 from notso.web.chat.turn import Turn
 from notso.web.store.protocol import ChatStore
-from notso.web.wording import ordinal, words
+from notso.web.wording import words
 
 logger = logging.getLogger("notso.web.turns")
 
@@ -19,16 +22,22 @@ MAX_FINISHED = 64
 
 
 class Turns:
-    """Starts, finds, stops and follows turns. Everything here runs on the event loop."""
+    """Starts, finds, stops and follows turns. Everything here runs on the event loop.
 
-    def __init__(self, store: ChatStore, engine: EngineThread, renderer: Executor, max_answer_characters: int) -> None:
+    `at_end` is called with each turn that has ended, its usage and its finish reason (None where it failed);
+    `at_start` with each that begins.
+    """
+
+    def __init__(self, store: ChatStore, engine: EngineHost, renderer: Executor, max_answer_characters: int) -> None:
+        self.at_start: list[Callable[[Turn], None]] = []
+        self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self._store = store
         self._engine = engine
         self._renderer = renderer
         self._max_answer_characters = max_answer_characters
         self._followers: dict[str, Follower] = {}
-        self._waiting: list[Turn] = []
         self._finished: dict[str, Turn] = {}
+        self._expected: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -39,18 +48,33 @@ class Turns:
     @property
     def waiting(self) -> int:
         """Turns the engine has not begun."""
-        return len(self._waiting)
+        return sum(follower.waiting for follower in self._followers.values())
 
     def start(self, turn: Turn) -> None:
         """Hand a stored turn to the engine."""
         follower = Follower(turn, self._store, self._renderer, self._max_answer_characters)
         self._followers[turn.id] = follower
-        self._waiting.append(turn)
-        self._number_the_queue()
+        if self._engine.state == "loading":
+            turn.log.set_phase("loading", words["phase_loading"])
+        for tell in self.at_start:
+            tell(turn)
         task = asyncio.create_task(self._follow(follower))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._engine.submit(Job(turn, began=lambda: self._began(follower), events=follower.take, ended=follower.end))
+        self._engine.submit(follower.job)
+
+    @contextlib.contextmanager
+    def expecting(self, generation_id: str) -> Iterator[None]:
+        """Between storing a turn and starting it: it is not lost, it is about to come."""
+        self._expected.add(generation_id)
+        try:
+            yield
+        finally:
+            self._expected.discard(generation_id)
+
+    def lost(self, generation_id: str) -> bool:
+        """Whether nobody knows of a turn that is marked as running."""
+        return generation_id not in self._expected and self.find(generation_id) is None
 
     def find(self, generation_id: str) -> Turn | None:
         """A turn that runs, waits, or ended not long ago."""
@@ -64,12 +88,20 @@ class Turns:
             return False
         turn = follower.turn
         turn.interrupted = turn.interrupted or interrupted
-        turn.cancel.set()
+        turn.cancelled = True
         turn.log.set_phase("stopping", words["phase_stopping"])
-        if self._engine.withdraw(turn) is not None:
-            self._leave_queue(turn)
+        if self._engine.withdraw(follower.job):
             follower.end(None)
+        else:
+            follower.job.stop()
         return True
+
+    def answer_now(self, generation_id: str) -> bool:
+        """End a turn's thinking. False when no such turn runs or waits."""
+        follower = self._followers.get(generation_id)
+        if follower is not None:
+            follower.job.answer_now()
+        return follower is not None
 
     def stop_chat(self, chat_id: str) -> None:
         """Stop whatever runs or waits in a chat."""
@@ -93,28 +125,13 @@ class Turns:
             await follower.run()
         except Exception:
             logger.exception("a turn could not be followed")
-            turn.cancel.set()
+            follower.job.stop()
             turn.log.finish("failed", words["phase_failed"], words["failed_inside"])
         finally:
-            self._leave_queue(turn)
             del self._followers[turn.id]
             self._keep(turn)
-
-    def _began(self, follower: Follower) -> None:
-        self._leave_queue(follower.turn)
-        follower.begin()
-
-    def _leave_queue(self, turn: Turn) -> None:
-        if turn in self._waiting:
-            self._waiting.remove(turn)
-        self._number_the_queue()
-
-    def _number_the_queue(self) -> None:
-        for place, turn in enumerate(self._waiting, start=1):
-            if self._engine.state == "loading":
-                turn.log.set_phase("loading", words["phase_loading"])
-            elif place > 1 or len(self._followers) > len(self._waiting):
-                turn.log.set_phase("queued", words["phase_queued_at"].format(place=ordinal(place)))
+            for tell in self.at_end:
+                tell(turn, follower.usage, follower.finish_reason)
 
     def _keep(self, turn: Turn) -> None:
         self._finished[turn.id] = turn

@@ -11,7 +11,10 @@ from pygments.lexer import Lexer  # type: ignore[import-untyped]
 from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
 from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
 
+from notso.web.wording import words
+
 MAX_HIGHLIGHTED_CHARACTERS = 20_000
+MAX_UNFOLDED_LINES = 40
 
 LANGUAGES: dict[str, str] = {
     **{name: name for name in ("bash", "c", "cpp", "css", "diff", "go", "html", "ini", "java", "javascript", "json")},
@@ -33,14 +36,21 @@ def language_of(info: str) -> str:
 
 
 def code_block(code: str, info: str, *, colour: bool) -> str:
-    """A whole code block as HTML, with its language's name in front."""
+    """A whole code block as HTML: above it its language and what one can do with it, folded if long."""
     language = language_of(info)
     if colour and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:
         body = highlight(code, _lexer(language), HtmlFormatter(nowrap=True))
     else:
         body = escape(code)
-    label = f'<div class="code-label">{language}</div>' if language else ""
-    return f'<div class="code-block">{label}<pre><code>{body}</code></pre></div>\n'
+    long = code.count("\n") > MAX_UNFOLDED_LINES
+    tools = _button("copy-code", words["code_copy"]) + _button("wrap-code", words["code_wrap"])
+    tools += _button("whole-code", words["code_whole"]) if long else ""
+    label = f'<div class="code-label"><span>{language or words["code"]}</span>{tools}</div>'
+    return f'<div class="code-block{" long" if long else ""}">{label}<pre><code>{body}</code></pre></div>\n'
+
+
+def _button(name: str, label: str) -> str:
+    return f'<button class="{name}">{escape(label)}</button>'
 
 
 @lru_cache(maxsize=64)

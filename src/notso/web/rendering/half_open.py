@@ -11,6 +11,7 @@ _CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
 _OPEN_CODE = re.compile(r"(`+)([^`]*)$")
 _OPEN_LINK = re.compile(r"!?\[([^\[\]\n]*)(?:\](?:\([^()\n]*)?)?$")
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})", re.MULTILINE)
+_OPEN_FORMULA = re.compile(r"^ {0,3}(?:\$\$|\\\[)", re.MULTILINE)
 _PAIRS = ("~~", "**", "__", "*", "_")
 
 
@@ -20,6 +21,8 @@ def complete(tail: str) -> str:
         return tail
     start = tail.rfind("\n\n") + 1
     head, last = tail[:start], tail[start:]
+    if _OPEN_FORMULA.search(last):
+        return tail  # stars and brackets of a formula are its own
     outside = _CODE_SPAN.sub(lambda span: "x" * len(span[0]), last)
     if code := _OPEN_CODE.search(outside):
         return head + (last.rstrip() + code[1] if code[2].strip() else last[: code.start()])

@@ -19,9 +19,10 @@ from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
 from notso.web.rendering.code import code_block
+from notso.web.rendering.math import enable_math, formula_html
 from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
 
-RENDERER_VERSION = 1
+RENDERER_VERSION = 2
 """Raised whenever the same text would give other HTML, so that stored HTML is made anew."""
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
@@ -53,6 +54,21 @@ class _Renderer(RendererHTML):
         label = tokens[idx].content or source
         return f'<a href="{escapeHtml(source)}">{escapeHtml(label)}</a>'
 
+    def formula(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return formula_html(tokens[idx].content, "block") + "\n"
+
+    def formula_inline(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return formula_html(tokens[idx].content, tokens[idx].info)
+
+    def plain(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return render_plain(tokens[idx].content)
+
+    def table_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return '<figure class="wide-table"><table>\n'  # what is too wide scrolls in its own box, and stays a table
+
+    def table_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return "</table></figure>\n"
+
     def _cell(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         token = tokens[idx]
         side = str(token.attrs.get("style", "")).removeprefix("text-align:")
@@ -67,6 +83,7 @@ class _Renderer(RendererHTML):
 
 def _parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False, "maxNesting": MAX_NESTING}, renderer_cls=_Renderer)
+    enable_math(parser)
     return parser.enable(["table", "strikethrough"]).disable(["reference", "html_block", "html_inline"])
 
 

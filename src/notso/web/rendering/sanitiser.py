@@ -10,8 +10,8 @@ import nh3
 from notso.web.rendering.code import TOKEN_CLASSES
 
 _TAGS = {
-    *("a", "blockquote", "br", "code", "del", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p"),
-    *("pre", "s", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+    *("a", "blockquote", "br", "button", "code", "del", "div", "em", "figure", "h1", "h2", "h3", "h4", "h5", "h6"),
+    *("hr", "li", "ol", "p", "pre", "s", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
 }
 _CLEANER = nh3.Cleaner(
     tags=_TAGS,
@@ -20,10 +20,17 @@ _CLEANER = nh3.Cleaner(
     url_schemes={"http", "https", "mailto"},
     url_relative="deny",
     link_rel="noopener noreferrer nofollow",
-    set_tag_attribute_values={"a": {"target": "_blank"}},
+    set_tag_attribute_values={
+        "a": {"target": "_blank"},
+        "button": {"type": "button"},  # the tools of a code block; Markdown itself can write none
+        "pre": {"tabindex": "0"},  # what scrolls must be reachable without a mouse
+        "figure": {"tabindex": "0"},
+    },
     allowed_classes={
-        "span": set(TOKEN_CLASSES),
-        "div": {"code-block", "code-label"},
+        "span": {*TOKEN_CLASSES, "math", "inline", "display"},
+        "div": {"code-block", "code-label", "long", "math", "display"},
+        "button": {"copy-code", "wrap-code", "whole-code"},
+        "figure": {"wide-table"},
         "p": {"plain"},
         "td": {"align-left", "align-right", "align-center"},
         "th": {"align-left", "align-right", "align-center"},

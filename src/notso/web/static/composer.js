@@ -1,24 +1,49 @@
-// Keys in the input: Enter sends, Shift+Enter is a new line, an input method or a touch keyboard keeps its Enter, Escape
-// stops. The input is emptied only once the server has the message; a server that does not answer is told.
+// The input: Enter sends (Shift+Enter is a new line, an input method or a touch keyboard keeps its Enter), the question
+// is shown before the server has it, and comes back into the input when the server does not take it.
 {
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
-  const stopButton = () => form.querySelector("[data-stop]");
+  const problem = document.getElementById("composer-problem");
+  let pending = null;
+  let sent = "";
+  const send = () => { if (!form.querySelector("[data-stop]") && text.value.trim()) form.requestSubmit(); };
+  const changed = () => form.dispatchEvent(new Event("change", { bubbles: true }));
+  const drop = () => { pending?.remove(); pending = null; };
   text.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || matchMedia("(pointer: coarse)").matches) return;
+    if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.isComposing) return;
+    if (document.documentElement.dataset.enter === "off" || matchMedia("(pointer: coarse)").matches) return;
     event.preventDefault();
-    if (!stopButton() && text.value.trim()) form.requestSubmit();
+    send();
   });
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || event.isComposing || document.querySelector(":popover-open")) return;
-    stopButton()?.click();
+  form.addEventListener("formdata", ({ formData }) => {
+    formData.set("text", text.value.replace(/^\/\//, "/")); // two slashes: no command, but a text that begins with one
+  });
+  form.addEventListener("htmx:before:request", (event) => {
+    if (event.detail.ctx.sourceElement !== form) return;
+    pending = document.getElementById("pending-turn").content.firstElementChild.cloneNode(true);
+    pending.querySelector(".bubble").textContent = text.value.replace(/^\/\//, "/");
+    document.getElementById("turns").append(pending);
+    document.querySelector(".greeting")?.remove();
+    document.getElementById("suggestions").replaceChildren();
+    sent = text.value;
+    text.value = "";
   });
   form.addEventListener("htmx:after:request", (event) => {
     const { sourceElement, response } = event.detail.ctx;
-    if (sourceElement === form && response.status === 200) text.value = "";
+    if (sourceElement !== form) return;
+    drop(); // the answer is put in its place before the next paint
+    if (response.status === 200) document.getElementById("attachments").replaceChildren();
+    else text.value ||= sent;
+    changed();
   });
   form.addEventListener("htmx:error", (event) => {
     if (event.detail.ctx?.sourceElement !== form) return;
-    document.getElementById("composer-problem").textContent = form.dataset.offline;
+    drop();
+    text.value ||= sent;
+    problem.textContent = form.dataset.offline;
+  });
+  document.addEventListener("click", (event) => {
+    const chip = event.target.closest("[data-say]");
+    if (chip) { text.value = chip.textContent.trim(); send(); }
   });
 }

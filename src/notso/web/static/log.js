@@ -2,21 +2,23 @@
 {
   const scroller = document.getElementById("scroller");
   const newest = document.getElementById("newest");
-  let following = true;
+  const wanted = () => document.documentElement.dataset.follow === "on";
+  let following = !location.hash.startsWith("#msg-");
   let last = 0;
   const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; };
   const look = () => {
     // Only going up means leaving: text may have grown by more than a screen since the last look.
     const top = scroller.scrollTop;
-    if (scroller.scrollHeight - top - scroller.clientHeight < 64) following = true;
+    const away = scroller.scrollHeight - top - scroller.clientHeight;
+    if (away < 64) following = wanted();
     else if (top < last) following = false;
     last = top;
-    newest.hidden = following;
+    newest.hidden = following || away < 64;
   };
   scroller.addEventListener("scroll", look, { passive: true });
-  newest.addEventListener("click", () => { following = true; toEnd(); });
-  document.addEventListener("submit", () => { following = true; });
+  newest.addEventListener("click", () => { following = wanted(); toEnd(); });
+  document.getElementById("composer").addEventListener("submit", () => { following = true; });
   new ResizeObserver(() => { if (following) toEnd(); else look(); }).observe(document.getElementById("turns"));
   new ResizeObserver(() => { if (following) toEnd(); }).observe(scroller);
-  toEnd();
+  if (following) toEnd();
 }

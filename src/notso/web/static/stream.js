@@ -10,10 +10,15 @@
     else article.dataset.seen = id;
   });
 
-  // The next update, or the end, puts other words in this one's place.
+  // The next update, or the connection, puts other words in this one's place.
   document.addEventListener("htmx:sse:error", () => {
     const label = document.getElementById("status-label");
+    if (label.textContent !== label.dataset.reconnecting) label.dataset.before = label.textContent;
     label.textContent = label.dataset.reconnecting;
+  });
+  document.addEventListener("htmx:sse:after:connection", () => {
+    const label = document.getElementById("status-label");
+    if (label.textContent === label.dataset.reconnecting) label.textContent = label.dataset.before;
   });
 
   // Thoughts are open while they come and fold when they end, unless touched: then they stay as the reader left them.
@@ -29,6 +34,7 @@
   }, { passive: true });
   document.addEventListener("status", (event) => {
     const { message, state } = JSON.parse(event.detail.data);
+    event.target.dataset.phase = state;
     if (["queued", "loading", "reading", "thinking"].includes(state) || wanted.has(message)) return;
     for (const panel of event.target.querySelectorAll("details.reasoning")) panel.open = false;
   });

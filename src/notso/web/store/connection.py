@@ -19,6 +19,11 @@ from notso.web.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
 logger = logging.getLogger("notso.web.store")
 
+DAMAGED = (
+    "the database of conversations is damaged; it was left as it is: put a copy of notso.db in its place, or move it"
+    " away to begin anew, or choose another data directory"
+)
+
 
 def open_writer(path: Path) -> sqlite3.Connection:
     """The one writing connection, its schema up to date and its file checked after an unclean end."""
@@ -79,7 +84,7 @@ def storage_errors() -> Iterator[None]:
         if name.startswith("SQLITE_FULL"):
             raise StorageFullError("the disk is full: free some space, nothing was lost") from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-            raise StorageDamagedError("the database of conversations is damaged; it was left as it is") from error
+            raise StorageDamagedError(DAMAGED) from error
         raise StorageError("the conversations cannot be read or written just now") from error
     except OSError as error:
         raise StorageError(f"the data directory cannot be used: {error.strerror}") from error
@@ -111,7 +116,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
 
 def _check(connection: sqlite3.Connection) -> None:
     if [row[0] for row in connection.execute("PRAGMA quick_check")] != ["ok"]:
-        raise StorageDamagedError("the database of conversations is damaged; it was left as it is")
+        raise StorageDamagedError(DAMAGED)
 
 
 def _copy(connection: sqlite3.Connection, target: Path) -> None:

@@ -47,6 +47,53 @@ MIGRATIONS: tuple[str, ...] = (
 
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
     """,
+    # 2: messages are a tree whose shown branch is remembered; settings, attachments, search, and undo of deletion.
+    """
+    ALTER TABLE chats ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0 CHECK (pinned IN (0, 1));
+    ALTER TABLE chats ADD COLUMN settings TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE chats ADD COLUMN chosen_root TEXT;
+    ALTER TABLE chats ADD COLUMN trash_id TEXT;
+
+    ALTER TABLE messages ADD COLUMN kind TEXT NOT NULL DEFAULT 'turn' CHECK (kind IN ('turn', 'summary'));
+    ALTER TABLE messages ADD COLUMN chosen_child TEXT;
+    ALTER TABLE messages ADD COLUMN edited INTEGER NOT NULL DEFAULT 0 CHECK (edited IN (0, 1));
+    ALTER TABLE messages ADD COLUMN attachments TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE messages ADD COLUMN dropped_messages INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE messages ADD COLUMN first_token_ms REAL NOT NULL DEFAULT 0;
+    ALTER TABLE messages ADD COLUMN queue_ms REAL NOT NULL DEFAULT 0;
+    ALTER TABLE messages ADD COLUMN trash_id TEXT;
+    DROP INDEX one_turn_per_chat;
+    CREATE UNIQUE INDEX one_turn_per_chat ON messages (chat_id)
+        WHERE state IN ('queued', 'running') AND trash_id IS NULL;
+
+    CREATE TABLE trash (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        kind TEXT NOT NULL CHECK (kind IN ('chat', 'messages')),
+        settings TEXT NOT NULL,
+        chosen_root TEXT,
+        thrown_ms INTEGER NOT NULL
+    ) STRICT;
+
+    CREATE TABLE preferences (owner TEXT PRIMARY KEY, settings TEXT NOT NULL) STRICT;
+
+    CREATE VIRTUAL TABLE texts USING fts5(body, tokenize = "unicode61 remove_diacritics 2");
+    CREATE TABLE indexed (
+        number INTEGER PRIMARY KEY,
+        owner TEXT NOT NULL,
+        chat_id TEXT NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        message_id TEXT UNIQUE REFERENCES messages (id) ON DELETE CASCADE
+    ) STRICT;
+    CREATE UNIQUE INDEX one_title_per_chat ON indexed (chat_id) WHERE message_id IS NULL;
+    CREATE INDEX indexed_by_chat ON indexed (chat_id);
+    INSERT INTO indexed (owner, chat_id) SELECT owner, id FROM chats;
+    INSERT INTO indexed (owner, chat_id, message_id) SELECT owner, chat_id, id FROM messages WHERE content <> '';
+    INSERT INTO texts (rowid, body) SELECT number, title FROM indexed JOIN chats ON chats.id = indexed.chat_id
+        WHERE message_id IS NULL;
+    INSERT INTO texts (rowid, body) SELECT number, content FROM indexed
+        JOIN messages ON messages.id = indexed.message_id;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Literal, Protocol
 
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
+MessageKind = Literal["turn", "summary"]
+SettingValue = str | int | float | bool
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
 
 
@@ -14,7 +17,8 @@ ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
 class Chat:
     """One conversation. `prompt_date` is the day the model is told, frozen so that midnight changes no prompt.
 
-    `created_ms` and `updated_ms` are milliseconds since 1970, UTC.
+    `created_ms` and `updated_ms` are milliseconds since 1970, UTC. `settings` holds what differs from the owner's
+    defaults. `chosen_root` is the first message of the branch last shown (None: the newest).
     """
 
     id: str
@@ -23,11 +27,14 @@ class Chat:
     prompt_date: date
     created_ms: int
     updated_ms: int
+    pinned: bool = False
+    settings: Mapping[str, SettingValue] = field(default_factory=dict)
+    chosen_root: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What a finished answer cost. Counts in tokens, times in milliseconds."""
+    """What a finished answer cost. Counts in tokens, times in milliseconds; `first_token_ms` from asking to seeing."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -36,13 +43,25 @@ class Numbers:
     prompt_ms: float = 0.0
     completion_ms: float = 0.0
     thinking_ms: float = 0.0
+    queue_ms: float = 0.0
+    first_token_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A text file that goes with a question."""
+
+    name: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message. A question is always `done`; an answer has a generation id, by which its stream is found.
+    """One message of the tree: `parent_id` is what it follows, `chosen_child` the version last shown after it.
 
-    `note` says in a person's words why an answer failed or was cut. `answer_html` and `reasoning_html` were made by
+    A question is always `done`; an answer has a generation id, by which its stream is found. A `summary` stands, for
+    the model, in the place of all that is above it. `note` says in a person's words why an answer failed or was cut;
+    `dropped_messages` older ones did not fit into its prompt. `answer_html` and `reasoning_html` were made by
     renderer version `renderer` (0: not rendered).
     """
 
@@ -59,6 +78,12 @@ class StoredMessage:
     answer_html: str = ""
     reasoning_html: str = ""
     renderer: int = 0
+    parent_id: str | None = None
+    kind: MessageKind = "turn"
+    chosen_child: str | None = None
+    edited: bool = False
+    attachments: tuple[Attachment, ...] = ()
+    dropped_messages: int = 0
 
     @property
     def active(self) -> bool:
@@ -68,10 +93,23 @@ class StoredMessage:
 
 @dataclass(frozen=True, slots=True)
 class NewTurn:
-    """A question and the place where its answer will grow."""
+    """A question and the place where its answer will grow.
+
+    It follows the newest message shown, or, as another version of it, stands beside the question `instead_of`.
+    """
 
     question: StoredMessage
     answer: StoredMessage
+    idempotency_key: str
+    instead_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewAnswer:
+    """Another answer to what is there already: a new version, or a summary. It follows `after`."""
+
+    answer: StoredMessage
+    after: str
     idempotency_key: str
 
 
@@ -86,15 +124,26 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnRefused:
-    """The chat has an unfinished answer, or it does not exist (`running` is None)."""
+    """The chat has an unfinished answer, or it (or the message meant) does not exist (`running` is None)."""
 
     running: StoredMessage | None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit:
+    """A place that holds the words, between \\x02 and \\x03 in `snippet`; `message_id` is None for a title."""
+
+    chat_id: str
+    message_id: str | None
+    title: str
+    snippet: str
 
 
 class ChatStore(Protocol):
     """Conversations of one owner at a time; every method names the owner, and a foreign id is an unknown one.
 
-    A write has been committed to disk when its method returns. Methods raise StorageError.
+    A write has been committed to disk when its method returns. Methods raise StorageError. Where a method returns a
+    bool, False means that there is no such thing.
     """
 
     async def open(self) -> None: ...
@@ -102,29 +151,68 @@ class ChatStore(Protocol):
     async def close(self) -> None: ...
 
     async def chats(self, owner: str) -> list[Chat]:
-        """All chats, last used first."""
+        """All chats, pinned ones first, then last used first."""
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
-        """The chat's messages, oldest first."""
+        """All messages of the chat, all branches, oldest first (see tree.py)."""
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None: ...
 
     async def generation(self, owner: str, generation_id: str) -> StoredMessage | None:
         """The answer that this generation writes or wrote."""
 
+    async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
+        """Titles and messages that hold all the words of `query` (the last one may be unfinished), best first."""
+
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
         """Store a question and its empty answer, and the chat with them when it is new, in one transaction."""
 
-    async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool:
-        """False when there is no such chat."""
+    async def add_answer(self, owner: str, new: NewAnswer) -> TurnAccepted | TurnRefused:
+        """Store an empty answer after a message that is there; that message comes back as the question."""
 
-    async def set_title(self, owner: str, chat_id: str, title: str) -> bool:
-        """False when there is no such chat."""
+    async def resume_answer(
+        self, owner: str, chat_id: str, message_id: str, generation_id: str
+    ) -> TurnAccepted | TurnRefused:
+        """Queue a finished answer again, under a new generation, to be written on. Its text stays."""
 
-    async def delete_chat(self, owner: str, chat_id: str) -> bool:
-        """Remove a chat with its messages. False when there is no such chat."""
+    async def edit_answer(self, owner: str, chat_id: str, message_id: str, content: str) -> bool:
+        """Replace a finished answer's text by a person's, and mark it as edited."""
+
+    async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
+        """Remember this version as the one to show, all the way up."""
+
+    async def remove_summary(self, owner: str, chat_id: str, message_id: str) -> bool:
+        """Take a summary out; what followed it now follows what it stood for."""
+
+    async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool: ...
+
+    async def set_title(self, owner: str, chat_id: str, title: str) -> bool: ...
+
+    async def set_pinned(self, owner: str, chat_id: str, pinned: bool) -> bool: ...
+
+    async def set_settings(self, owner: str, chat_id: str, settings: Mapping[str, SettingValue]) -> bool: ...
+
+    async def defaults(self, owner: str) -> dict[str, SettingValue]:
+        """The owner's own default settings; what is missing is as the program has it."""
+
+    async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None: ...
+
+    async def trash_chat(self, owner: str, chat_id: str) -> str | None:
+        """Hide a chat until it is purged or restored; the id to restore it by, None where there is no such chat."""
+
+    async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
+        """Hide a chat's messages likewise; `reset` also empties its settings."""
+
+    async def restore(self, owner: str, trash_id: str) -> str | None:
+        """Bring back what was hidden. The chat's id, or None when it is gone for good."""
+
+    async def purge(self, before_ms: int) -> int:
+        """Delete for good what was hidden before that time. How many chats and clearings that were."""
+
+    async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
+        """Store a whole chat; parents come before their children."""
 
     async def save_answer(self, answer: StoredMessage) -> None:
         """Write text, state, note, numbers and HTML of an answer. A deleted one stays deleted."""

@@ -1,0 +1,178 @@
+"""Each hot kernel beside its ceiling: reading beside the memory's bandwidth, multiplying beside the byte products.
+
+    python benchmarks/kernels.py --out benchmarks/results/kernels.json
+
+All threads, every kernel family this CPU has (or those named by --kernels), the 3B's shapes, random weights on large
+pages and more of them than any cache holds. Ceilings and kernels are measured in turns, medians count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from notso import __version__
+from notso.qtensor import backend, ceilings, ops
+from notso.qtensor.formats import Q4_K, Q6_K, Format
+from notso.qtensor.huge_pages import HugePageArena, zeroed
+from notso.qtensor.kv_pool import KV_FORMATS, key_value_pool
+from notso.qtensor.reference.random_blocks import random_blocks
+from notso.qtensor.tensor import QTensor
+from notso.smollm3.machine import StolenTime, describe_machine
+
+COLUMNS = (1, 2, 4, 8, 16, 64, 512)
+ROWS, WIDTH = 11008, 2048
+WEIGHT_BYTES = 400 << 20  # no cache holds it
+HEADS, KV_HEADS, DIM = 16, 4, 128
+DEPTHS = (512, 4096, 32768)
+PREFILL_ROWS = 512
+PREFILL_DEPTHS = (512, 4096, 8192)
+LEAST_SECONDS = 0.05
+READ_BYTES = 1 << 30
+
+RNG = np.random.default_rng(1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call, what it reads in bytes or multiplies in operations, and which ceiling that is compared with."""
+
+    name: str
+    call: Callable[[], None]
+    amount: float
+    ceiling: str  # "read" or "multiply"
+
+
+def products(format: Format) -> list[Case]:
+    """`format` weights times 1 to 512 columns; with few, reading them is what takes the time."""
+    size = ROWS * WIDTH // 256 * format.block_bytes
+    count = -(-WEIGHT_BYTES // size)
+    arena = HugePageArena(count * size, count)
+    blocks = random_blocks(format, ROWS * WIDTH // 256, RNG).reshape(-1)
+    weights = [arena.copy(QTensor("w", format, (ROWS, WIDTH), blocks)) for _ in range(count)]
+
+    def over_all(columns: int) -> Callable[[], None]:
+        x, y = RNG.standard_normal((columns, WIDTH), np.float32), ops.empty(columns, ROWS)
+        used = weights if columns <= 64 else weights[:8]
+
+        def call() -> None:
+            for weight in used:
+                ops.matmul(x, weight, y)
+
+        return call
+
+    cases = []
+    for columns in COLUMNS:
+        used = count if columns <= 64 else min(count, 8)
+        reads = columns <= 8
+        amount = used * (size if reads else 2 * columns * ROWS * WIDTH)
+        name = f"{format.name}, {columns} columns"
+        cases.append(Case(name, over_all(columns), amount, "read" if reads else "multiply"))
+    return cases
+
+
+def attention(kv_format: str, rows: int, depth: int) -> Case:
+    """The last `rows` of `depth` positions, in the 3B's shapes."""
+    tiles = -(-depth // ops.TILE_POSITIONS)
+    pool = key_value_pool(tiles, KV_HEADS, DIM, kv_format)  # type: ignore[arg-type]
+    tables = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
+    small = "4" in kv_format
+    recent = (tables, key_value_pool(tiles, KV_HEADS, DIM, "k8v8")) if small else None
+    step = 1024
+    for start in range(0, depth, step):
+        count = min(step, depth - start)
+        places = np.arange(start, start + count, dtype=np.int32), np.zeros(count, np.int32)
+        k, v = RNG.standard_normal((2, count, KV_HEADS, DIM), np.float32)
+        ops.store_key_values(k, v, *places, tables, pool, recent)
+    q = RNG.standard_normal((rows, HEADS, DIM), np.float32)
+    out = np.empty_like(q)
+    places = np.arange(depth - rows, depth, dtype=np.int32), np.zeros(rows, np.int32)
+
+    def call() -> None:
+        ops.attention(q, *places, tables, pool, DIM**-0.5, out, recent)
+
+    name = f"attention {kv_format}, {rows} rows at {depth:,}"
+    if rows == 1:
+        return Case(name, call, depth * pool.block_bytes / ops.TILE_POSITIONS, "read")
+    return Case(name, call, 4.0 * DIM * HEADS * sum(range(depth - rows + 1, depth + 1)), "multiply")
+
+
+def cases_of(kv_formats: list[str]) -> list[Case]:
+    """Everything that is measured."""
+    found = [*products(Q4_K), *products(Q6_K)]
+    found += [attention(f, 1, depth) for f in kv_formats for depth in DEPTHS]
+    found += [attention(f, PREFILL_ROWS, depth) for f in kv_formats for depth in PREFILL_DEPTHS]
+    return found
+
+
+def rate(case: Case) -> float:
+    """Amount per second of one call, in units of 10^9; calls too short to time are made again and again."""
+    calls, seconds, started = 0, 0.0, time.perf_counter()
+    while seconds < LEAST_SECONDS:
+        case.call()
+        calls, seconds = calls + 1, time.perf_counter() - started
+    return calls * case.amount / seconds / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", nargs="+", default=backend.available_kernels()[:-1] or ["generic"])
+    parser.add_argument("--kv", nargs="+", default=list(KV_FORMATS), choices=KV_FORMATS)
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    given = parser.parse_args()
+
+    backend.set_threads(given.threads or backend.default_threads())
+    stolen = StolenTime()
+    memory = zeroed(READ_BYTES)
+    memory[:] = 93
+    cases = cases_of(given.kv)
+    measured: dict[str, Any] = {}
+    for family in given.kernels:
+        backend.use_kernels(family)
+        read, multiply = [], []
+        rates: dict[str, list[float]] = {case.name: [] for case in cases}
+        for case in cases:
+            case.call()  # warm up
+        for _ in range(given.repeat):
+            read.append(max(ceilings.read_bandwidth(memory) for _ in range(2)) / 1e9)
+            multiply.append(2 * ceilings.byte_products() / 1e9)
+            for case in cases:
+                rates[case.name].append(rate(case))
+        tops = {"read": statistics.median(read), "multiply": statistics.median(multiply)}
+        print(f"\n| {family} | median | min | max | share of ceiling |\n| --- | ---: | ---: | ---: | ---: |")
+        print(f"| reading, GB/s | {tops['read']:.1f} | {min(read):.1f} | {max(read):.1f} | |")
+        print(f"| byte products, G/s | {tops['multiply']:.0f} | {min(multiply):.0f} | {max(multiply):.0f} | |")
+        rows = []
+        for case in cases:
+            values = rates[case.name]
+            median = statistics.median(values)
+            share = median / tops[case.ceiling]
+            unit = "GB/s" if case.ceiling == "read" else "GF/s"
+            print(f"| {case.name}, {unit} | {median:.4g} | {min(values):.4g} | {max(values):.4g} | {share:.2f} |")
+            rows.append({"kernel": case.name, "unit": unit, "rate": median, "min": min(values), "max": max(values)})
+            rows[-1] |= {"share": share, "ceiling": case.ceiling}
+        measured[family] = {"read_gb_s": tops["read"], "byte_gops": tops["multiply"], "kernels": rows}
+    result = {
+        "machine": describe_machine() | {"stolen_percent": round(stolen.percent(), 2)},
+        "version": __version__,
+        "threads": backend.threads(),
+        "repeats": given.repeat,
+        "families": measured,
+    }
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

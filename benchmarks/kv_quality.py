@@ -1,0 +1,99 @@
+"""What each format of the key-value cache changes in the demo model's predictions, and what it takes.
+
+    python benchmarks/kv_quality.py --out benchmarks/results/kv-quality.json
+
+The text is the demo model's own: the greedy answers of long conversations, each answer judged behind everything said
+before it. Answers count that begin at position 256 or later, for before that every format keeps 8 bits. Compared with
+the cache in half precision: how often the likeliest token is the same, the mean divergence in nats, and the perplexity
+of the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from notso import __version__
+from notso.smollm3 import Engine, Message, SamplingParams
+from notso.smollm3.engine_plan import kv_bytes_per_token
+from notso.smollm3.kv_formats import KV_FORMATS
+from notso.smollm3.sampling import log_probabilities
+
+FINE_TOKENS = 256
+ANSWER_TOKENS = 100
+EVERY = 3  # turns: each is judged behind all before it, which takes its time
+CONTEXT = 2048
+ASKED = (
+    "What is {} + {}?",
+    "What is {} - {}?",
+    "Count from {} to {}.",
+    "What is SmolLM3?",
+    "Who are you?",
+    "What is NoPE?",
+    "How many layers does SmolLM3 have?",
+    "Tell me a joke.",
+)
+Doubles = npt.NDArray[np.float64]
+
+
+def conversation(engine: Engine, seed: int) -> list[tuple[list[int], int]]:
+    """The turns of one long conversation: all ids up to the end of an answer, and where the answer begins."""
+    draw = random.Random(seed)
+    messages: list[Message] = []
+    turns: list[tuple[list[int], int]] = []
+    while True:
+        question = draw.choice(ASKED).format(*draw.sample(range(2, 30), 2))
+        messages.append(Message("user", question))
+        prompt = engine.encode_chat(messages, thinking=False)
+        if len(prompt) + ANSWER_TOKENS > CONTEXT:
+            return turns
+        events = engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS))
+        said = "".join(event.text for event in events if event.kind == "text")
+        messages.append(Message("assistant", said))
+        if len(prompt) >= FINE_TOKENS:
+            turns.append(([*prompt, *engine.tokenizer.encode(said)], len(prompt)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--conversations", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+
+    with Engine.load(context_tokens=CONTEXT, kv="f16") as engine:
+        turns = [turn for seed in range(given.conversations) for turn in conversation(engine, seed)[::EVERY]]
+    following = np.concatenate([np.array(ids[start:], np.int64) for ids, start in turns])
+    rows: list[dict[str, Any]] = []
+    exact: Doubles | None = None
+    for kv in KV_FORMATS:
+        with Engine.load(context_tokens=CONTEXT, kv=kv) as engine:
+            found = [log_probabilities(engine.logits(ids)[start - 1 : -1]) for ids, start in turns]
+            bits = 8 * kv_bytes_per_token(engine.config, kv) / engine.config.kv_values_per_token
+        q = np.concatenate(found).astype(np.float64)
+        p = exact = q if exact is None else exact
+        perplexity = float(np.exp(-np.take_along_axis(q, following[:, None], 1).mean()))
+        rows.append(
+            {
+                "format": kv,
+                "bits": round(bits, 3),
+                "positions": len(p),
+                "top1": round(float((p.argmax(-1) == q.argmax(-1)).mean()), 5),
+                "divergence": float(f"{(np.exp(p) * (p - q)).sum(-1).mean():.3g}"),
+                "perplexity": round(perplexity, 4),
+            }
+        )
+        print(rows[-1])
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        result = {"version": __version__, "model": "demo", "context": CONTEXT, "formats": rows}
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""What readers of streams cost the decode rate: none and two hundred of them in turns, on a real server.
+
+    notso synth build/words-3b.gguf --tokenizer tokenizer.json
+    python benchmarks/server.py build/words-3b.gguf --readers 200
+
+The file needs a tokenizer whose tokens are text, or the streams carry nothing. Readers are sockets of this process that
+are emptied once a second, so that hardly any of the cost is the readers' own; what they took of the processor is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from notso import __version__
+from notso.smollm3.machine import StolenTime, describe_machine
+from notso.web.ids import new_id
+
+COUNTER = "notso_generation_tokens_total"
+START_SECONDS = 120.0
+SETTLE_SECONDS = 3.0
+
+
+class Server:
+    """`notso serve` as a process of its own, over a data directory that goes with it."""
+
+    def __init__(self, file: Path, options: list[str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.folder = tempfile.TemporaryDirectory()
+        command = [sys.executable, "-m", "notso", "serve", "--model", str(file), "--port", str(self.port)]
+        self.process = subprocess.Popen([*command, "--data-dir", self.folder.name, *options], stdout=subprocess.DEVNULL)
+        ends = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self.get("/health")
+                return
+            except OSError:
+                if time.monotonic() > ends or self.process.poll() is not None:
+                    self.close()
+                    sys.exit("the server did not start")
+                time.sleep(0.2)
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def ask(self, text: str) -> str:
+        """Begin a chat; the path of its answer's stream."""
+        form = urllib.parse.urlencode({"text": text, "key": new_id(), "thinking": "on"}).encode()
+        origin = {"Origin": f"http://127.0.0.1:{self.port}"}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/chats", form, origin)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            page = answer.read().decode()
+        found = re.search(r"/generations/[\w-]+/events", page)
+        if found is None:
+            sys.exit("the page names no stream")
+        return found.group()
+
+    def generated(self) -> float:
+        """Tokens written since the server began."""
+        found = re.search(rf"^{COUNTER}(?:{{.*}})? ([\d.e+]+)$", self.get("/metrics"), re.MULTILINE)
+        if found is None:
+            sys.exit(f"the metrics lack {COUNTER}")
+        return float(found.group(1))
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        self.folder.cleanup()
+
+
+class Readers:
+    """Open streams, each a connection."""
+
+    def __init__(self, port: int, path: str, count: int) -> None:
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAccept: text/event-stream\r\n\r\n".encode()
+        self.received = 0
+        self.sockets = []
+        for _ in range(count):
+            reader = socket.create_connection(("127.0.0.1", port))
+            reader.sendall(head)
+            reader.setblocking(False)
+            self.sockets.append(reader)
+
+    def drain(self) -> None:
+        for reader in self.sockets:
+            try:
+                while data := reader.recv(1 << 18):
+                    self.received += len(data)
+            except BlockingIOError:
+                continue
+
+    def close(self) -> None:
+        for reader in self.sockets:
+            reader.close()
+
+
+def rate(server: Server, readers: Readers, seconds: float) -> float:
+    """Tokens per second while `readers` are attached."""
+    settled = time.monotonic() + SETTLE_SECONDS
+    while time.monotonic() < settled:
+        readers.drain()
+        time.sleep(0.5)
+    before, started = server.generated(), time.monotonic()
+    while (passed := time.monotonic() - started) < seconds:
+        readers.drain()
+        time.sleep(min(1.0, seconds - passed))
+    return (server.generated() - before) / (time.monotonic() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--readers", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each turn")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    given = parser.parse_args()
+
+    stolen = StolenTime()
+    server = Server(given.file, ["--weights", "hugepages"])
+    alone: list[float] = []
+    watched: list[float] = []
+    received = 0
+    try:
+        path = server.ask("Tell me a long story.")
+        time.sleep(SETTLE_SECONDS * 3)  # the prompt, and the weights' pages
+        own = time.process_time()
+        for _ in range(given.repeat):
+            alone.append(rate(server, Readers(server.port, path, 0), given.seconds))
+            readers = Readers(server.port, path, given.readers)
+            watched.append(rate(server, readers, given.seconds))
+            readers.close()
+            received += readers.received
+        own = time.process_time() - own
+    finally:
+        server.close()
+    if not received:
+        sys.exit("nothing came through the streams")
+    measured = 2 * given.repeat * (given.seconds + SETTLE_SECONDS)
+    result: dict[str, Any] = {
+        "machine": describe_machine() | {"stolen_percent": round(stolen.percent(), 2)},
+        "version": __version__,
+        "readers": given.readers,
+        "tok_s_alone": round(statistics.median(alone), 3),
+        "tok_s_with_readers": round(statistics.median(watched), 3),
+        "cost_percent": round(100 * (1 - statistics.median(watched) / statistics.median(alone)), 2),
+        "alone": [round(value, 3) for value in alone],
+        "with_readers": [round(value, 3) for value in watched],
+        "received_mb": round(received / 1e6, 2),
+        "readers_cpu_percent": round(100 * own / measured, 2),
+    }
+    print(json.dumps(result, indent=1))
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""What guessing ahead is worth: acceptance on texts, times the cost of a step.
+
+    python benchmarks/speculation.py --file build/synth-3b.gguf
+    python benchmarks/speculation.py --tokenizer tokenizer.json --no-demo
+
+Output is the same with and without guesses, so a known answer is enough: each step proposes, what agrees with the
+answer is kept, and the step costs what a step of so many rows costs. Three kinds of work:
+
+- verbatim: pages of this project to be repeated word for word;
+- edits: files of this project to be given back changed (a name replaced everywhere; a line added to every function;
+  every twelfth line left out);
+- prose: pages that are not in the prompt, and answers that the demo model really gave (temperature 0.6).
+
+`--file` times steps of 1 to 16 rows of that model in turns; without it the planning figures stand in. `--tokenizer`
+reads a tokenizer.json; without it the demo model's is used, whose tokens are shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+
+from notso import Engine, Message, SamplingParams
+from notso.smollm3.model import Step
+from notso.smollm3.speculation import MATCH_CLASSES, Proposer
+from notso.smollm3.step_costs import StepCosts, planned
+
+ROOT = Path(__file__).parents[1]
+MODEL = ROOT / "src" / "notso" / "smollm3"
+PAGES = ("docs/kernels/gemv.md", "SECURITY.md", "CONTRIBUTING.md", "training/README.md")
+CODE = ("sampling.py", "stops.py", "config.py", "tools.py")
+QUESTIONS = (
+    "What is NoPE?",
+    "Tell me a joke.",
+    "Who are you?",
+    "What can you do?",
+    "How does quantisation work?",
+    "Explain grouped-query attention.",
+    "What is 12 plus 30?",
+    "How do I start the server?",
+    "Why is the sky blue?",
+    "Write a short poem about rain.",
+)
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
+ROUNDS = 9
+Encode = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An answer that is known, and the prompt before it."""
+
+    kind: str
+    name: str
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one task came to. Times in steps of one row."""
+
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    cost: float = 0.0
+    proposing_s: float = 0.0
+
+    @property
+    def speed_up(self) -> float:
+        return self.tokens / self.cost
+
+
+def run(
+    task: Task, price: Callable[[int], float], costs: StepCosts, tried: Counter[tuple[int, bool]] | None = None
+) -> Outcome:
+    """Answer the task with guesses. `tried` counts right and wrong tokens by the class of the match; `costs` goes from
+    task to task, as in an engine."""
+    outcome = Outcome(tokens=len(task.answer))
+    proposer = Proposer(task.prompt, costs=costs)
+    at = 0
+    while at < len(task.answer):
+        started = time.perf_counter()
+        drafts = proposer.propose(limit=len(task.answer) - at - 1)
+        accepted = 0
+        while accepted < len(drafts) and drafts[accepted] == task.answer[at + accepted]:
+            accepted += 1
+        proposer.judge(len(drafts), accepted)
+        proposer.extend(task.answer[at : at + accepted + 1])
+        outcome.proposing_s += time.perf_counter() - started
+        if tried is not None and drafts:
+            tried[proposer._class, True] += accepted
+            tried[proposer._class, False] += accepted < len(drafts)
+        costs.observe(1 + len(drafts), price(1 + len(drafts)))
+        outcome.cost += price(1 + len(drafts))
+        outcome.drafted += len(drafts)
+        outcome.accepted += accepted
+        outcome.steps += 1
+        at += accepted + 1
+    return outcome
+
+
+def tasks(encode: Encode, demo: bool) -> Iterator[Task]:
+    """All three kinds."""
+    texts = {page: (ROOT / page).read_text("utf-8") for page in PAGES}
+    code = {name: (MODEL / name).read_text("utf-8") for name in CODE}
+    for page, text in texts.items():
+        yield Task("verbatim", page, encode(f"Repeat this word for word:\n\n{text}\n\n"), encode(text))
+    for name, text in code.items():
+        for what, changed in (
+            ("a name replaced", renamed(text)),
+            ("a line in every function", with_logging(text)),
+            ("lines left out", thinned(text)),
+        ):
+            yield Task("edits", f"{name}: {what}", encode(f"Change this file, {what}:\n\n{text}\n\n"), encode(changed))
+    for page, text in texts.items():
+        yield Task("prose", page, encode(f"Write {page}, please."), encode(text))
+    if demo:
+        yield from demo_answers()
+
+
+def demo_answers() -> Iterator[Task]:
+    """What the demo model says to each question, thinking included, in the demo's tokens."""
+    with Engine.load() as engine:
+        for seed, question in enumerate(QUESTIONS):
+            messages = [Message("user", question)]
+            params = SamplingParams(max_tokens=300, seed=seed)
+            events = list(engine.generate(messages, params))
+            said = "".join(event.text for event in events if event.kind in ("reasoning", "text"))
+            yield Task("demo's answers", question, engine.encode_chat(messages), engine.tokenizer.encode(said))
+
+
+def renamed(text: str) -> str:
+    """The name a file uses most, replaced everywhere."""
+    names = Counter(node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and len(node.id) > 4)
+    return re.sub(rf"\b{names.most_common(1)[0][0]}\b", "replacement_value", text)
+
+
+def with_logging(text: str) -> str:
+    """A line at the head of every function."""
+    return re.sub(r"(?m)^( *)def (\w+)\((?:[^:]|:(?!\n))*:\n", r'\g<0>\1    logger.debug("entering \2")\n', text)
+
+
+def thinned(text: str) -> str:
+    """Without every twelfth line."""
+    return "".join(line for number, line in enumerate(text.splitlines(keepends=True), 1) if number % 12)
+
+
+def measured(file: Path) -> Callable[[int], float]:
+    """The cost of a step by its rows, in steps of one row: medians of steps timed in turns; linear between."""
+    seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
+    with Engine.load(file, context_tokens=1024, kv="k8v8") as engine:
+        engine.settle(120)
+        for timed in range(ROUNDS + 1):
+            for rows in ROWS:
+                step = step_of(engine, rows)
+                started = time.perf_counter()
+                engine._core.call(partial(engine._runner._model.forward, step))
+                if timed:  # the first round brings pages and caches in
+                    seconds[rows].append(time.perf_counter() - started)
+    medians = [statistics.median(seconds[rows]) for rows in ROWS]
+    print("| rows | " + " | ".join(map(str, ROWS)) + " |\n| --- |" + " ---: |" * len(ROWS))
+    print("| ms | " + " | ".join(f"{1000 * median:.1f}" for median in medians) + " |")
+    print("| cost | " + " | ".join(f"{median / medians[0]:.2f}" for median in medians) + " |\n")
+    return lambda rows: float(np.interp(rows, ROWS, medians)) / medians[0]
+
+
+def step_of(engine: Engine, rows: int) -> Step:
+    """A step over `rows` positions of one sequence, all with logits."""
+    step = Step(engine.config, rows, rows)
+    step.token_ids[:] = np.random.default_rng(rows).integers(0, engine.config.vocab_size, rows)
+    step.positions[:] = np.arange(rows)
+    step.sampled_rows[:] = np.arange(rows)
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", type=Path, help="a model whose steps are timed")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json")
+    parser.add_argument("--no-demo", action="store_true", help="leave out the demo model's answers")
+    parser.add_argument("--each", action="store_true", help="show every task")
+    parser.add_argument("--classes", action="store_true", help="show how often guesses are right by length of match")
+    given = parser.parse_args()
+
+    price = measured(given.file) if given.file else planned
+    if given.tokenizer:
+        library = tokenizers.Tokenizer.from_file(str(given.tokenizer))
+        encode: Encode = lambda text: library.encode(text, add_special_tokens=False).ids  # noqa: E731
+    else:
+        with Engine.load() as engine:
+            encode = engine.tokenizer.encode
+    costs = StepCosts()
+    totals: dict[str, Outcome] = {}
+    worst: dict[str, float] = {}
+    tried: dict[str, Counter[tuple[int, bool]]] = {}
+    print("| work | tokens | steps | guessed | right | us per token | speed-up | worst task |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for task in tasks(encode, not given.no_demo):
+        outcome = run(task, price, costs, tried.setdefault(task.kind, Counter()))
+        if given.each:
+            show(f"{task.kind}: {task.name}", outcome, outcome.speed_up)
+        total = totals.setdefault(task.kind, Outcome())
+        for name in ("tokens", "steps", "drafted", "accepted", "cost", "proposing_s"):
+            setattr(total, name, getattr(total, name) + getattr(outcome, name))
+        worst[task.kind] = min(worst.get(task.kind, 99.0), outcome.speed_up)
+    for kind, total in totals.items():
+        show(f"**{kind}**", total, worst[kind])
+    if given.classes:
+        for kind, counts in tried.items():
+            rates = [
+                f"{match}+: {counts[i, True]}/{counts[i, True] + counts[i, False]}"
+                for i, match in enumerate(MATCH_CLASSES)
+            ]
+            print(f"{kind}: {', '.join(rates)}")
+
+
+def show(name: str, outcome: Outcome, worst: float) -> None:
+    right = outcome.accepted / outcome.drafted if outcome.drafted else 0.0
+    print(
+        f"| {name} | {outcome.tokens:,} | {outcome.steps:,} | {outcome.drafted:,} | {100 * right:.0f} % | "
+        f"{1e6 * outcome.proposing_s / outcome.tokens:.1f} | {outcome.speed_up:.2f} | {worst:.2f} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

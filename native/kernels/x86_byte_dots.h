@@ -1,0 +1,121 @@
+// Exact sums of products for attention over bytes (generic/byte_dots.h says which), written once over the registers of
+// AVX2 or AVX-512. Packed levels are looked up on their way into the products, or unpacked once for many queries.
+
+// What to fetch while a tile is worked on, spread evenly: a burst of requests would hold up everything else.
+struct FetchAhead {
+  const uint8_t* at;
+  int64_t bytes;
+};
+
+// One row of packed bytes: the groups that lie in it, one after another.
+template <int BITS>
+struct PackedRow;
+template <>
+struct PackedRow<8> {
+  static constexpr int groups = 1;
+  Words raw;
+  void load(const uint8_t* b, int64_t row, int64_t, int64_t row_bytes) { raw = w_load(b + row * row_bytes); }
+  template <int GROUP>
+  Words bytes() const {
+    return raw;
+  }
+};
+template <>
+struct PackedRow<4> {
+  static constexpr int groups = 2;
+  Words raw;
+  void load(const uint8_t* b, int64_t row, int64_t, int64_t row_bytes) { raw = w_load(b + row * row_bytes); }
+  template <int GROUP>
+  Words bytes() const {
+    return w_look_up(w_table(kLevels4.bytes), w_and(GROUP == 0 ? raw : w_right<4>(raw), w_bytes(15)));
+  }
+};
+template <>
+struct PackedRow<3> {
+  static constexpr int groups = 8;
+  Words low[2], high;
+  void load(const uint8_t* b, int64_t row, int64_t all_groups, int64_t row_bytes) {
+    low[0] = w_load(b + 2 * row * row_bytes);
+    low[1] = w_load(b + (2 * row + 1) * row_bytes);
+    high = w_load(b + (all_groups / 4 + row) * row_bytes);
+  }
+  template <int GROUP>
+  Words bytes() const {
+    const Words two = w_and(w_right<GROUP % 4 * 2>(low[GROUP / 4]), w_bytes(3));
+    Words one;
+    if constexpr (GROUP < 2)
+      one = w_left<2 - GROUP>(high);
+    else
+      one = w_right<GROUP - 2>(high);
+    return w_look_up(w_table(kLevels3.bytes), w_or(two, w_and(one, w_bytes(4))));
+  }
+};
+
+template <int GROUP, int QUERIES, int VECTORS, class Lane, class Row>
+inline void add_row(const Lane* const* a, int64_t first, const Row (&row)[VECTORS], Words (&acc)[QUERIES][VECTORS]) {
+  if constexpr (GROUP < Row::groups) {
+    Words bytes[VECTORS];
+    for (int v = 0; v < VECTORS; v++) bytes[v] = row[v].template bytes<GROUP>();
+    add_group<QUERIES, VECTORS>(a, first + GROUP, bytes, acc);
+    add_row<GROUP + 1, QUERIES, VECTORS>(a, first, row, acc);
+  }
+}
+
+// VECTORS registers of lanes, all groups.
+template <int QUERIES, int BITS, int VECTORS, class Lane>
+inline void byte_dots_block(const Lane* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t row_bytes,
+                            const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead ahead) {
+  using Row = PackedRow<BITS>;
+  Words acc[QUERIES][VECTORS];
+  for (int i = 0; i < QUERIES; i++)
+    for (int v = 0; v < VECTORS; v++) acc[i][v] = w_ints(start[i]);
+  const int64_t rows = (used + Row::groups - 1) / Row::groups;
+  for (int64_t row = 0; row < rows; row++) {
+    for (int64_t i = 0; i < ahead.bytes; i += 64) _mm_prefetch((const char*)(ahead.at + i), _MM_HINT_T1);
+    ahead.at += ahead.bytes;
+    Row packed[VECTORS];
+    for (int v = 0; v < VECTORS; v++) packed[v].load(b + v * kWordBytes, row, groups, row_bytes);
+    add_row<0, QUERIES, VECTORS>(a, row * Row::groups, packed, acc);
+  }
+  for (int i = 0; i < QUERIES; i++)
+    for (int v = 0; v < VECTORS; v++) w_store(out + i * out_stride + v * kWordBytes / 4, acc[i][v]);
+}
+
+// b holds `groups` groups, of which the first `used` are looked at.
+template <int QUERIES, int BITS, class Lane>
+inline void byte_dots(const Lane* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t width,
+                      int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead ahead) {
+  constexpr int64_t kBlockLanes = kDotVectors * kWordBytes / 4;
+  const int64_t rows = (used + PackedRow<BITS>::groups - 1) / PackedRow<BITS>::groups;
+  const int64_t times = rows * ((lanes + kBlockLanes - 1) / kBlockLanes);
+  FetchAhead part{ahead.at, (ahead.bytes / times + 63) / 64 * 64};
+  int64_t lane = 0;
+  for (; lane + kBlockLanes <= lanes; lane += kBlockLanes) {
+    byte_dots_block<QUERIES, BITS, kDotVectors>(a, b + 4 * lane, groups, used, 4 * width, start, out + lane, out_stride,
+                                                part);
+    part.at += rows * part.bytes;
+  }
+  for (; lane < lanes; lane += kWordBytes / 4)
+    byte_dots_block<QUERIES, BITS, 1>(a, b + 4 * lane, groups, used, 4 * width, start, out + lane, out_stride,
+                                      FetchAhead{nullptr, 0});
+}
+
+template <int GROUP, class Row>
+inline void store_row(const Row& row, uint8_t* out, int64_t row_bytes) {
+  if constexpr (GROUP < Row::groups) {
+    w_store(out + GROUP * row_bytes, row.template bytes<GROUP>());
+    store_row<GROUP + 1>(row, out, row_bytes);
+  }
+}
+template <int BITS>
+inline void unpack_groups(const uint8_t* packed, int64_t groups, int64_t width, uint8_t* out) {
+  using Row = PackedRow<BITS>;
+  const int64_t row_bytes = 4 * width;
+  for (int64_t row = 0; row < groups / Row::groups; row++) {
+    for (int64_t i = 0; i < row_bytes; i += kWordBytes) {
+      Row one;
+      one.load(packed + i, row, groups, row_bytes);
+      store_row<0>(one, out + row * Row::groups * row_bytes + i, row_bytes);
+    }
+  }
+}

@@ -1,0 +1,55 @@
+// What steps share: refusing, memory while they run, and handing out work to the pool.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "threads.h"
+
+namespace qtensor {
+
+[[noreturn]] inline void refuse(const std::string& message) { throw std::invalid_argument(message); }
+
+// Memory that every step may use while it runs and none keeps. Grows, never shrinks; guarded by engine_mutex().
+class Scratch {
+ public:
+  void* get(size_t bytes) {
+    if (bytes > size_) {
+      std::free(data_);
+      size_ = 0;
+      data_ = std::aligned_alloc(64, (bytes + 4095) / 4096 * 4096);
+      if (data_ == nullptr) throw std::bad_alloc();
+      size_ = bytes;
+    }
+    return data_;
+  }
+  float* floats(int64_t count) { return static_cast<float*>(get(size_t(count) * sizeof(float))); }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+// Runs body(begin, end) over [0, n) in pieces of `grain`, each piece by one worker.
+template <class Body>
+void parallel_pieces(ThreadPool& pool, int64_t n, int64_t grain, Body body) {
+  auto task = [&](int64_t index, int) { body(index * grain, std::min(n, (index + 1) * grain)); };
+  pool.run((n + grain - 1) / grain, task);
+}
+
+inline constexpr int64_t kSmall = 16384;  // floats worth less than waking another thread
+
+// Multiply-adds worth less than that: some 20 microseconds of one thread. Waiting for a thread costs little while it
+// has a core to itself, and milliseconds when it does not.
+inline constexpr int64_t kSmallProduct = int64_t(1) << 20;
+
+template <class Task>
+void run_tasks(ThreadPool& pool, int64_t tasks, int64_t multiply_adds, Task& task) {
+  if (multiply_adds >= kSmallProduct) return pool.run(tasks, task);
+  for (int64_t index = 0; index < tasks; index++) task(index, 0);
+}
+
+}  // namespace qtensor

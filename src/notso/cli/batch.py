@@ -1,0 +1,261 @@
+"""`notso batch`: answer a file of requests, as many at a time as the engine takes."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from notso.cli import engines, exit_codes, options, terminal
+from notso.cli.batch_files import MAX_LINE_BYTES, BatchInput, BatchOutput, RequestLine
+from notso.cli.interruption import Interruption
+
+if TYPE_CHECKING:
+    from notso.smollm3.engine import Engine
+    from notso.smollm3.generation import Generation
+    from notso.web.api.api_error import ApiError
+    from notso.web.api.chat_request import ChatRequest
+    from notso.web.api.chat_response import Completion
+
+EXAMPLES = """\
+  notso batch questions.jsonl answers.jsonl
+  notso batch --model SmolLM3-Q4_K_M.gguf --json in.jsonl out.jsonl"""
+
+URL = "/v1/chat/completions"
+_LOOK_SECONDS = 0.2  # how often Ctrl-C is asked for while nothing happens
+_AHEAD = 2  # requests handed to the engine for each that it can write at once, so that it never waits for us
+
+
+def batch(
+    requests: Annotated[
+        Path,
+        typer.Argument(metavar="IN", exists=True, dir_okay=False, help="Requests, one JSON object to a line."),
+    ],
+    answers: Annotated[Path, typer.Argument(metavar="OUT", dir_okay=False, help="Answers, in the order they end.")],
+    model: options.Model = None,
+    context: options.Context = None,
+    kv: options.KV = "auto",
+    threads: options.Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Progress as lines of JSON on stderr, the sum on stdout.")] = (
+        False
+    ),
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """Answer a file of requests in OpenAI's batch format.
+
+    A line has `custom_id`, `method` (POST), `url` (/v1/chat/completions) and `body`; its answer has `custom_id` and
+    `response`, whose `status_code` and `body` are what the HTTP API would have said. A line that cannot be answered
+    gets its error there, and the others go on. `model` in a body is taken as a name for the model that is loaded.
+
+    The same command goes on where it was stopped, by Ctrl-C or a kill: answers that are there are neither lost nor
+    made again.
+    """
+    if not requests.is_file():
+        raise typer.BadParameter("IN must be a file: it is read twice, which a pipe cannot bear", param_hint="IN")
+    if answers.exists() and answers.samefile(requests):
+        raise typer.BadParameter("IN and OUT are the same file", param_hint="OUT")
+    source = BatchInput(requests)
+    with BatchOutput(answers, source.ids) as sink:
+        there = len(sink.done)
+        if there == len(source.ids):
+            _report(source, there, 0, 0, as_json)
+            return
+        with Interruption() as interruption:
+            engine = engines.open_engine(model, context, threads, kv=kv, silent=as_json)
+            try:
+                notice = engines.demo_notice(engine.info)
+                if notice and not as_json:
+                    terminal.note(notice)
+                with terminal.progress(as_json=as_json) as report:
+                    run = _Run(engine, source, sink, interruption, report)
+                    run.answer_all()
+            finally:
+                engine.close()
+        _report(source, there, run.answered, run.failed, as_json)
+    if interruption.requested():
+        terminal.note("Stopped; the same command goes on from here.")
+        raise typer.Exit(exit_codes.INTERRUPTED)
+
+
+class _Asked:
+    """A request on its way: one generation for each of its choices."""
+
+    def __init__(self, line: RequestLine, request: ChatRequest) -> None:
+        self.line = line
+        self.request = request
+        self.generations: list[Generation] = []
+
+    @property
+    def finished(self) -> bool:
+        return all(generation.finished for generation in self.generations)
+
+    def stop(self) -> None:
+        for generation in self.generations:
+            generation.stop()
+
+
+class _Run:
+    """One pass over the input. `answered` lines got an answer, `failed` ones an error."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: BatchInput,
+        sink: BatchOutput,
+        interruption: Interruption,
+        report: terminal.Progress,
+    ) -> None:
+        self.answered = 0
+        self.failed = 0
+        self._engine = engine
+        self._source = source
+        self._sink = sink
+        self._interruption = interruption
+        self._report = report
+        self._under_way: dict[_Asked, None] = {}  # in the order they were asked
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def answer_all(self) -> None:
+        """Until every line has an answer in the output, or Ctrl-C."""
+        self._tell()
+        most = _AHEAD * max(1, self._engine.info.max_num_seqs)
+        try:
+            for line in self._missing():
+                while len(self._under_way) >= most and not self._interruption.requested():
+                    self._settle()
+                if self._interruption.requested():
+                    return
+                self._ask(line)
+            while self._under_way and not self._interruption.requested():
+                self._settle()
+        finally:
+            for asked in self._under_way:
+                asked.stop()
+
+    def _missing(self) -> Iterator[RequestLine]:
+        return (line for line in self._source.lines() if line.id not in self._sink.done)
+
+    def _ask(self, line: RequestLine) -> None:
+        from notso.smollm3.errors import NotsoError
+        from notso.web.api.api_error import ApiError, api_error_of
+
+        asked = None
+        try:
+            asked = _Asked(line, read_request(line))
+            request = asked.request
+            for params in request.params:
+                generation = self._engine.submit(
+                    request.messages,
+                    params,
+                    thinking=request.thinking,
+                    tools=request.tools,
+                    priority="background",
+                    owner=line.id if request.fresh else "",
+                    continue_last=request.continue_last,
+                )
+                asked.generations.append(generation)
+        except (ApiError, NotsoError) as error:
+            if asked is not None:
+                asked.stop()  # choices that were taken in before one was refused
+            self._write(line, _failure(line, api_error_of(error)))
+            return
+        self._under_way[asked] = None
+        for generation in asked.generations:
+            generation.subscribe(lambda: self._news.put(None) if asked.finished else None)
+
+    def _settle(self) -> None:
+        """Wait a little for something to end, and write down what has."""
+        with contextlib.suppress(queue.Empty):
+            self._news.get(timeout=_LOOK_SECONDS)
+        ended = [asked for asked in self._under_way if asked.finished]
+        for asked in ended:
+            if self._interruption.requested():
+                return  # stopped answers are not whole ones
+            del self._under_way[asked]
+            self._write(asked.line, self._answer(asked))
+
+    def _answer(self, asked: _Asked) -> dict[str, Any]:
+        from notso.smollm3.errors import NotsoError
+        from notso.web.api.api_error import api_error_of
+        from notso.web.api.chat_response import Completion, collect, fingerprint, model_id
+
+        info = self._engine.info
+        try:
+            raw = asked.request.raw_thinking
+            choices = [collect(generation.read(0), raw_thinking=raw) for generation in asked.generations]
+        except NotsoError as error:
+            asked.stop()  # the other choices are of no use
+            return _failure(asked.line, api_error_of(error))
+        completion: Completion = Completion(model_id(info), fingerprint(info))
+        return _response(asked.line, 200, completion.body(choices)) | {"error": None}
+
+    def _write(self, line: RequestLine, answer: dict[str, Any]) -> None:
+        self._sink.write(answer)
+        if answer["error"] is None:
+            self.answered += 1
+        else:
+            self.failed += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        self._report("answering", len(self._sink.done), len(self._source.ids))
+
+
+def read_request(line: RequestLine) -> ChatRequest:
+    """What a line asks for. Raises ApiError that names what is wrong with it."""
+    from notso.web.api.api_error import ApiError
+    from notso.web.api.chat_request import parse_chat_request
+    from notso.web.api.strict_json import parse_object
+
+    if line.content is None:
+        raise ApiError(413, "request_too_large", f"the line is longer than {MAX_LINE_BYTES:,} bytes")
+    entry = parse_object(line.content)
+    if line.custom_id is None:
+        raise ApiError(400, "invalid_value", "custom_id must be a text that is not empty", param="custom_id")
+    if line.repeats:
+        raise ApiError(400, "invalid_value", "custom_id was used by an earlier line", param="custom_id")
+    unknown = next((name for name in entry if name not in ("custom_id", "method", "url", "body")), None)
+    if unknown is not None:
+        raise ApiError(400, "unsupported_parameter", f"{unknown[:80]} is not part of a batch line", param=unknown[:80])
+    if entry.get("method") != "POST":
+        raise ApiError(400, "invalid_value", "method must be POST", param="method")
+    if entry.get("url") != URL:
+        raise ApiError(501, "not_supported", f"url must be {URL}: nothing else can be asked in a batch", param="url")
+    if not isinstance(entry.get("body"), dict):
+        raise ApiError(400, "invalid_value", "body must be an object", param="body")
+    request = parse_chat_request(entry["body"])
+    if request.stream:
+        raise ApiError(400, "unsupported_parameter", "stream is not supported in a batch", param="stream")
+    return request
+
+
+def _failure(line: RequestLine, error: ApiError) -> dict[str, Any]:
+    told = {"code": error.code, "message": error.message}
+    return _response(line, error.status, error.body) | {"error": told}
+
+
+def _response(line: RequestLine, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    request_id = line.id.replace("batch_req", "req")
+    return {
+        "id": line.id,
+        "custom_id": line.custom_id,
+        "response": {"status_code": status, "request_id": request_id, "body": body},
+    }
+
+
+def _report(source: BatchInput, there: int, answered: int, failed: int, as_json: bool) -> None:
+    left = len(source.ids) - there - answered - failed
+    if as_json:
+        terminal.say_json(
+            {"requests": len(source.ids), "there": there, "answered": answered, "failed": failed, "left": left}
+        )
+        return
+    parts = [f"{answered} answered", f"{failed} failed"] if answered or failed else []
+    parts += [f"{there} were there already"] if there else []
+    parts += [f"{left} left"] if left else []
+    terminal.note(f"{len(source.ids)} requests: {', '.join(parts) or 'none'}.")

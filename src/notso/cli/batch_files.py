@@ -1,0 +1,143 @@
+"""The two files of a batch: requests, one to a line, and answers. A kill never loses or repeats a finished one.
+
+A line of the output is written whole and forced to the disk before the next. What a kill leaves torn at the end is cut
+off at the next start; every other line is recognised by its id, which follows from the request alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import typer
+
+MAX_LINE_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 64 << 20
+_ID_DIGITS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """A line of the input. `content` is None where it is longer than 1 MiB; `custom_id` None where it has none.
+
+    `repeats`: an earlier line has the same custom_id, so that answers could not be told apart.
+    """
+
+    number: int
+    id: str
+    content: bytes | None
+    custom_id: str | None
+    repeats: bool
+
+
+class BatchInput:
+    """Requests, read twice: once to know them all, once to answer them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ids = {line.id for line in self.lines()}
+
+    def lines(self) -> Iterator[RequestLine]:
+        """Every line that is not blank, in order."""
+        seen: set[bytes] = set()
+        with self.path.open("rb") as file:
+            for number, content in enumerate(_whole_lines(file), start=1):
+                if content is not None and not content.strip():
+                    continue
+                custom_id = _custom_id(content)
+                key = hashlib.sha256((custom_id or "").encode("utf-8", "surrogatepass")).digest()
+                repeats = custom_id is not None and key in seen
+                seen.add(key)
+                if custom_id is None or repeats:  # told apart by where they stand
+                    key = hashlib.sha256(b"line %d\0" % number + (content or b"")).digest()
+                yield RequestLine(number, f"batch_req_{key.hex()[:_ID_DIGITS]}", content, custom_id, repeats)
+
+
+class BatchOutput:
+    """Answers, appended. While it is open no other process can write to it."""
+
+    def __init__(self, path: Path, wanted: set[str]) -> None:
+        """Open or make the file; `done` then holds the ids of what it answers already.
+
+        wanted: ids of all requests. A file with lines that answer none of them is someone else's and left alone.
+        Raises typer.BadParameter.
+        """
+        self.path = path
+        self._file: BinaryIO = path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.done = self._take_stock(wanted)
+        except BlockingIOError:
+            self._file.close()
+            raise _refusal(f"another process is writing {path}") from None
+        except BaseException:
+            self._file.close()
+            raise
+
+    def write(self, answer: dict[str, Any]) -> None:
+        """Append one answer; when this returns, it is on the disk."""
+        line = json.dumps(answer, ensure_ascii=False).encode() + b"\n"
+        self._file.write(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.done.add(answer["id"])
+
+    def __enter__(self) -> BatchOutput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _take_stock(self, wanted: set[str]) -> set[str]:
+        self._file.seek(0)
+        done: set[str] = set()
+        end = 0
+        for number, line in enumerate(iter(lambda: self._file.readline(MAX_ANSWER_BYTES), b""), start=1):
+            found = _id_of(line)
+            if not line.endswith(b"\n"):  # a kill came between two pieces of it
+                break
+            if found not in wanted:
+                raise _refusal(f"line {number} of {self.path} answers no request of this batch; name another file")
+            done.add(found)
+            end += len(line)
+        if end < self._file.seek(0, os.SEEK_END):
+            self._file.truncate(end)
+        return done
+
+
+def _whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """Lines without their ends; None for one that is too long, of which no more than the limit is ever held."""
+    while piece := file.readline(MAX_LINE_BYTES + 1):
+        if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):
+            yield piece.rstrip(b"\r\n")
+            continue
+        while piece and not piece.endswith(b"\n"):
+            piece = file.readline(MAX_LINE_BYTES)
+        yield None
+
+
+def _custom_id(content: bytes | None) -> str | None:
+    with contextlib.suppress(ValueError, RecursionError):
+        line = json.loads(content or b"")
+        if isinstance(line, dict) and isinstance(custom_id := line.get("custom_id"), str) and custom_id:
+            return custom_id
+    return None
+
+
+def _id_of(line: bytes) -> str:
+    with contextlib.suppress(ValueError, RecursionError):
+        answer = json.loads(line)
+        if isinstance(answer, dict) and isinstance(answer.get("id"), str):
+            return str(answer["id"])
+    return ""
+
+
+def _refusal(message: str) -> typer.BadParameter:
+    return typer.BadParameter(message, param_hint="OUT")

@@ -1,0 +1,38 @@
+"""What no kernel can exceed on this machine: how fast memory is read, and how many bytes are multiplied."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.backend import native
+from notso.qtensor.errors import OperandError
+
+PRODUCTS = 1 << 32
+"""Byte products of one measurement: some ten milliseconds on one core with AVX-512, half a second with neither."""
+
+
+def read_bandwidth(memory: npt.NDArray[np.uint8]) -> float:
+    """Bytes per second at which the kernels' threads read `memory` (uint8, 1-D, contiguous) once.
+
+    Raises OperandError for another array, or one too small to take any time.
+    """
+    if memory.ndim != 1 or memory.dtype != np.uint8 or not memory.flags.c_contiguous or memory.size < 1 << 20:
+        raise OperandError("at least a mebibyte of bytes in a row is needed")
+    started = time.perf_counter()
+    native.read_memory(memory)
+    return memory.size / (time.perf_counter() - started)
+
+
+def byte_products(at_least: int = PRODUCTS) -> float:
+    """Products of bytes per second, added up, with the instructions and threads in force and operands in registers.
+
+    Twice that is the rate in operations, as TF/s count. Raises OperandError unless `at_least` is 1 or more.
+    """
+    if at_least < 1:
+        raise OperandError("there is nothing to multiply")
+    started = time.perf_counter()
+    made = native.multiply_bytes(at_least)
+    return float(made) / (time.perf_counter() - started)

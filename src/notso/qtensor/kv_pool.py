@@ -1,0 +1,106 @@
+"""The memory of a key-value cache: blocks of 128 positions, each readable and writable as bytes.
+
+How a block lies is written down in native/cache_format.h; here it is a run of bytes of known length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.errors import OperandError
+from notso.qtensor.huge_pages import zeroed
+
+Bytes = npt.NDArray[np.uint8]
+KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]
+
+KV_FORMATS: tuple[KVFormat, ...] = get_args(KVFormat)
+"""Largest first; the numbers are the bits of keys and of values. All but f16 add a half-precision scale per vector."""
+
+TILE_POSITIONS = 128
+"""Positions of a sequence that lie together in one block of the cache."""
+
+MAX_BYTE_DIM = 1024  # head dimension up to which the integer sums of formats below f16 stay exact
+
+_BITS: dict[KVFormat, tuple[int, int]] = {
+    "f16": (16, 16),
+    "k8v8": (8, 8),
+    "k8v4": (8, 4),
+    "k4v4": (4, 4),
+    "k4v3": (4, 3),
+}
+
+
+def kv_block_bytes(format: KVFormat, kv_heads: int, head_dim: int) -> int:
+    """Bytes of one block. Raises OperandError for a format that does not exist or heads that cannot be stored."""
+    if format not in _BITS:
+        raise OperandError(f"KV format {format!r} does not exist; there are {', '.join(KV_FORMATS)}")
+    if kv_heads < 1 or head_dim < 1 or head_dim % 16:
+        raise OperandError(f"a cache of {kv_heads} heads of {head_dim} (a multiple of 16 is needed)")
+    if format != "f16" and head_dim > MAX_BYTE_DIM:
+        raise OperandError(f"KV format {format} takes heads of up to {MAX_BYTE_DIM}, not {head_dim}")
+    bits = sum(_BITS[format]) * head_dim + (0 if format == "f16" else 2 * 16)
+    return kv_heads * TILE_POSITIONS * bits // 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyValuePool:
+    """Blocks of one layer's cache. `data` (blocks, block_bytes) uint8; memory is taken when a block is first written.
+
+    Formats below 8 bits go with a second pool in k8v8 for each sequence's first and last tile.
+    """
+
+    format: KVFormat
+    kv_heads: int
+    head_dim: int
+    data: Bytes
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return int(self.data.shape[0])
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of each."""
+        return int(self.data.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of address space; what was never written takes no memory."""
+        return self.data.nbytes
+
+    @property
+    def needs_recent(self) -> bool:
+        """Whether attention over this pool needs a second one, in k8v8, for first and last tiles."""
+        return self.format in ("k8v4", "k4v4", "k4v3")
+
+    def read_block(self, block: int) -> bytes:
+        """A copy of block number `block`."""
+        return bytes(self.data[self._checked(block)])
+
+    def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None:
+        """Put back what `read_block` gave. Raises OperandError unless it has block_bytes bytes."""
+        if len(data) != self.block_bytes:
+            raise OperandError(f"a block has {self.block_bytes} bytes, not {len(data)}")
+        self.data[self._checked(block)] = np.frombuffer(data, np.uint8)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Make block `target` equal to block `source`."""
+        self.data[self._checked(target)] = self.data[self._checked(source)]
+
+    def _checked(self, block: int) -> int:
+        if not 0 <= block < self.blocks:
+            raise OperandError(f"block {block} is outside the pool of {self.blocks}")
+        return block
+
+
+def key_value_pool(blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16") -> KeyValuePool:
+    """A pool of zeros. Raises OperandError for sizes that cannot be, or when the address space cannot be had."""
+    if blocks < 1:
+        raise OperandError(f"a cache of {blocks} blocks")
+    block_bytes = kv_block_bytes(format, kv_heads, head_dim)
+    return KeyValuePool(format, kv_heads, head_dim, zeroed(blocks * block_bytes).reshape(blocks, block_bytes))

@@ -1,0 +1,180 @@
+"""What a key-value cache of 8 bits or less holds, and attention over it, bit for bit as the kernels have it.
+
+A head's vector is rotated, then rounded to levels: whole numbers within 127, times one half-precision scale. With 8
+bits every whole number is a level; with less there is a table of levels, which fits a Gaussian (Lloyd 1957, Max 1960).
+Shapes: L rows, S positions, H query heads, KH heads of keys and values, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.reference.ops import Floats, fma
+
+TILE = 128
+LEVELS: dict[int, list[int]] = {
+    4: [-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127],
+    3: [-127, -79, -45, -14, 14, 45, 79, 127],
+}
+SIGMAS = {4: 2.7326, 3: 2.1520}  # where the outermost level of each table lies on a Gaussian of deviation 1
+LOG2E = np.float32(1.44269504)
+EXP2 = [0.001326472731307149, 0.009671512991189957, 0.05550733581185341, 0.24022242426872253, 0.6931470036506653, 1.0]
+
+Halves = npt.NDArray[np.float16]
+Integers = npt.NDArray[np.int32]
+
+
+class Rounded(NamedTuple):
+    """Vectors as a cache holds them: value = level * scale, still rotated."""
+
+    levels: Integers  # (..., D), within 127
+    scales: Halves  # (...)
+
+    def values(self) -> Floats:
+        """The vectors in their own directions again: (..., D)."""
+        return rotate(np.asarray(self.levels.astype(np.float32) * self.scales[..., None].astype(np.float32)))
+
+
+def rotate(x: Floats) -> Floats:
+    """x (..., D) times Hadamard's matrix / sqrt(n), in each stretch of n = the largest power of two that divides D."""
+    size = x.shape[-1] & -x.shape[-1]
+    y = x.astype(np.float32)
+    width = 1
+    while width < size:
+        pairs = y.reshape(*x.shape[:-1], -1, 2, width)
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        y = np.stack([first + second, first - second], axis=-2).reshape(x.shape)
+        if width == 8:  # after the sixteen lanes of a vector
+            y = y * (np.float32(1) / np.sqrt(np.float32(size)))
+        width *= 2
+    return np.asarray(y, np.float32)
+
+
+def round_vectors(x: Floats, bits: int) -> Rounded:
+    """Rotate x (..., D) and round it to `bits` (8, 4 or 3)."""
+    with np.errstate(all="ignore"):
+        turned = rotate(x)
+        return _to_bytes(turned) if bits == 8 else _to_levels(turned, bits)
+
+
+def _to_bytes(x: Floats) -> Rounded:
+    """scale = half(max|x| / 127), level = round to even of x * (1 / scale). NaN or infinity gives no finite scale."""
+    top = np.where(np.isfinite(x).all(axis=-1), np.abs(x).max(axis=-1), np.float32(np.nan))
+    scales = (top / np.float32(127)).astype(np.float16)
+    step = scales.astype(np.float32)
+    usable = (step > 0) & np.isfinite(step)
+    inverse = np.float32(1) / np.where(usable, step, np.float32(1))
+    levels = np.rint(np.clip(x * inverse[..., None], -127, 127))
+    return Rounded(np.where(usable[..., None], levels, 0).astype(np.int32), scales)
+
+
+def _to_levels(x: Floats, bits: int) -> Rounded:
+    """The nearest levels of a table stretched to the deviation of x; then scale = half(sum x^2 / sum x level).
+
+    That scale keeps the product of a vector with itself: rounding then widens no score and narrows none.
+    """
+    table = np.array(LEVELS[bits], np.float32)
+    squares = fold16_chain(x, x)
+    size = np.float32(x.shape[-1])
+    step = np.sqrt(squares / size) * np.float32(SIGMAS[bits] / 127)
+    usable = np.isfinite(squares) & (squares >= np.float32(1e-30))
+    inverse = np.float32(1) / np.where(usable, step, np.float32(1))
+    borders = (table[1:] + table[:-1]) / 2
+    upper = borders[len(borders) // 2 + 1 :]  # the levels are symmetric about nought
+    y = x * inverse[..., None]
+    outward = (np.abs(y)[..., None] > upper).sum(axis=-1)
+    half = len(table) // 2
+    numbers = np.where(y < 0, half - 1 - outward, half + outward)
+    numbers = np.where(usable[..., None], numbers, half)
+    levels = table[numbers]
+    scales = np.where(usable, squares / np.where(usable, fold16_chain(x, levels), np.float32(1)), np.float32(0))
+    scales = np.where(np.isfinite(squares), scales, np.float32(np.nan))
+    return Rounded(levels.astype(np.int32), scales.astype(np.float16))
+
+
+def fold16_chain(a: Floats, b: Floats) -> Floats:
+    """sum of a * b over the last side: fused by lanes of sixteen, then folded."""
+    a, b = (part.reshape(*part.shape[:-1], -1, 16) for part in (a, b))
+    lanes = np.zeros((*a.shape[:-2], 16), np.float32)
+    for i in range(a.shape[-2]):
+        lanes = fma(a[..., i, :], b[..., i, :], lanes)
+    return _fold(lanes)
+
+
+def _fold(lanes: Floats) -> Floats:
+    for width in (8, 4, 2, 1):
+        lanes = lanes[..., :width] + lanes[..., width : 2 * width]
+    return np.asarray(lanes[..., 0], np.float32)
+
+
+def exp2(x: Floats) -> Floats:
+    """2^x, x clamped to [-100, 127]; the kernels' polynomial."""
+    x = np.clip(x, np.float32(-100), np.float32(127))
+    whole = np.rint(x)
+    r = x - whole
+    p = np.full_like(x, EXP2[0])
+    for coefficient in EXP2[1:]:
+        p = fma(p, r, np.full_like(x, coefficient))
+    return np.ldexp(p, np.nan_to_num(whole).astype(np.int32))
+
+
+def attention(q: Floats, keys: Rounded, values: Rounded, start: int, scale: float) -> Floats:
+    """Causal attention of q (L, H, D) at positions start.. over keys and values (S, KH, D) as they are held.
+
+    The order of operations is that of ByteAttentionTask in native/kernel_table.h.
+    """
+    out = np.empty_like(q)
+    head = np.arange(q.shape[1]) // (q.shape[1] // keys.levels.shape[1])
+    for row in range(len(q)):
+        seen = start + row + 1
+        k, v = (Rounded(part.levels[:seen, head].swapaxes(0, 1), part.scales[:seen, head].T) for part in (keys, values))
+        with np.errstate(all="ignore"):
+            out[row] = _attend(q[row], k, v, np.float32(scale))
+    return out
+
+
+class _State(NamedTuple):
+    """Of every head: the largest score so far, the sum of powers, the weighted values."""
+
+    peak: Floats  # (H,)
+    total: Floats  # (H,)
+    o: Floats  # (H, D)
+
+
+def _attend(q: Floats, k: Rounded, v: Rounded, scale: np.float32) -> Floats:
+    """One row of all heads: q (H, D), k and v (H, S, D) -> (H, D)."""
+    turned = rotate(q)
+    top = np.where(np.isfinite(turned).all(axis=-1), np.abs(turned).max(axis=-1), np.float32(np.nan))
+    usable = top >= np.float32(1e-30)
+    inverse = np.float32(127) / np.where(usable, top, np.float32(1))
+    query = np.where(usable[:, None], np.rint(np.clip(turned * inverse[:, None], -127, 127)), 0)
+    unit = np.where(top < np.float32(1e-30), np.float32(0), top / np.float32(127)) * scale * LOG2E
+    state = _State(np.full(len(q), -1e30, np.float32), np.zeros(len(q), np.float32), np.zeros_like(q))
+    for begin in range(0, k.levels.shape[1], TILE):
+        tile = np.s_[:, begin : begin + TILE]
+        dots = np.einsum("hsd,hd->hs", k.levels[tile].astype(np.float64), query).astype(np.float32)
+        scores = dots * (k.scales[tile].astype(np.float32) * unit[:, None])
+        state = _tile(scores, Rounded(v.levels[tile], v.scales[tile]), state)
+    return rotate(state.o / state.total[:, None])
+
+
+def _tile(s: Floats, v: Rounded, before: _State) -> _State:
+    """What a tile's scores (H, n) and values (H, n, D) add."""
+    peak = np.maximum(before.peak, s.max(axis=-1))
+    correction = exp2(before.peak - peak)
+    p = exp2(s - peak[:, None])
+    lanes = np.zeros((len(p), -(-p.shape[1] // 16) * 16), np.float32)
+    lanes[:, : p.shape[1]] = p
+    sums = _fold(np.add.accumulate(lanes.reshape(len(p), -1, 16), axis=1)[:, -1])
+    w = p * v.scales.astype(np.float32)
+    most = np.where(np.isfinite(w).all(axis=-1), np.abs(w).max(axis=-1), np.float32(np.nan))
+    usable = most >= np.float32(1e-30)
+    inverse = np.float32(32767) / np.where(usable, most, np.float32(1))
+    whole = np.where(usable[:, None], np.rint(w * inverse[:, None]), 0).astype(np.float64)
+    unit = np.where(most < np.float32(1e-30), np.float32(0), most / np.float32(32767))[:, None]
+    weighted = np.einsum("hs,hsd->hd", whole, v.levels.astype(np.float64)).astype(np.float32)
+    o = fma(weighted, unit, before.o * correction[:, None])
+    return _State(peak, fma(before.total, correction, sums), o)

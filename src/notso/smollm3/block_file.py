@@ -1,0 +1,161 @@
+"""One file of the cache on disk: its name, its bytes, and every check before it is believed.
+
+    magic      8   NOTSO-KV
+    order      4   0x01020304 in the writer's byte order
+    version    4   of this layout
+    model     32   digest of the fingerprint
+    key       16   what the block is known by; of a tail, what it comes after
+    tag        8   whose it is
+    is_tail    4
+    tokens     4   how many, up to 128
+    content    8   bytes
+    checksum   4   CRC-32 of everything else
+    ------------
+    tokens     4 each
+    content
+
+Numbers are in the byte order of the machine: the content is too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+import sys
+import zlib
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, ClassVar
+
+VERSION = 1
+MAX_TOKENS = 128
+KEY_BYTES = 16
+TAG_BYTES = 8
+
+_MAGIC = b"NOTSO-KV"
+_ORDER = 0x01020304
+_HEADER = struct.Struct("=8sII32s16s8sIIQ")
+_CHECKSUM = struct.Struct("=I")
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+
+
+class DamagedBlockError(Exception):
+    """A file is not the block that its name promises. Never leaves the cache: it is a miss."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockName:
+    """A file's name: `model` (8 bytes of the fingerprint's digest), key, tag, and whether it is a tail. All in hex, so
+    nothing of what anyone wrote comes into a path."""
+
+    model: bytes
+    key: bytes
+    tag: bytes
+    is_tail: bool
+
+    SUFFIX: ClassVar[str] = f".kv{VERSION}"
+    PATTERN: ClassVar[str] = "([0-9a-f]{16})-([0-9a-f]{32})-([0-9a-f]{16})-([bt])"
+
+    @classmethod
+    def of(cls, fingerprint: bytes, key: bytes, tag: bytes, *, is_tail: bool) -> BlockName:
+        """Raises ValueError for a key that has not 16 bytes or a tag of more than 8."""
+        if len(key) != KEY_BYTES or len(tag) > TAG_BYTES:
+            raise ValueError(f"a key has {KEY_BYTES} bytes and a tag up to {TAG_BYTES}, not {len(key)} and {len(tag)}")
+        return cls(_digest(fingerprint)[:8], key, tag.ljust(TAG_BYTES, b"\0"), is_tail)
+
+    @classmethod
+    def parse(cls, text: str) -> BlockName:
+        """The reverse of str(). Raises ValueError."""
+        match = re.fullmatch(cls.PATTERN + re.escape(cls.SUFFIX), text)
+        if match is None:
+            raise ValueError(f"{text!r} is no block's name")
+        model, key, tag, kind = match.groups()
+        return cls(bytes.fromhex(model), bytes.fromhex(key), bytes.fromhex(tag), kind == "t")
+
+    def __str__(self) -> str:
+        kind = "t" if self.is_tail else "b"
+        return f"{self.model.hex()}-{self.key.hex()}-{self.tag.hex()}-{kind}{self.SUFFIX}"
+
+    def is_of(self, fingerprint: bytes) -> bool:
+        """Whether it belongs to this model and these settings."""
+        return self.model == _digest(fingerprint)[:8]
+
+    def has_tag(self, tag: bytes) -> bool:
+        """Whether it was written with this tag."""
+        return self.tag == tag.ljust(TAG_BYTES, b"\0")
+
+
+def file_bytes(tokens: int, content_bytes: int) -> int:
+    """The size of the file of a block."""
+    return HEADER_BYTES + 4 * tokens + content_bytes
+
+
+def encode_block(name: BlockName, fingerprint: bytes, tokens: array[int], content: bytes) -> list[bytes]:
+    """The bytes of a block's file, in parts to be written one after another. tokens: an array of int32."""
+    header = _header(name, fingerprint, len(tokens), len(content))
+    said = tokens.tobytes()
+    return [header + _CHECKSUM.pack(_checksum(header, said, content)), said, content]
+
+
+def read_block(path: Path, name: BlockName, fingerprint: bytes, content: memoryview) -> list[int]:
+    """Read and check a block's file into `content`, all of it; its tokens. Raises OSError or DamagedBlockError.
+
+    Only when it returns does `content` hold the block.
+    """
+    with _opened(path) as file:
+        header, tokens, checksum = _read_beginning(file, name, fingerprint, len(content))
+        at = 0
+        while at < len(content):
+            count = file.readinto(content[at:])  # type: ignore[attr-defined]
+            if not count:
+                raise DamagedBlockError(f"{path.name} ends early")
+            at += count
+    if _checksum(header, tokens, content) != checksum:
+        raise DamagedBlockError(f"the checksum of {path.name} is wrong")
+    return array("i", tokens).tolist()
+
+
+def read_tokens(path: Path, name: BlockName, fingerprint: bytes, content_bytes: int) -> list[int]:
+    """The tokens alone, without the checksum's word: for finding out whether the block is wanted. Raises OSError or
+    DamagedBlockError."""
+    with _opened(path) as file:
+        return array("i", _read_beginning(file, name, fingerprint, content_bytes)[1]).tolist()
+
+
+def _opened(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb", buffering=0)
+
+
+def _read_beginning(
+    file: BinaryIO, name: BlockName, fingerprint: bytes, content_bytes: int
+) -> tuple[bytes, bytes, int]:
+    """Header, tokens and checksum, checked against the name, the model and the size of the file."""
+    beginning = file.read(HEADER_BYTES)
+    if len(beginning) < HEADER_BYTES:
+        raise DamagedBlockError(f"{name} is too short")
+    header, (checksum,) = beginning[: _HEADER.size], _CHECKSUM.unpack(beginning[_HEADER.size :])
+    count = _HEADER.unpack(header)[7]
+    if header != _header(name, fingerprint, count, content_bytes) or count > MAX_TOKENS:
+        raise DamagedBlockError(f"{name} is another block, of another model, or from another version")
+    if os.fstat(file.fileno()).st_size != file_bytes(count, content_bytes):
+        raise DamagedBlockError(f"{name} has the wrong size")
+    tokens = file.read(4 * count)
+    if len(tokens) < 4 * count:
+        raise DamagedBlockError(f"{name} ends early")
+    return header, tokens, checksum
+
+
+def _header(name: BlockName, fingerprint: bytes, tokens: int, content_bytes: int) -> bytes:
+    digest = _digest(fingerprint)
+    return _HEADER.pack(_MAGIC, _ORDER, VERSION, digest, name.key, name.tag, int(name.is_tail), tokens, content_bytes)
+
+
+def _checksum(header: bytes, tokens: bytes, content: bytes | memoryview) -> int:
+    return zlib.crc32(content, zlib.crc32(tokens, zlib.crc32(header)))
+
+
+def _digest(fingerprint: bytes) -> bytes:
+    return hashlib.blake2b(fingerprint + sys.byteorder.encode(), digest_size=32).digest()

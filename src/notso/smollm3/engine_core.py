@@ -1,0 +1,366 @@
+"""The thread that owns the model: it takes requests in, runs one step after another, and hands events out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.smollm3.errors import EngineError, ModelError, NotsoError
+from notso.smollm3.kv_shelf import KVShelf
+from notso.smollm3.messages import EngineStats, Event, FinishReason, Progress
+from notso.smollm3.request import Request
+from notso.smollm3.runner import MAX_SAMPLED, Runner
+from notso.smollm3.scheduler import FEW_ROWS, Chunk, Plan, Scheduler
+from notso.smollm3.sequence import Sequence
+from notso.smollm3.speculation import MOST_DRAFTS
+from notso.smollm3.step_costs import StepCosts
+
+Floats = npt.NDArray[np.float32]
+T = TypeVar("T")
+
+MIXED_STEP_S = 0.25
+"""How long a step may take that reads a prompt while others are being answered: the gap between their tokens."""
+
+LEAST_PROMPT_TOKENS = 16
+SHELF_S = 0.005
+SHELF_STEPS = 8
+"""Finished conversations go to the disk a block at a time: so often when idle, and in every so many steps."""
+
+PROGRESS_S = 0.25
+"""A prompt's readers hear of it so often."""
+
+_log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Steps through all requests in a thread of its own. `submit`, `call`, `poke` and `stats` may be called from any;
+    the rest runs in that thread."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        between_steps: Callable[[], None],
+        shelf: KVShelf | None = None,
+    ) -> None:
+        """`between_steps` is called in the thread before each step, and when it was poked."""
+        self.runner = runner
+        self.scheduler = scheduler
+        scheduler.copy = runner.cache.copy_block
+        self.costs = StepCosts()
+        self._shelf = shelf
+        self._steps = 0
+        self._between_steps = between_steps
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._requests: dict[Sequence, Request] = {}
+        self._idle_since = time.monotonic()
+        self._prompt_s_per_token = 0.0
+        self._stats = EngineStats()
+        self._thread = threading.Thread(target=self._run, name="notso-engine", daemon=True)
+        self._thread.start()
+
+    # From any thread
+
+    @property
+    def idle_s(self) -> float:
+        """For how long there has been nothing to do."""
+        return 0.0 if self._requests else time.monotonic() - self._idle_since
+
+    @property
+    def requests(self) -> int:
+        """How many are waited for."""
+        return len(self._requests)
+
+    @property
+    def prompt_s_per_token(self) -> float:
+        """What reading a token of a prompt took lately; 0 before the first."""
+        return self._prompt_s_per_token
+
+    def submit(self, request: Request) -> None:
+        """Let a request wait for its turn."""
+        request.submitted = time.perf_counter()
+        self._post(lambda: self._take(request))
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Run something between two steps and return what it returns. Raises EngineError if the engine has ended."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._post(run)
+        while True:
+            try:
+                return future.result(timeout=1.0)
+            except TimeoutError:
+                if not self._thread.is_alive() and not future.done():
+                    raise EngineError("the engine is closed") from None
+
+    def poke(self) -> None:
+        """Look again whether there is something to do."""
+        with self._wake:
+            self._wake.notify()
+
+    def stats(self, weights_residency: str) -> EngineStats:
+        """Counts at this moment and in all."""
+        cache = self.scheduler.cache
+        return replace(
+            self._stats,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            kv_blocks=cache.blocks,
+            kv_blocks_used=cache.blocks - cache.available,
+            kv_blocks_cached=cache.cached,
+            preemptions_total=self.scheduler.preemptions,
+            weights_residency=weights_residency,
+        )
+
+    def close(self) -> None:
+        """End what is under way, as cancelled, and the thread."""
+        self._closing = True
+        self.poke()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _post(self, work: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(work)
+            self._wake.notify()
+
+    # In the thread
+
+    def _run(self) -> None:
+        while not self._closing:
+            with self._wake:
+                if not self._inbox and not self._requests:
+                    self._wake.wait(timeout=SHELF_S if self._shelf is not None and self._shelf.has_work else 60.0)
+            try:
+                self._between_steps()
+                while self._inbox:
+                    self._inbox.popleft()()
+                self._heed()
+                self._steps += 1
+                if self._shelf is not None and (not self._requests or self._steps % SHELF_STEPS == 0):
+                    self._shelf.work()
+                if self._requests:
+                    self._step()
+            except Exception as error:
+                _log.exception("a step failed")
+                self._fail_all(error)
+        for request in list(self._requests.values()):
+            self._end(request, "cancelled")
+        while self._inbox:
+            self._inbox.popleft()()
+        if self._shelf is not None:
+            self._shelf.close()
+
+    def _take(self, request: Request) -> None:
+        self._requests[request.sequence] = request
+        if request.opening:
+            request.generation.write(request.opening)
+        if self._closing:
+            self._end(request, "cancelled")
+        else:
+            self.scheduler.add(request.sequence)
+
+    def _heed(self) -> None:
+        """Do what readers asked for."""
+        for request in list(self._requests.values()):
+            if request.generation.stop_requested:
+                self._end(request, "cancelled")
+            elif request.generation.answer_requested and request.read and request.answer.in_reasoning:
+                request.generation.write(request.close_thought())
+                self._end_if_over(request)
+
+    def _step(self) -> None:
+        plan = self.scheduler.schedule(self._prompt_tokens(self._guess()), self.runner.max_rows)
+        self._tell_places()
+        self._move_blocks(plan)
+        if not plan.chunks:
+            return
+        for chunk in plan.chunks:
+            self._begin(self._requests[chunk.sequence], chunk)
+        started = time.perf_counter()
+        logits = self.runner.run(plan.chunks, lambda layer: self._go_on(plan, layer))
+        if logits is None:
+            return  # nobody wants it any more
+        self._count(plan, time.perf_counter() - started)
+        for chunk, rows in zip(plan.chunks, logits, strict=True):
+            request = self._requests[chunk.sequence]
+            try:
+                self._after(request, chunk, rows)
+            except NotsoError as error:
+                self._fail(request, error)
+            except Exception as error:
+                _log.exception("an answer failed")
+                self._fail(request, EngineError(f"the answer failed inside: {type(error).__name__}"))
+
+    def _guess(self) -> int:
+        """Guess what follows in each answer, while no prompt wants the rows. How many rows answers will have."""
+        running = self.scheduler.running
+        decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
+        rows = sum(sequence.pending for sequence in decoding)
+        nothing_to_read = len(decoding) == len(running) and not self.scheduler.waiting
+        for sequence in decoding:
+            request, sequence.drafts = self._requests[sequence], []
+            if nothing_to_read and request.proposer is not None and sequence.pending == 1:
+                left = min(request.most - request.answer.tokens - 1, MAX_SAMPLED - rows, MOST_DRAFTS)
+                sequence.drafts = request.proposer.propose(left, rows)
+                rows += len(sequence.drafts)
+        return rows
+
+    def _prompt_tokens(self, decoding: int) -> int:
+        """How much of prompts the next step may read beside `decoding` rows of answers."""
+        room = max(self.runner.max_rows - decoding, 1)
+        if not decoding or not self._prompt_s_per_token:
+            return room if not decoding else LEAST_PROMPT_TOKENS
+        fitting = int(MIXED_STEP_S / self._prompt_s_per_token) // LEAST_PROMPT_TOKENS * LEAST_PROMPT_TOKENS
+        return max(LEAST_PROMPT_TOKENS, min(room, fitting))
+
+    def _move_blocks(self, plan: Plan) -> None:
+        void = set[Sequence]()
+        for restore in plan.restores:
+            if restore.sequence in void:
+                continue
+            if self._shelf is not None and self._shelf.read(restore):
+                self.scheduler.read(restore)
+            else:
+                self.scheduler.unread(restore)
+                void.add(restore.sequence)
+        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence not in void]
+
+    def _begin(self, request: Request, chunk: Chunk) -> None:
+        if request.began:
+            return
+        request.began = request.told = time.perf_counter()
+        self._stats = replace(
+            self._stats,
+            prompt_tokens_total=self._stats.prompt_tokens_total + request.prompt_tokens,
+            cached_tokens_total=self._stats.cached_tokens_total + chunk.sequence.cached,
+        )
+        request.generation.write([self._progress(request, chunk.start)])
+
+    def _go_on(self, plan: Plan, layer: int) -> bool:
+        """Between two layers of a long step: tell how far it is, and give it up if nobody waits for it."""
+        now = time.perf_counter()
+        share = layer / len(self.runner.weights.layers)
+        for chunk in plan.chunks:
+            self._tell_progress(self._requests[chunk.sequence], chunk.start + int(share * chunk.count), now)
+        return not self._closing and not all(
+            self._requests[chunk.sequence].generation.stop_requested for chunk in plan.chunks
+        )
+
+    def _tell_progress(self, request: Request, done: int, now: float) -> None:
+        if not request.read and now - request.told >= PROGRESS_S:
+            request.told = now
+            request.generation.write([self._progress(request, done)])
+
+    def _progress(self, request: Request, done: int) -> Event:
+        per_token = self._prompt_s_per_token
+        progress = Progress(
+            done_tokens=min(done, request.prompt_tokens),
+            total_tokens=request.prompt_tokens,
+            cached_tokens=request.sequence.cached,
+            tokens_per_s=1 / per_token if per_token else 0.0,
+        )
+        return Event("progress", progress=progress)
+
+    def _after(self, request: Request, chunk: Chunk, logits: Floats) -> None:
+        """What a computed chunk means for its answer."""
+        now = time.perf_counter()
+        if not chunk.samples:
+            self.scheduler.advance(chunk)
+            self._tell_progress(request, chunk.sequence.computed, now)
+            return
+        if not request.read:
+            request.read = now
+            request.generation.write([self._progress(request, request.prompt_tokens)])
+        sequence, answer, events, right = chunk.sequence, request.answer, list[Event](), 0
+        for row, draft in zip(logits, [*chunk.drafts, None], strict=True):
+            token = request.sampler.sample(row, sequence.tokens, len(sequence.tokens))
+            sequence.tokens.append(token)
+            events += answer.push(token)
+            if request.is_over:
+                break
+            if request.thought_is_over:
+                events += request.close_thought()
+                break
+            if token != draft:
+                break
+            right += 1
+        self.scheduler.advance(chunk, right)
+        request.judge(len(chunk.drafts), right)
+        drawn = right + 1
+        self._stats = replace(
+            self._stats,
+            generated_tokens_total=self._stats.generated_tokens_total + drawn,
+            drafted_tokens_total=self._stats.drafted_tokens_total + len(chunk.drafts),
+            accepted_tokens_total=self._stats.accepted_tokens_total + right,
+        )
+        request.generation.write(events)
+        self._end_if_over(request)
+
+    # Ends
+
+    def _end_if_over(self, request: Request) -> None:
+        if request.is_over:
+            self._end(request, "length")
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """The last events, for `reason` unless the answer has ended by itself."""
+        events = list(request.answer.finish(reason))
+        events += [
+            Event("usage", usage=request.usage()),
+            Event("end", finish_reason=request.answer.finish_reason),
+        ]
+        self._leave(request, events)
+
+    def _fail(self, request: Request, error: NotsoError) -> None:
+        self._leave(request, [Event("error", error=error)])
+
+    def _fail_all(self, error: Exception) -> None:
+        failure = error if isinstance(error, ModelError) else EngineError("the engine failed; its log says why")
+        for request in list(self._requests.values()):
+            self._fail(request, failure)
+
+    def _leave(self, request: Request, events: list[Event]) -> None:
+        if self._shelf is not None:
+            self._shelf.offer(request.sequence)
+        self.scheduler.remove(request.sequence)
+        del self._requests[request.sequence]
+        self._idle_since = time.monotonic()
+        request.generation.write(events, last=True)
+
+    # Numbers
+
+    def _tell_places(self) -> None:
+        for place, sequence in enumerate(self.scheduler.queue(), start=1):
+            request = self._requests[sequence]
+            if request.place != place:
+                request.place = place
+                request.generation.write([Event("queued", place=place)])
+
+    def _count(self, plan: Plan, seconds: float) -> None:
+        read = sum(chunk.count for chunk in plan.chunks if chunk.count > FEW_ROWS)
+        rate = plan.rows / seconds
+        if read >= LEAST_PROMPT_TOKENS:
+            mean = self._prompt_s_per_token
+            self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
+            self._stats = replace(self._stats, prefill_tokens_per_s=rate)
+        else:
+            self.costs.observe(plan.rows, seconds)
+            self._stats = replace(self._stats, decode_tokens_per_s=len(plan.chunks) / seconds)

@@ -1,0 +1,123 @@
+"""Where blocks of finished conversations go when the engine has time, and from where they come back after a restart."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from notso.smollm3.block_files import BlockFiles
+from notso.smollm3.kv_cache import KVCache
+from notso.smollm3.prefix_cache import BLOCK_TOKENS, PrefixCache
+from notso.smollm3.scheduler import Restore
+from notso.smollm3.sequence import Sequence
+
+LAST_WORDS_S = 3.0
+"""How long closing may take for what was not written yet."""
+
+
+@dataclass(slots=True)
+class _Offer:
+    """A block to be kept, as long as it still holds what it held: `tokens` after `parent`."""
+
+    key: bytes
+    parent: bytes
+    tokens: list[int]
+    block: int
+    is_tail: bool
+    has_companion: bool
+
+
+class KVShelf:
+    """Blocks of one cache in files (block_files.py). Called between steps, by the thread that owns the cache.
+
+    For formats with companions, those of first blocks and of tails lie in a folder of their own.
+    """
+
+    def __init__(self, cache: KVCache, known: PrefixCache, folder: Path, fingerprint: bytes, budget_bytes: int) -> None:
+        self._cache = cache
+        self._known = known
+        self._files = BlockFiles(folder, fingerprint, cache.block_bytes, budget_bytes)
+        self._companions: BlockFiles | None = None
+        if cache.companion_bytes:
+            path = folder / "companions"
+            self._companions = BlockFiles(path, fingerprint, cache.companion_bytes, budget_bytes // 4)
+        self._offers: deque[_Offer] = deque()
+        self._lacking: set[bytes] = set()  # known by name, and of no use without a companion
+        self._buffer = bytearray(cache.block_bytes)
+
+    def has(self, key: bytes) -> bool:
+        """Whether the full block known by `key` is there."""
+        return key not in self._lacking and self._files.has(key)
+
+    def tail(self, parent: bytes) -> list[int]:
+        """The tokens of the part of a block that was kept after `parent`; empty if there is none."""
+        return [] if parent in self._lacking else self._files.tail(parent)
+
+    def read(self, restore: Restore) -> bool:
+        """Bring a block back into its place; False if it is not there after all."""
+        sequence, index = restore.sequence, restore.sequence.blocks.index(restore.block)
+        tokens = sequence.tokens[index * BLOCK_TOKENS :][:BLOCK_TOKENS]
+        if restore.is_tail:
+            tokens = self._files.tail(restore.key)
+        found = self._files.read_into(self._buffer, restore.key, tokens, is_tail=restore.is_tail)
+        if found and self._companions is not None and (restore.is_tail or index == 0):
+            companion = self._companions.get(restore.key, tokens, is_tail=restore.is_tail)
+            found = companion is not None
+            if companion is not None:
+                self._cache.write_companion(restore.block, companion)
+        if not found:
+            self._lacking.add(restore.key)
+            return False
+        self._cache.write_block(restore.block, self._buffer)
+        return True
+
+    def offer(self, sequence: Sequence) -> None:
+        """A sequence is over: what it has computed is worth keeping. Call before its blocks are given back."""
+        if not self._files.is_writing:
+            return
+        parent, at = sequence.root, 0
+        for key, block in zip(sequence.keys, sequence.blocks, strict=False):
+            tokens = sequence.tokens[at : at + BLOCK_TOKENS]
+            if not self.has(key):
+                self._offers.append(_Offer(key, parent, tokens, block, False, has_companion=at == 0))
+            parent, at = key, at + BLOCK_TOKENS
+        tokens = sequence.tokens[at : sequence.computed]
+        if tokens:
+            self._offers.append(_Offer(parent, parent, tokens, sequence.blocks[len(sequence.keys)], True, True))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._offers) and self._files.is_writing
+
+    def work(self) -> bool:
+        """Hand one block over to be written; False if there is nothing, or no room for it now."""
+        if not self._offers:
+            return False
+        offer = self._offers[0]
+        if self._known.find(offer.parent, offer.tokens) != offer.block:  # given to others meanwhile
+            self._offers.popleft()
+            return True
+        if offer.has_companion and self._companions is not None:
+            companion = self._cache.read_companion(offer.block)
+            if companion is None or not self._companions.put(offer.key, offer.tokens, companion, is_tail=offer.is_tail):
+                self._offers.popleft()
+                return True
+        content = self._cache.read_block(offer.block)
+        if not self._files.put(offer.key, offer.tokens, content, is_tail=offer.is_tail):
+            return False
+        self._lacking.discard(offer.key)
+        self._offers.popleft()
+        return True
+
+    def close(self) -> None:
+        """Write what waits, for a few seconds at most, and let go of the folder."""
+        deadline = time.monotonic() + LAST_WORDS_S
+        while self.has_work and time.monotonic() < deadline:
+            if not self.work():
+                time.sleep(0.01)
+        self._files.close()
+        if self._companions is not None:
+            self._companions.close()

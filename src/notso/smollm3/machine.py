@@ -1,0 +1,77 @@
+"""What this machine is, how much memory we take, and who else was using it: what a figure is worthless without."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.huge_pages import zeroed
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def describe_machine() -> dict[str, Any]:
+    """CPU, cores, memory, kernel and versions."""
+    return {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the kernel tells it, or its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.machine()
+
+
+def probe_buffer(size_bytes: int) -> Bytes:
+    """Memory to read, uint8, on huge pages where the kernel gives them, every page written so that it exists."""
+    buffer = zeroed(size_bytes)
+    buffer[:] = 93
+    return buffer
+
+
+def resident_memory() -> dict[str, float]:
+    """Resident memory of this process in MB (10^6 bytes); the mapped file counts as far as it is resident."""
+    wanted = {"VmRSS:": "rss_mb", "RssAnon:": "anonymous_mb", "RssFile:": "file_mb"}
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines)
+    return {wanted[words[0]]: round(int(words[1]) * 1024 / 1e6, 1) for words in fields if words and words[0] in wanted}
+
+
+class StolenTime:
+    """The share of CPU time that the hypervisor took since this was made: above a few percent figures say little."""
+
+    def __init__(self) -> None:
+        self._before = _cpu_times()
+
+    def percent(self) -> float:
+        """0 where the system does not say."""
+        after = _cpu_times()
+        if len(self._before) < 8 or len(after) < 8:
+            return 0.0
+        spent = [b - a for a, b in zip(self._before, after, strict=True)]
+        return 100.0 * spent[7] / max(1, sum(spent))
+
+
+def _cpu_times() -> list[int]:
+    try:
+        return [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except OSError:
+        return []

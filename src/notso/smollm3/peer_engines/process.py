@@ -1,0 +1,172 @@
+"""A peer engine's process: started, tried in each of its configurations, asked, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from notso.smollm3.errors import EngineError, InvalidRequestError
+
+PYTHON_VARIABLE = "NOTSO_PEER_PYTHON"
+MODEL_VARIABLE = "NOTSO_OPENVINO_MODEL"
+
+PEERS = {"llama.cpp": "llama_cpp", "openvino": "openvino_genai"}
+"""What a peer is called, and the module that its Python must have."""
+
+_PACKAGES = {"llama.cpp": "llama-cpp-python", "openvino": "openvino-genai"}
+_WORKER = Path(__file__).with_name("worker.py")
+
+SHORT_S = 2.0
+
+Task: TypeAlias = tuple[str, int, int]
+"""("prefill", tokens, depth), ("decode", tokens, depth) or ("batch", tokens, sequences)."""
+
+
+class PeerProcess:
+    """A peer with a model loaded. Each task is measured in the configuration that was the fastest at it.
+
+    The process ends with ours, however ours ends: it watches the pipe it is told its tasks through.
+    """
+
+    def __init__(self, name: str, model: Path, context_tokens: int, threads: int) -> None:
+        """Load `model`; openvino loads the folder that NOTSO_OPENVINO_MODEL names instead.
+
+        Raises InvalidRequestError where no interpreter has the peer or no folder is named, EngineError if loading
+        fails.
+        """
+        if name not in PEERS:
+            raise InvalidRequestError(f"peers to compare with: {', '.join(PEERS)}", param="compare")
+        self.name = name
+        python = os.environ.get(PYTHON_VARIABLE) or sys.executable
+        _require_module(python, name)
+        if name == "openvino":
+            model = _openvino_folder()
+        command = [python, str(_WORKER), name, str(model), str(context_tokens), str(threads)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        try:
+            greeting = self._answer()
+        except BaseException:
+            self.close()
+            raise
+        self.version = str(greeting["version"])
+        self.load_s = float(greeting["load_s"])
+        self.configurations = [str(name) for name in greeting["configurations"]]
+        self._chosen: dict[Task, int] = {}
+
+    def tune(self, tasks: Iterable[Task]) -> None:
+        """Try each task once in every configuration and keep the fastest for it; what none is fastest at is freed.
+
+        Configurations that the peer refuses are passed over. Raises EngineError if a task fails in all of them.
+        """
+        tasks = list(tasks)
+        best: dict[Task, float] = {}
+        for configuration in range(len(self.configurations)):
+            for task in tasks:
+                try:
+                    seconds = self._try(task, configuration)
+                except _RefusedError:
+                    continue
+                if seconds < best.get(task, float("inf")):
+                    best[task], self._chosen[task] = seconds, configuration
+            if configuration not in self._chosen.values():
+                self._ask({"task": "forget", "configuration": configuration})
+        for configuration in set(range(len(self.configurations))) - set(self._chosen.values()):
+            self._ask({"task": "forget", "configuration": configuration})
+        if failed := set(tasks) - set(self._chosen):
+            raise EngineError(f"{self.name} failed at {', '.join(kind for kind, _, _ in sorted(failed))}")
+
+    def measure(self, task: Task) -> list[float]:
+        """Seconds of each step. Raises EngineError where the peer failed or ended."""
+        return self._measure(task, self._chosen.get(task, 0))
+
+    def configuration(self, task: Task) -> str:
+        """What the peer was set to for this task."""
+        return self.configurations[self._chosen.get(task, 0)]
+
+    def resident_mb(self) -> float:
+        """Resident memory of the peer's process, MB (10^6 bytes)."""
+        return float(self._ask({"task": "memory"})["rss_mb"])
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):  # a task that was never read
+                    stream.close()
+
+    def __enter__(self) -> PeerProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _try(self, task: Task, configuration: int) -> float:
+        """Seconds for a task; the better of two if it is short, for anything may come between."""
+        seconds = sum(self._measure(task, configuration))
+        return seconds if seconds > SHORT_S else min(seconds, sum(self._measure(task, configuration)))
+
+    def _measure(self, task: Task, configuration: int) -> list[float]:
+        kind, tokens, last = task
+        where = {"sequences": last} if kind == "batch" else {"depth": last}
+        answer = self._ask({"task": kind, "tokens": tokens, "configuration": configuration, **where})
+        return [float(seconds) for seconds in answer["seconds"]]
+
+    def _ask(self, task: dict[str, Any]) -> dict[str, Any]:
+        requests = self._process.stdin
+        if requests is None:
+            raise EngineError("the peer is not running")
+        try:
+            requests.write(json.dumps(task) + "\n")
+            requests.flush()
+        except OSError as error:
+            raise EngineError("the peer ended before it answered") from error
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        if not line:
+            self.close()
+            raise EngineError("the peer ended before it answered; it may lack memory or not know this model")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise _RefusedError(f"{self.name}: {answer['error']}")
+        return answer
+
+
+class _RefusedError(EngineError):
+    """The peer is there, but said no."""
+
+
+def _require_module(python: str, name: str) -> None:
+    probe = [python, "-c", f"import {PEERS[name]}"]
+    try:
+        found = subprocess.run(probe, capture_output=True, check=False).returncode == 0
+    except OSError:
+        found = False
+    if not found:
+        raise InvalidRequestError(
+            f"{_PACKAGES[name]} is not installed here; install it, or set {PYTHON_VARIABLE} to an interpreter that has "
+            "it",
+            param="compare",
+        )
+
+
+def _openvino_folder() -> Path:
+    folder = Path(os.environ.get(MODEL_VARIABLE, ""))
+    if not (folder / "openvino_model.xml").is_file():
+        raise InvalidRequestError(
+            f"OpenVINO reads no GGUF file: set {MODEL_VARIABLE} to a folder that benchmarks/openvino_model.py made",
+            param="compare",
+        )
+    return folder

@@ -1,0 +1,356 @@
+"""The other side of `process.py`: a peer engine that does what it is told and says how long each step took.
+
+A script, run by whatever Python has the peer (`llama_cpp` or `openvino_genai`) and importing nothing of ours:
+
+    python worker.py llama.cpp MODEL.gguf CONTEXT THREADS
+    python worker.py openvino FOLDER CONTEXT THREADS
+
+JSON lines. It greets with name, version, load_s and the names of its configurations; every task names one of these:
+{"task": "prefill", "tokens": n, "depth": d}, {"task": "decode", "tokens": n, "depth": d}, {"task": "batch",
+"sequences": s, "tokens": n} give {"seconds": [one for each step]}; {"task": "forget"} frees what a configuration holds;
+{"task": "memory"} gives {"rss_mb": x}. What fails gives {"error": text}. It ends when its standard input does, in the
+middle of a step if need be: so it outlives nobody who started it, however that one died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import json
+import os
+import queue
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+BATCH_TOKENS = 512
+"""What a prompt is cut into by both peers."""
+
+SHORT_TOKENS = 8
+"""A prompt that costs nothing to read."""
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+LARGEST_BATCH = 16
+SEQUENCE_ROOM = 128  # positions of each sequence of a batch
+
+
+class Peer(Protocol):
+    """What both peers can do; every list is seconds, step by step."""
+
+    version: str
+    configurations: list[str]
+
+    def prefill(self, configuration: int, tokens: int, depth: int) -> list[float]:
+        """Read `tokens` behind `depth` others."""
+        ...
+
+    def decode(self, configuration: int, tokens: int, depth: int) -> list[float]:
+        """One token after the other behind `depth` others."""
+        ...
+
+    def batch(self, configuration: int, sequences: int, tokens: int) -> list[float]:
+        """The same in several sequences at once, a token of each in every step."""
+        ...
+
+    def forget(self, configuration: int) -> None:
+        """Free what this configuration holds."""
+        ...
+
+
+class LlamaCpp:
+    """llama.cpp by its own C interface, as llama-cpp-python hands it through.
+
+    Depth is laid cheaply: 512 positions are read once, saved, and loaded again and again further back. The time of a
+    step does not depend on what the cache holds, only on how much.
+    """
+
+    def __init__(self, path: str, context: int, threads: int) -> None:
+        import llama_cpp as c
+
+        self._c = c
+        self.version = str(c.__version__)
+        self._silence = c.llama_log_callback(lambda _level, _text, _data: None)
+        c.llama_log_set(self._silence, ctypes.c_void_p(0))
+        c.llama_backend_init()
+        self._path = path.encode()
+        self._room = max(context, LARGEST_BATCH * SEQUENCE_ROOM) + BATCH_TOKENS
+        best = {"repacked": True, "kv": "f16", "flash": False, "threads": threads, "ubatch": BATCH_TOKENS}
+        self._settings: list[dict[str, Any]] = [
+            best,
+            {**best, "flash": True},
+            {**best, "flash": True, "kv": "q8_0"},
+            {**best, "repacked": False},
+            {**best, "ubatch": BATCH_TOKENS // 4},
+        ]
+        if threads > 1:
+            self._settings.append({**best, "threads": threads // 2})
+        self.configurations = [
+            f"{s['kv']} cache, flash attention {'on' if s['flash'] else 'off'}, "
+            f"{'' if s['repacked'] else 'not '}repacked, {s['threads']} threads, ubatch {s['ubatch']}"
+            for s in self._settings
+        ]
+        self._models: dict[bool, Any] = {}
+        self._contexts: dict[int, Any] = {}
+        self._saved: dict[int, Any] = {}
+        self._batch = c.llama_batch_init(BATCH_TOKENS, 0, 1)
+        self._vocabulary = c.llama_vocab_n_tokens(c.llama_model_get_vocab(self._model(True)))
+
+    def prefill(self, configuration: int, tokens: int, depth: int) -> list[float]:
+        context = self._laid(configuration, depth)
+        chunks = range(0, tokens, BATCH_TOKENS)
+        return [self._read(context, depth + at, min(BATCH_TOKENS, tokens - at)) for at in chunks]
+
+    def decode(self, configuration: int, tokens: int, depth: int) -> list[float]:
+        depth = max(depth, SHORT_TOKENS)
+        context = self._laid(configuration, depth)
+        return [self._read(context, depth + i, 1) for i in range(tokens)]
+
+    def batch(self, configuration: int, sequences: int, tokens: int) -> list[float]:
+        context = self._context(configuration)
+        self._c.llama_memory_clear(self._c.llama_get_memory(context), True)
+        for sequence in range(sequences):
+            self._fill([(self._draw(), at, sequence, at == SHORT_TOKENS - 1) for at in range(SHORT_TOKENS)])
+            self._run(context)
+        seconds = []
+        for step in range(tokens):
+            self._fill([(self._draw(), SHORT_TOKENS + step, sequence, True) for sequence in range(sequences)])
+            seconds.append(self._run(context))
+        return seconds
+
+    def forget(self, configuration: int) -> None:
+        context = self._contexts.pop(configuration, None)
+        self._saved.pop(configuration, None)
+        if context is not None:
+            self._c.llama_free(context)
+        unused = set(self._models) - {self._settings[i]["repacked"] for i in self._contexts} - {True}
+        for repacked in unused:
+            self._c.llama_model_free(self._models.pop(repacked))
+
+    def _model(self, repacked: bool) -> Any:
+        if repacked not in self._models:
+            params = self._c.llama_model_default_params()
+            params.use_extra_bufts = repacked
+            self._models[repacked] = self._c.llama_model_load_from_file(self._path, params)
+            if not self._models[repacked]:
+                raise RuntimeError("llama.cpp cannot load this file")
+        return self._models[repacked]
+
+    def _context(self, configuration: int) -> Any:
+        if configuration not in self._contexts:
+            c, settings = self._c, self._settings[configuration]
+            params = c.llama_context_default_params()
+            params.n_ctx, params.n_seq_max, params.kv_unified = self._room, LARGEST_BATCH, True
+            params.n_batch, params.n_ubatch = BATCH_TOKENS, settings["ubatch"]
+            params.n_threads = params.n_threads_batch = settings["threads"]
+            params.flash_attn_type = c.LLAMA_FLASH_ATTN_TYPE_ENABLED if settings["flash"] else 0
+            if settings["kv"] == "q8_0":
+                params.type_k = params.type_v = c.GGML_TYPE_Q8_0
+            context = c.llama_init_from_model(self._model(settings["repacked"]), params)
+            if not context:
+                raise RuntimeError("llama.cpp does not take this configuration")
+            self._contexts[configuration] = context
+            self._read(context, 0, SHORT_TOKENS)  # warm up
+        return self._contexts[configuration]
+
+    def _laid(self, configuration: int, depth: int) -> Any:
+        """The configuration's context with `depth` positions of sequence 0 and nothing else."""
+        c, context = self._c, self._context(configuration)
+        memory = c.llama_get_memory(context)
+        c.llama_memory_clear(memory, True)
+        if depth < 2 * BATCH_TOKENS:
+            for at in range(0, depth, BATCH_TOKENS):
+                self._read(context, at, min(BATCH_TOKENS, depth - at))
+            return context
+        if configuration not in self._saved:
+            self._read(context, 0, BATCH_TOKENS)
+            saved = (ctypes.c_uint8 * c.llama_state_seq_get_size(context, 0))()
+            c.llama_state_seq_get_data(context, saved, len(saved), 0)
+            self._saved[configuration] = saved
+            c.llama_memory_clear(memory, True)
+        saved, last = self._saved[configuration], depth - SHORT_TOKENS
+        for at in range(0, last, BATCH_TOKENS):
+            if not c.llama_state_seq_set_data(context, saved, len(saved), 1):
+                raise RuntimeError("llama.cpp has no room at this depth")
+            c.llama_memory_seq_add(memory, 1, -1, -1, at)
+            c.llama_memory_seq_cp(memory, 1, 0, -1, -1)
+            c.llama_memory_seq_rm(memory, 1, -1, -1)
+        c.llama_memory_seq_rm(memory, 0, last, -1)
+        self._read(context, last, SHORT_TOKENS)  # which also does what the moves left to do
+        return context
+
+    def _read(self, context: Any, start: int, tokens: int) -> float:
+        self._fill([(self._draw(), start + i, 0, i == tokens - 1) for i in range(tokens)])
+        return self._run(context)
+
+    def _draw(self) -> int:
+        return random.randrange(self._vocabulary - 512)
+
+    def _fill(self, rows: list[tuple[int, int, int, bool]]) -> None:
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for i, (token, position, sequence, sampled) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, sampled
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+
+    def _run(self, context: Any) -> float:
+        started = time.perf_counter()
+        if self._c.llama_decode(context, self._batch) != 0:
+            raise RuntimeError("llama.cpp failed on a step")
+        self._c.llama_synchronize(context)
+        return time.perf_counter() - started
+
+
+class OpenVino:
+    """OpenVINO GenAI's continuous batching. Depth comes from its prefix cache: the first time it is really read."""
+
+    def __init__(self, folder: str, context: int, threads: int) -> None:
+        import numpy
+        import openvino
+        import openvino_genai
+
+        self._numpy, self._openvino, self._genai = numpy, openvino, openvino_genai
+        self.version = importlib.metadata.version("openvino-genai")
+        self._folder, self._threads = folder, threads
+        self._cache_gb = 1 + int((context + LARGEST_BATCH * SEQUENCE_ROOM) * 80e3 / 1e9)
+        self._settings: list[dict[str, Any]] = [{}, {"KV_CACHE_PRECISION": "f16"}]
+        self.configurations = ["u8 cache", "f16 cache"]
+        self._pipelines: dict[int, Any] = {}
+        self._prefixes: dict[int, list[int]] = {}
+        self._vocabulary = int(json.loads((Path(folder) / "config.json").read_text())["vocab_size"])
+        self._requests = 0
+        self._pipeline(0)
+
+    def prefill(self, configuration: int, tokens: int, depth: int) -> list[float]:
+        self._lay(configuration, depth)
+        return list(self._steps(configuration, [self._prefix(depth) + self._draw(tokens)], 1))
+
+    def decode(self, configuration: int, tokens: int, depth: int) -> list[float]:
+        self._lay(configuration, depth)
+        prompt = self._prefix(depth) + self._draw(SHORT_TOKENS)
+        return list(self._steps(configuration, [prompt], tokens + 1))[-tokens:]
+
+    def batch(self, configuration: int, sequences: int, tokens: int) -> list[float]:
+        prompts = [self._draw(SHORT_TOKENS) for _ in range(sequences)]
+        return list(self._steps(configuration, prompts, tokens + 1))[-tokens:]
+
+    def forget(self, configuration: int) -> None:
+        self._pipelines.pop(configuration, None)
+
+    def _pipeline(self, configuration: int) -> Any:
+        if configuration not in self._pipelines:
+            scheduler = self._genai.SchedulerConfig()
+            scheduler.cache_size = self._cache_gb
+            scheduler.max_num_batched_tokens = BATCH_TOKENS
+            scheduler.enable_prefix_caching = True
+            properties = {"INFERENCE_NUM_THREADS": self._threads, **self._settings[configuration]}
+            pipeline = self._genai.ContinuousBatchingPipeline(self._folder, scheduler, "CPU", properties)
+            self._pipelines[configuration] = pipeline
+            for _ in range(2):  # warm up: the first prompts build kernels
+                list(self._steps(configuration, [self._draw(BATCH_TOKENS)], 4))
+        return self._pipelines[configuration]
+
+    def _lay(self, configuration: int, depth: int) -> None:
+        if depth:
+            list(self._steps(configuration, [self._prefix(depth) + self._draw(1)], 1))
+
+    def _prefix(self, depth: int) -> list[int]:
+        if depth not in self._prefixes:
+            self._prefixes[depth] = self._draw(depth)
+        return self._prefixes[depth]
+
+    def _draw(self, tokens: int) -> list[int]:
+        return [random.randrange(self._vocabulary - 512) for _ in range(tokens)]
+
+    def _steps(self, configuration: int, prompts: list[list[int]], new_tokens: int) -> Iterator[float]:
+        pipeline = self._pipeline(configuration)
+        generation = self._genai.GenerationConfig()
+        generation.max_new_tokens, generation.ignore_eos, generation.do_sample = new_tokens, True, False
+        handles = []
+        for prompt in prompts:
+            ids = self._openvino.Tensor(self._numpy.array([prompt], self._numpy.int64))
+            handles.append(pipeline.add_request(self._requests, ids, generation))
+            self._requests += 1
+        while pipeline.has_non_finished_requests():
+            started = time.perf_counter()
+            pipeline.step()
+            yield time.perf_counter() - started
+
+
+PEERS: dict[str, Callable[[str, int, int], Peer]] = {"llama.cpp": LlamaCpp, "openvino": OpenVino}
+
+
+def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
+    """What one task comes to."""
+    if task["task"] == "memory":
+        return {"rss_mb": _resident_mb()}
+    configuration = int(task["configuration"])
+    if task["task"] == "forget":
+        peer.forget(configuration)
+        return {}
+    if task["task"] == "batch":
+        return {"seconds": peer.batch(configuration, task["sequences"], task["tokens"])}
+    measure = peer.prefill if task["task"] == "prefill" else peer.decode
+    return {"seconds": measure(configuration, task["tokens"], task["depth"])}
+
+
+def _resident_mb() -> float:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmRSS:")), 0.0)
+
+
+def _die_with_parent() -> None:
+    """On Linux the system sees to it. Elsewhere `_listen` does, unless a library keeps the interpreter to itself."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it was gone before we asked
+        os._exit(0)
+
+
+def _listen(tasks: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        tasks.put(line)
+    os._exit(0)  # whoever started us is gone
+
+
+def main() -> None:
+    """Load the peer that the arguments name, and answer tasks until standard input ends."""
+    _die_with_parent()
+    tasks: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(tasks,), daemon=True).start()
+    name, model, context, threads = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    said = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a peer's library prints does not come between our lines
+
+    def say(value: dict[str, Any]) -> None:
+        said.write(json.dumps(value) + "\n")
+        said.flush()
+
+    started = time.perf_counter()
+    try:
+        peer = PEERS[name](model, context, threads)
+    except Exception as error:
+        say({"error": f"{type(error).__name__}: {error}"})
+        return
+    load_s = time.perf_counter() - started
+    say({"version": peer.version, "load_s": load_s, "configurations": peer.configurations})
+    while True:
+        task = json.loads(tasks.get())
+        try:
+            say(answer(peer, task))
+        except Exception as error:
+            say({"error": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""From a conversation to the token ids that the model reads: rendered, continued, and made to fit."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date as Date
+
+from notso.smollm3.chat_template import ChatTemplate
+from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
+from notso.smollm3.messages import Message, Tool, WhenFull
+from notso.smollm3.tokenizer import Tokenizer, check_unicode
+
+CLOSE_SPELT = "</think>"
+ANSWER_TOKENS = 1024
+"""What is kept free for an answer of no stated length when old turns are left out, in a context large enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids; whether they end with the beginning of the answer itself; how many messages were left out."""
+
+    ids: list[int]
+    goes_on: bool = False
+    dropped_messages: int = 0
+
+
+class PromptWriter:
+    """Writes prompts with one file's template and tokenizer. Safe to use from several threads."""
+
+    def __init__(self, template: ChatTemplate | None, tokenizer: Tokenizer) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        close = tokenizer.think_close_id
+        middle = tokenizer.encode(CLOSE_SPELT) if close is None else [close]
+        self.end_of_thought = (*tokenizer.encode("\n"), *middle, *tokenizer.encode("\n"))
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The file's template. Raises ModelFileError where there is none."""
+        if self._template is None:
+            raise ModelFileError("this model file has no chat template; give token ids instead of messages")
+        return self._template
+
+    def write(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+        *,
+        continue_last: bool = False,
+    ) -> Prompt:
+        """The prompt for the next answer or, with `continue_last`, for more of the last message, an assistant's.
+
+        Control tokens come from the template only, never from what a message says.
+        """
+        earlier, begun = messages, None
+        if continue_last:
+            earlier, begun = messages[:-1], messages[-1]
+            if not isinstance(begun, Message) or begun.role != "assistant" or begun.tool_calls:
+                raise InvalidRequestError("only an assistant's text can be continued", param="messages")
+        ids = self.template.encode(self._tokenizer, earlier, thinking=thinking, tools=tools, date=date)
+        if begun is None:
+            return Prompt(ids)
+        return Prompt(ids + self._beginning(begun, thinking), goes_on=bool(begun.content or begun.reasoning_content))
+
+    def write_for(
+        self,
+        messages: Sequence[Message],
+        thinking: bool,
+        tools: Sequence[Tool] | None,
+        date: Date | None,
+        *,
+        continue_last: bool,
+        when_full: WhenFull,
+        limit: int,
+    ) -> Prompt:
+        """`write`; or, with `when_full` "drop_oldest", `write_fitting` into `limit` tokens."""
+
+        def write(kept: Sequence[Message]) -> Prompt:
+            return self.write(kept, thinking, tools, date, continue_last=continue_last)
+
+        if when_full == "stop":
+            return write(messages)
+        if when_full != "drop_oldest":
+            raise InvalidRequestError("when_full must be stop or drop_oldest", param="when_full")
+        return self.write_fitting(messages, write, limit)
+
+    def write_fitting(
+        self, messages: Sequence[Message], write: Callable[[Sequence[Message]], Prompt], limit: int
+    ) -> Prompt:
+        """The prompt of at most `limit` tokens that leaves out as few as it can of the oldest turns, whole ones.
+
+        Instructions at the beginning and the last turn always stay. Raises ContextLengthError where those do not fit.
+        """
+        prompt = write(messages)
+        if len(prompt.ids) <= limit:
+            return prompt
+        head = 1 if messages[0].role == "system" else 0
+        starts = [at for at in range(head + 1, len(messages)) if messages[at].role == "user"]
+        low, high = 0, len(starts)  # starts[low - 1] is known not to do; starts[high] is
+        best: Prompt | None = None
+        while low < high:
+            middle = (low + high) // 2
+            prompt = write([*messages[:head], *messages[starts[middle] :]])
+            if len(prompt.ids) <= limit:
+                best = Prompt(prompt.ids, prompt.goes_on, starts[middle] - head)
+                high = middle
+            else:
+                low = middle + 1
+        if best is None:
+            raise ContextLengthError(len(prompt.ids), limit)
+        return best
+
+    def _beginning(self, begun: Message, thinking: bool) -> list[int]:
+        """What the assistant has said so far, as the model would have written it."""
+        for text in (begun.content, begun.reasoning_content or ""):
+            check_unicode(text, "messages")
+        encode, open_id = self._tokenizer.encode, self._tokenizer.think_open_id
+        if not thinking or not begun.reasoning_content or open_id is None:
+            return encode(begun.content)
+        ids = [open_id, *encode(f"\n{begun.reasoning_content}")]
+        if begun.content:
+            ids += [*self.end_of_thought, *encode(begun.content)]
+        return ids
+
+
+def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Token ids as a list. Raises InvalidRequestError unless they are whole numbers of this vocabulary, one or more."""
+    if len(ids) == 0:
+        raise InvalidRequestError("there are no tokens", param="messages")
+    try:
+        tokens = [operator.index(token) for token in ids]
+    except TypeError:
+        raise InvalidRequestError("messages or token ids are needed", param="messages") from None
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise InvalidRequestError(f"token ids must be from 0 to {vocab_size - 1}", param="messages")
+    return tokens

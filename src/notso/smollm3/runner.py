@@ -1,0 +1,99 @@
+"""Runs steps of the model over many sequences: a plan in, logits out."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor import ops
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.kv_cache import KVCache
+from notso.smollm3.model import SmolLM3, Step
+from notso.smollm3.scheduler import Chunk
+from notso.smollm3.weights import SmolLM3Weights
+
+Floats = npt.NDArray[np.float32]
+
+MAX_ROWS = 512
+"""Rows of one step. The memory for a step goes by this; results do not depend on it."""
+
+MAX_SAMPLED = 64
+"""Rows of one step whose logits are wanted: half a megabyte each with 128,256 tokens."""
+
+RECORDED_ROWS = 32
+"""Steps of up to so many rows are recorded and replayed: there the interpreter's share would be felt."""
+
+MAX_PROGRAMS = 24
+
+
+class Runner:
+    """The model with its memory for steps. Not thread-safe. `max_rows`: what a step may have."""
+
+    def __init__(
+        self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache, max_rows: int = MAX_ROWS
+    ) -> None:
+        self.cache = cache
+        self.max_rows = max_rows
+        self._model = SmolLM3(config, weights, cache)
+        self._step = Step(config, max_rows, MAX_SAMPLED)
+        self._programs: OrderedDict[tuple[int, int], tuple[Step, ops.Program]] = OrderedDict()
+
+    @property
+    def weights(self) -> SmolLM3Weights:
+        """What the model multiplies with."""
+        return self._model.weights
+
+    @weights.setter
+    def weights(self, weights: SmolLM3Weights) -> None:
+        self._model.weights = weights
+        self._programs.clear()  # they point to the old ones
+
+    def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool]) -> list[Floats] | None:
+        """Compute chunks: for each its logits (1 + drafts, vocab), valid until the next step; (0, vocab) if unwanted.
+
+        `go_on` is asked before each layer of a step that is long; None if it said no.
+        """
+        rows = sum(chunk.rows for chunk in chunks)
+        wanted = [1 + len(chunk.drafts) if chunk.samples else 0 for chunk in chunks]
+        for chunk in chunks:
+            self.cache.place(chunk, _slot(chunk))
+        shape = (rows, sum(wanted))
+        step, program = self._programs.get(shape, (None, None))
+        if step is None:
+            step = self._step.part(*shape)
+        _fill(step, chunks, wanted)
+        if program is not None:
+            self._programs.move_to_end(shape)
+            program.run()
+        elif rows <= RECORDED_ROWS:
+            program = ops.Program()
+            with program.record():
+                self._model.forward(step)
+            self._programs[shape] = step, program  # kept only when whole: Ctrl-C may come while it is recorded
+            if len(self._programs) > MAX_PROGRAMS:
+                self._programs.popitem(last=False)
+            program.run()
+        elif not self._model.forward(step, go_on):
+            return None
+        return np.split(step.logits, np.cumsum(wanted)[:-1])
+
+
+def _fill(step: Step, chunks: Sequence[Chunk], wanted: Sequence[int]) -> None:
+    row = sampled = 0
+    for chunk, count in zip(chunks, wanted, strict=True):
+        rows = slice(row, row + chunk.rows)
+        step.token_ids[rows] = chunk.tokens
+        step.positions[rows] = np.arange(chunk.start, chunk.start + chunk.rows)
+        step.sequences[rows] = _slot(chunk)
+        row += chunk.rows
+        step.sampled_rows[sampled : sampled + count] = np.arange(row - count, row)
+        sampled += count
+
+
+def _slot(chunk: Chunk) -> int:
+    if chunk.sequence.slot is None:
+        raise ValueError("a sequence that does not run has no place in a step")
+    return chunk.sequence.slot

@@ -1,0 +1,53 @@
+"""What others of this kind offer and we do not: said by name, so that nobody looks for a fault of theirs."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from notso.web.access import guarded
+from notso.web.api.api_error import ApiError
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+_CHAT = "SmolLM3 is a chat model"
+
+
+def _refused(reason: str) -> ApiError:
+    return ApiError(501, "not_supported", reason)
+
+
+@router.post("/v1/embeddings")
+async def embeddings() -> Response:
+    """Refused: the model was not trained for it."""
+    raise _refused(f"{_CHAT}: it makes no embeddings worth comparing")
+
+
+@router.post("/v1/rerank")
+async def rerank() -> Response:
+    """Refused: the model was not trained for it."""
+    raise _refused(f"{_CHAT}: it ranks no documents; ask it in a chat completion")
+
+
+@router.post("/v1/infill")
+async def infill() -> Response:
+    """Refused: the vocabulary has no tokens for it."""
+    raise _refused(f"{_CHAT}: it has no tokens for filling gaps; ask it in a chat completion")
+
+
+@router.post("/v1/completions")
+async def completions() -> Response:
+    """Not there yet."""
+    raise _refused("completions without a chat are not offered yet; use /v1/chat/completions")
+
+
+@router.post("/v1/responses")
+async def responses() -> Response:
+    """Not there yet."""
+    raise _refused("responses are not offered yet; use /v1/chat/completions")
+
+
+@router.post("/v1/messages")
+async def messages() -> Response:
+    """Not there yet."""
+    raise _refused("Anthropic's form is not offered yet; use /v1/chat/completions")

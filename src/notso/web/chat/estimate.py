@@ -1,0 +1,99 @@
+"""What a chat fills of the context, and what sending the draft would cost. Takes time: not on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date as Date
+from typing import Literal
+
+from notso.web.chat.attachments import with_attachments
+from notso.web.chat.chat_settings import ChatSettings
+from notso.web.chat.engine_port import ChatEngine, Message, WhenFull
+from notso.web.chat.prompt import SUMMARY_HEADING, prompt_messages
+from notso.web.store.protocol import Attachment, StoredMessage
+
+Level = Literal["ok", "warn", "bad"]
+
+WARN_PERCENT, BAD_PERCENT = 70, 90
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Tokens. `parts` says what takes the room; `read_tokens` of them would have to be read now, in about `seconds`."""
+
+    used: int
+    total: int
+    parts: Mapping[str, int]
+    read_tokens: int
+    cached_tokens: int
+    seconds: float | None
+    when_full: WhenFull
+
+    @property
+    def percent(self) -> int:
+        """How full it is."""
+        return min(100, -(-100 * self.used // self.total)) if self.total else 0
+
+    @property
+    def level(self) -> Level:
+        """Its colour."""
+        return "ok" if self.percent < WARN_PERCENT else "warn" if self.percent <= BAD_PERCENT else "bad"
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for at least a word of answer."""
+        return self.used < self.total
+
+
+def measure(
+    engine: ChatEngine,
+    line: Sequence[StoredMessage],
+    draft: StoredMessage,
+    settings: ChatSettings,
+    *,
+    thinking: bool,
+    date: Date | None,
+    owner: str,
+) -> Meter:
+    """Measure a branch with a draft at its end. Raises ModelError."""
+
+    def count(messages: Sequence[Message]) -> int:
+        return engine.count_tokens(messages, thinking, date=date)
+
+    messages = prompt_messages([*line, draft], settings.system_prompt)
+    estimate = engine.estimate(messages, thinking=thinking, date=date, owner=owner)
+    used = estimate.prompt_tokens
+    without_text = (*messages[:-1], Message("user", with_attachments("", draft.attachments)))
+    without_draft = (*messages[:-1], Message("user", ""))
+    alone = (Message("user", ""),)
+    system = messages[0] if messages and messages[0].role == "system" else None
+    no_draft = count(without_draft) if draft.content or draft.attachments else used
+    no_text = count(without_text) if draft.attachments else no_draft
+    bare = count(alone)
+    with_system = count((system, *alone)) if system is not None else bare
+    summary = 0
+    if system is not None and SUMMARY_HEADING in system.content:
+        plain = replace(system, content=settings.system_prompt)
+        summary = with_system - (count((plain, *alone)) if settings.system_prompt.strip() else bare)
+    parts = {
+        "system": with_system - summary,
+        "summary": summary,
+        "history": no_draft - with_system,
+        "attachments": no_text - no_draft,
+        "draft": used - no_text,
+    }
+    return Meter(
+        used,
+        engine.info.context_tokens,
+        parts,
+        used - estimate.cached_tokens,
+        estimate.cached_tokens,
+        estimate.seconds,
+        settings.when_full,
+    )
+
+
+def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessage:
+    """What stands in the composer, as the message it would become."""
+    return StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)

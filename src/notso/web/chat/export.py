@@ -1,0 +1,85 @@
+"""A chat as a file: JSON with the whole tree for machines, Markdown of the shown branch for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from notso.web.store.protocol import Chat, StoredMessage
+from notso.web.wording import words
+
+FORMAT_NAME = "notso-chats"
+FORMAT_VERSION = 1
+
+_UNFIT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
+
+
+def export_json(chats: Iterable[tuple[Chat, Sequence[StoredMessage]]]) -> dict[str, Any]:
+    """Everything but what can be made anew (HTML) or is nobody else's business (generation ids)."""
+    return {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION,
+        "chats": [_chat_json(chat, messages) for chat, messages in chats],
+    }
+
+
+def export_markdown(chat: Chat, shown: Iterable[StoredMessage]) -> str:
+    """What the page shows, without thoughts."""
+    parts = [f"# {chat.title}"]
+    for message in shown:
+        if message.kind == "summary":
+            name = words["summary"]
+        else:
+            name = words["you"] if message.role == "user" else words["assistant"]
+        text = [f"## {name}"]
+        file = words["attachment"]
+        text += [f"{file}: {each.name}\n\n{_fenced(each.text)}" for each in message.attachments]
+        text += [message.content] if message.content else []
+        parts.append("\n\n".join(text))
+    return "\n\n".join(parts) + "\n"
+
+
+def file_name(chat: Chat, ending: str) -> str:
+    """A name that every system can write."""
+    return (_UNFIT_IN_NAMES.sub("-", chat.title).strip("-.").lower()[:60] or "chat") + f".{ending}"
+
+
+def _chat_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
+    return {
+        "title": chat.title,
+        "thinking": chat.thinking,
+        "prompt_date": chat.prompt_date.isoformat(),
+        "created_ms": chat.created_ms,
+        "updated_ms": chat.updated_ms,
+        "pinned": chat.pinned,
+        "settings": dict(chat.settings),
+        "chosen_root": chat.chosen_root,
+        "messages": [_message_json(message) for message in messages],
+    }
+
+
+def _message_json(message: StoredMessage) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "parent_id": message.parent_id,
+        "chosen_child": message.chosen_child,
+        "role": message.role,
+        "kind": message.kind,
+        "content": message.content,
+        "reasoning": message.reasoning,
+        "state": message.state,
+        "note": message.note,
+        "edited": message.edited,
+        "attachments": [asdict(each) for each in message.attachments],
+        "dropped_messages": message.dropped_messages,
+        "created_ms": message.created_ms,
+        "numbers": asdict(message.numbers),
+    }
+
+
+def _fenced(text: str) -> str:
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"

@@ -1,0 +1,72 @@
+"""Keeps several tabs in step: each page listens, and hears what changed elsewhere. Nothing of it is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+
+MAX_CHATS = 512
+MAX_TABS = 16
+
+
+class Feed:
+    """Numbers changes of one server's life. Everything here runs on the event loop."""
+
+    def __init__(self) -> None:
+        self._boot = secrets.token_hex(4)
+        self._number = 0
+        self._lists: dict[str, int] = {}
+        self._turns: OrderedDict[str, OrderedDict[str, int]] = OrderedDict()
+        self._changed = asyncio.Event()
+        self.closed = False
+
+    @property
+    def revision(self) -> str:
+        """Where the feed stands: what a page is told when it is made."""
+        return f"{self._boot}-{self._number}"
+
+    def announce(self, owner: str, chat_id: str, tab: str, *, turns: bool = True) -> None:
+        """The owner's list of chats changed, and with `turns` the messages of this chat, by what was done in `tab`."""
+        self._number += 1
+        self._lists[owner] = self._number
+        if turns:
+            tabs = self._turns.setdefault(chat_id, OrderedDict())
+            self._turns.move_to_end(chat_id)
+            tabs[tab] = self._number
+            tabs.move_to_end(tab)
+            if len(tabs) > MAX_TABS:
+                tabs.popitem(last=False)
+            if len(self._turns) > MAX_CHATS:
+                self._turns.popitem(last=False)
+        self._wake()
+
+    def close(self) -> None:
+        """The server goes away: every listener ends."""
+        self.closed = True
+        self._wake()
+
+    def since(self, revision: str, owner: str, chat_id: str, tab: str) -> list[str]:
+        """What this tab should fetch anew: 'chats', 'turns', both or nothing."""
+        boot, _, text = revision.partition("-")
+        if boot != self._boot or not text.isascii() or not text.isdecimal() or len(text) > 15:
+            return ["chats", "turns"]  # of another life of the server: anything may have happened
+        number = int(text)
+        events = ["chats"] if self._lists.get(owner, 0) > number else []
+        by_others = (at for other, at in self._turns.get(chat_id, {}).items() if other != tab or not tab)
+        if max(by_others, default=0) > number:
+            events.append("turns")
+        return events
+
+    async def wait(self, revision: str, seconds: float) -> bool:
+        """Wait until something happened after `revision`. False when `seconds` passed without."""
+        if revision != self.revision or self.closed:
+            return True
+        try:
+            return await asyncio.wait_for(self._changed.wait(), seconds)
+        except TimeoutError:
+            return False
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

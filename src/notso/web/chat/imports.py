@@ -1,0 +1,257 @@
+"""Reading chats from a file: our own export, or a list of messages as the OpenAI API has it.
+
+Every byte of it is a stranger's. Everything gets a new id, so that nothing that is there can be overwritten. Takes
+time: not on the event loop.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from typing import Any, Literal, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from notso.web.chat.chat_settings import changed, shown_values
+from notso.web.chat.export import FORMAT_NAME, FORMAT_VERSION
+from notso.web.ids import new_generation_id, new_id
+from notso.web.problems import Problem
+from notso.web.store.protocol import Attachment, Chat, MessageState, Numbers, StoredMessage
+from notso.web.wording import words
+
+MAX_CHATS = 2_000
+MAX_MESSAGES = 20_000
+MAX_TEXT = 1_000_000
+MAX_DEPTH = 64
+
+_UNFIT = re.compile("[\x00\ud800-\udfff]")
+# Possessive, and an unfinished string is one too: so the scan is linear whatever comes.
+_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
+
+ImportedChat = tuple[Chat, list[StoredMessage]]
+TitleOf = Callable[[str], str]
+
+M = TypeVar("M", bound="_Strict")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Attachment(_Strict):
+    name: str = Field(max_length=200)
+    text: str = Field(max_length=MAX_TEXT)
+
+
+class _Numbers(_Strict):
+    prompt_tokens: int = Field(default=0, ge=0, le=1 << 31)
+    cached_tokens: int = Field(default=0, ge=0, le=1 << 31)
+    completion_tokens: int = Field(default=0, ge=0, le=1 << 31)
+    reasoning_tokens: int = Field(default=0, ge=0, le=1 << 31)
+    prompt_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
+    completion_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
+    thinking_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
+    queue_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
+    first_token_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
+
+
+class _Message(_Strict):
+    id: str = Field(max_length=100)
+    parent_id: str | None = Field(max_length=100)
+    chosen_child: str | None = None
+    role: Literal["user", "assistant"]
+    kind: Literal["turn", "summary"] = "turn"
+    content: str = Field(max_length=MAX_TEXT)
+    reasoning: str = Field(default="", max_length=MAX_TEXT)
+    state: Literal["queued", "running", "done", "stopped", "failed", "interrupted"] = "done"
+    note: str = Field(default="", max_length=1000)
+    edited: bool = False
+    attachments: list[_Attachment] = Field(default=[], max_length=16)
+    dropped_messages: int = Field(default=0, ge=0, le=1 << 31)
+    created_ms: int = Field(default=0, ge=0, le=1 << 60)
+    numbers: _Numbers = Field(default_factory=_Numbers)
+
+
+class _Chat(_Strict):
+    title: str = Field(min_length=1, max_length=200)
+    thinking: bool = True
+    prompt_date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
+    created_ms: int = Field(default=0, ge=0, le=1 << 60)
+    updated_ms: int = Field(default=0, ge=0, le=1 << 60)
+    pinned: bool = False
+    settings: dict[str, str | int | float | bool] = {}
+    chosen_root: str | None = None
+    messages: list[_Message] = Field(max_length=MAX_MESSAGES)
+
+
+class _File(_Strict):
+    format: Literal["notso-chats"]
+    version: int
+    chats: list[_Chat] = Field(min_length=1, max_length=MAX_CHATS)
+
+
+class _OpenAIMessage(_Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str = Field(max_length=MAX_TEXT)
+    reasoning_content: str | None = Field(default=None, max_length=MAX_TEXT)
+    name: str | None = Field(default=None, max_length=200)
+
+
+class _OpenAIList(_Strict):
+    messages: list[_OpenAIMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    model: str | None = None
+
+
+def read_chats(body: bytes, title_of: TitleOf) -> list[ImportedChat]:
+    """The chats in a file, with ids of their own. Raises Problem, which says what is wrong and where."""
+    data = _parse(body)
+    if isinstance(data, dict) and data.get("format") == FORMAT_NAME:
+        version = data.get("version")
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise Problem(400, words["import_newer"].format(version=version))
+        return [_own(chat) for chat in _checked(_File, data).chats]
+    if isinstance(data, list):
+        data = {"messages": data}
+    if not isinstance(data, dict) or "messages" not in data:
+        raise Problem(400, words["import_unknown"])
+    return [_from_openai(_checked(_OpenAIList, data), title_of)]
+
+
+def _own(source: _Chat) -> ImportedChat:
+    now = time.time_ns() // 1_000_000
+    new_ids: dict[str, str] = {}
+    for message in source.messages:
+        if message.id in new_ids:
+            raise Problem(400, words["import_invalid"].format(place="messages", reason="an id comes twice"))
+        if message.parent_id is not None and message.parent_id not in new_ids:
+            raise Problem(400, words["import_invalid"].format(place="messages", reason="a parent is missing"))
+        new_ids[message.id] = new_id()
+    try:
+        day = date.fromisoformat(source.prompt_date)
+    except ValueError:
+        raise Problem(400, words["import_invalid"].format(place="prompt_date", reason="no such day")) from None
+    settings, problems = changed({}, {k: v for k, v in shown_values(source.settings).items() if v})
+    if problems:
+        place, reason = next(iter(problems.items()))
+        raise Problem(400, words["import_invalid"].format(place=f"settings.{place}", reason=reason))
+    chat = Chat(
+        id=new_id(),
+        title=" ".join(source.title.split()) or words["new_chat"],
+        thinking=source.thinking,
+        prompt_date=day,
+        created_ms=source.created_ms or now,
+        updated_ms=source.updated_ms or now,
+        pinned=source.pinned,
+        settings=settings,
+        chosen_root=new_ids.get(source.chosen_root or ""),
+    )
+    return chat, [_own_message(chat.id, message, new_ids) for message in source.messages]
+
+
+def _own_message(chat_id: str, source: _Message, new_ids: dict[str, str]) -> StoredMessage:
+    state: MessageState = "interrupted" if source.state in ("queued", "running") else source.state
+    answer = source.role == "assistant"
+    return StoredMessage(
+        id=new_ids[source.id],
+        chat_id=chat_id,
+        role=source.role,
+        content=source.content,
+        reasoning=source.reasoning if answer else "",
+        state=state if answer else "done",
+        created_ms=source.created_ms,
+        generation_id=new_generation_id() if answer else None,
+        note=source.note if answer else "",
+        numbers=Numbers(**source.numbers.model_dump()),
+        parent_id=new_ids.get(source.parent_id or ""),
+        kind=source.kind if answer else "turn",
+        chosen_child=new_ids.get(source.chosen_child or ""),
+        edited=source.edited,
+        attachments=tuple(Attachment(each.name, each.text) for each in source.attachments),
+        dropped_messages=source.dropped_messages,
+    )
+
+
+def _from_openai(source: _OpenAIList, title_of: TitleOf) -> ImportedChat:
+    now = time.time_ns() // 1_000_000
+    system = "\n\n".join(each.content for each in source.messages if each.role in ("system", "developer"))
+    settings, problems = changed({}, {"system_prompt": system})
+    if problems:
+        raise Problem(400, words["import_invalid"].format(place="messages", reason=problems["system_prompt"]))
+    spoken = [each for each in source.messages if each.role in ("user", "assistant")]
+    if not spoken:
+        raise Problem(400, words["import_unknown"])
+    thinking = any(each.reasoning_content for each in spoken)
+    title = title_of(next((each.content for each in spoken if each.role == "user"), ""))
+    chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings)
+    messages: list[StoredMessage] = []
+    for each in spoken:
+        role = cast(Literal["user", "assistant"], each.role)
+        message = StoredMessage(new_id(), chat.id, role, each.content, "", "done", now)
+        if role == "assistant":
+            message = replace(message, reasoning=each.reasoning_content or "", generation_id=new_generation_id())
+        messages.append(replace(message, parent_id=messages[-1].id if messages else None))
+    return chat, messages
+
+
+def _parse(body: bytes) -> Any:
+    if _depth(body) > MAX_DEPTH:
+        raise Problem(400, words["import_broken"].format(reason=f"nested deeper than {MAX_DEPTH}"))
+    try:
+        text = body.decode("utf-8-sig")
+        data = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        reason = f"at byte {error.pos}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise Problem(400, words["import_broken"].format(reason=reason)) from None
+    _check_text(data)
+    return data
+
+
+def _depth(body: bytes) -> int:
+    """How deep brackets nest outside of strings, found before anything recursive runs; it stops once that is enough."""
+    deepest = depth = 0
+    for match in _TOKENS.finditer(body):
+        first = match[0][:1]
+        if first in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+            if deepest > MAX_DEPTH:
+                break
+        elif first in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_text(data: Any) -> None:
+    stack = [data]
+    while stack:
+        here = stack.pop()
+        if isinstance(here, str) and _UNFIT.search(here):
+            raise Problem(400, words["error_text"])
+        if isinstance(here, dict):
+            stack += [*here.keys(), *here.values()]
+        elif isinstance(here, list):
+            stack += here
+
+
+def _checked(model: type[M], data: Any) -> M:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))[:100]
+        raise Problem(400, words["import_invalid"].format(place=place, reason=first["msg"])) from None

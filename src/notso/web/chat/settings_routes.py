@@ -1,0 +1,127 @@
+"""The settings of a chat and of new ones, and what a draft would cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import date
+
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.responses import RedirectResponse
+
+from notso.web.access import guarded
+from notso.web.chat.attachments import attachments_from
+from notso.web.chat.chat_settings import ChatSettings, changed, settings_from, shown_defaults, shown_values
+from notso.web.chat.engine_port import ModelError
+from notso.web.chat.estimate import draft_message, measure
+from notso.web.chat.questions import settings_of
+from notso.web.chat.views import Owner, Shared, find_chat, path_of
+from notso.web.forms import read_form
+from notso.web.pages import is_fragment
+from notso.web.state import State
+from notso.web.store.protocol import Chat
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+
+@router.get("/settings")
+async def show_defaults(request: Request, state: Shared, owner: Owner) -> Response:
+    """What new chats begin with."""
+    return await _show(request, state, owner, None)
+
+
+@router.post("/settings")
+async def change_defaults(request: Request, state: Shared, owner: Owner) -> Response:
+    """Change what chats have that say nothing else."""
+    return await _change(request, state, owner, None)
+
+
+@router.get("/chats/{chat_id}/settings")
+async def show_settings(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+    """What a chat has otherwise than the defaults."""
+    return await _show(request, state, owner, await find_chat(state, owner, chat_id))
+
+
+@router.post("/chats/{chat_id}/settings")
+async def change_settings(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+    """Change them; fields that are not sent stay as they are, empty ones go back to the default."""
+    return await _change(request, state, owner, await find_chat(state, owner, chat_id))
+
+
+@router.post("/estimate")
+async def estimate_new(request: Request, state: Shared, owner: Owner) -> Response:
+    """What the draft of a new chat takes."""
+    return await _estimate(request, state, owner, None)
+
+
+@router.post("/chats/{chat_id}/estimate")
+async def estimate(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+    """What a chat with the draft at its end takes of the context, and what reading it would cost."""
+    return await _estimate(request, state, owner, await find_chat(state, owner, chat_id))
+
+
+async def _show(
+    request: Request,
+    state: State,
+    owner: str,
+    chat: Chat | None,
+    *,
+    typed: Mapping[str, str] | None = None,
+    problems: Mapping[str, str] | None = None,
+    saved: bool = False,
+) -> Response:
+    own = await state.store.defaults(owner)
+    values = shown_values(own if chat is None else chat.settings)
+    return await state.pages.respond(
+        request,
+        "_settings.html" if is_fragment(request) else "settings.html",
+        400 if problems else 200,
+        chat=chat,
+        values=values | dict(typed or {}),
+        defaults=shown_defaults(ChatSettings() if chat is None else settings_from(own)),
+        problems=dict(problems or {}),
+        saved=saved,
+    )
+
+
+async def _change(request: Request, state: State, owner: str, chat: Chat | None) -> Response:
+    form = await read_form(request)
+    own = await state.store.defaults(owner)
+    settings, problems = changed(own if chat is None else chat.settings, form)
+    if problems:
+        typed = {name: value for name, value in form.items() if name in shown_values({})}
+        return await _show(request, state, owner, chat, typed=typed, problems=problems)
+    if chat is None:
+        await state.store.set_defaults(owner, settings)
+    else:
+        await state.store.set_settings(owner, chat.id, settings)
+        chat = await find_chat(state, owner, chat.id)
+    if not is_fragment(request):
+        return RedirectResponse(f"/chats/{chat.id}" if chat is not None else "/", 303)
+    return await _show(request, state, owner, chat, saved=True)
+
+
+async def _estimate(request: Request, state: State, owner: str, chat: Chat | None) -> Response:
+    fields = await read_form(request)
+    engine = state.engine.engine
+    if engine is None:
+        return Response(status_code=204)
+    settings = await settings_of(state, owner, chat)
+    path = await path_of(state, owner, chat) if chat is not None else []
+    draft = draft_message(
+        fields.get("text", "").strip("\n"), attachments_from(fields, state.settings.max_message_characters)
+    )
+    try:
+        meter = await asyncio.to_thread(
+            measure,
+            engine,
+            [shown.message for shown in path],
+            draft,
+            settings,
+            thinking="thinking" in fields,
+            date=chat.prompt_date if chat is not None else date.today(),
+            owner=owner,
+        )
+    except ModelError:
+        return Response(status_code=204)  # the engine is just going away; the next keystroke asks again
+    return await state.pages.respond(request, "_meter.html", chat=chat, meter=meter)

@@ -1,0 +1,109 @@
+"""Three questions a person might ask next, made only while nothing else wants the engine, and dropped at the first sign
+that something does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from dataclasses import replace
+
+from notso.web.chat.chat_settings import ChatSettings
+from notso.web.chat.engine_host import EngineHost, Job
+from notso.web.chat.engine_port import Event, Message, Request
+from notso.web.chat.turns import Turns
+from notso.web.store.protocol import Chat
+
+REQUEST = "Suggest three short questions I could ask next. Write one question per line and nothing else."
+MAX_SUGGESTIONS = 3
+MIN_SUGGESTIONS = 2
+MAX_TOKENS = 60
+MAX_CHARACTERS = 100
+WAIT_SECONDS = 30.0
+MAX_REMEMBERED = 64
+
+_BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s*")
+
+
+class Suggestions:
+    """Makes suggestions, one chat at a time. Everything here runs on the event loop."""
+
+    def __init__(self, engine: EngineHost, turns: Turns) -> None:
+        self._engine = engine
+        self._turns = turns
+        self._job: Job | None = None
+        self._made: OrderedDict[str, list[str]] = OrderedDict()
+        turns.at_start.append(lambda turn: self.cancel())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody needs the engine now."""
+        stats = self._engine.stats()
+        return stats is not None and stats.running + stats.waiting + self._turns.unfinished == 0
+
+    def cancel(self) -> None:
+        """A person did something: let go."""
+        if self._job is not None:
+            self._job.stop()
+            self._job = None
+
+    async def after(
+        self, answer_id: str, owner: str, chat: Chat, messages: tuple[Message, ...], settings: ChatSettings
+    ) -> list[str]:
+        """Questions to follow that answer; none where the engine is busy or had nothing good to say."""
+        if answer_id in self._made:
+            return self._made[answer_id]
+        if not settings.suggestions or not self.idle:
+            return []
+        text = await self._generate(owner, chat, messages, settings)
+        if text is None:
+            return []
+        self._made[answer_id] = questions_in(text)
+        if len(self._made) > MAX_REMEMBERED:
+            self._made.popitem(last=False)
+        return self._made[answer_id]
+
+    async def _generate(
+        self, owner: str, chat: Chat, messages: tuple[Message, ...], settings: ChatSettings
+    ) -> str | None:
+        self.cancel()
+        events: list[Event] = []
+        ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        params = replace(settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
+        request = Request(
+            (*messages, Message("user", REQUEST)),
+            params,
+            thinking=chat.thinking,  # as in the chat itself, so that its cached prompt serves
+            date=chat.prompt_date,
+            priority="background",
+            owner=owner,
+        )
+
+        def end(failure: BaseException | None) -> None:
+            if not ended.done():
+                ended.set_result(failure)
+
+        job = Job(request, events=events.extend, ended=end)
+        self._job = job
+        self._engine.submit(job)
+        try:
+            failure = await asyncio.wait_for(ended, WAIT_SECONDS)
+        except TimeoutError:
+            return None
+        finally:
+            job.stop()
+            if self._job is job:
+                self._job = None
+        finished = any(event.finish_reason in ("stop", "length") for event in events if event.kind == "end")
+        return "".join(event.text for event in events if event.kind == "text") if finished and not failure else None
+
+
+def questions_in(text: str) -> list[str]:
+    """The lines that are questions; none when there are too few to be worth showing."""
+    found: list[str] = []
+    for line in text.splitlines():
+        question = _BULLET.sub("", line).strip().strip("\"'*_“”")
+        if question.endswith("?") and 4 <= len(question) <= MAX_CHARACTERS and question not in found:
+            found.append(question)
+    return found[:MAX_SUGGESTIONS] if len(found) >= MIN_SUGGESTIONS else []

@@ -1,0 +1,87 @@
+"""Chats as files, out and in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from fastapi import APIRouter, Depends, Request, Response
+from markupsafe import Markup
+from starlette.responses import RedirectResponse
+
+from notso.web.access import guarded
+from notso.web.assets import STATIC_DIRECTORY
+from notso.web.chat.export import export_json, export_markdown, file_name
+from notso.web.chat.imports import read_chats
+from notso.web.chat.questions import title_of
+from notso.web.chat.views import Owner, Shared, find_chat, tab_of
+from notso.web.forms import FORM_TYPE, read_form
+from notso.web.pages import is_fragment
+from notso.web.problems import Problem
+from notso.web.store.tree import shown_path
+from notso.web.wording import words
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+Kind = Literal["md", "json", "html"]
+STYLES = ("surfaces.css", "text.css", "messages.css")
+
+
+@router.get("/chats/{chat_id}/export/{kind}")
+async def export_chat(request: Request, state: Shared, owner: Owner, chat_id: str, kind: Kind) -> Response:
+    """One chat: Markdown or a still page of the shown branch, or JSON of all of it."""
+    chat = await find_chat(state, owner, chat_id)
+    messages = await state.store.messages(owner, chat.id)
+    path = shown_path(messages, chat.chosen_root)
+    name = file_name(chat, kind)
+    if kind == "md":
+        text = await asyncio.to_thread(export_markdown, chat, [shown.message for shown in path])
+        return _download(text, "text/markdown; charset=utf-8", name)
+    if kind == "json":
+        return _download(await asyncio.to_thread(_json, export_json, [(chat, messages)]), "application/json", name)
+    page = await state.pages.respond(request, "export.html", chat=chat, path=path, css=await asyncio.to_thread(_css))
+    return _download(bytes(page.body), "text/html; charset=utf-8", name)
+
+
+@router.get("/export")
+async def export_all(state: Shared, owner: Owner) -> Response:
+    """Every chat, as JSON."""
+    chats = [(chat, await state.store.messages(owner, chat.id)) for chat in await state.store.chats(owner)]
+    return _download(await asyncio.to_thread(_json, export_json, chats), "application/json", "notso-chats.json")
+
+
+@router.post("/import")
+async def import_chats(request: Request, state: Shared, owner: Owner) -> Response:
+    """Chats from a file: our own export, or a list of messages. What is there already is never touched."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        body = await request.body()
+    elif kind == FORM_TYPE:
+        body = (await read_form(request)).get("json", "").encode("utf-8", "surrogatepass")
+    else:
+        raise Problem(415, words["import_unknown"])
+    chats = await asyncio.to_thread(read_chats, body, title_of)
+    for chat, messages in chats:
+        await state.store.add_chat(owner, chat, messages)
+        state.feed.announce(owner, chat.id, tab_of(request), turns=False)
+    address = f"/chats/{chats[0][0].id}"
+    if is_fragment(request):
+        return Response(status_code=204, headers={"HX-Redirect": address})
+    return RedirectResponse(address, 303)
+
+
+def _json(make: Callable[..., object], chats: object) -> bytes:
+    return json.dumps(make(chats), ensure_ascii=False, indent=1).encode()
+
+
+def _css() -> Markup:
+    texts = [path.read_text() for name in STYLES if (path := Path(STATIC_DIRECTORY, name)).exists()]
+    return Markup("\n".join(texts))  # our own files
+
+
+def _download(body: bytes | str, media_type: str, name: str) -> Response:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(body, media_type=media_type, headers=headers)

@@ -1,0 +1,169 @@
+"""What the routes of the chat answer with: whole pages, the turns of a chat, one turn; and finding what they name."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Response
+from starlette.responses import RedirectResponse
+
+from notso.web.access import owner_of
+from notso.web.chat.chat_settings import shown_values
+from notso.web.ids import is_generation_id, is_id, new_id
+from notso.web.models.facts import model_facts
+from notso.web.pages import is_fragment
+from notso.web.problems import Problem
+from notso.web.state import State, state_of
+from notso.web.store.protocol import Chat, StoredMessage
+from notso.web.store.tree import Shown, shown_path
+from notso.web.wording import words
+
+JUST_ENDED_MS = 60_000
+
+Owner = Annotated[str, Depends(owner_of)]
+Shared = Annotated[State, Depends(state_of)]
+
+
+async def chat_page(
+    request: Request,
+    state: State,
+    owner: str,
+    chat: Chat | None,
+    *,
+    problem: Problem | None = None,
+    through: str | None = None,
+    toast: dict[str, str] | None = None,
+) -> Response:
+    """The whole page of a chat, or of none yet; with `problem`, what went wrong and the text it kept.
+
+    `through` names a message that the shown branch shall pass, without remembering that.
+    """
+    path = await path_of(state, owner, chat, through) if chat is not None else []
+    return await state.pages.respond(
+        request,
+        "chat.html",
+        problem.status if problem else 200,
+        **composer_context(chat, path),
+        **status_context(state),
+        chats=await state.store.chats(owner),
+        path=path,
+        settled=_just_ended(path),
+        problem=problem.sentence if problem else "",
+        draft=problem.draft if problem else "",
+        toast=toast,
+        tab=new_id(),
+        revision=state.feed.revision,
+    )
+
+
+async def turns_view(
+    request: Request, state: State, owner: str, chat_id: str, *, toast: dict[str, str] | None = None
+) -> Response:
+    """All of a chat's shown branch, for a page that shows the chat already; a page without scripts loads anew."""
+    chat = await find_chat(state, owner, chat_id)
+    if not is_fragment(request):
+        undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
+        return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
+    path = await path_of(state, owner, chat)
+    return await state.pages.respond(
+        request,
+        "_turns.html",
+        **composer_context(chat, path),
+        **status_context(state),
+        chats=await state.store.chats(owner),
+        path=path,
+        toast=toast,
+    )
+
+
+async def turn_view(
+    request: Request, state: State, owner: str, chat: Chat, message_ids: list[str], *, settled: bool
+) -> Response:
+    """Some messages as they are now, with the composer's buttons to match. `settled`: their stream has ended."""
+    path = await path_of(state, owner, chat, through=message_ids[-1])
+    return await state.pages.respond(
+        request,
+        "_turn.html",
+        **composer_context(chat, path),
+        **status_context(state),
+        chats=await state.store.chats(owner),
+        path=[shown for shown in path if shown.message.id in message_ids],
+        settled=settled,
+    )
+
+
+def _just_ended(path: list[Shown]) -> bool:
+    """Whether the page comes right after an answer that was too quick for a stream; old chats are only looked at."""
+    now_ms = time.time_ns() // 1_000_000
+    return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
+
+
+def composer_context(chat: Chat | None, path: list[Shown]) -> dict[str, Any]:
+    """What the composer needs to know."""
+    answering = next((shown.message for shown in path if shown.message.active), None)
+    values = shown_values(chat.settings if chat is not None else {})
+    return {
+        "chat": chat,
+        "answering": answering,
+        "key": new_id(),
+        "keys": [new_id() for _ in range(4)],
+        "last_id": path[-1].message.id if path else "",
+        "thinking_budget": values["thinking_budget"],
+    }
+
+
+def status_context(state: State) -> dict[str, Any]:
+    """What the status pill and the banner need to know."""
+    engine, download = state.engine, state.downloads.current
+    polling = engine.state == "loading" or (download is not None and download.active)
+    return {
+        "engine_state": engine.state,
+        "info": engine.info,
+        "failure": engine.failure,
+        "facts": model_facts(engine),
+        "download": download,
+        "polling": polling,
+    }
+
+
+async def path_of(state: State, owner: str, chat: Chat, through: str | None = None) -> list[Shown]:
+    """The shown branch of a chat."""
+    return shown_path(await state.store.messages(owner, chat.id), chat.chosen_root, through)
+
+
+def back(request: Request, address: str) -> Response:
+    """Nothing to show: a page without scripts goes back to where it was."""
+    return Response(status_code=204) if is_fragment(request) else RedirectResponse(address, 303)
+
+
+def tab_of(request: Request) -> str:
+    """Which tab asks, so that it is not told of its own doing; '' where none says."""
+    tab = request.headers.get("x-tab", "")
+    return tab if is_id(tab) else ""
+
+
+async def find_chat(state: State, owner: str, chat_id: str) -> Chat:
+    """A chat. Raises Problem 404."""
+    chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
+    if chat is None:
+        raise Problem(404, words["error_unknown_chat"])
+    return chat
+
+
+async def find_message(state: State, owner: str, chat_id: str, message_id: str) -> StoredMessage:
+    """A message of a chat. Raises Problem 404."""
+    known = is_id(chat_id) and is_id(message_id)
+    message = await state.store.message(owner, chat_id, message_id) if known else None
+    if message is None:
+        raise Problem(404, words["error_unknown_page"])
+    return message
+
+
+async def find_generation(state: State, owner: str, generation_id: str) -> StoredMessage:
+    """The answer a generation writes or wrote. Raises Problem 404."""
+    known = is_generation_id(generation_id)
+    answer = await state.store.generation(owner, generation_id) if known else None
+    if answer is None:
+        raise Problem(404, words["error_unknown_page"])
+    return answer

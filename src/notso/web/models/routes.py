@@ -1,0 +1,103 @@
+"""The page about models: what answers now, what else is here, and fetching what is not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.responses import RedirectResponse
+
+from notso.smollm3 import official_files
+from notso.web.access import guarded
+from notso.web.forms import read_form
+from notso.web.ids import is_id
+from notso.web.models.facts import model_facts
+from notso.web.models.installed import Inventory, take_inventory
+from notso.web.pages import is_fragment
+from notso.web.problems import Problem
+from notso.web.state import State, state_of
+from notso.web.wording import words
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+Shared = Annotated[State, Depends(state_of)]
+
+
+@router.get("/models")
+async def models_page(request: Request, state: Shared) -> Response:
+    """What answers now and what else could."""
+    return await state.pages.respond(request, "models.html", **await _context(state))
+
+
+@router.get("/models/download")
+async def show_download(request: Request, state: Shared) -> Response:
+    """The page's moving part: what it asks for each second while something is loaded or fetched."""
+    if not is_fragment(request):
+        return RedirectResponse("/models", 303)
+    return await state.pages.respond(request, "_models.html", **await _context(state))
+
+
+@router.post("/models/download")
+async def begin_download(request: Request, state: Shared) -> Response:
+    """Fetch an official file, or go on where that stopped."""
+    name = (await read_form(request)).get("name", "")
+    file = next((file for file in official_files() if file.name == name), None)
+    if file is None:
+        raise Problem(404, words["error_unknown_model"])
+    if state.stopping:
+        raise Problem(503, words["error_stopping"], retry_after_seconds=5)
+    if not state.downloads.start(file):
+        raise Problem(409, words["error_downloading"])
+    return await _shown(request, state)
+
+
+@router.post("/models/download/stop")
+async def stop_download(request: Request, state: Shared) -> Response:
+    """End a download; what has arrived is kept."""
+    await read_form(request)
+    state.downloads.stop()
+    return await _shown(request, state)
+
+
+@router.post("/models/switch")
+async def switch_model(request: Request, state: Shared) -> Response:
+    """Load another model in place of this one. Chats stay; answers under way end with what they have."""
+    fields = await read_form(request)
+    chosen = (await _inventory(state)).find(fields.get("model", ""))
+    shelf = state.shelf
+    if chosen is None or shelf is None:
+        raise Problem(404, words["error_unknown_model"])
+    if state.stopping:
+        raise Problem(503, words["error_stopping"], retry_after_seconds=5)
+    path = chosen.path
+    state.engine.switch(lambda: shelf.load(path))
+    chat = fields.get("chat", "")
+    if is_id(chat):
+        return RedirectResponse(f"/chats/{chat}", 303)
+    return RedirectResponse("/" if "chat" in fields else "/models", 303)
+
+
+async def _shown(request: Request, state: State) -> Response:
+    if not is_fragment(request):
+        return RedirectResponse("/models", 303)
+    return await state.pages.respond(request, "_models.html", **await _context(state))
+
+
+async def _context(state: State) -> dict[str, Any]:
+    engine, download = state.engine, state.downloads.current
+    return {
+        "engine_state": engine.state,
+        "failure": engine.failure,
+        "facts": model_facts(engine),
+        "download": download,
+        "inventory": await _inventory(state),
+        "can_switch": state.shelf is not None,
+        "busy": state.turns.unfinished,
+        "polling": engine.state == "loading" or (download is not None and download.active),
+    }
+
+
+async def _inventory(state: State) -> Inventory:
+    folder = state.shelf.folder if state.shelf is not None else None
+    return await asyncio.to_thread(take_inventory, state.engine.info, folder)

@@ -1,0 +1,99 @@
+"""TeX in Markdown: $x$, $$x$$, \\(x\\) and \\[x\\], found here, typeset by the page once a block is closed.
+
+A displayed formula begins with its line and ends with its own mark or, as in TeX, with a blank line. So the line that
+opens it settles it, and a text that is still growing never turns a block that was shown into another one. What is not
+closed, or too long to be typeset, stays the text it is; so does a lone dollar, which is a price.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from markdown_it import MarkdownIt
+from markdown_it.rules_block import StateBlock
+from markdown_it.rules_inline import StateInline
+
+MAX_FORMULA_CHARACTERS = 2_000
+MAX_INLINE_CHARACTERS = 1_000  # so that a thousand lone dollars are not each searched to the paragraph's end
+
+_MARKS = {"$$": "$$", "\\[": "\\]"}
+
+
+def enable_math(parser: MarkdownIt) -> None:
+    """Teach a parser the tokens `formula` (block) and `formula_inline`, whose content is TeX."""
+    interrupted = ["paragraph", "blockquote", "list", "table"]
+    parser.block.ruler.before("fence", "formula", _block, {"alt": interrupted})
+    parser.inline.ruler.before("escape", "formula_inline", _inline)
+
+
+def formula_html(tex: str, kind: str) -> str:
+    """A formula as the page's script finds it; without the script, the source is what is read."""
+    tag = "div" if kind == "block" else "span"
+    look = "inline" if kind == "inline" else "display"
+    return f'<{tag} class="math {look}">{escape(tex.strip(), quote=False)}</{tag}>'
+
+
+def _block(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    if state.is_code_block(start):
+        return False
+    first = _line(state, start)
+    closing = _MARKS.get(first[:2])
+    if closing is None or first[2:3] == "$":
+        return False
+    body, found, after = first[2:].partition(closing)
+    if found and (after.strip() or not body.strip()):
+        return False  # more follows on its line: a formula within a paragraph
+    if silent:
+        return True
+    lines, line = [body], start + 1
+    while not found and line < end and not state.isEmpty(line) and state.sCount[line] >= state.blkIndent:
+        body, found, after = _line(state, line).partition(closing)
+        lines.append(body)
+        line += 1
+    tex = "\n".join(lines)
+    whole = bool(found) and not after.strip() and bool(tex.strip()) and len(tex) <= MAX_FORMULA_CHARACTERS
+    token = state.push("formula" if whole else "plain", "", 0)
+    token.content = tex if whole else state.getLines(start, line, state.blkIndent, False)
+    token.map = [start, line]
+    state.line = line
+    return True
+
+
+def _line(state: StateBlock, line: int) -> str:
+    return state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]].rstrip()
+
+
+def _inline(state: StateInline, silent: bool) -> bool:
+    source, start = state.src, state.pos
+    mark = source[start : start + 2]
+    if mark in ("\\(", "\\[", "$$"):
+        closing, kind = {"\\(": "\\)", "\\[": "\\]", "$$": "$$"}[mark], "inline" if mark == "\\(" else "display"
+        first = start + 2
+        last = source.find(closing, first, first + MAX_INLINE_CHARACTERS)
+    elif source[start] == "$":
+        closing, kind, first = "$", "inline", start + 1
+        last = _closing_dollar(source, start)
+    else:
+        return False
+    if last < 0 or not source[first:last].strip():
+        return False
+    if not silent:
+        token = state.push("formula_inline", "", 0)
+        token.content, token.info = source[first:last], kind
+    state.pos = last + len(closing)
+    return True
+
+
+def _closing_dollar(source: str, start: int) -> int:
+    """Where `$x$` ends, or -1: at the next dollar or nowhere, since two prices and a formula are none together.
+
+    No blank may stand just inside the dollars, no letter or digit just outside them.
+    """
+    inside = source[start + 1 : start + 2]
+    if not inside or inside.isspace() or source[:start][-1:].isalnum():
+        return -1
+    at = source.find("$", start + 1, start + MAX_INLINE_CHARACTERS)
+    while at >= 0 and source[at - 1] == "\\":
+        at = source.find("$", at + 1, start + MAX_INLINE_CHARACTERS)
+    after = source[at + 1 : at + 2]
+    return -1 if at < 0 or source[at - 1].isspace() or after.isalnum() or after == "$" else at

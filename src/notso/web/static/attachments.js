@@ -1,0 +1,77 @@
+// Text files become hidden fields of the form: chosen, dropped, or pasted when they are long. Only a script can read them.
+{
+  const BYTES = 200_000, FILES = 8, PASTED_CHARACTERS = 2500;
+  const form = document.getElementById("composer");
+  const text = document.getElementById("text");
+  const list = document.getElementById("attachments");
+  const offer = document.getElementById("paste-offer");
+  const copyOf = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
+  const attached = () => [...list.querySelectorAll(".attached")];
+  const renumber = () => {
+    attached().forEach((chip, at) => chip.querySelectorAll("input").forEach((input, which) => {
+      input.name = `file-${at + 1}-${which ? "text" : "name"}`;
+    }));
+    form.dispatchEvent(new Event("change", { bubbles: true }));
+  };
+  const refuse = (name, reason) => {
+    const note = copyOf("attachment-refused");
+    const words = note.querySelector("span");
+    words.textContent = `${name} ${words.dataset[reason]}`;
+    list.append(note);
+  };
+  const attach = (name, content) => {
+    if (attached().length >= FILES) return refuse(name, "tooMany");
+    const chip = copyOf("attachment");
+    chip.querySelector(".name").textContent = name;
+    [name, content].forEach((value, at) => { chip.querySelectorAll("input")[at].value = value; });
+    chip.querySelector("button").addEventListener("click", () => { chip.remove(); renumber(); text.focus(); });
+    list.append(chip);
+    renumber();
+  };
+  const take = async (files) => {
+    for (const note of list.querySelectorAll("p")) note.remove();
+    for (const file of files) {
+      if (file.size > BYTES) { refuse(file.name, "tooBig"); continue; }
+      try {
+        const content = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+        if (content.includes("\0")) throw new TypeError();
+        attach(file.name, content);
+      } catch { refuse(file.name, "notText"); }
+    }
+  };
+  document.getElementById("files").addEventListener("change", async (event) => {
+    await take(event.target.files);
+    event.target.value = "";
+    text.focus();
+  });
+  const carriesFiles = (event) => event.dataTransfer?.types.includes("Files");
+  for (const name of ["dragover", "dragleave", "drop"]) {
+    document.addEventListener(name, (event) => {
+      if (!carriesFiles(event)) return;
+      event.preventDefault();
+      document.body.classList.toggle("dropping", name === "dragover");
+      if (name === "drop") take(event.dataTransfer.files);
+    });
+  }
+  let pasted = "";
+  text.addEventListener("paste", (event) => {
+    if (event.clipboardData.files.length) { event.preventDefault(); take(event.clipboardData.files); }
+    pasted = event.clipboardData.getData("text/plain").replace(/\r\n?/g, "\n");
+    offer.hidden = pasted.length <= PASTED_CHARACTERS;
+  });
+  text.addEventListener("input", () => { offer.hidden ||= !text.value.includes(pasted); });
+  offer.querySelector("button").addEventListener("click", () => {
+    attach(`${offer.dataset.name}.txt`, pasted);
+    text.value = text.value.replace(pasted, () => "");
+    offer.hidden = true;
+    text.focus();
+  });
+  document.getElementById("import").addEventListener("change", async ({ target }) => {
+    const headers = { "Content-Type": "application/json", "HX-Request": "true" };
+    const answer = await fetch("/import", { method: "POST", headers, body: target.files[0] });
+    target.value = "";
+    const place = answer.headers.get("HX-Redirect");
+    if (answer.ok) location.assign(place ?? "/");
+    else document.getElementById("import-problem").textContent = (await answer.text()).replace(/<[^>]*>/g, "").trim();
+  });
+}

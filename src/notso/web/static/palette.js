@@ -1,0 +1,95 @@
+// The palette of slash commands: it follows what is typed and where the arrow keys are, which takes a script. What the
+// commands are, and what each does to the page, stands in the palette's own elements.
+{
+  const form = document.getElementById("composer");
+  const text = document.getElementById("text");
+  const palette = document.getElementById("palette");
+  const problem = document.getElementById("composer-problem");
+  const options = [...palette.querySelectorAll("[role=option]")];
+  let shown = [];
+  let at = 0;
+  let closed = false;
+  const typed = () => /^\/(\w*)(?:\s+(.*))?$/s.exec(text.value); // "//..." and "/usr/bin" are no commands
+  // As many letters from the beginning as possible, then as few strange ones.
+  const distance = (a, b) => [...a].filter((letter) => !b.includes(letter)).length
+    - 9 * [...a].findIndex((letter, at) => letter !== b[at]);
+  const choose = (index) => {
+    at = index;
+    for (const option of options) option.setAttribute("aria-selected", option === shown[at]);
+    shown[at]?.scrollIntoView({ block: "nearest" });
+    if (palette.hidden || !shown[at]) text.removeAttribute("aria-activedescendant");
+    else text.setAttribute("aria-activedescendant", shown[at].id);
+  };
+  const draw = () => {
+    const found = typed();
+    const name = found?.[1].toLowerCase() ?? "";
+    const wasHidden = palette.hidden;
+    palette.hidden = !found || closed;
+    const fits = (option) => (found?.[2] === undefined ? option.dataset.name.startsWith(name) : option.dataset.name === name);
+    shown = options.filter(fits);
+    const unknown = shown.length === 0;
+    if (unknown) shown = options.toSorted((a, b) => distance(name, a.dataset.name) - distance(name, b.dataset.name)).slice(0, 1);
+    palette.querySelector(".none").hidden = !unknown;
+    for (const option of options) option.hidden = !shown.includes(option);
+    choose(0);
+    if (wasHidden && !palette.hidden) {
+      document.getElementById("announcer").textContent = palette.dataset.announce.replace("{count}", shown.length);
+    }
+  };
+  const write = (value) => { text.value = value; draw(); text.focus(); };
+  const set = (control, on) => { if (control && control.checked !== on) control.click(); };
+  const acts = {
+    open: (option) => document.getElementById(option.dataset.target).showPopover(),
+    click: (option) => [...document.querySelectorAll(option.dataset.target)].at(-1)?.click(),
+    go: (option, argument) => location.assign(option.dataset.target + (option.dataset.target.endsWith("/") ? argument || "md" : "")),
+    choose: (option, argument) => set(document.querySelector(`[name=${option.dataset.target}][value="${CSS.escape(argument)}"]`), true),
+    thinking: (option, argument) => {
+      const toggle = form.elements.thinking;
+      if (!/^\d+$/.test(argument)) return set(toggle, argument ? argument !== "off" : !toggle.checked);
+      set(toggle, true);
+      const budget = form.elements.thinking_budget;
+      if (![...budget.options].some((each) => each.value === argument)) budget.add(new Option(argument, argument));
+      budget.value = argument;
+      budget.dispatchEvent(new Event("change", { bubbles: true }));
+    },
+    post: (option, argument) => {
+      const field = option.querySelector("input");
+      if (field && !argument) return document.getElementById("settings").showPopover();
+      if (field) field.value = argument;
+      option.dispatchEvent(new Event("run"));
+    },
+  };
+  const run = (option) => {
+    const [, name, argument = ""] = typed();
+    if (!option.dataset.name.startsWith(name.toLowerCase())) return write(`/${option.dataset.name} `); // offered, not run
+    write("");
+    problem.textContent = "needsChat" in option.dataset ? palette.dataset.needsChat : "";
+    if (!problem.textContent) acts[option.dataset.act](option, argument.trim().toLowerCase());
+  };
+  text.addEventListener("input", () => { closed = false; draw(); });
+  text.addEventListener("keydown", (event) => {
+    if (palette.hidden || event.isComposing) return;
+    const step = { ArrowDown: 1, ArrowUp: shown.length - 1 }[event.key];
+    if (step !== undefined) choose((at + step) % shown.length);
+    else if (event.key === "Escape") { closed = true; draw(); }
+    else if (event.key === "Tab" && !event.shiftKey) write(`/${shown[at].dataset.name}${"argument" in shown[at].dataset ? " " : ""}`);
+    else if (event.key === "Enter" && !event.shiftKey) run(shown[at]);
+    else return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }, true);
+  form.addEventListener("submit", (event) => {
+    if (!typed() || event.submitter?.matches("[data-stop]")) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    closed = false;
+    draw();
+    run(shown[at]);
+  }, true);
+  palette.addEventListener("click", (event) => {
+    const option = event.target.closest("[role=option]");
+    if (!option) return;
+    if ("argument" in option.dataset && typed()?.[2] === undefined && option.dataset.act !== "thinking") write(`/${option.dataset.name} `);
+    else { text.value ||= "/"; run(option); }
+  });
+}

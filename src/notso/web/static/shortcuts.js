@@ -1,0 +1,37 @@
+// Keys that press a control of the page. Which key presses what is read from the help sheet, where people read it too.
+{
+  const rows = [...document.querySelectorAll("#help [data-press]")].filter((row) => row.dataset.press);
+  const isMac = navigator.platform.startsWith("Mac");
+  const nameOf = (event) => {
+    const key = event.code === "Semicolon" ? ";" : event.key.length === 1 ? event.key.toUpperCase() : event.key;
+    const shift = event.shiftKey && key !== "?";
+    const control = isMac ? event.metaKey : event.ctrlKey;
+    return [control && "Control", event.altKey && "Alt", shift && "Shift", key].filter(Boolean).join("+");
+  };
+  const fits = (where, target) => {
+    const writes = target.matches("input, textarea, select");
+    return { anywhere: true, outside: !writes, empty: target.id === "text" && !target.value }[where];
+  };
+  document.addEventListener("keydown", (event) => {
+    if (event.isComposing || event.defaultPrevented || document.documentElement.dataset.keys === "off") return;
+    if (event.key === "Escape" && !event.shiftKey && document.querySelector(":popover-open")) return;
+    const row = rows.find((each) => each.dataset.keys === nameOf(event) && fits(each.dataset.where, event.target));
+    const near = event.target.closest("article")?.querySelector(row?.dataset.press || "none");
+    const control = near ?? (row && [...document.querySelectorAll(row.dataset.press)].at(-1));
+    if (!control) return;
+    event.preventDefault();
+    if (control.matches("textarea")) control.focus();
+    else control.click();
+  });
+  // Lists of links are walked with the arrow keys, beginning in the input above them.
+  document.addEventListener("keydown", (event) => {
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    const sheet = event.target.closest(".sheet:has([data-arrows])");
+    if (!step || !sheet) return;
+    const stops = [...sheet.querySelectorAll("input, [data-arrows] a")];
+    stops[stops.indexOf(event.target) + step]?.focus();
+    event.preventDefault();
+  });
+  // A menu that was used goes away.
+  document.addEventListener("submit", (event) => event.target.closest(".menu[popover]")?.hidePopover());
+}

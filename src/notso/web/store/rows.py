@@ -1,0 +1,101 @@
+"""Rows of the database to values and back."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from datetime import date
+
+from notso.web.store.protocol import Attachment, Chat, Numbers, SettingValue, StoredMessage
+
+_PLAIN: tuple[str, ...] = (
+    "id",
+    "chat_id",
+    "role",
+    "content",
+    "reasoning",
+    "state",
+    "created_ms",
+    "generation_id",
+    "note",
+)
+_PLAIN += ("answer_html", "reasoning_html", "renderer", "parent_id", "kind", "chosen_child", "dropped_messages")
+_NUMBERS = tuple(Numbers.__dataclass_fields__)
+
+_SAVED: tuple[str, ...] = (
+    "content",
+    "reasoning",
+    "state",
+    "note",
+    *_NUMBERS,
+    "answer_html",
+    "reasoning_html",
+    "renderer",
+)
+_SAVED += ("dropped_messages",)
+_SAVE = f"UPDATE messages SET {', '.join(f'{name} = ?' for name in _SAVED)} WHERE id = ?"
+
+
+def chat_of(row: sqlite3.Row) -> Chat:
+    """A row of `chats`."""
+    return Chat(
+        id=row["id"],
+        title=row["title"],
+        thinking=bool(row["thinking"]),
+        prompt_date=date.fromisoformat(row["prompt_date"]),
+        created_ms=row["created_ms"],
+        updated_ms=row["updated_ms"],
+        pinned=bool(row["pinned"]),
+        settings=json.loads(row["settings"]),
+        chosen_root=row["chosen_root"],
+    )
+
+
+def message_of(row: sqlite3.Row) -> StoredMessage:
+    """A row of `messages`."""
+    return StoredMessage(
+        **{name: row[name] for name in _PLAIN},
+        numbers=Numbers(**{name: row[name] for name in _NUMBERS}),
+        edited=bool(row["edited"]),
+        attachments=tuple(Attachment(**each) for each in json.loads(row["attachments"])),
+    )
+
+
+def insert_chat(db: sqlite3.Connection, owner: str, chat: Chat) -> None:
+    """A new chat."""
+    db.execute(
+        "INSERT INTO chats (id, owner, title, thinking, prompt_date, created_ms, updated_ms, pinned, settings,"
+        " chosen_root) VALUES (?,?,?,?,?,?,?,?,?,?)",
+        (
+            *(chat.id, owner, chat.title, chat.thinking, chat.prompt_date.isoformat(), chat.created_ms),
+            *(chat.updated_ms, chat.pinned, settings_text(chat.settings), chat.chosen_root),
+        ),
+    )
+
+
+def insert_message(db: sqlite3.Connection, owner: str, message: StoredMessage, key: str | None) -> None:
+    """A new message, after all that the chat has. Numbers and HTML come later, with `update_answer`."""
+    last = db.execute("SELECT max(position) FROM messages WHERE chat_id = ?", (message.chat_id,)).fetchone()[0]
+    attachments = json.dumps([{"name": each.name, "text": each.text} for each in message.attachments])
+    db.execute(
+        "INSERT INTO messages (id, chat_id, owner, parent_id, position, role, content, reasoning, state, generation_id,"
+        " idempotency_key, created_ms, kind, chosen_child, edited, attachments, note)"
+        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        (
+            *(message.id, message.chat_id, owner, message.parent_id, (last or 0) + 1, message.role, message.content),
+            *(message.reasoning, message.state, message.generation_id, key, message.created_ms, message.kind),
+            *(message.chosen_child, message.edited, attachments, message.note),
+        ),
+    )
+
+
+def update_answer(db: sqlite3.Connection, answer: StoredMessage) -> bool:
+    """Everything about an answer that changes while it is written."""
+    values = [getattr(answer.numbers if name in _NUMBERS else answer, name) for name in _SAVED]
+    return db.execute(_SAVE, (*values, answer.id)).rowcount > 0
+
+
+def settings_text(settings: Mapping[str, SettingValue]) -> str:
+    """Settings as they are kept."""
+    return json.dumps(dict(settings), sort_keys=True)

@@ -1,0 +1,97 @@
+"""A chat's messages as a tree: which branch is shown, and which other versions each message has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from notso.web.store.protocol import StoredMessage
+
+
+class Node(Protocol):
+    """What the tree needs to know of a message."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def parent_id(self) -> str | None: ...
+
+    @property
+    def chosen_child(self) -> str | None: ...
+
+
+N = TypeVar("N", bound=Node)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A message on the shown branch, with the ids of all its versions (itself included), oldest first."""
+
+    message: StoredMessage
+    versions: tuple[str, ...]
+
+    @property
+    def version(self) -> int:
+        """Which one it is, counted from 1."""
+        return self.versions.index(self.message.id) + 1
+
+    @property
+    def previous(self) -> str | None:
+        """The version before this one."""
+        return self.versions[self.version - 2] if self.version > 1 else None
+
+    @property
+    def next(self) -> str | None:
+        """The version after this one."""
+        return self.versions[self.version] if self.version < len(self.versions) else None
+
+
+def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None) -> list[Shown]:
+    """The branch to show: what was chosen, else the newest; through a given message where one is named."""
+    children = _children(messages)
+    return [
+        Shown(message, tuple(other.id for other in children[message.parent_id]))
+        for message in branch(messages, chosen_root, through)
+    ]
+
+
+def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = None) -> list[N]:
+    """The nodes of the shown branch, from the root to a leaf. `nodes` come oldest first."""
+    nodes = list(nodes)
+    children = _children(nodes)
+    wanted = _line_to(nodes, through)
+    found: list[N] = []
+    here, choice = children.get(None, []), chosen_root
+    while here:
+        node = next((node for node in here if node.id in wanted), None)
+        node = node or next((node for node in here if node.id == choice), here[-1])
+        found.append(node)
+        here, choice = children.get(node.id, []), node.chosen_child
+    return found
+
+
+def line_to(nodes: Iterable[N], node_id: str) -> list[N]:
+    """The nodes from the root down to this one."""
+    nodes = list(nodes)
+    wanted = _line_to(nodes, node_id)
+    return [node for node in nodes if node.id in wanted]
+
+
+def _line_to(nodes: Sequence[N], node_id: str | None) -> set[str]:
+    by_id = {node.id: node for node in nodes}
+    line: set[str] = set()
+    while node_id in by_id and node_id not in line:
+        line.add(node_id)
+        node_id = by_id[node_id].parent_id
+    return line
+
+
+def _children(nodes: Iterable[N]) -> dict[str | None, list[N]]:
+    nodes = list(nodes)
+    known = {node.id for node in nodes}
+    children: dict[str | None, list[N]] = {}
+    for node in nodes:
+        children.setdefault(node.parent_id if node.parent_id in known else None, []).append(node)
+    return children

@@ -1,0 +1,103 @@
+"""The page about models before a person: fetching, stopping, going on, taking another, and a model that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from notso.smollm3 import Engine, ModelFileError, download, hub
+from notso.web.models.installed import Shelf
+
+Serve = Callable[..., Any]
+OpenPage = Callable[..., Page]
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+
+
+def load(path: Path | None) -> Engine:
+    """The real engine; what the fake Hub serves is no model, so it fails as a damaged file does."""
+    return Engine.load(path, threads=1)
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core finds wrong, in the page as it is now."""
+    page.evaluate(AXE.read_text("utf-8"))
+    found = page.evaluate("axe.run().then(result => result.violations)")
+    return [f"{each['id']}: {node['html'][:120]}" for each in found for node in each["nodes"]]
+
+
+def test_fetch_stop_reload_resume_and_use(
+    serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: hub.KnownFile
+) -> None:
+    fake_hub.bytes_per_second = 500_000
+    server = serve(lambda: load(None), shelf=Shelf(load))
+    page = open_page(server.url)
+    page.get_by_role("link", name="Fetch SmolLM3-3B").click()
+    expect(page.get_by_role("heading", name="Models", exact=True)).to_be_visible()
+    expect(page.get_by_text("every 4th (2 of 8)")).to_be_visible()
+
+    page.get_by_role("button", name="Download").click()
+
+    bar = page.get_by_role("progressbar")
+    expect(bar).to_be_visible()
+    expect(page.get_by_text("B/s,")).to_be_visible()
+    before = int(bar.get_attribute("value") or 0)
+    page.wait_for_function("before => +document.querySelector('progress').value > before", arg=before)
+    stop = page.get_by_role("button", name="Stop")
+    stop.focus()
+    page.wait_for_timeout(1500)  # one update at least
+    expect(stop).to_be_focused()
+    page.reload()
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    page.keyboard.press("Tab")
+    page.get_by_role("button", name="Stop").press("Enter")
+    expect(page.get_by_text("is here already")).to_be_visible()
+    expect(page.locator("#models-poll")).to_have_count(0)
+    kept = download.part_path(official_file).stat().st_size
+
+    fake_hub.bytes_per_second = 0
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("its SHA-256 is the published one")).to_be_visible()
+    assert fake_hub.gets[-1] == f"bytes={kept}-"
+
+    page.get_by_role("button", name="Use small:Q4_K_M").click()
+    expect(page.get_by_text("The model could not be loaded")).to_be_visible()  # random bytes are no model
+    page.get_by_role("button", name="Use demo").click()
+    expect(page.locator("#model-demo").get_by_text("In use")).to_be_visible()
+
+
+def test_degraded_it_says_why_and_the_demo_answers(serve: Serve, open_page: OpenPage, own_home: Path) -> None:
+    def fails() -> Engine:
+        raise ModelFileError("blk.3.attn_q.weight is missing")
+
+    page = open_page(serve(fails, shelf=Shelf(load)).url)
+    banner = page.locator("#banner")
+    expect(banner).to_contain_text("blk.3.attn_q.weight is missing")
+    banner.get_by_role("button", name="Use the demo model").click()
+    expect(banner).to_contain_text("Demo model.")
+    page.get_by_label("Message", exact=True).fill("Hello")
+    page.keyboard.press("Enter")
+    expect(page.locator(".turn.assistant")).to_contain_text("help", ignore_case=True)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1100])
+def test_nothing_for_axe_to_find(
+    serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: hub.KnownFile, scheme: str, width: int
+) -> None:
+    fake_hub.bytes_per_second = 300_000
+    server = serve(lambda: load(None), shelf=Shelf(load))
+    page = open_page(
+        server.url + "models", color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True
+    )
+    expect(page.get_by_text("every 4th (2 of 8)")).to_be_visible()
+    page.get_by_role("button", name="Download").click()
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out"
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Resume")).to_be_visible()
+    assert violations(page) == []

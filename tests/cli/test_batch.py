@@ -1,0 +1,349 @@
+"""`notso batch`: every request answered once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.cli import engines
+from notso.qtensor.errors import NotsoError
+from notso.smollm3.errors import ContextLengthError, EngineError
+from notso.smollm3.generation import Generation
+from notso.smollm3.messages import Event, Message, ModelInfo, Usage
+from notso.smollm3.sampling_params import SamplingParams
+
+Run = Callable[..., Any]
+
+
+class ManyAnswers:
+    """An engine that answers each question with the question, in the order of its choosing, from a thread of its own.
+
+    `refuses` maps a question to the error it raises; a NotsoError in `fails` comes as an event instead.
+    """
+
+    def __init__(self, *, slots: int = 4, pace_seconds: float = 0.0) -> None:
+        self.info = ModelInfo("Many Answers", "", False, 8, 8, 4096, max_num_seqs=slots)
+        self.pace_seconds = pace_seconds
+        self.refuses: dict[str, NotsoError] = {}
+        self.fails: dict[str, NotsoError] = {}
+        self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
+        self.most_at_once = 0
+        self._waiting: list[tuple[str, SamplingParams, Generation]] = []
+        self._lock = threading.Lock()
+
+    def open(self, *_: object, **__: object) -> ManyAnswers:
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        return self
+
+    def submit(self, messages: Sequence[Message], params: SamplingParams, **options: Any) -> Generation:
+        question = messages[-1].content
+        if question in self.refuses:
+            raise self.refuses[question]
+        generation = Generation()
+        with self._lock:
+            self.asked.append((question, params, options))
+            self._waiting.append((question, params, generation))
+            self.most_at_once = max(self.most_at_once, len(self._waiting))
+        return generation
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        while not self._closed.wait(0.002 if not self.pace_seconds else self.pace_seconds):
+            with self._lock:
+                if not self._waiting:
+                    continue
+                question, params, generation = self._waiting.pop()  # the last first: order is nobody's promise
+            if question in self.fails:
+                generation.write([Event("error", error=self.fails[question])], last=True)
+                continue
+            seed = f" {params.seed}" if params.seed is not None else ""
+            events = [Event("reasoning", text="Hm."), Event("text", text=f"You said {question}{seed}")]
+            events += [Event("usage", usage=Usage(7, 5, 2, 3, 10.0, 50.0)), Event("end", finish_reason="stop")]
+            generation.write(events[:1])
+            generation.write(events[1:], last=True)
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> ManyAnswers:
+    engine = ManyAnswers()
+    monkeypatch.setattr(engines, "open_engine", engine.open)
+    return engine
+
+
+def entry(number: int, **body: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"question {number}"}]
+    return {
+        "custom_id": f"request-{number}",
+        "method": "POST",
+        "url": "/v1/chat/completions",
+        "body": {"model": "any", "messages": messages} | body,
+    }
+
+
+def write(path: Path, entries: Sequence[Any]) -> Path:
+    path.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in entries))
+    return path
+
+
+def answers(path: Path) -> dict[str, dict[str, Any]]:
+    """By custom_id; every line must be whole and answer another request."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {line["custom_id"]: line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_every_request_is_answered_once(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [entry(number) for number in range(20)])
+    result = notso("batch", str(source), str(tmp_path / "out.jsonl"))
+
+    assert (result.code, result.out) == (0, "")
+    assert "20 requests: 20 answered, 0 failed." in result.err
+    found = answers(tmp_path / "out.jsonl")
+    assert set(found) == {f"request-{number}" for number in range(20)}
+    line = found["request-7"]
+    assert line["error"] is None and line["id"].startswith("batch_req_")
+    assert line["response"]["status_code"] == 200 and line["response"]["request_id"].startswith("req_")
+    body = line["response"]["body"]
+    assert body["object"] == "chat.completion" and body["model"] == "many-answers" and body["created"] > 1.7e9
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "You said question 7", "reasoning_content": "Hm."},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert body["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": 5,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
+
+
+def test_many_are_in_flight_and_give_way_to_others(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [entry(number) for number in range(40)])
+    assert notso("batch", str(source), str(tmp_path / "out.jsonl")).code == 0
+    assert 4 <= many.most_at_once <= 8, "as many as are written at once, and as many ready to follow"
+    assert {options["priority"] for _, _, options in many.asked} == {"background"}
+
+
+def test_fields_reach_the_engine(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    asked = entry(1, temperature=0, max_completion_tokens=9, stop="x", seed=5, n=3, reasoning_effort="low")
+    notso("batch", str(write(tmp_path / "in.jsonl", [asked])), str(tmp_path / "out.jsonl"))
+    _, params, options = many.asked[0]
+    assert (params.temperature, params.max_tokens, params.stop, params.thinking_budget) == (0, 9, ("x",), 256)
+    assert options["thinking"] is True and options["tools"] is None
+    body = answers(tmp_path / "out.jsonl")["request-1"]["response"]["body"]
+    said = [choice["message"]["content"] for choice in body["choices"]]
+    assert said == ["You said question 1 5", "You said question 1 6", "You said question 1 7"]
+    assert body["usage"]["prompt_tokens"] == 7 and body["usage"]["completion_tokens"] == 15
+
+
+REFUSED = [
+    (entry(1, logprobs=True), 400, "unsupported_parameter", "logprobs"),
+    (entry(1, frequency=1), 400, "unsupported_parameter", "frequency"),
+    (entry(1, temperature=7), 400, "invalid_value", "temperature"),
+    (entry(1, stream=True), 400, "unsupported_parameter", "stream"),
+    (entry(1) | {"url": "/v1/embeddings"}, 501, "not_supported", "url"),
+    (entry(1) | {"method": "GET"}, 400, "invalid_value", "method"),
+    (entry(1) | {"extra": 1}, 400, "unsupported_parameter", "extra"),
+    (entry(1) | {"custom_id": 5}, 400, "invalid_value", "custom_id"),
+    (entry(1) | {"body": []}, 400, "invalid_value", "body"),
+    ("not JSON", 400, "invalid_json", None),
+    ('{"custom_id": "a", "custom_id": "b"}', 400, "invalid_json", None),
+    ("[" * 100_000, 400, "invalid_json", None),
+    ('{"custom_id": "x", "body": {"messages": [], "temperature": NaN}}', 400, "invalid_json", None),
+    ("x" * (1 << 20) + "y", 413, "request_too_large", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "status", "code", "param"), REFUSED, ids=lambda value: str(value)[:30])
+def test_a_bad_line_gets_its_error_and_the_others_go_on(
+    many: ManyAnswers, notso: Run, tmp_path: Path, line: Any, status: int, code: str, param: str | None
+) -> None:
+    source = write(tmp_path / "in.jsonl", [entry(0), line, "", entry(2)])
+    result = notso("batch", str(source), str(tmp_path / "out.jsonl"))
+    assert result.code == 0 and "3 requests: 2 answered, 1 failed." in result.err
+    lines = [json.loads(each) for each in (tmp_path / "out.jsonl").read_text().splitlines()]
+    (bad,) = [each for each in lines if each["error"] is not None]
+    assert bad["response"]["status_code"] == status
+    error = bad["response"]["body"]["error"]
+    assert (error["code"], error["param"]) == (code, param) and bad["error"]["message"] == error["message"]
+    assert error["type"] == ("server_error" if status == 501 else "invalid_request_error")
+    if param:
+        assert param in error["message"]
+
+
+def test_the_engine_s_refusals_are_mapped(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    many.refuses["question 1"] = ContextLengthError(9120, 8192)
+    many.fails["question 2"] = EngineError("a logit was not finite")
+    source = write(tmp_path / "in.jsonl", [entry(number) for number in range(4)])
+    assert notso("batch", str(source), str(tmp_path / "out.jsonl")).code == 0
+    found = answers(tmp_path / "out.jsonl")
+    too_long, failed = found["request-1"]["response"], found["request-2"]["response"]
+    assert too_long["status_code"] == 400 and too_long["body"]["error"]["code"] == "context_length_exceeded"
+    assert "9,120" in too_long["body"]["error"]["message"] and "8,192" in too_long["body"]["error"]["message"]
+    assert failed["status_code"] == 500 and failed["body"]["error"]["code"] == "engine_error"
+    assert found["request-0"]["error"] is None and found["request-3"]["error"] is None
+
+
+def test_a_custom_id_used_twice_is_refused_the_second_time(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [entry(1), entry(1), entry(1)])
+    out = tmp_path / "out.jsonl"
+    notso("batch", str(source), str(out))
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len({line["id"] for line in lines}) == 3
+    assert sorted(line["response"]["status_code"] for line in lines) == [200, 400, 400]
+    assert "3 were there already" in notso("batch", str(source), str(out)).err
+
+
+def test_what_is_there_is_not_made_again(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(3)]), tmp_path / "out.jsonl"
+    notso("batch", str(source), str(out))
+    before = out.read_bytes()
+    many.asked.clear()
+    write(source, [entry(number) for number in range(5)])
+
+    result = notso("batch", str(source), str(out), "--json")
+
+    assert json.loads(result.out) == {"requests": 5, "there": 3, "answered": 2, "failed": 0, "left": 0}
+    assert [json.loads(line)["done"] for line in result.err.splitlines()][-1] == 5
+    assert {question for question, _, _ in many.asked} == {"question 3", "question 4"}
+    assert out.read_bytes().startswith(before) and len(answers(out)) == 5
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40, 10_000])
+def test_a_torn_last_line_is_made_again(many: ManyAnswers, notso: Run, tmp_path: Path, cut: int) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(3)]), tmp_path / "out.jsonl"
+    notso("batch", str(source), str(out))
+    whole = out.read_bytes().splitlines(keepends=True)
+    last = whole[-1][:-cut] or whole[-1][:1]
+    out.write_bytes(b"".join(whole[:-1]) + last)
+
+    assert notso("batch", str(source), str(out)).code == 0
+
+    assert out.read_bytes().startswith(b"".join(whole[:-1])) and len(answers(out)) == 3
+
+
+@pytest.mark.parametrize("content", ["something else\n", '{"id": "batch_req_0", "custom_id": "x"}\n', "{}\n{"])
+def test_a_file_of_someone_else_s_is_left_alone(many: ManyAnswers, notso: Run, tmp_path: Path, content: str) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "out.jsonl"
+    out.write_text(content)
+    result = notso("batch", str(source), str(out))
+    assert result.code == 2 and "answers no request of this batch" in result.err
+    assert out.read_text() == content and not many.asked
+
+
+def test_in_and_out_must_differ(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [entry(1)])
+    result = notso("batch", str(source), str(source))
+    assert result.code == 2 and "same file" in result.err
+    assert notso("batch", str(tmp_path / "missing"), str(tmp_path / "out")).code == 2
+
+
+def test_a_pipe_is_no_input_and_a_missing_folder_no_place(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    result = notso("batch", str(pipe), str(tmp_path / "out.jsonl"))
+    assert result.code == 2 and "IN must be a file" in result.err
+    source = write(tmp_path / "in.jsonl", [entry(1)])
+    result = notso("batch", str(source), str(tmp_path / "missing" / "out.jsonl"))
+    assert result.code == 1 and len(result.err.splitlines()) == 1 and "No such file" in result.err
+
+
+def test_two_processes_never_share_an_output(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "out.jsonl"
+    with out.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        result = notso("batch", str(source), str(out))
+    assert result.code == 2 and "another process is writing" in result.err and not many.asked
+
+
+def test_an_empty_batch_loads_nothing(notso: Run, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", ["", "  "])
+    result = notso("batch", str(source), str(tmp_path / "out.jsonl"), "--model", str(tmp_path / "in.jsonl"))
+    assert result.code == 0 and "0 requests: none." in result.err
+
+
+SLOW = """
+import sys
+sys.path.insert(0, {folder!r})
+from test_batch import ManyAnswers
+from notso.cli import engines
+engines.open_engine = ManyAnswers(pace_seconds=0.02).open
+"""
+
+
+def start(process: Callable[..., Any], source: Path, out: Path, done: int) -> Any:
+    """A batch in a process of its own, once it has written `done` answers."""
+    setup = SLOW.format(folder=str(Path(__file__).parent))
+    running = process("batch", str(source), str(out), setup=setup)
+    deadline = time.monotonic() + 60
+    while not out.exists() or out.read_bytes().count(b"\n") < done:
+        assert time.monotonic() < deadline and running.poll() is None, running.communicate()
+        time.sleep(0.005)
+    return running
+
+
+def test_kill_9_loses_and_repeats_nothing(
+    process: Callable[..., Any], many: ManyAnswers, notso: Run, tmp_path: Path
+) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(30)]), tmp_path / "out.jsonl"
+    kept: list[bytes] = []
+    for wanted in (4, 9):
+        running = start(process, source, out, wanted)
+        running.kill()
+        running.communicate()
+        assert running.returncode == -signal.SIGKILL
+        lines = out.read_bytes().splitlines(keepends=True)
+        assert lines[: len(kept)] == kept, "what was finished before stays as it was"
+        kept = [line for line in lines if line.endswith(b"\n")]
+        assert wanted <= len(kept) < 30
+
+    result = notso("batch", str(source), str(out))
+
+    assert result.code == 0 and f"{len(kept)} were there already" in result.err
+    assert out.read_bytes().splitlines(keepends=True)[: len(kept)] == kept
+    found = answers(out)
+    assert set(found) == {f"request-{number}" for number in range(30)}
+    assert all(line["response"]["status_code"] == 200 for line in found.values())
+
+
+def test_ctrl_c_says_how_to_go_on(process: Callable[..., Any], tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(number) for number in range(200)]), tmp_path / "out.jsonl"
+    running = start(process, source, out, 2)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=30)
+    assert running.returncode == 130 and b"the same command goes on from here" in err
+    assert out.read_bytes().endswith(b"\n") and 2 <= len(answers(out)) < 200
+
+
+def test_the_real_engine_answers_a_batch_as_it_answers_alone(notso: Run, tmp_path: Path) -> None:
+    fields = {"temperature": 0, "max_tokens": 40}
+    asked = [
+        entry(number, messages=[{"role": "user", "content": f"What is {number} + 4?"}], **fields)
+        for number in range(1, 13)
+    ]
+    out, alone = tmp_path / "out.jsonl", tmp_path / "alone.jsonl"
+    assert notso("batch", str(write(tmp_path / "in.jsonl", asked)), str(out)).code == 0
+    assert notso("batch", str(write(tmp_path / "one.jsonl", asked[4:5])), str(alone)).code == 0
+    together, single = (answers(path)["request-5"]["response"]["body"]["choices"] for path in (out, alone))
+    assert together == single
+    assert len(answers(out)) == 12 and all(line["error"] is None for line in answers(out).values())

@@ -1,0 +1,68 @@
+"""The whole model in numpy over the reference operations: no kernel of ours, no cache, one text at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.gguf import GGUFFile
+from notso.qtensor.reference import ops as reference
+from notso.qtensor.tensor import QTensor
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.weights import SmolLM3Weights
+
+Floats = npt.NDArray[np.float32]
+Matmul = Callable[[Floats, QTensor], Floats]
+
+QUANTISED: Matmul = reference.matmul
+"""Activations as bytes, as the kernels have them."""
+
+DEQUANTISED: Matmul = reference.matmul_dequantised
+"""Activations as they are: what the blocks stand for, with nothing rounded on the way."""
+
+
+class NumpyModel:
+    """A model file, read whole."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = GGUFFile.open(path)
+        self.config = SmolLM3Config.from_metadata(self._file.metadata)
+        self._weights = SmolLM3Weights.from_tensors(self._file.tensors, self.config)
+        self._frequencies = np.array(self.config.rope_frequencies(self.config.max_position_embeddings)[0])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def logits(self, ids: Sequence[int], matmul: Matmul) -> Floats:
+        """(L, V) after each of `ids`."""
+        config, weights = self.config, self._weights
+        x = reference.embedding_rows(weights.embed_tokens, np.array(ids))
+        for index, layer in enumerate(weights.layers):
+            h = reference.rms_norm(x, layer.attn_norm, config.rms_norm_eps)
+            q, k, v = (
+                matmul(h, weight).reshape(len(x), -1, config.head_dim)
+                for weight in (layer.q_proj, layer.k_proj, layer.v_proj)
+            )
+            if config.uses_rope(index):
+                positions = np.arange(len(x))
+                q, k = (reference.rope(heads, positions, self._frequencies) for heads in (q, k))
+            x = x + matmul(_attention(q, k, v), layer.o_proj)
+            h = reference.rms_norm(x, layer.ffn_norm, config.rms_norm_eps)
+            gated = reference.silu_mul(matmul(h, layer.gate_proj), matmul(h, layer.up_proj))
+            x = x + matmul(gated, layer.down_proj)
+        return matmul(reference.rms_norm(x, weights.norm, config.rms_norm_eps), weights.lm_head)
+
+
+def _attention(q: Floats, k: Floats, v: Floats) -> Floats:
+    """`reference.attention` from position 0, all rows at once: (L, H, D) -> (L, H * D)."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (np.repeat(heads, group, axis=1).astype(np.float64) for heads in (k, v))
+    scores = np.einsum("lhd,mhd->hlm", q.astype(np.float64), keys) / np.sqrt(q.shape[2])
+    scores[:, ~np.tri(len(q), dtype=bool)] = -np.inf
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    attended = np.einsum("hlm,mhd->lhd", powers / powers.sum(axis=-1, keepdims=True), values)
+    return attended.reshape(len(q), -1).astype(np.float32)

@@ -1,0 +1,74 @@
+"""The ceilings that kernels are judged by: everything is read, all products are made, and nothing is left out."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from notso.qtensor import backend, ceilings, ops
+from notso.qtensor.backend import native
+from notso.qtensor.errors import OperandError
+from notso.qtensor.formats import Q4_K
+from notso.qtensor.reference.random_blocks import random_blocks
+from notso.qtensor.tensor import QTensor
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("size", [64, (1 << 20) + 64, 5 << 20])
+def test_every_line_is_read_once(threads: int, size: int) -> None:
+    memory = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    before = backend.threads()
+    backend.set_threads(threads)
+    try:
+        assert native.read_memory(memory) == np.bitwise_xor.reduce(memory.view(np.uint64))
+    finally:
+        backend.set_threads(before)
+
+
+@pytest.mark.parametrize("family", backend.available_kernels())
+def test_at_least_so_many_products_are_made(family: str) -> None:
+    before = backend.kernels()
+    backend.use_kernels(family)
+    try:
+        assert native.multiply_bytes(1) < native.multiply_bytes(10_000_000) <= 12_000_000
+        assert ceilings.byte_products(10_000_000) > 1e6
+    finally:
+        backend.use_kernels(before)
+
+
+def test_a_better_family_multiplies_faster() -> None:
+    """Else the loop is not what it says it is."""
+    before = backend.kernels()
+    families = [name for name in backend.available_kernels() if name in ("avx2", "avx512", "amx")]
+    rates = []
+    for family in families:
+        backend.use_kernels(family)
+        rates.append(max(ceilings.byte_products(1 << 28) for _ in range(5)))
+    backend.use_kernels(before)
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_no_kernel_exceeds_it() -> None:
+    rows, width, columns = 2048, 2048, 256
+    blocks = random_blocks(Q4_K, rows * width // 256, np.random.default_rng(1)).reshape(-1)
+    weight = QTensor("w", Q4_K, (rows, width), blocks)
+    x, out = np.random.default_rng(2).standard_normal((columns, width), np.float32), ops.empty(columns, rows)
+    seconds = []
+    for _ in range(3):
+        started = time.perf_counter()
+        ops.matmul(x, weight, out)
+        seconds.append(time.perf_counter() - started)
+    assert rows * width * columns / min(seconds) < max(ceilings.byte_products(1 << 30) for _ in range(5))
+
+
+@pytest.mark.parametrize("memory", [np.zeros(100, np.uint8), np.zeros((2, 1 << 20), np.uint8), np.zeros(1 << 20)])
+def test_other_arrays_are_refused(memory: np.ndarray) -> None:
+    with pytest.raises(OperandError):
+        ceilings.read_bandwidth(memory)
+
+
+def test_no_products_are_refused() -> None:
+    with pytest.raises(OperandError):
+        ceilings.byte_products(0)

@@ -1,0 +1,60 @@
+"""Blocks of the cache: their sizes, their bytes, and that memory is taken only when it is used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from notso.qtensor import ops
+from notso.qtensor.errors import OperandError
+
+BITS = {"f16": 16, "k8v8": 8.125, "k8v4": 6.125, "k4v4": 4.125, "k4v3": 3.625}
+
+
+def test_bytes_per_value_are_those_of_the_name() -> None:
+    assert set(BITS) == set(ops.KV_FORMATS)
+    for format in ops.KV_FORMATS:
+        pool = ops.key_value_pool(3, 4, 128, format)
+        assert (pool.blocks, pool.block_bytes, pool.nbytes) == (3, pool.data.shape[1], 3 * pool.block_bytes)
+        assert pool.block_bytes * 8 == 2 * 4 * 128 * 128 * BITS[format]
+        assert pool.needs_recent == (format in ("k8v4", "k4v4", "k4v3"))
+
+
+@pytest.mark.parametrize("format", ops.KV_FORMATS)
+def test_blocks_are_read_written_and_copied(format: ops.KVFormat) -> None:
+    rng = np.random.default_rng(1)
+    pool = ops.key_value_pool(4, 2, 32, format)
+    pool.data[:] = rng.integers(0, 256, pool.data.shape)
+    before = pool.data.copy()
+    held = pool.read_block(2)
+    pool.copy_block(2, 0)
+    pool.write_block(3, held)
+    for block, source in ((0, 2), (1, 1), (2, 2), (3, 2)):
+        np.testing.assert_array_equal(pool.data[block], before[source])
+    pool.data[2] = 0
+    assert held == before[2].tobytes(), "a copy does not follow the block"
+
+
+def test_what_cannot_be_is_refused() -> None:
+    pool = ops.key_value_pool(2, 1, 16)
+    for block in (-1, 2):
+        for call in (pool.read_block, lambda b: pool.copy_block(0, b), lambda b: pool.copy_block(b, 0)):
+            with pytest.raises(OperandError, match="outside"):
+                call(block)
+        with pytest.raises(OperandError, match="outside"):
+            pool.write_block(block, bytes(pool.block_bytes))
+    with pytest.raises(OperandError, match="bytes"):
+        pool.write_block(0, bytes(pool.block_bytes - 1))
+    with pytest.raises(OperandError, match=r"k3v3.*k8v8"):
+        ops.key_value_pool(1, 1, 16, "k3v3")  # type: ignore[arg-type]
+    with pytest.raises(OperandError, match="1024"):
+        ops.key_value_pool(1, 1, 2048, "k8v8")
+
+
+def test_memory_is_taken_on_first_use() -> None:
+    """A pool far larger than this machine's memory is only address space."""
+    pool = ops.key_value_pool(1 << 16, 4, 128, "k8v8")
+    assert pool.nbytes > 8 << 30
+    pool.data[-1, :5] = 7
+    assert pool.data[0, :100].max() == 0 and pool.data[-1, :9].sum() == 35
+    assert pool.data.ctypes.data % 64 == 0

@@ -1,0 +1,90 @@
+"""How much of the model's mind is changed by bytes for activations, a small cache and our kernels together: next to
+nothing of its own text. The judge is the model in numpy; the text is the greedy one of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from golden.numpy_model import DEQUANTISED, QUANTISED, NumpyModel
+from golden.store import Golden
+
+from notso.smollm3 import Engine
+from notso.smollm3.hub import demo_path
+from notso.smollm3.kv_formats import KVFormat
+from notso.smollm3.sampling import log_probabilities
+
+LEAST_TOP1 = 0.995
+"""Part of the positions in the model's answers at which its likeliest token must be the reference's."""
+
+MOST_KL = 1e-3
+"""Mean Kullback-Leibler divergence there, in nats."""
+
+LEAST_TOP1_OF_ALL, MOST_KL_OF_ALL = 0.985, 2.5e-3
+"""The same for all text, the user's words too. The model has no opinion of what a user says next, so that small
+differences turn it over: the reference itself, with bytes for activations, agrees with floats at 0.991 of these."""
+
+Floats = npt.NDArray[np.float32]
+JUDGES = {"quantised": QUANTISED, "dequantised": DEQUANTISED}
+
+
+class Text:
+    """Twenty chats with their answers, and what the judges say of every position."""
+
+    def __init__(self, kept: Golden, ends: frozenset[int]) -> None:
+        self.lists = kept.lists
+        self.first_seen = kept.first_seen
+        self.answers = np.concatenate(
+            [_answer(ids, prompt, ends) for ids, prompt in zip(self.lists, kept.prompt_lengths.tolist(), strict=True)]
+        )
+        model = NumpyModel(demo_path())
+        self.logits = {
+            name: np.concatenate([model.logits(ids, matmul) for ids in self.lists]) for name, matmul in JUDGES.items()
+        }
+        model.close()
+
+
+def _answer(ids: list[int], prompt: int, ends: frozenset[int]) -> npt.NDArray[np.bool_]:
+    """The positions whose next token belongs to the answer, its end included."""
+    stop = next((at for at in range(prompt, len(ids)) if ids[at] in ends), len(ids) - 1)
+    return (np.arange(len(ids)) >= prompt - 1) & (np.arange(len(ids)) < stop)
+
+
+@pytest.fixture(scope="module")
+def text(demo_engine: Engine) -> Iterator[Text]:
+    yield Text(Golden.load("demo_f32"), demo_engine.tokenizer.end_ids)
+
+
+def top1(theirs: Floats, ours: Floats) -> float:
+    return float((theirs.argmax(-1) == ours.argmax(-1)).mean())
+
+
+def divergence(theirs: Floats, ours: Floats) -> float:
+    """Mean over positions of sum p (log p - log q), p theirs."""
+    p, q = log_probabilities(theirs).astype(np.float64), log_probabilities(ours).astype(np.float64)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("judge", JUDGES)
+@pytest.mark.parametrize("kv", ["f16", "k8v8"])
+def test_the_engine_agrees_with_the_reference(text: Text, kv: KVFormat, judge: str) -> None:
+    with Engine.load(kv=kv) as engine:
+        assert engine.info.kv_format == kv
+        ours = np.concatenate([engine.logits(ids) for ids in text.lists])
+    theirs, answers, every = text.logits[judge], text.answers & text.first_seen, text.first_seen
+    assert answers.sum() > 500 and every.sum() > 1500
+    assert top1(theirs[answers], ours[answers]) >= LEAST_TOP1
+    assert divergence(theirs[answers], ours[answers]) <= MOST_KL
+    assert top1(theirs[every], ours[every]) >= LEAST_TOP1_OF_ALL
+    assert divergence(theirs[every], ours[every]) <= MOST_KL_OF_ALL
+
+
+def test_the_bounds_notice_a_difference(text: Text) -> None:
+    """Half a per cent of noise in the logits is too much, and so is a model that reads one token less."""
+    theirs = text.logits["quantised"][text.answers]
+    noise = np.random.default_rng(1).standard_normal(theirs.shape).astype(np.float32)
+    noisy = theirs + 0.005 * np.ptp(theirs) * noise
+    assert divergence(theirs, noisy) > MOST_KL
+    assert top1(theirs, np.roll(theirs, 1, axis=0)) < LEAST_TOP1
