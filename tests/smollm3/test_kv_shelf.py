@@ -91,3 +91,16 @@ def test_owners_do_not_find_each_others_blocks_on_disk(tmp_path: Path) -> None:
             usage = list(engine.generate(PROMPT, SAMPLED, owner=owner))[-2].usage
             assert usage is not None
             assert usage.cached_tokens == cached
+
+
+@pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
+def test_what_is_forgotten_leaves_no_file_and_no_block(tmp_path: Path, kv: KVFormat) -> None:
+    with load(tmp_path, kv) as engine:
+        expected, _ = answer(engine, PROMPT)
+    with load(tmp_path, kv) as engine:
+        answer(engine, [*PROMPT, 7])
+        engine.forget()
+        assert answer(engine, PROMPT) == (expected, 0)
+        engine.forget()
+        assert engine.stats().kv_blocks_cached == 0
+    assert not list(tmp_path.rglob("*.kv*"))

@@ -93,12 +93,15 @@ def test_deleting_another_chat_leaves_the_page_alone(start: Start) -> None:
 def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "UNDO_SECONDS", 0.0)
     monkeypatch.setattr(app_module, "PURGE_SECONDS", 0.05)
-    server = start(ScriptedEngine()).ready()
+    engine = ScriptedEngine()
+    server = start(engine).ready()
     asked = server.ask("secret walrus")
     server.finished(asked)
+    assert engine.forgotten == 0
     answer = server.client.post(f"/chats/{asked.chat_id}/delete", data={})
     trash = answer.headers["location"].partition("=")[2]
-    server.wait(lambda: server.client.post(f"/undo/{trash}", data={}).status_code == 404, 5)
+    server.wait(lambda: engine.forgotten == 1, 10)  # and asked before, undo would take it back
+    assert server.client.post(f"/undo/{trash}", data={}).status_code == 404
 
 
 def test_search_marks_hits_and_escapes_the_rest(start: Start) -> None:

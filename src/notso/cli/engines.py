@@ -30,7 +30,9 @@ def open_engine(
         return Engine.load(resolve_model(model), context_tokens=context_tokens, threads=threads, kv=kv)
 
 
-def plan_model(path: Path, context_tokens: int | None, kv: KVChoice = "auto") -> EnginePlan:
+def plan_model(
+    path: Path, context_tokens: int | None, kv: KVChoice = "auto", max_num_seqs: int | None = None
+) -> EnginePlan:
     """What a model will occupy, from its headers alone: the same checks and the same plan as loading makes.
 
     Raises GGUFError, ModelFileError, OutOfMemoryError or InvalidRequestError.
@@ -44,7 +46,7 @@ def plan_model(path: Path, context_tokens: int | None, kv: KVChoice = "auto") ->
         config = SmolLM3Config.from_metadata(file.metadata)
         SmolLM3Weights.from_tensors(file.tensors, config)
         weights_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
-        return plan_engine(config, weights_bytes, context_tokens=context_tokens, kv=kv)
+        return plan_engine(config, weights_bytes, context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)
 
 
 def title(info: ModelInfo) -> str:

@@ -77,6 +77,28 @@ KV = Annotated[
         help="Bits of cached keys and values; auto goes by context and memory.",
     ),
 ]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option(
+        "--max-num-seqs",
+        envvar="NOTSO_MAX_NUM_SEQS",
+        metavar="N",
+        min=1,
+        max=64,
+        help="Answers written at the same time. Default: 16, or what fits.",
+        show_default=False,
+    ),
+]
+CacheDisk = Annotated[
+    float,
+    typer.Option(
+        "--cache-disk",
+        envvar="NOTSO_CACHE_DISK",
+        metavar="GB",
+        min=0,
+        help="Room on disk for conversations already read, so that they go on at once after a restart; 0 keeps none.",
+    ),
+]
 Temperature = Annotated[
     float | None,
     typer.Option("--temperature", "-t", metavar="0..2", help="0 is greedy. Default: 0.6.", show_default=False),

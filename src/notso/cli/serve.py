@@ -42,6 +42,8 @@ def serve(
     kv: options.KV = "auto",
     threads: options.Threads = None,
     weights: options.Weights = "auto",
+    max_num_seqs: options.MaxNumSeqs = None,
+    cache_disk: options.CacheDisk = 4.0,
     data_dir: Annotated[
         Path | None,
         typer.Option("--data-dir", envvar="NOTSO_DATA_DIR", metavar="FOLDER", help="Where conversations are kept."),
@@ -71,7 +73,7 @@ def serve(
     settings = Settings(
         host=host, port=port, data_dir=data_dir, allowed_hosts=tuple(allow_host or ()), api_key=key or None
     )
-    for line in introduction(path, context, kv):
+    for line in introduction(path, context, kv, max_num_seqs):
         terminal.say(line)
     from notso.web.models.installed import Shelf
     from notso.web.server import serve as run_server
@@ -81,7 +83,17 @@ def serve(
     def load(model_file: Path | None) -> Engine:
         from notso.smollm3.engine import Engine
 
-        return Engine.load(model_file, context_tokens=context, threads=threads, weights=weights, kv=kv)
+        settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Engine.load(
+            model_file,
+            context_tokens=context,
+            threads=threads,
+            weights=weights,
+            kv=kv,
+            max_num_seqs=max_num_seqs,
+            cache_dir=settings.directory / "kv" if cache_disk else None,
+            cache_bytes=int(cache_disk * 10**9),
+        )
 
     def ready(address: str) -> None:
         terminal.say(f"open     {address} (Ctrl-C stops)")
@@ -99,12 +111,14 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def introduction(path: Path | None, context_tokens: int | None, kv: KVChoice = "auto") -> list[str]:
+def introduction(
+    path: Path | None, context_tokens: int | None, kv: KVChoice = "auto", max_num_seqs: int | None = None
+) -> list[str]:
     """Which model will answer and what it will occupy. Raises what a damaged file or too little memory raises, so that
     a server that could not answer is not started."""
     from notso.smollm3 import hub
 
-    plan = engines.plan_model(path or hub.demo_path(), context_tokens, kv)
+    plan = engines.plan_model(path or hub.demo_path(), context_tokens, kv, max_num_seqs)
     if path is None:
         model = f"the small demo model; `notso pull` fetches SmolLM3-3B (1.92 GB) to {hub.hub_cache()}"
     else:

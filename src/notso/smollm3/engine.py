@@ -107,22 +107,21 @@ class Engine:
         self._blocks = PrefixCache(plan.kv_blocks, on_forget=cache.forget)
         cache.make_room = self._blocks.drop_one
         self._fingerprint = cache_fingerprint(file, self.config, plan.kv_format, plan.context_tokens)
-        shelf = None
+        self._shelf: KVShelf | None = None
         if cache_dir is not None:
-            shelf = KVShelf(cache, self._blocks, cache_dir, self._fingerprint, cache_bytes)
-        self._scheduler = Scheduler(self._blocks, plan.max_num_seqs, shelf, can_be_cut=cache.can_be_cut)
+            self._shelf = KVShelf(cache, self._blocks, cache_dir, self._fingerprint, cache_bytes)
+        self._scheduler = Scheduler(self._blocks, plan.max_num_seqs, self._shelf, can_be_cut=cache.can_be_cut)
         self._spare_slot = plan.max_num_seqs
         self._speculation = speculation
         self._unguessed = self.tokenizer.control_ids | {self.tokenizer.think_open_id, self.tokenizer.think_close_id}
         self._closed = False
         # Nothing here may refer to the engine itself: it is closed when nobody does.
-        adopter = _Adopter(self._runner)
-        core = EngineCore(self._runner, self._scheduler, between_steps=adopter.adopt, shelf=shelf)
+        core = EngineCore(self._runner, self._scheduler, self._shelf)
         self._core, self._promotion = (
             core,
             WeightPromotion(file, weights, wanted=weights_on, take=core.poke, idle_s=lambda: core.idle_s),
         )
-        adopter.promotion = self._promotion
+        self._runner.promotion = self._promotion
         self._end = weakref.finalize(self, _end, self._core, self._promotion, file)
         self._promotion.start()
         self.info = model_info(file, self.config, plan, kv_bytes=cache.nbytes, is_demo=is_demo)
@@ -180,6 +179,17 @@ class Engine:
     def stats(self) -> EngineStats:
         """What it does now, and totals since it was loaded."""
         return self._core.stats(self._promotion.state)
+
+    def forget(self) -> None:
+        """Remove what is cached of prompts and answers, in memory and on disk: a deleted conversation leaves no trace.
+        What is being answered goes on."""
+        self._require_open()
+        self._core.call(self._forget)
+
+    def _forget(self) -> None:
+        self._blocks.clear()
+        if self._shelf is not None:
+            self._shelf.clear()
 
     def close(self) -> None:
         """Let go of the file and the cache. Generations under way end at their next step; later calls are refused."""
@@ -390,19 +400,6 @@ class Engine:
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("the engine is closed")
-
-
-class _Adopter:
-    """Between two steps, exchanges weights for their copies: same bytes, other pages."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.promotion: WeightPromotion | None = None
-        self._runner = runner
-
-    def adopt(self) -> None:
-        promoted = self.promotion.adopt(self._runner.weights) if self.promotion is not None else None
-        if promoted is not None:
-            self._runner.weights = promoted
 
 
 def _end(core: EngineCore, promotion: WeightPromotion, file: GGUFFile) -> None:

@@ -45,21 +45,13 @@ class EngineCore:
     """Steps through all requests in a thread of its own. `submit`, `call`, `poke` and `stats` may be called from any;
     the rest runs in that thread."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        scheduler: Scheduler,
-        between_steps: Callable[[], None],
-        shelf: KVShelf | None = None,
-    ) -> None:
-        """`between_steps` is called in the thread before each step, and when it was poked."""
+    def __init__(self, runner: Runner, scheduler: Scheduler, shelf: KVShelf | None = None) -> None:
         self.runner = runner
         self.scheduler = scheduler
         scheduler.copy = runner.cache.copy_block
         self.costs = StepCosts()
         self._shelf = shelf
         self._steps = 0
-        self._between_steps = between_steps
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -149,7 +141,7 @@ class EngineCore:
                 if not self._inbox and not self._requests:
                     self._wake.wait(timeout=SHELF_S if self._shelf is not None and self._shelf.has_work else 60.0)
             try:
-                self._between_steps()
+                self.runner.adopt_promoted()
                 while self._inbox:
                     self._inbox.popleft()()
                 self._heed()

@@ -13,6 +13,9 @@ from notso.smollm3.prefix_cache import BLOCK_TOKENS, PrefixCache
 from notso.smollm3.scheduler import Restore
 from notso.smollm3.sequence import Sequence
 
+TAG = b"chats"
+"""On every file of ours, so that they can be removed and those of nobody else."""
+
 LAST_WORDS_S = 3.0
 """How long closing may take for what was not written yet."""
 
@@ -102,15 +105,24 @@ class KVShelf:
             return True
         if offer.has_companion and self._companions is not None:
             companion = self._cache.read_companion(offer.block)
-            if companion is None or not self._companions.put(offer.key, offer.tokens, companion, is_tail=offer.is_tail):
+            if companion is None or not self._companions.put(
+                offer.key, offer.tokens, companion, is_tail=offer.is_tail, tag=TAG
+            ):
                 self._offers.popleft()
                 return True
         content = self._cache.read_block(offer.block)
-        if not self._files.put(offer.key, offer.tokens, content, is_tail=offer.is_tail):
+        if not self._files.put(offer.key, offer.tokens, content, is_tail=offer.is_tail, tag=TAG):
             return False
         self._lacking.discard(offer.key)
         self._offers.popleft()
         return True
+
+    def clear(self) -> None:
+        """Remove everything that was kept, of every conversation."""
+        self._offers.clear()
+        self._files.remove(TAG)
+        if self._companions is not None:
+            self._companions.remove(TAG)
 
     def close(self) -> None:
         """Write what waits, for a few seconds at most, and let go of the folder."""

@@ -12,6 +12,7 @@ from notso.qtensor import ops
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv_cache import KVCache
 from notso.smollm3.model import SmolLM3, Step
+from notso.smollm3.residency import WeightPromotion
 from notso.smollm3.scheduler import Chunk
 from notso.smollm3.weights import SmolLM3Weights
 
@@ -37,6 +38,7 @@ class Runner:
     ) -> None:
         self.cache = cache
         self.max_rows = max_rows
+        self.promotion: WeightPromotion | None = None
         self._model = SmolLM3(config, weights, cache)
         self._step = Step(config, max_rows, MAX_SAMPLED)
         self._programs: OrderedDict[tuple[int, int], tuple[Step, ops.Program]] = OrderedDict()
@@ -50,6 +52,12 @@ class Runner:
     def weights(self, weights: SmolLM3Weights) -> None:
         self._model.weights = weights
         self._programs.clear()  # they point to the old ones
+
+    def adopt_promoted(self) -> None:
+        """Between two steps, exchange weights for their copies: same bytes, other pages."""
+        promoted = self.promotion.adopt(self.weights) if self.promotion is not None else None
+        if promoted is not None:
+            self.weights = promoted
 
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool]) -> list[Floats] | None:
         """Compute chunks: for each its logits (1 + drafts, vocab), valid until the next step; (0, vocab) if unwanted.

@@ -29,7 +29,7 @@ from notso.web.chat.engine_host import EngineHost
 from notso.web.chat.engine_port import EngineSource
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.turns import Turns
-from notso.web.errors import StorageError, StorageFullError
+from notso.web.errors import NotsoError, StorageError, StorageFullError
 from notso.web.ids import is_id
 from notso.web.limits import RequestLimits, SendTimeout
 from notso.web.metrics import Metrics, RequestMetrics
@@ -150,10 +150,12 @@ def _make_state(engine_source: EngineSource, settings: Settings, shelf: Shelf | 
 
 
 async def _purge_now_and_then(state: State) -> None:
-    """What was deleted is gone for good once it is too late to undo that."""
+    """What was deleted is gone for good once it is too late to undo that, from the engine's caches too."""
     while True:
-        with contextlib.suppress(StorageError):
-            await state.store.purge(int(1000 * (time.time() - UNDO_SECONDS)))
+        with contextlib.suppress(NotsoError):
+            purged = await state.store.purge(int(1000 * (time.time() - UNDO_SECONDS)))
+            if purged and state.engine.engine is not None:
+                await asyncio.to_thread(state.engine.engine.forget)
         await asyncio.sleep(PURGE_SECONDS)
 
 

@@ -133,6 +133,7 @@ class ScriptedEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.requests: list[Request] = []
+        self.forgotten = 0
         self.closed = False
         self._running = 0
         self._queue: list[ScriptedGeneration] = []
@@ -189,6 +190,10 @@ class ScriptedEngine:
         """What runs and waits."""
         with self._moved:
             return EngineStats(running=self._running, waiting=len(self._queue))
+
+    def forget(self) -> None:
+        """Nothing is cached; that it was asked for is kept in `forgotten`."""
+        self.forgotten += 1
 
     def close(self) -> None:
         """End what runs and waits."""

@@ -117,6 +117,9 @@ class ChatEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def forget(self) -> None:
+        """Remove what is cached of any conversation, in memory and on disk."""
+
     def close(self) -> None: ...
 
 
