@@ -92,6 +92,32 @@ def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page]) -> None:
     assert len(engine.requests) == 3
 
 
+def test_a_command_that_cannot_take_what_follows_it_says_so(serve: Callable[..., Any], open_page: Open) -> None:
+    page = open_page(serve(ScriptedEngine()).url)
+    text, problem = page.locator("#text"), page.locator("#composer-problem")
+    for typed, told in (
+        ("/temp 99", "/temp takes [0..2]"),
+        ("/thinking banana", "/thinking takes [on|off|N]"),
+        ("/theme purple", "/theme takes [light|dark|system]"),
+        ("/help me with this", "/help takes nothing after it"),
+    ):
+        text.fill(typed)
+        text.press("Enter")
+        expect(problem).to_contain_text(told)
+        assert text.input_value() == typed, "nothing that was typed is lost"
+    text.fill("/regenerate")
+    text.press("Enter")
+    expect(problem).to_contain_text("nothing here")
+    text.fill("/temp 1,5")
+    text.press("Enter")
+    expect(page.locator("#toasts")).to_contain_text("New chats and those without their own: Temperature 1,5")
+    expect(problem).to_be_empty()
+    text.fill("/theme")
+    text.press("Enter")
+    expect(page.locator("#settings")).to_be_visible()
+    expect(page.locator("#set-temperature")).to_have_value("1.5")
+
+
 def test_the_palette_by_mouse(chat: Callable[..., Page]) -> None:
     page = chat()
     page.locator("#text").press_sequentially("/")
@@ -173,6 +199,7 @@ def test_code_is_copied_wrapped_and_unfolded(chat: Callable[..., Page]) -> None:
     unfolded = long.bounding_box()
     assert folded and unfolded and unfolded["height"] > folded["height"] + 300
     page.locator("article.assistant [data-copy]").click()
+    expect(page.locator("article.assistant [data-copy]")).to_have_attribute("data-done", "")
     expect(page.locator("#announcer")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()").startswith("Solve $ax^2 = 0$")
 

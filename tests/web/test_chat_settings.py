@@ -111,3 +111,16 @@ def test_the_composers_own_settings_are_kept(start: Start) -> None:
     assert engine.requests[-1].params.thinking_budget is None
     refused = server.client.post(f"{url}/messages", data=fields | {"key": new_id(), "thinking_budget": "x"})
     assert refused.status_code == 400 and ">\none</textarea>" in refused.text
+
+
+def test_a_command_says_in_a_line_what_it_changed_or_why_not(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("one")
+    server.finished(asked)
+    for url, told in ((f"/chats/{asked.chat_id}", "This chat: Temperature 1.5"), ("", "New chats and those without")):
+        bad = server.client.post(f"{url}/settings", data={"temperature": "9", "command": "temp"}, headers=FRAGMENT)
+        assert bad.status_code == 400 and "Temperature: a number from 0 to 2" in bad.text and "<form" not in bad.text
+        good = server.client.post(f"{url}/settings", data={"temperature": "1.5", "command": "temp"}, headers=FRAGMENT)
+        assert told in good.text and "#toasts" in good.text
+    assert server.client.post("/settings", data={"command": "temp"}, headers=FRAGMENT).status_code == 200
+    assert "#toasts" not in server.client.post("/settings", data={"temperature": "1"}, headers=FRAGMENT).text

@@ -19,7 +19,7 @@ class SlashCommand(NamedTuple):
 
     `open` shows the element of that id, `click` presses the last element that matches, `post` sends to the chat's
     address (with the argument as the field `field`, if there is one), `go` follows the chat's address, argument last;
-    `choose` and `thinking` set a control of the page.
+    `choose` and `thinking` set a control of the page. `argument` is the pattern of what the page takes after the name.
     """
 
     name: str
@@ -29,21 +29,38 @@ class SlashCommand(NamedTuple):
     act: str = ""
     target: str = ""
     field: str = ""
+    argument: str = ""
 
 
 SLASH_COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("help", "", "commands and keys", act="open", target="help"),
     SlashCommand("clear", "", "empties this chat and keeps its settings", act="post", target="clear"),
     SlashCommand("reset", "", "empties this chat, settings back to their defaults", PAGE, "post", "reset"),
-    SlashCommand("thinking", "[on|off|N]", "thinks before it answers, within N tokens", act="thinking"),
-    SlashCommand("temp", "[0..2]", "sets the temperature; 0 is greedy", BOTH, "post", "settings", "temperature"),
+    SlashCommand(
+        "thinking",
+        "[on|off|N]",
+        "thinks before it answers, within N tokens",
+        act="thinking",
+        argument=r"on|off|\d{1,5}",
+    ),
+    SlashCommand(
+        "temp",
+        "[0..2]",
+        "sets the temperature; 0 is greedy",
+        act="post",
+        target="settings",
+        field="temperature",
+        argument=r"[01]?[.,]\d+|[012]|2[.,]0+",
+    ),
     SlashCommand("regenerate", "", "answers the last question anew", act="click", target="[data-regenerate]"),
     SlashCommand("continue", "", "goes on with the last answer", PAGE, "click", "[data-continue]"),
     SlashCommand("summarize", "", "puts a summary in place of older turns", PAGE, "post", "summarize"),
-    SlashCommand("export", "[md|json|html]", "downloads this chat", PAGE, "go", "export/"),
+    SlashCommand("export", "[md|json|html]", "downloads this chat", PAGE, "go", "export/", argument="md|json|html"),
     SlashCommand("status", "", "shows model and how full the context is", act="open", target="status-details"),
     SlashCommand("model", "", "shows the models and changes between them", PAGE, "go", "/models"),
-    SlashCommand("theme", "[light|dark|system]", "changes the look", PAGE, "choose", "theme"),
+    SlashCommand(
+        "theme", "[light|dark|system]", "changes the look", PAGE, "choose", "theme", argument="light|dark|system"
+    ),
     SlashCommand("settings", "", "opens the settings", PAGE, "open", "settings"),
     SlashCommand("system", "[TEXT|-]", "shows, sets or (-) drops the instructions", TERMINAL),
     SlashCommand("exit", "", "leaves", TERMINAL),

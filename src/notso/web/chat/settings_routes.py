@@ -20,6 +20,7 @@ from notso.web.forms import read_form
 from notso.web.pages import is_fragment
 from notso.web.state import State
 from notso.web.store.protocol import Chat
+from notso.web.wording import words
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
@@ -69,6 +70,7 @@ async def _show(
     typed: Mapping[str, str] | None = None,
     problems: Mapping[str, str] | None = None,
     saved: bool = False,
+    toast: Mapping[str, str] | None = None,
 ) -> Response:
     own = await state.store.defaults(owner)
     values = shown_values(own if chat is None else chat.settings)
@@ -81,6 +83,7 @@ async def _show(
         defaults=shown_defaults(ChatSettings() if chat is None else settings_from(own)),
         problems=dict(problems or {}),
         saved=saved,
+        toast=toast,
     )
 
 
@@ -88,6 +91,10 @@ async def _change(request: Request, state: State, owner: str, chat: Chat | None)
     form = await read_form(request)
     own = await state.store.defaults(owner)
     settings, problems = changed(own if chat is None else chat.settings, form)
+    by_command = "command" in form and is_fragment(request)
+    if problems and by_command:
+        problem = "; ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
+        return await state.pages.respond(request, "_problem.html", 400, problem=problem)
     if problems:
         typed = {name: value for name, value in form.items() if name in shown_values({})}
         return await _show(request, state, owner, chat, typed=typed, problems=problems)
@@ -98,7 +105,15 @@ async def _change(request: Request, state: State, owner: str, chat: Chat | None)
         chat = await find_chat(state, owner, chat.id)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}" if chat is not None else "/", 303)
-    return await _show(request, state, owner, chat, saved=True)
+    toast = {"text": _told(form, chat), "undo_url": ""} if by_command else None
+    return await _show(request, state, owner, chat, saved=not by_command, toast=toast)
+
+
+def _told(form: Mapping[str, str], chat: Chat | None) -> str:
+    """What a command changed, and where: nobody saw a form for it."""
+    names = [name for name in shown_values({}) if name in form]
+    changes = ", ".join(f"{words['set_' + name]} {form[name].strip() or words['unset']}" for name in names)
+    return (words["toast_set_default"] if chat is None else words["toast_set_chat"]).format(changes=changes)
 
 
 async def _estimate(request: Request, state: State, owner: str, chat: Chat | None) -> Response:

@@ -4,10 +4,8 @@
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
   const problem = document.getElementById("composer-problem");
-  let pending = null;
-  let sent = "";
+  let [pending, sent] = [null, ""];
   const send = () => { if (!form.querySelector("[data-stop]") && text.value.trim()) form.requestSubmit(); };
-  const changed = () => form.dispatchEvent(new Event("change", { bubbles: true }));
   const drop = () => { pending?.remove(); pending = null; };
   text.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.isComposing) return;
@@ -34,7 +32,7 @@
     drop(); // the answer is put in its place before the next paint
     if (response.status === 200) document.getElementById("attachments").replaceChildren();
     else text.value ||= sent;
-    changed();
+    form.dispatchEvent(new Event("change", { bubbles: true }));
   });
   form.addEventListener("htmx:error", (event) => {
     if (event.detail.ctx?.sourceElement !== form) return;

@@ -6,9 +6,7 @@
   const palette = document.getElementById("palette");
   const problem = document.getElementById("composer-problem");
   const options = [...palette.querySelectorAll("[role=option]")];
-  let shown = [];
-  let at = 0;
-  let closed = false;
+  let [shown, at, closed] = [[], 0, false];
   const typed = () => /^\/(\w*)(?:\s+(.*))?$/s.exec(text.value); // "//..." and "/usr/bin" are no commands
   // As many letters from the beginning as possible, then as few strange ones.
   const distance = (a, b) => [...a].filter((letter) => !b.includes(letter)).length
@@ -39,10 +37,13 @@
   const write = (value) => { text.value = value; draw(); text.focus(); };
   const set = (control, on) => { if (control && control.checked !== on) control.click(); };
   const acts = {
-    open: (option) => document.getElementById(option.dataset.target).showPopover(),
-    click: (option) => [...document.querySelectorAll(option.dataset.target)].at(-1)?.click(),
+    open: (option) => document.getElementById(option.dataset.sheet).showPopover(),
+    click: (option) => {
+      const button = [...document.querySelectorAll(option.dataset.target)].at(-1);
+      button ? button.click() : problem.textContent = palette.dataset.nothing;
+    },
     go: (option, argument) => location.assign(option.dataset.target + (option.dataset.target.endsWith("/") ? argument || "md" : "")),
-    choose: (option, argument) => set(document.querySelector(`[name=${option.dataset.target}][value="${CSS.escape(argument)}"]`), true),
+    choose: (option, argument) => set(document.querySelector(`[name=${option.dataset.target}][value="${argument}"]`), true),
     thinking: (option, argument) => {
       const toggle = form.elements.thinking;
       if (!/^\d+$/.test(argument)) return set(toggle, argument ? argument !== "off" : !toggle.checked);
@@ -54,7 +55,6 @@
     },
     post: (option, argument) => {
       const field = option.querySelector("input");
-      if (field && !argument) return document.getElementById("settings").showPopover();
       if (field) field.value = argument;
       option.dispatchEvent(new Event("run"));
     },
@@ -62,9 +62,11 @@
   const run = (option) => {
     const [, name, argument = ""] = typed();
     if (!option.dataset.name.startsWith(name.toLowerCase())) return write(`/${option.dataset.name} `); // offered, not run
-    write("");
-    problem.textContent = "needsChat" in option.dataset ? palette.dataset.needsChat : "";
-    if (!problem.textContent) acts[option.dataset.act](option, argument.trim().toLowerCase());
+    const said = argument.trim().toLowerCase();
+    const fits = new RegExp(`^(?:${option.dataset.takes})?$`).test(said);
+    problem.textContent = "needsChat" in option.dataset ? palette.dataset.needsChat : fits ? "" : option.dataset.misused;
+    if (fits) write(""); // what does not fit stays to be mended
+    if (!problem.textContent) acts[said || !option.dataset.sheet ? option.dataset.act : "open"](option, said);
   };
   text.addEventListener("input", () => { closed = false; draw(); });
   text.addEventListener("keydown", (event) => {
