@@ -93,6 +93,23 @@ def test_edit_a_question(serve: Serve, open_page: Open) -> None:
     expect(answers(page)).to_contain_text("Answer number 1.")
 
 
+def test_an_edit_is_sent_and_left_by_key(serve: Serve, open_page: Open) -> None:
+    engine = ScriptedEngine(numbered())
+    page = open_page(serve(engine).url)
+    begin(page)
+    page.keyboard.press("ArrowUp")
+    page.locator("#edit-text").fill("Given up")
+    page.keyboard.press("Escape")
+    expect(page.locator("#edit-text")).to_have_count(0)
+    expect(questions(page)).to_contain_text("First question")
+    page.locator("#text").press("ArrowUp")
+    page.locator("#edit-text").fill("Sent by key")
+    page.keyboard.press("Control+Enter")
+    expect(questions(page)).to_contain_text("Sent by key")
+    expect(answers(page)).to_contain_text("Answer number 2.")
+    assert [message.content for message in engine.requests[1].messages if message.role == "user"] == ["Sent by key"]
+
+
 def test_edit_an_answer(serve: Serve, open_page: Open) -> None:
     page = open_page(serve(ScriptedEngine(numbered())).url)
     begin(page)
@@ -201,6 +218,25 @@ def test_delete_and_undo(serve: Serve, open_page: Open) -> None:
     page.get_by_role("button", name="Undo").click()
     page.wait_for_url("**/chats/*")
     expect(answers(page)).to_contain_text("Answer number 1.")
+
+
+def test_a_chat_deleted_in_another_tab(serve: Serve, open_page: Open) -> None:
+    server = serve(ScriptedEngine(long_answer, pace_seconds=0.05))
+    page = open_page(server.url, expected="status of 404|response:error")
+    ask(page, "Go on")
+    page.wait_for_url("**/chats/*")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    other = open_page(server.url, like=page)
+    other.locator("#chat-list li").hover()
+    other.locator("#chat-list").get_by_role("button", name="Delete this chat: Go on").click()
+    expect(page.locator("#turns")).to_contain_text("There is no such chat.")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.locator("#status-label")).to_have_text("Idle")
+    ask(page, "Still here?")
+    expect(page.locator("#composer-problem")).to_contain_text("There is no such chat.")
+    expect(page.locator("#text")).to_have_value("Still here?")
+    other.get_by_role("button", name="Undo").click()
+    expect(questions(page)).to_contain_text("Go on")
 
 
 def test_clear_and_undo(serve: Serve, open_page: Open) -> None:

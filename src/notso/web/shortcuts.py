@@ -21,11 +21,11 @@ class Shortcut(NamedTuple):
 SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut("Enter", "sends"),
     Shortcut("Shift+Enter", "begins a new line"),
-    Shortcut("Escape", "stops the answer", "[data-stop]"),
+    Shortcut("Escape", "stops the answer, leaves an edit", "[data-stop]"),
     Shortcut("Shift+Escape", "goes to the input", "#text"),
     Shortcut("Control+K", "searches all chats", ".sidebar-head [popovertarget=search]"),
     Shortcut("Control+Shift+O", "begins a new chat", "#new-chat"),
-    Shortcut("Control+Enter", "answers the last question anew", "[data-regenerate]"),
+    Shortcut("Control+Enter", "answers the last question anew, sends an edit", "[data-regenerate]"),
     Shortcut("Alt+Enter", "goes on with the last answer", "[data-continue]"),
     Shortcut("Alt+ArrowLeft", "shows the version before", '[data-version="previous"]'),
     Shortcut("Alt+ArrowRight", "shows the version after", '[data-version="next"]'),

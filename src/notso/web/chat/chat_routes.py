@@ -11,7 +11,7 @@ from notso.web.chat.prompt import prompt_messages
 from notso.web.chat.questions import MAX_TITLE_CHARACTERS, settings_of, summarise
 from notso.web.chat.views import Owner, Shared, back, find_chat, path_of, tab_of, turns_view
 from notso.web.forms import read_form
-from notso.web.ids import is_generation_id
+from notso.web.ids import is_generation_id, is_id, new_id
 from notso.web.pages import is_fragment
 from notso.web.problems import Problem
 from notso.web.state import State
@@ -54,7 +54,11 @@ async def search(request: Request, state: Shared, owner: Owner, q: str = "") -> 
 
 @router.get("/chats/{chat_id}/turns")
 async def show_turns(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
-    """The messages a page shows, fetched when another tab changed them."""
+    """The messages a page shows, fetched when another tab changed them, or deleted the chat with all of them."""
+    known = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
+    if known is None and is_fragment(request):
+        gone = {"problem": words["error_unknown_chat"], "answering": None, "key": new_id()}
+        return await state.pages.respond(request, "_gone.html", 404, **gone)
     return await turns_view(request, state, owner, chat_id)
 
 
