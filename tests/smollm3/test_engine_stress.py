@@ -206,7 +206,7 @@ def test_thousands_of_answers_leave_nothing_behind(crowded: Engine) -> None:
     stats = crowded.stats()
     assert idle(crowded), stats
     assert no_more(before)  # a block may be on its way to the disk at either moment
-    assert stats.preemptions_total > 0 and stats.accepted_tokens_total > 0 and stats.cached_tokens_total > 0
+    assert stats.accepted_tokens_total > 0 and stats.cached_tokens_total > 0
     check_books(crowded)
     check(known[0], list(crowded.generate(known[0].prompt, known[0].params)), whole=True)
 
