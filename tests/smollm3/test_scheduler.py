@@ -383,3 +383,29 @@ def test_a_step_has_no_more_rows_than_it_may() -> None:
     for seed in range(12):
         machine.add(prompt(seed, 7), 1)
     assert machine.scheduler.schedule(512, max_rows=512).rows == 512
+
+
+def test_two_that_come_back_from_the_shelf_do_not_wait_for_each_other() -> None:
+    """Together they need more blocks than there are, and neither has anything to compute yet."""
+    shelf, first, second = MemoryShelf(), prompt(1, 19 * BLOCK_TOKENS + 40), prompt(2, 13 * BLOCK_TOKENS + 40)
+    for ids in (first, second):
+        parent = ROOT
+        for at in range(0, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
+            parent = block_key(parent, ids[at : at + BLOCK_TOKENS])
+            shelf.blocks[parent] = [hash((ROOT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+    machine = Machine(24, 2, shelf)
+    machine.add(second[: 7 * BLOCK_TOKENS + 1], 1)
+    machine.run()
+    sequences = [machine.add(first, 10), machine.add(second, 10)]
+    machine.run()
+    assert machine.done[1:] == sequences
+    assert [sequence.cached for sequence in sequences] == [19 * BLOCK_TOKENS, 13 * BLOCK_TOKENS]
+
+
+def test_short_rests_share_the_rows_of_a_step() -> None:
+    machine = Machine(64, 64)
+    for seed in range(64):
+        machine.add(prompt(seed, FEW_ROWS), 5)
+    while machine.goals:
+        assert machine.scheduler.schedule(100, max_rows=100).rows <= 100
+        machine.step(100)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -54,7 +55,7 @@ class EngineCore:
         self._steps = 0
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._closing = False
+        self._closing = self._ended = self._poked = False
         self._requests: dict[Sequence, Request] = {}
         self._idle_since = time.monotonic()
         self._prompt_s_per_token = 0.0
@@ -80,12 +81,15 @@ class EngineCore:
         return self._prompt_s_per_token
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for its turn."""
+        """Let a request wait for its turn. Raises EngineError if the engine has ended."""
         request.submitted = time.perf_counter()
         self._post(lambda: self._take(request))
 
     def call(self, work: Callable[[], T]) -> T:
-        """Run something between two steps and return what it returns. Raises EngineError if the engine has ended."""
+        """Run something between two steps and return what it returns. Raises EngineError if the engine has ended, or
+        is asked from its own thread, where a reader's notification runs: it would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise EngineError("a reader's notification must not wait for the engine")
         future: Future[T] = Future()
 
         def run() -> None:
@@ -95,16 +99,12 @@ class EngineCore:
                 future.set_exception(error)
 
         self._post(run)
-        while True:
-            try:
-                return future.result(timeout=1.0)
-            except TimeoutError:
-                if not self._thread.is_alive() and not future.done():
-                    raise EngineError("the engine is closed") from None
+        return future.result()
 
     def poke(self) -> None:
         """Look again whether there is something to do."""
         with self._wake:
+            self._poked = True
             self._wake.notify()
 
     def stats(self, weights_residency: str) -> EngineStats:
@@ -130,16 +130,25 @@ class EngineCore:
 
     def _post(self, work: Callable[[], None]) -> None:
         with self._wake:
+            if self._ended:
+                raise EngineError("the engine is closed")
             self._inbox.append(work)
             self._wake.notify()
 
     # In the thread
 
     def _run(self) -> None:
+        try:
+            self._run_steps()
+        finally:
+            self._finish()
+
+    def _run_steps(self) -> None:
         while not self._closing:
             with self._wake:
-                if not self._inbox and not self._requests:
+                if not (self._inbox or self._requests or self._poked or self._closing):
                     self._wake.wait(timeout=SHELF_S if self._shelf is not None and self._shelf.has_work else 60.0)
+                self._poked = False
             try:
                 self.runner.adopt_promoted()
                 while self._inbox:
@@ -153,10 +162,21 @@ class EngineCore:
             except Exception as error:
                 _log.exception("a step failed")
                 self._fail_all(error)
-        for request in list(self._requests.values()):
-            self._end(request, "cancelled")
-        while self._inbox:
-            self._inbox.popleft()()
+
+    def _finish(self) -> None:
+        """Whatever happened: nobody is left waiting, and the folder is free."""
+        self._closing = True
+        with self._wake:
+            self._ended = True  # from here on nothing comes in
+        last: list[Callable[[], None]] = [partial(self._end, it, "cancelled") for it in self._requests.values()]
+        last += self._inbox
+        last.append(partial(self._fail_all, EngineError("the engine is closed")))
+        for work in last:
+            try:
+                work()
+            except Exception:
+                _log.exception("the engine's end")
+        self._inbox.clear()
         if self._shelf is not None:
             self._shelf.close()
 
@@ -207,8 +227,10 @@ class EngineCore:
         decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
         rows = sum(sequence.pending for sequence in decoding)
         nothing_to_read = len(decoding) == len(running) and not self.scheduler.waiting
+        for sequence in running:
+            sequence.drafts = []
         for sequence in decoding:
-            request, sequence.drafts = self._requests[sequence], []
+            request = self._requests[sequence]
             if nothing_to_read and request.proposer is not None and sequence.pending == 1:
                 left = min(request.most - request.answer.tokens - 1, MAX_SAMPLED - rows, MOST_DRAFTS)
                 sequence.drafts = request.proposer.propose(left, rows)
@@ -330,10 +352,14 @@ class EngineCore:
             self._fail(request, failure)
 
     def _leave(self, request: Request, events: list[Event]) -> None:
-        if self._shelf is not None:
-            self._shelf.offer(request.sequence)
-        self.scheduler.remove(request.sequence)
-        del self._requests[request.sequence]
+        if self._requests.pop(request.sequence, None) is None:
+            return
+        try:
+            if self._shelf is not None:
+                self._shelf.offer(request.sequence)
+            self.scheduler.remove(request.sequence)
+        except Exception:
+            _log.exception("what an answer held was not given back")  # its readers hear of its end all the same
         self._idle_since = time.monotonic()
         request.generation.write(events, last=True)
 

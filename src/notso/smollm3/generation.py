@@ -12,13 +12,17 @@ from notso.smollm3.messages import Event
 _log = logging.getLogger(__name__)
 
 
+def _nothing() -> None:
+    pass
+
+
 class Generation:
     """The events of one answer. Readers come and go as they like, from any thread; the log keeps everything.
 
     `changed` is called when somebody stops it or wants the answer now, so that the engine looks.
     """
 
-    def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, changed: Callable[[], None] = _nothing) -> None:
         self.id = uuid4().hex
         self.stop_requested = False
         self.answer_requested = False
@@ -85,6 +89,8 @@ class Generation:
             self._events += events
             self._finished = self._finished or last
             listeners = list(self._listeners)
+            if last:  # who keeps the log does not keep the engine
+                self._engine_changed, self._listeners = _nothing, []
             self._condition.notify_all()
         for notify in listeners:
             try:

@@ -84,6 +84,12 @@ class KVCache:
         for tile in {0, *range(first, last + 1)}:
             self._recent_table[slot, tile] = self._companion(blocks[tile])
 
+    def settle(self, chunk: Chunk) -> None:
+        """A chunk was computed: of what is full by now, only the first block needs its companion."""
+        first, end = chunk.start // ops.TILE_POSITIONS, (chunk.start + chunk.count) // ops.TILE_POSITIONS
+        for block in chunk.sequence.blocks[max(first, 1) : end]:
+            self.forget(block)
+
     def can_be_cut(self, block: int) -> bool:
         """Whether a part of the block's content can be used without the rest."""
         return not self._is_small or block in self._companions

@@ -60,9 +60,11 @@ class Request:
         return spent or self.generation.answer_requested
 
     def close_thought(self) -> list[Event]:
-        """Write the end of the thought for the model; it goes on behind it."""
+        """Write the end of the thought for the model, as far as there is room; it goes on behind it."""
         events: list[Event] = []
         for token in self.closing:
+            if self.is_over:
+                break
             self.sequence.tokens.append(token)
             events += self.answer.push(token)
         return events

@@ -86,6 +86,8 @@ class Runner:
             program.run()
         elif not self._model.forward(step, go_on):
             return None
+        for chunk in chunks:
+            self.cache.settle(chunk)
         return np.split(step.logits, np.cumsum(wanted)[:-1])
 
 

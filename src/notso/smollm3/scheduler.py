@@ -137,8 +137,9 @@ class Scheduler:
         plan = Plan()
         self._admit(plan)
         for sequence in sorted(self.running, key=_rank):
-            if sequence.slot is not None and sequence.pending <= FEW_ROWS:
-                self._plan_chunk(sequence, sequence.pending, plan)
+            room = max_rows - plan.rows
+            if room > 0 and sequence.slot is not None and sequence.pending <= FEW_ROWS:
+                self._plan_chunk(sequence, min(sequence.pending, room), plan)
         room = min(prompt_tokens, max_rows - plan.rows)
         for sequence in sorted(self.running, key=_rank):
             if room < 1:
@@ -153,6 +154,7 @@ class Scheduler:
         sequence = chunk.sequence
         if sequence.slot is None:
             return
+        sequence.started = True
         sequence.computed = chunk.start + chunk.count + accepted
         while (len(sequence.keys) + 1) * BLOCK_TOKENS <= sequence.computed:
             at = len(sequence.keys) * BLOCK_TOKENS
@@ -166,8 +168,10 @@ class Scheduler:
         sequence = restore.sequence
         if sequence.slot is None or restore.block not in sequence.blocks:
             return
+        before = sequence.computed
         self._cut(sequence, sequence.blocks.index(restore.block))
-        sequence.cached = min(sequence.cached, sequence.computed)
+        if not sequence.returned:
+            sequence.cached -= before - sequence.computed
 
     def read(self, restore: Restore) -> None:
         """A block was brought back: others may find it."""
@@ -202,8 +206,6 @@ class Scheduler:
             sequence.slot = self._slots.pop()
             self.running.append(sequence)
             self._match(sequence, plan)
-            sequence.cached = sequence.cached if sequence.started else sequence.computed
-            sequence.started = True
 
     def _fits(self, sequence: Sequence) -> bool:
         """Whether its prompt fits beside those that run, each of which may soon need a block more."""
@@ -232,6 +234,8 @@ class Scheduler:
             plan.restores.remove(restore)
             self.unread(restore)  # nothing was read into it
         self._leave(sequence)
+        sequence.returned = sequence.started
+        sequence.cached = sequence.cached if sequence.started else 0
         self.waiting.append(sequence)
         plan.preempted.append(sequence)
         self.preemptions += 1
@@ -274,10 +278,18 @@ class Scheduler:
                     return None
 
     def _match(self, sequence: Sequence, plan: Plan) -> bool:
-        """Take over what is cached of the tokens that come next. True if more is to be read from the shelf first.
+        """Take over what is cached of the tokens that come next. True if it has to wait for more from the shelf, or had
+        to leave.
 
         The last token is always computed: its logits are wanted.
         """
+        before = sequence.computed
+        waits = self._find(sequence, plan)
+        if sequence.slot is not None and not sequence.returned:
+            sequence.cached += sequence.computed - before
+        return waits
+
+    def _find(self, sequence: Sequence, plan: Plan) -> bool:
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
             piece = sequence.tokens[sequence.computed : sequence.computed + BLOCK_TOKENS]
             parent = sequence.key
@@ -286,9 +298,9 @@ class Scheduler:
             if block is not None:
                 self.cache.share(block)
             elif self._shelf is not None and self._shelf.has(key):
-                if len(plan.restores) >= RESTORES_PER_STEP or not self.cache.available:
+                block = None if len(plan.restores) >= RESTORES_PER_STEP else self._take(sequence, plan)
+                if block is None:
                     return True
-                block = self.cache.take()
                 plan.restores.append(Restore(sequence, block, key))
             else:
                 break

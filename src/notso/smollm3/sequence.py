@@ -28,8 +28,9 @@ class Sequence:
     slot: int | None = None
     drafts: list[int] = field(default_factory=list)
     passed_over: int = 0
-    cached: int = 0  # tokens of the prompt found in the cache when it was admitted first
-    started: bool = False
+    cached: int = 0  # tokens of the prompt that did not have to be computed
+    started: bool = False  # something was computed
+    returned: bool = False  # it had to leave after that: what it finds now may be its own
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
