@@ -42,7 +42,7 @@ parity: $(VENV)/.dev  ## compare live with transformers and llama.cpp, where tho
 	@$(BIN)/python -m pytest -m parity -o addopts="-ra --import-mode=importlib" tests $(ARGS)
 
 fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
-	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz tests/smollm3/test_engine_stress.py $(ARGS)
+	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz tests/smollm3/test_engine_stress.py tests/smollm3/test_one_answer.py $(ARGS)
 
 sanitize: $(VENV)/.dev  ## run the native code under the sanitizers for long (SANITIZE_SECONDS=60)
 	@SANITIZE_SECONDS=$${SANITIZE_SECONDS:-60} $(BIN)/python -m pytest -rP -o timeout=0 tests/qtensor/test_sanitizers.py $(ARGS)
