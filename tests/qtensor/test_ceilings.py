@@ -32,7 +32,8 @@ def test_at_least_so_many_products_are_made(family: str) -> None:
     before = backend.kernels()
     backend.use_kernels(family)
     try:
-        assert native.multiply_bytes(1) < native.multiply_bytes(10_000_000) <= 12_000_000
+        least = native.multiply_bytes(1)  # one round of every thread
+        assert 10_000_000 <= native.multiply_bytes(10_000_000) < 10_000_000 + least
         assert ceilings.byte_products(10_000_000) > 1e6
     finally:
         backend.use_kernels(before)
