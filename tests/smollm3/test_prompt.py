@@ -89,6 +89,21 @@ def test_a_last_message_that_cannot_fit_is_refused_either_way() -> None:
         engine.submit([*conversation(3)[:-1], Message("user", "a b c d " * 300)], when_full="drop_oldest")
 
 
+def test_leaving_out_refuses_nothing_that_fits() -> None:
+    """A last message that leaves little room for an answer whose length nobody asked for; and what a refusal names."""
+    with Engine.load(context_tokens=256) as engine:
+        last = Message("user", "a b c d " * 38)
+        whole = engine.count_tokens([last])
+        assert 192 < whole < 256
+        for messages, dropped in (([last], 0), ([*conversation(3)[1:-1], last], 6)):
+            events = list(engine.generate(messages, SamplingParams(temperature=0), when_full="drop_oldest"))
+            assert sum(event.dropped_messages for event in events) == dropped
+            assert events[-2].usage is not None and events[-2].usage.prompt_tokens == whole
+            with pytest.raises(ContextLengthError) as caught:
+                engine.submit(messages, SamplingParams(max_tokens=200), when_full="drop_oldest")
+            assert (caught.value.needed_tokens, caught.value.context_tokens) == (whole + 200, 256)
+
+
 def test_unknown_choices_are_refused_by_name(demo_engine: Engine) -> None:
     for option, value in (("when_full", "explode"), ("priority", "urgent")):
         with pytest.raises(InvalidRequestError) as caught:

@@ -362,7 +362,9 @@ class Engine:
                 date,
                 continue_last=continue_last,
                 when_full=when_full,
-                limit=self._context_tokens - kept_free,
+                context_tokens=self._context_tokens,
+                kept_free=kept_free,
+                least_free=params.max_tokens or 1,
             )
         else:
             prompt = Prompt(checked_ids(messages, self.config.vocab_size))  # type: ignore[arg-type]

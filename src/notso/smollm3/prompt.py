@@ -75,9 +75,11 @@ class PromptWriter:
         *,
         continue_last: bool,
         when_full: WhenFull,
-        limit: int,
+        context_tokens: int,
+        kept_free: int,
+        least_free: int,
     ) -> Prompt:
-        """`write`; or, with `when_full` "drop_oldest", `write_fitting` into `limit` tokens."""
+        """`write`; or, with `when_full` "drop_oldest", `write_fitting`."""
 
         def write(kept: Sequence[Message]) -> Prompt:
             return self.write(kept, thinking, tools, date, continue_last=continue_last)
@@ -86,16 +88,22 @@ class PromptWriter:
             return write(messages)
         if when_full != "drop_oldest":
             raise InvalidRequestError("when_full must be stop or drop_oldest", param="when_full")
-        return self.write_fitting(messages, write, limit)
+        return self.write_fitting(messages, write, context_tokens, kept_free, least_free)
 
     def write_fitting(
-        self, messages: Sequence[Message], write: Callable[[Sequence[Message]], Prompt], limit: int
+        self,
+        messages: Sequence[Message],
+        write: Callable[[Sequence[Message]], Prompt],
+        context_tokens: int,
+        kept_free: int,
+        least_free: int,
     ) -> Prompt:
-        """The prompt of at most `limit` tokens that leaves out as few as it can of the oldest turns, whole ones.
+        """The prompt that leaves out as few as it can of the oldest turns, whole ones, so that `kept_free` tokens of
+        the context are left for the answer; where even the last turn leaves fewer, `least_free` will do.
 
         Instructions at the beginning and the last turn always stay. Raises ContextLengthError where those do not fit.
         """
-        prompt = write(messages)
+        prompt, limit = write(messages), context_tokens - kept_free
         if len(prompt.ids) <= limit:
             return prompt
         head = 1 if messages[0].role == "system" else 0
@@ -110,9 +118,11 @@ class PromptWriter:
                 high = middle
             else:
                 low = middle + 1
-        if best is None:
-            raise ContextLengthError(len(prompt.ids), limit)
-        return best
+        if best is not None:
+            return best
+        if len(prompt.ids) + least_free > context_tokens:
+            raise ContextLengthError(len(prompt.ids) + least_free, context_tokens)
+        return Prompt(prompt.ids, prompt.goes_on, starts[-1] - head if starts else 0)
 
     def _beginning(self, begun: Message, thinking: bool) -> list[int]:
         """What the assistant has said so far, as the model would have written it."""
