@@ -73,7 +73,7 @@ def test_the_palette_by_keyboard(chat: Callable[..., Page]) -> None:
 
 
 def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page]) -> None:
-    engine = ScriptedEngine(lambda messages, thinking: say("Yes."))
+    engine = ScriptedEngine(lambda messages, thinking: say(f"Yes to {messages[-1].content}"))
     page = chat(engine)
     text = page.locator("#text")
     text.fill("/temprature 1")
@@ -88,6 +88,7 @@ def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page]) -> None:
         expect(page.locator("#palette")).to_be_hidden()
         text.press("Enter")
         expect(page.locator("article.user .bubble").last).to_have_text(sent)
+        expect(page.locator("article.assistant").last).to_contain_text(f"Yes to {sent}")  # the shown question is early
         expect(page.get_by_role("button", name="Send")).to_be_visible()
     assert len(engine.requests) == 3
 
@@ -223,6 +224,13 @@ def test_text_files_go_along_and_others_are_refused(serve: Callable[..., Any], o
     expect(page.locator("article.user")).to_contain_text("notes.md")
     assert "heron" in engine.requests[0].messages[-1].content
     expect(page.locator("#attachments")).to_be_empty()
+    page.locator("#files").set_input_files(tmp_path / "notes.md")  # alone it is a message too
+    expect(page.locator("#attachments .attached")).to_have_count(1)
+    page.locator("#text").press("Enter")
+    expect(page.locator("article.user")).to_have_count(2)
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    page.locator("#text").press("Enter")
+    assert page.locator("#text").evaluate("text => text.required") and page.locator("article.user").count() == 2
 
 
 def test_a_long_paste_may_become_an_attachment(serve: Callable[..., Any], open_page: Open) -> None:

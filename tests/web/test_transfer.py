@@ -208,3 +208,17 @@ def test_the_cap_is_larger_here_and_only_here(server: Any) -> None:
     assert send(server, b" " * (16 * 1024 * 1024 + 1)).status_code == 413
     kind = {"Content-Type": "text/plain"}
     assert server.client.post("/import", content=b"[]", headers=kind).status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"{", "at character 1"),
+        (b"\xff", "byte 0 is no UTF-8"),
+        (b"9" * 5000, "too long"),
+        (b'{"a": 1, "a": 2}', "a key stands twice"),
+    ],
+)
+def test_what_is_no_json_is_told_in_plain_words(empty: Any, data: bytes, reason: str) -> None:
+    answer = send(empty, data)
+    assert answer.status_code == 400 and reason in answer.text and "Error" not in answer.text

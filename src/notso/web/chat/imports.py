@@ -204,7 +204,13 @@ def _parse(body: bytes) -> Any:
         text = body.decode("utf-8-sig")
         data = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        reason = f"at byte {error.pos}" if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        reason = "a key stands twice, or a number is none or too long"
+        if isinstance(error, json.JSONDecodeError):
+            reason = f"at character {error.pos}"
+        elif isinstance(error, UnicodeDecodeError):
+            reason = f"byte {error.start} is no UTF-8"
+        elif isinstance(error, RecursionError):
+            reason = "it is nested too deep"
         raise Problem(400, words["import_broken"].format(reason=reason)) from None
     _check_text(data)
     return data

@@ -5,7 +5,7 @@
   const text = document.getElementById("text");
   const problem = document.getElementById("composer-problem");
   let [pending, sent] = [null, ""];
-  const send = () => { if (!form.querySelector("[data-stop]") && text.value.trim()) form.requestSubmit(); };
+  const send = () => { if (!form.querySelector("[data-stop]") && (text.value.trim() || !text.required)) form.requestSubmit(); };
   const drop = () => { pending?.remove(); pending = null; };
   text.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.isComposing) return;
@@ -13,6 +13,7 @@
     event.preventDefault();
     send();
   });
+  form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); }); // a file is a message
   form.addEventListener("formdata", ({ formData }) => {
     formData.set("text", text.value.replace(/^\/\//, "/")); // two slashes: no command, but a text that begins with one
   });
