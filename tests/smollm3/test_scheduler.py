@@ -136,6 +136,7 @@ class Machine:
         used: dict[int, int] = {}
         for sequence in scheduler.running:
             assert sequence.computed <= len(sequence.blocks) * BLOCK_TOKENS
+            assert 0 <= sequence.cached < len(sequence.prompt)
             assert len(set(sequence.blocks)) == len(sequence.blocks)
             for block in sequence.blocks:
                 used[block] = used.get(block, 0) + 1

@@ -283,13 +283,6 @@ class Scheduler:
 
         The last token is always computed: its logits are wanted.
         """
-        before = sequence.computed
-        waits = self._find(sequence, plan)
-        if sequence.slot is not None and not sequence.returned:
-            sequence.cached += sequence.computed - before
-        return waits
-
-    def _find(self, sequence: Sequence, plan: Plan) -> bool:
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
             piece = sequence.tokens[sequence.computed : sequence.computed + BLOCK_TOKENS]
             parent = sequence.key
@@ -304,9 +297,8 @@ class Scheduler:
                 plan.restores.append(Restore(sequence, block, key))
             else:
                 break
-            sequence.blocks.append(block)
             sequence.keys.append(key)
-            sequence.computed += BLOCK_TOKENS
+            sequence.found(block, BLOCK_TOKENS)
         if sequence.computed == len(sequence.blocks) * BLOCK_TOKENS:
             self._match_beginning(sequence, plan)
         return False
@@ -331,8 +323,7 @@ class Scheduler:
         else:
             common, block = on_shelf, self.cache.take()
             plan.restores.append(Restore(sequence, block, sequence.key, is_tail=True))
-        sequence.blocks.append(block)
-        sequence.computed += common
+        sequence.found(block, common)
 
     def _copied(self, source: int) -> int | None:
         """A block with the content of another, or None where there is no room for it."""

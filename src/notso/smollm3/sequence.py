@@ -35,6 +35,12 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
 
+    def found(self, block: int, count: int) -> None:
+        """The next `count` tokens need not be computed: their keys and values are in `block`, or will be."""
+        self.blocks.append(block)
+        self.computed += count
+        self.cached += 0 if self.returned else count
+
     @property
     def pending(self) -> int:
         """Tokens that are known and not computed: the rest of the prompt, or the last token drawn."""
