@@ -35,6 +35,9 @@ bench: $(VENV)/.run  ## make a full-size random model once and measure it (ARGS=
 	@test -f build/synth-3b.gguf || $(BIN)/notso synth build/synth-3b.gguf
 	@$(BIN)/notso bench build/synth-3b.gguf $(ARGS)
 
+screenshots: $(VENV)/.dev  ## take the documentation's pictures anew, from a real browser on the demo model
+	@$(BIN)/python tests/browser/take_screenshots.py
+
 results: $(VENV)/.run  ## write benchmarks/RESULTS.md from the figures kept in benchmarks/results
 	@$(BIN)/python benchmarks/report.py
 
