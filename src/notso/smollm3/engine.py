@@ -386,7 +386,7 @@ class Engine:
             most=params.max_tokens or room,
             thinking_budget=params.thinking_budget,
             closing=self._prompts.end_of_thought,
-            proposer=self._proposer(prompt.ids) if self._speculation else None,
+            propose=(lambda: self._proposer(prompt.ids)) if self._speculation else None,
             opening=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
         )
 

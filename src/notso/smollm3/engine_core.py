@@ -36,6 +36,9 @@ SHELF_S = 0.005
 SHELF_STEPS = 8
 """Finished conversations go to the disk a block at a time: so often when idle, and in every so many steps."""
 
+NEAR_PLACES = 16
+"""Who waits further back hears of a place once, and again when it is so near: else all would hear of every step."""
+
 PROGRESS_S = 0.25
 """A prompt's readers hear of it so often."""
 
@@ -261,6 +264,8 @@ class EngineCore:
         if request.began:
             return
         request.began = request.told = time.perf_counter()
+        if request.propose is not None:  # not before: it takes memory, and thousands may wait
+            request.proposer = request.propose()
         self._stats = replace(
             self._stats,
             prompt_tokens_total=self._stats.prompt_tokens_total + request.prompt_tokens,
@@ -368,7 +373,7 @@ class EngineCore:
     def _tell_places(self) -> None:
         for place, sequence in enumerate(self.scheduler.queue(), start=1):
             request = self._requests[sequence]
-            if request.place != place:
+            if request.place != place and (place <= NEAR_PLACES or not request.place):
                 request.place = place
                 request.generation.write([Event("queued", place=place)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from notso.smollm3.answer import Answer
@@ -16,8 +17,8 @@ from notso.smollm3.speculation import Proposer
 @dataclass(eq=False)
 class Request:
     """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that end
-    a thought for the model; `proposer`: guesses what comes next, if anybody does. Times in seconds of `perf_counter`,
-    0 until they come."""
+    a thought for the model; `propose`: makes the one that guesses what comes next, once the answer is under way (None:
+    nobody does). Times in seconds of `perf_counter`, 0 until they come."""
 
     sequence: Sequence
     generation: Generation
@@ -26,7 +27,7 @@ class Request:
     most: int
     thinking_budget: int | None = None
     closing: tuple[int, ...] = ()
-    proposer: Proposer | None = None
+    propose: Callable[[], Proposer] | None = None
     opening: list[Event] = field(default_factory=list)  # what to tell before anything else
     submitted: float = 0.0
     began: float = 0.0
@@ -35,6 +36,7 @@ class Request:
     place: int = 0
     drafted: int = 0
     accepted: int = 0
+    proposer: Proposer | None = field(init=False, default=None)
     told_proposer: int = field(init=False)
 
     def __post_init__(self) -> None:
