@@ -64,7 +64,8 @@ def test_rows_and_attention(make_weight: Make) -> None:
     sequences = rng.integers(0, 2, 300).astype(np.int32)
     x = rng.standard_normal((300, 512), np.float32)
     weight = rng.standard_normal(512, np.float32)
-    table = ops.rope_table(0.5 ** np.arange(32, dtype=np.float64), 300)
+    table = np.empty((300, 32), np.float32), np.empty((300, 32), np.float32)
+    ops.rope_table(0.5 ** np.arange(32, dtype=np.float64), np.arange(300, dtype=np.int32), table)
     embedding, ids = make_weight(Q6_K, 64, 512, rng), rng.integers(0, 64, 300).astype(np.int32)
 
     def compute() -> npt.NDArray[np.float32]:
