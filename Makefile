@@ -7,7 +7,7 @@ NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ARGS   ?=
 
-.PHONY: help run test lint format bench results parity fuzz clean stub sanitize screenshots
+.PHONY: help run test check test-engine test-doors test-browser lint format bench results parity fuzz clean stub sanitize screenshots
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -17,7 +17,19 @@ run: $(VENV)/.run  ## build what is missing, start the chat on http://127.0.0.1:
 
 test: $(VENV)/.dev  ## run the tests (ARGS="-k words")
 	@test -n "$(BROWSER)" || echo "no chromium found: the browser tests will be skipped"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(MAKE) --no-print-directory -j3 $(PARTS))
+
+check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side
+	@$(MAKE) --no-print-directory -j4 lint $(PARTS)
+
+# The tests in three parts that take as long and run beside one another: one computes while the others wait.
+PARTS := test-engine test-doors test-browser
+test-engine: FOLDERS := tests/architecture tests/fuzz tests/parity tests/qtensor tests/smollm3
+test-doors: FOLDERS := tests/cli tests/web
+test-browser: FOLDERS := tests/browser
+
+$(PARTS): $(VENV)/.dev
+	@$(BIN)/python -m pytest $(FOLDERS) </dev/null
 
 lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format
 	@$(BIN)/ruff check .
@@ -44,8 +56,10 @@ results: $(VENV)/.run  ## write benchmarks/RESULTS.md from the figures kept in b
 parity: $(VENV)/.dev  ## compare live with transformers and llama.cpp, where those are installed
 	@$(BIN)/python -m pytest -m parity -o addopts="-ra --import-mode=importlib" tests $(ARGS)
 
+LONG = tests/smollm3/test_engine_stress.py tests/smollm3/test_one_answer.py $(shell grep -l '^@given' tests/*/test_*.py)
+
 fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
-	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz tests/smollm3/test_engine_stress.py tests/smollm3/test_one_answer.py $(ARGS)
+	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(LONG) $(ARGS)
 
 sanitize: $(VENV)/.dev  ## run the native code under the sanitizers for long (SANITIZE_SECONDS=60)
 	@SANITIZE_SECONDS=$${SANITIZE_SECONDS:-60} $(BIN)/python -m pytest -rP -o timeout=0 tests/qtensor/test_sanitizers.py $(ARGS)

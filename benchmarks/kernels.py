@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Case:
     call: Callable[[], None]
     amount: float
     ceiling: str  # "read" or "multiply"
+    attention: str = "auto"  # "vectors" for the other way, where tiles are taken
 
 
 def products(format: Format) -> list[Case]:
@@ -105,12 +106,23 @@ def attention(kv_format: str, rows: int, depth: int) -> Case:
     return Case(name, call, 4.0 * DIM * HEADS * sum(range(depth - rows + 1, depth + 1)), "multiply")
 
 
+def by_vectors(case: Case) -> Case:
+    """The same without tiles."""
+
+    def call() -> None:
+        backend.use_attention("vectors")
+        case.call()
+        backend.use_attention("auto")
+
+    return replace(case, name=f"{case.name}, by vectors", call=call, attention="vectors")
+
+
 def cases_of(kv_formats: list[str]) -> list[Case]:
     """Everything that is measured."""
     found = [*products(Q4_K), *products(Q6_K)]
     found += [attention(f, 1, depth) for f in kv_formats for depth in DEPTHS]
-    found += [attention(f, PREFILL_ROWS, depth) for f in kv_formats for depth in PREFILL_DEPTHS]
-    return found
+    prompts = [attention(f, PREFILL_ROWS, depth) for f in kv_formats for depth in PREFILL_DEPTHS]
+    return found + prompts + [by_vectors(case) for case in prompts if "f16" not in case.name]
 
 
 def rate(case: Case) -> float:
@@ -135,10 +147,12 @@ def main() -> None:
     stolen = StolenTime()
     memory = zeroed(READ_BYTES)
     memory[:] = 93
-    cases = cases_of(given.kv)
+    every_case = cases_of(given.kv)
     measured: dict[str, Any] = {}
     for family in given.kernels:
         backend.use_kernels(family)
+        has_tiles = backend.attention_way() == "tiles"
+        cases = [case for case in every_case if has_tiles or case.attention == "auto"]
         read, multiply = [], []
         rates: dict[str, list[float]] = {case.name: [] for case in cases}
         for case in cases:

@@ -1,4 +1,4 @@
-"""Writes RESULTS.md from the JSON files beside it: `make results`, or
+"""Writes RESULTS.md and the README's table from the JSON files in results/: `make results`, or
 
 python benchmarks/report.py
 """
@@ -6,11 +6,15 @@ python benchmarks/report.py
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+README = HERE.parent / "README.md"
+BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->"
+PEERS = ("llama-cpp", "openvino")  # whose runs the README shows
 
 HEAD = """\
 # Results
@@ -28,6 +32,14 @@ November 2026: prefill of 512 tokens 76 tokens/s as it is and 61 with run-time r
 """
 
 
+Row = dict[str, Any]
+RATES: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("prefill", lambda r: f"prefill {r['tokens']:,}" + (f" at {r['depth']:,}" if r["depth"] else "")),
+    ("decode", lambda r: f"decode at {r['depth']:,}"),
+    ("batch", lambda r: f"{r['sequences']} sequences"),
+)
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table; all but the first column are numbers."""
     ruler = ["---", *["---:"] * (len(head) - 1)]
@@ -37,7 +49,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def about(machine: dict[str, Any], *more: str) -> str:
     """The machine in a sentence, without which no figure counts."""
     told = [
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}",
+        f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB",
+        f"{' '.join(machine['features'])}, {machine['system']}",
         f"Python {machine['python']}, numpy {machine['numpy']}",
         f"{machine['stolen_percent']:.1f} % of the time stolen",
         *more,
@@ -63,11 +76,7 @@ def bench(name: str, result: dict[str, Any]) -> str:
     )
     head = ["", "notso", "share of the ceiling"] + ([peer["name"], "ratio"] if peer else [])
     rows = []
-    for kind, label in (
-        ("prefill", lambda r: f"prefill {r['tokens']:,}" + (f" at {r['depth']:,}" if r["depth"] else "")),
-        ("decode", lambda r: f"decode at {r['depth']:,}"),
-        ("batch", lambda r: f"{r['sequences']} sequences"),
-    ):
+    for kind, label in RATES:
         for i, row in enumerate(result[kind]):
             share = f"{row['roofline']:.2f}" if "roofline" in row else ""
             cells = [f"{label(row)}, tokens/s", spread(row), share]
@@ -153,20 +162,123 @@ def server(result: dict[str, Any]) -> str:
     )
 
 
+def chats(result: dict[str, Any]) -> str:
+    """benchmarks/chats.py."""
+    rows, machines = [], set()
+    for part, figures in result["chats"].items():
+        machines.add(about(figures["machine"] | {"stolen_percent": 0.0}).rpartition(", ")[0])
+        share = figures["machine"].get("others_percent")
+        others = "not counted" if share is None else f"{share:.0f} %"
+        rows += [[label, value, others] for label, value in CHATS[part](figures)]
+    return (
+        f"## Many chats and long ones\n\n{'; '.join(sorted(machines))}.\n\n"
+        + table(["", "measured", "other programs took"], rows)
+        + "\nWhat other programs took of the processors meanwhile lengthens times, above all the longest ones.\n"
+    )
+
+
+def speculation(result: dict[str, Any]) -> str:
+    """benchmarks/speculation.py."""
+    rows = [
+        [row["work"], f"{row['tokens']:,}", f"{row['steps']:,}", f"{row['speed_up']:.2f}", f"{row['worst']:.2f}"]
+        for row in result["speculation"]
+    ]
+    steps = result["step_ms"]
+    took = "Steps were not timed: planning figures stand in.\n"
+    if steps:
+        took = table(["rows of a step", *steps], [["ms", *(f"{ms:.0f}" for ms in steps.values())]])
+    return (
+        f"## What guessing ahead is worth\n\n{about(result['machine'])}\n"
+        + table(["work", "tokens", "steps", "speed-up", "worst text"], rows)
+        + f"\nTokens of {result['tokenizer']}. The speed-up is tokens over the cost of the steps.\n\n"
+        + took
+    )
+
+
+def gap_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
+    label = f"between two tokens while another chat's {it['prompt_tokens']:,} are read, median / 99 % / longest, ms"
+    gaps = f"{it['gap_ms_p50']:.0f} / {it['gap_ms_p99']:.0f} / {it['gap_ms_max']:.0f}"
+    return [("decode step, ms", f"{it['step_ms']:.0f}"), (label, gaps), ("the prompt took, s", f"{it['prompt_s']:.1f}")]
+
+
+def turn_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("decode step in the first turn, ms", f"{it['step_ms']:.0f}")]
+    for row in it["turns"]:
+        rows.append((f"second turn's first token, {row['new_tokens']} new, ms", spread(row, "ms")))
+    return rows
+
+
+def restore_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    for row in it["rows"]:
+        rows.append((f"{it['tokens']:,} tokens brought back, files in {row['files_in']}, s", f"{row['restore_s']:.2f}"))
+        rows.append(("- to the first token, s", f"{row['first_token_s']:.2f}"))
+    return [*rows, (f"reading those files from the disk alone ({it['files_mb']:.0f} MB), s", f"{it['read_s']:.2f}")]
+
+
+def memory_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
+    label = f"resident memory with {it['context_tokens']:,} tokens in {it['kv_format']}, at its highest"
+    peak = it["peak_mb"]
+    return [
+        (label, f"{peak:,.0f} MB, {peak / 1073.741824:.2f} GiB"),
+        ("- decode step there, ms", f"{it['step_ms']:.0f}"),
+    ]
+
+
+CHATS = {
+    "gap": gap_rows,
+    "turn": turn_rows,
+    "restore": restore_rows,
+    "memory-64k": memory_rows,
+    "memory-128k": memory_rows,
+}
+
+
+def readme_table() -> str:
+    """The runs beside each peer in one table: ours in its own run each time, since only turns of one run compare."""
+    runs = [json.loads((RESULTS / f"{name}.json").read_text()) for name in PEERS]
+    head = ["tokens/s"] + [
+        cell for run in runs for cell in ("notso", f"{run['peer']['name']} {run['peer']['version']}", "ratio")
+    ]
+    rows = []
+    for kind, label in RATES:
+        for i, row in enumerate(runs[0][kind]):
+            cells = [label(row)]
+            for run in runs:
+                ratio = f"**{run['ratio'][kind][i]['ratio']:.2f}**"
+                cells += [f"{run[kind][i]['tok_s']:.3g}", f"{run['peer'][kind][i]['tok_s']:.3g}", ratio]
+            rows.append(cells)
+    below: tuple[tuple[str, Callable[[Row], str]], ...] = (
+        ("share of what reading allows, at 0", lambda run: f"{run['decode'][0]['roofline']:.2f}"),
+        ("read bandwidth, GB/s", lambda run: f"{run['bandwidth_gb_s']:.1f}"),
+        ("resident memory, MB", lambda run: f"{run['memory']['rss_mb']:,.0f}"),
+    )
+    for name, of in below:
+        rows.append([name] + [cell for run in runs for cell in (of(run), "", "")])
+    return table(head, rows)
+
+
 def main() -> None:
     """Every JSON file by what it holds."""
-    parts: dict[str, list[str]] = {"bench": [], "server": [], "kernels": [], "kv": []}
+    before, _, rest = README.read_text().partition(BEGIN)
+    README.write_text(before + BEGIN + readme_table() + END + rest.partition(END)[2])
+    parts: dict[str, list[str]] = {"bench": [], "chats": [], "speculation": [], "server": [], "kernels": [], "kv": []}
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         if "families" in result:
             parts["kernels"].append(kernels(result))
         elif "formats" in result:
             parts["kv"].append(kv_quality(result))
+        elif "chats" in result:
+            parts["chats"].append(chats(result))
+        elif "speculation" in result:
+            parts["speculation"].append(speculation(result))
         elif "readers" in result:
             parts["server"].append(server(result))
         elif "bandwidth_gb_s" in result:
             parts["bench"].append(bench(path.stem, result))
-    sections = [HEAD, *parts["bench"], CITED, *parts["server"], *parts["kernels"], *parts["kv"]]
+    order = ("chats", "speculation", "server", "kernels", "kv")
+    sections = [HEAD, *parts["bench"], CITED, *(section for kind in order for section in parts[kind])]
     (HERE / "RESULTS.md").write_text("\n".join(sections))
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import re
 import statistics
 import time
@@ -31,7 +32,8 @@ from pathlib import Path
 import numpy as np
 import tokenizers
 
-from notso import Engine, Message, SamplingParams
+from notso import Engine, Message, SamplingParams, __version__
+from notso.smollm3.machine import StolenTime, describe_machine
 from notso.smollm3.model import Step
 from notso.smollm3.speculation import MATCH_CLASSES, Proposer
 from notso.smollm3.step_costs import StepCosts, planned
@@ -158,8 +160,8 @@ def thinned(text: str) -> str:
     return "".join(line for number, line in enumerate(text.splitlines(keepends=True), 1) if number % 12)
 
 
-def measured(file: Path) -> Callable[[int], float]:
-    """The cost of a step by its rows, in steps of one row: medians of steps timed in turns; linear between."""
+def measured(file: Path) -> dict[int, float]:
+    """Seconds of a step by its rows: medians of steps timed in turns."""
     seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
     with Engine.load(file, context_tokens=1024, kv="k8v8") as engine:
         engine.settle(120)
@@ -170,11 +172,16 @@ def measured(file: Path) -> Callable[[int], float]:
                 engine._core.call(partial(engine._runner._model.forward, step))
                 if timed:  # the first round brings pages and caches in
                     seconds[rows].append(time.perf_counter() - started)
-    medians = [statistics.median(seconds[rows]) for rows in ROWS]
-    print("| rows | " + " | ".join(map(str, ROWS)) + " |\n| --- |" + " ---: |" * len(ROWS))
-    print("| ms | " + " | ".join(f"{1000 * median:.1f}" for median in medians) + " |")
-    print("| cost | " + " | ".join(f"{median / medians[0]:.2f}" for median in medians) + " |\n")
-    return lambda rows: float(np.interp(rows, ROWS, medians)) / medians[0]
+    return {rows: statistics.median(seconds[rows]) for rows in ROWS}
+
+
+def priced(steps: dict[int, float]) -> Callable[[int], float]:
+    """The cost of a step by its rows, in steps of one row; linear between those that were timed."""
+    rows, seconds = list(steps), list(steps.values())
+    print("| rows | " + " | ".join(map(str, rows)) + " |\n| --- |" + " ---: |" * len(rows))
+    print("| ms | " + " | ".join(f"{1000 * one:.1f}" for one in seconds) + " |")
+    print("| cost | " + " | ".join(f"{one / seconds[0]:.2f}" for one in seconds) + " |\n")
+    return lambda count: float(np.interp(count, rows, seconds)) / seconds[0]
 
 
 def step_of(engine: Engine, rows: int) -> Step:
@@ -193,9 +200,13 @@ def main() -> None:
     parser.add_argument("--no-demo", action="store_true", help="leave out the demo model's answers")
     parser.add_argument("--each", action="store_true", help="show every task")
     parser.add_argument("--classes", action="store_true", help="show how often guesses are right by length of match")
+    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     given = parser.parse_args()
 
-    price = measured(given.file) if given.file else planned
+    stolen = StolenTime()
+    steps = measured(given.file) if given.file else {}
+    machine = describe_machine() | {"stolen_percent": round(stolen.percent(), 2)}
+    price = priced(steps) if steps else planned
     if given.tokenizer:
         library = tokenizers.Tokenizer.from_file(str(given.tokenizer))
         encode: Encode = lambda text: library.encode(text, add_special_tokens=False).ids  # noqa: E731
@@ -218,6 +229,20 @@ def main() -> None:
         worst[task.kind] = min(worst.get(task.kind, 99.0), outcome.speed_up)
     for kind, total in totals.items():
         show(f"**{kind}**", total, worst[kind])
+    if given.out is not None:
+        kept = {
+            "speculation": [
+                {"work": kind, "tokens": total.tokens, "steps": total.steps, "guessed": total.drafted}
+                | {"right": total.accepted, "speed_up": round(total.speed_up, 3), "worst": round(worst[kind], 3)}
+                for kind, total in totals.items()
+            ],
+            "step_ms": {rows: round(1000 * seconds, 2) for rows, seconds in steps.items()},
+            "tokenizer": given.tokenizer.name if given.tokenizer else "the demo model's",
+            "machine": machine,
+            "version": __version__,
+        }
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(kept, indent=1) + "\n")
     if given.classes:
         for kind, counts in tried.items():
             rates = [

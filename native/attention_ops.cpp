@@ -153,7 +153,7 @@ Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValue
         if (other >= 0) put(table, k + from, v + from, recent.pool, other, head, slot);
       }
     };
-    run_tasks(threads, pool.kv_heads, places.rows * pool.kv_heads * pool.dim * 64, task);
+    run_tasks(threads, pool.kv_heads, places.rows * pool.kv_heads * pool.dim * 256, task);
   };
 }
 
@@ -188,9 +188,15 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool poo
                float* out) {
   const int64_t shared = heads / pool.kv_heads;  // query heads that read the same keys
   const bool halves = pool.format == CacheFormat::f16;
-  const int64_t rows_together = halves ? 8 : 16;
   return [=](ThreadPool& threads) {
     check_read(places, pool, recent);
+    const KernelTable& table = kernels();
+    const bool by_tiles = attention_by_tiles();
+    int64_t rows_together = halves ? 8 : 16;
+    if (!halves && by_tiles) {  // fewer where some threads would get nothing
+      rows_together = table.attention_tile_rows;
+      while (rows_together > 4 && places.rows * pool.kv_heads < 2 * threads.size() * rows_together) rows_together /= 2;
+    }
     const std::vector<Group> groups = group_rows(places, rows_together);
     const int64_t most = rows_together * shared;
     const int64_t bytes =
@@ -208,7 +214,6 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool poo
       p.first.resize(size_t(tiles));
       p.second.resize(size_t(tiles));
     }
-    const KernelTable& table = kernels();
     auto task = [&](int64_t index, int worker) {
       const Group group = groups[size_t(int64_t(groups.size()) - 1 - index / pool.kv_heads)];  // the longest first
       const int64_t head = index % pool.kv_heads, queries = group.rows * shared;
@@ -257,6 +262,7 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool poo
         t.tiles = to.first.data();
         t.recent = to.second.data();
         t.scale = scale;
+        t.by_tiles = by_tiles;
         t.scratch = mine;
         table.attention_bytes(t);
       }

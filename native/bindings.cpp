@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "bus_error.h"
 #include "ceilings.h"
 #include "cpu_features.h"
 #include "dispatch.h"
@@ -120,6 +121,10 @@ NB_MODULE(_native, m) {
   m.def("available_kernels", &available_kernels, "Kernel families this CPU runs, best first.");
   m.def("kernels", [] { return std::string(kernels().name); }, "The kernel family in force.");
   m.def("use_kernels", &use_kernels, nb::arg("name"), "Puts a family in force; ValueError lists the choices.");
+  m.def("use_attention", &use_attention, nb::arg("way"), "auto, vectors or tiles; ValueError lists the choices.");
+  m.def("attention_way", &attention_way, "How many queries read a cache of bytes: by vectors or by tiles.");
+  m.def("end_on_bus_errors", &end_on_bus_errors, nb::arg("exit_code"), nb::arg("line"),
+        "A mapped file that vanishes ends the process with this code and this line on stderr.");
   m.def("thread_count", &thread_count, "Threads that share each operation.");
   m.def(
       "set_thread_count",

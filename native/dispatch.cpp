@@ -6,6 +6,9 @@
 #include "cpu_features.h"
 
 namespace qtensor {
+#if defined(QTENSOR_EMULATED_TILES)
+extern const KernelTable kAmxEmulatedKernels;  // tests/native/amx_emulated.cpp
+#endif
 namespace {
 
 struct Family {
@@ -22,6 +25,9 @@ const std::vector<Family>& families() {
         {&kAvx512Kernels, cpu.avx512_vnni},
         {&kAvx2Kernels, cpu.avx2},
 #endif
+#if defined(QTENSOR_EMULATED_TILES)
+        {&kAmxEmulatedKernels, cpu.avx512_vnni},  // never the first: there is avx512 before it
+#endif
         {&kGenericKernels, true},
     };
   }();
@@ -29,6 +35,7 @@ const std::vector<Family>& families() {
 }
 
 std::atomic<const KernelTable*> in_force{nullptr};
+std::atomic<bool> tiles_wanted{kAttentionByTiles};
 
 std::string joined(const std::vector<std::string>& names) {
   std::string text;
@@ -71,5 +78,17 @@ void use_kernels(const std::string& name) {
   }
   throw std::invalid_argument("unknown kernels '" + name + "'; choices here: " + joined(available_kernels()));
 }
+
+bool attention_by_tiles() { return tiles_wanted.load(std::memory_order_relaxed) && kernels().attention_tile_rows > 0; }
+
+void use_attention(const std::string& way) {
+  if (way != "auto" && way != "vectors" && way != "tiles")
+    throw std::invalid_argument("unknown attention '" + way + "'; NOTSO_ATTENTION takes auto, vectors or tiles");
+  if (way == "tiles" && kernels().attention_tile_rows == 0)
+    throw std::invalid_argument(std::string("the kernels '") + kernels().name + "' have no tiles for attention");
+  tiles_wanted.store(way == "auto" ? kAttentionByTiles : way == "tiles", std::memory_order_relaxed);
+}
+
+std::string attention_way() { return attention_by_tiles() ? "tiles" : "vectors"; }
 
 }  // namespace qtensor

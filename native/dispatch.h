@@ -17,4 +17,14 @@ const KernelTable& kernels();
 // Puts another family in force. Throws std::invalid_argument, listing the choices, for an unknown or unsupported name.
 void use_kernels(const std::string& name);
 
+// Whether many queries read a cache of bytes by tiles, where the family in force has any: docs/kernels/attention.md
+// tells what that was predicted to gain. The bits are the same.
+inline constexpr bool kAttentionByTiles = true;
+bool attention_by_tiles();
+// "auto" (the constant), "vectors" or "tiles". Throws std::invalid_argument for anything else, and for tiles where the
+// family in force has none.
+void use_attention(const std::string& way);
+// The one of the two that is taken.
+std::string attention_way();
+
 }  // namespace qtensor

@@ -29,12 +29,12 @@ struct MatmulTask {
 };
 
 // The same product for many columns by kernels that work on tiles of 16 x 16: activations are packed beforehand, one
-// call of pack_tile for each 16 columns. Rows come in multiples of 16.
+// call of pack_block for each 16 columns and each block. Rows come in multiples of 16.
 struct TileTask {
   const uint8_t* weight;
   int64_t row_bytes;
   int64_t blocks;         // per row
-  const uint8_t* packed;  // every column tile, as pack_tile wrote it
+  const uint8_t* packed;  // every column tile, as pack_block wrote it
   int64_t columns;
   float* y;
   int64_t y_stride;
@@ -79,11 +79,12 @@ struct ByteAttentionTask {
   const uint8_t* const* tiles;   // a head's 128 positions each, in `format`
   const uint8_t* const* recent;  // below 8 bits: the same in k8v8, for tile 0 and for the tile a query itself stands in
   float scale;
+  bool by_tiles;     // where the family has tiles for it; the bits are the same
   uint8_t* scratch;  // byte_attention_scratch(queries, dim), aligned to 64
 };
 constexpr int64_t kMostByteDim = 1024;  // up to here a sum of byte products fits a float's 24 bits
 static constexpr int64_t byte_attention_scratch(int64_t queries, int64_t dim) {
-  return queries * (6 * dim + 64) + 304 * dim + 20480;
+  return queries * (6 * dim + 64) + 320 * dim + 45056;
 }
 
 struct KernelTable {
@@ -132,12 +133,15 @@ struct KernelTable {
   int32_t (*byte_peak)(const int8_t* random, int64_t rounds);
   int64_t peak_products;
 
+  // Rows of a sequence that attention over bytes best takes together by tiles (0: the family has none for it).
+  int64_t attention_tile_rows;
+
   // Tiles, where there are any: from how many columns on they are the faster way (0: never).
   int64_t tile_columns;
   int64_t tile_rows;  // of the weight, that are best taken together
   int64_t (*packed_tile_bytes)(int64_t blocks);
   int64_t (*tile_scratch_bytes)(int64_t columns);
-  void (*pack_tile)(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, uint8_t* packed);
+  void (*pack_block)(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, int64_t block, uint8_t* packed);
   void (*matmul_tiles_q4_k)(const TileTask&);
   void (*matmul_tiles_q5_k)(const TileTask&);
   void (*matmul_tiles_q6_k)(const TileTask&);

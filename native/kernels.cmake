@@ -1,6 +1,7 @@
 # The kernel families, one object library each with its own flags; KERNELS lists their objects. The native module and
 # the sanitizer driver (tests/native) both include this, so that what is examined is what is shipped.
-set(QTENSOR_OPTIMISE -O3 CACHE STRING "optimisation of the kernels; the sanitizers take less")
+set(QTENSOR_OPTIMISE -O3 CACHE STRING "optimisation of the kernels; the sanitizers take none, which compiles soonest")
+set(QTENSOR_EMULATED_OPTIMISE -O1 CACHE STRING "optimisation of the emulated ones, which tests alone run")
 option(QTENSOR_GENERIC_ONLY "leave the kernels of particular processors out" OFF)
 
 # One arithmetic on every instruction set: the compiler must neither fuse nor reorder what the source does not.
@@ -17,17 +18,24 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
   set(AVX512 ${AVX2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512)
   set(AMX ${AVX512} -mamx-tile -mamx-int8 -mamx-bf16)
   target_compile_definitions(kernels_generic PRIVATE QTENSOR_X86)
-  foreach(family avx2 avx512 amx)
+  foreach(family amx avx512 avx2)  # what takes longest is begun first
     string(TOUPPER ${family} flags)
     add_library(kernels_${family} OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/${family}/table.cpp)
     target_compile_options(kernels_${family} PRIVATE ${EXACT} ${${flags}})
     target_compile_definitions(kernels_${family} PRIVATE QTENSOR_X86)
     list(APPEND KERNELS $<TARGET_OBJECTS:kernels_${family}>)
   endforeach()
+  # For tests, which a source distribution leaves out: the AMX kernels a second time, on emulated tiles.
+  set(EMULATED ${CMAKE_CURRENT_LIST_DIR}/../tests/native/amx_emulated.cpp)
+  if(EXISTS ${EMULATED})
+    add_library(kernels_amx_emulated OBJECT EXCLUDE_FROM_ALL ${EMULATED})
+    target_compile_options(kernels_amx_emulated PRIVATE ${EXACT} ${AVX512} ${QTENSOR_EMULATED_OPTIMISE})
+    target_compile_definitions(kernels_amx_emulated PRIVATE QTENSOR_X86)
+  endif()
 endif()
 
 # What runs the kernels and knows nothing of Python.
 set(RUNTIME)
-foreach(name ops attention_ops ceilings dequantise rope_table dispatch cpu_features threads)
+foreach(name ops attention_ops ceilings dequantise rope_table dispatch cpu_features bus_error threads)
   list(APPEND RUNTIME ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()

@@ -63,7 +63,7 @@ std::vector<Piece> plan_pieces(const Matmul& op, int threads, int64_t tile_rows)
   int64_t rows = 0;
   for (const auto& product : op.products) rows += product.weight.rows;
   const int64_t even = std::max<int64_t>(rows / (threads * 8) / 16 * 16, 16);
-  const int64_t grain = std::min<int64_t>(even, tile_rows > 0 ? tile_rows : op.columns > 8 ? 64 : 512);
+  const int64_t grain = std::min<int64_t>(even, tile_rows > 0 ? tile_rows : op.columns > 8 ? 64 : 128);
   std::vector<Piece> plan;
   for (const auto& product : op.products) {
     for (int64_t at = 0; at < product.weight.rows; at += grain)
@@ -219,8 +219,10 @@ Step matmul(Matmul op) {
       run.packed =
           static_cast<uint8_t*>(memory(Use::packed).get(size_t(packed_bytes + run.tile_scratch_bytes * pool.size())));
       run.tile_scratch = run.packed + packed_bytes;
-      auto pack = [&](int64_t tile, int) { table.pack_tile(run.quantised, run.blocks, columns, tile, run.packed); };
-      run_tasks(pool, tiles, columns * k * 16, pack);
+      auto pack = [&](int64_t index, int) {
+        table.pack_block(run.quantised, run.blocks, columns, index / run.blocks, index % run.blocks, run.packed);
+      };
+      run_tasks(pool, tiles * run.blocks, columns * k * 64, pack);
     }
     const std::vector<Piece> plan = plan_pieces(op, pool.size(), run.packed != nullptr ? table.tile_rows : 0);
     int64_t longest = 0;

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace qtensor {
@@ -23,7 +24,7 @@ std::atomic<bool> forked{false};
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : size_(std::max(threads, 1)), next_(std::make_unique<Counter[]>(size_t(size_))) {
   try {
     for (int worker = 1; worker < threads; worker++) workers_.emplace_back([this, worker] { work(worker); });
   } catch (...) {  // no memory for another thread: those that came to be must not outlive the pool
@@ -46,10 +47,13 @@ void ThreadPool::stop() {
 }
 
 void ThreadPool::drain(int worker) {
-  for (;;) {
-    const int64_t index = next_.value.fetch_add(1, std::memory_order_relaxed);
-    if (index >= tasks_) return;
-    call_(context_, index, worker);
+  for (int i = 0; i < size_; i++) {
+    const int owner = (worker + i) % size_;
+    const int64_t end = tasks_ * (owner + 1) / size_;
+    while (next_[size_t(owner)].value.load(std::memory_order_relaxed) < end) {
+      const int64_t index = next_[size_t(owner)].value.fetch_add(1, std::memory_order_relaxed);
+      if (index < end) call_(context_, index, worker);
+    }
   }
 }
 
@@ -62,7 +66,8 @@ void ThreadPool::run_erased(int64_t tasks, Call call, void* context) {
   call_ = call;
   context_ = context;
   tasks_ = tasks;
-  next_.value.store(0, std::memory_order_relaxed);
+  for (int worker = 0; worker < size_; worker++)
+    next_[size_t(worker)].value.store(tasks * worker / size_, std::memory_order_relaxed);
   busy_.value.store(int64_t(workers_.size()), std::memory_order_relaxed);
   epoch_.value.fetch_add(1, std::memory_order_release);
   epoch_.value.notify_all();

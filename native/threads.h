@@ -17,10 +17,13 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int size() const { return int(workers_.size()) + 1; }
+  int size() const { return size_; }
 
   // Calls task(index, worker) for every index in [0, tasks), each exactly once, and returns when all are done. An index
   // is computed whole by one worker, so which worker takes it cannot change a result. `task` must not throw.
+  //
+  // Every worker has a range of neighbouring indices, so that what it asks of memory ahead of time is its own; one that
+  // is done with its range takes from the others'.
   template <class Task>
   void run(int64_t tasks, Task& task) {
     run_erased(
@@ -40,7 +43,9 @@ class ThreadPool {
   struct alignas(64) Epoch {
     std::atomic<uint32_t> value{0};
   };
-  Counter next_, busy_;
+  const int size_;
+  Counter busy_;
+  std::unique_ptr<Counter[]> next_;  // of each worker's range
   Epoch epoch_;
   Call call_ = nullptr;
   void* context_ = nullptr;

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from notso.smollm3 import hub
+
+# A job that a shell put into the background ignores Ctrl-C, and so would the programs that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A busy machine is slow, and that is no failure. The same examples each time, but for long runs (`make fuzz`).
+settings.register_profile(
+    "unhurried",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="FUZZ_SECONDS" not in os.environ,
+)
+settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -121,8 +136,6 @@ def _serve(hub_state: FakeHub) -> Iterator[FakeHub]:
 @pytest.fixture
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home, cache and data folder that belong to this test, and none of the machine's NOTSO_ or HF_ variables."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(("NOTSO_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_")):
             monkeypatch.delenv(name)

@@ -39,6 +39,7 @@ struct ByteScratch {
   float* lanes;                      // kByteQueries x 128: scores, then powers
   int16_t* weights;                  // kByteQueries x 128
   uint8_t *keys, *values;            // the tile at hand as bytes, where the cache holds less
+  uint8_t* rest;                     // of the room, for whoever needs more
   int64_t sum_stride;
 
   ByteScratch(uint8_t* at, int64_t queries, int64_t dim) {
@@ -62,6 +63,7 @@ struct ByteScratch {
     weights = reinterpret_cast<int16_t*>(take(kByteQueries * kTilePositions * 2));
     keys = take(kTilePositions * dim);
     values = take(kTilePositions * dim);
+    rest = at;
   }
 };
 
@@ -227,15 +229,19 @@ inline void unpack_side(TileSide& side, int64_t groups, int64_t width, uint8_t* 
   side.bits = 8;
 }
 
-// The queries chosen read this tile, whose data lie in `format`; the next tile in it is fetched meanwhile.
-inline void read_tile(const ByteAttentionTask& t, CacheFormat format, const uint8_t* data, const uint8_t* next,
-                      int64_t before, int64_t readers, const ByteScratch& s) {
-  const int64_t values_at = key_bytes(format, t.dim);
+inline void load_scales(const ByteAttentionTask& t, CacheFormat format, const uint8_t* data, const ByteScratch& s) {
   const half* const scale = reinterpret_cast<const half*>(data + scales_at(format, t.dim));
   for (int64_t j = 0; j < kTilePositions; j += 16) {
     v_store(s.key_scales + j, v_load_half(scale + j));
     v_store(s.value_scales + j, v_load_half(scale + kTilePositions + j));
   }
+}
+
+// The queries chosen read this tile, whose data lie in `format`; the next tile in it is fetched meanwhile.
+inline void read_tile(const ByteAttentionTask& t, CacheFormat format, const uint8_t* data, const uint8_t* next,
+                      int64_t before, int64_t readers, const ByteScratch& s) {
+  const int64_t values_at = key_bytes(format, t.dim);
+  load_scales(t, format, data, s);
   TileSide keys{data, key_bits(format), {next, 0}};
   TileSide values{data + values_at, value_bits(format), {next, 0}};
   if (next != nullptr) {
@@ -265,7 +271,9 @@ inline void read_tile(const ByteAttentionTask& t, CacheFormat format, const uint
   }
 }
 
-void attention_bytes(const ByteAttentionTask& t) {
+// All of a task; each tile of the cache is read by `read`, whose arguments are those of read_tile.
+template <class Read>
+inline void attend_bytes(const ByteAttentionTask& t, Read read) {
   const ByteScratch s(t.scratch, t.queries, t.dim);
   const bool small = t.format > CacheFormat::k8v8;
   int64_t longest = 0;
@@ -285,10 +293,10 @@ void attention_bytes(const ByteAttentionTask& t) {
       }
       if (readers == 0) continue;
       if (recent) {
-        read_tile(t, CacheFormat::k8v8, t.recent[number], nullptr, before, readers, s);
+        read(t, CacheFormat::k8v8, t.recent[number], nullptr, before, readers, s);
       } else {
         const bool more = number + 1 < (small ? tiles - 1 : tiles);
-        read_tile(t, t.format, t.tiles[number], more ? t.tiles[number + 1] : nullptr, before, readers, s);
+        read(t, t.format, t.tiles[number], more ? t.tiles[number + 1] : nullptr, before, readers, s);
       }
     }
   }

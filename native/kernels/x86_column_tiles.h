@@ -1,9 +1,9 @@
 // Many columns without AMX: sixteen activation columns lie in the lanes of a vector, a weight's bytes are broadcast to
 // all of them. Each column's sum grows in its own lane, so nothing is ever folded. Included inside an anonymous
-// namespace, after integer_kernels.h of the instruction set, which has `values` for each format and then gives Columns
-// (see below).
+// namespace, after row_blocks.h of the instruction set, which has RowBlocks, kTileRows rows of a 256-block unpacked for
+// broadcasting, and for each format Rows::unpack(place, to), which makes them; column_tiles.h then gives Columns.
 
-// Sixteen columns of one 256-block, as pack_tile lays them out.
+// Sixteen columns of one 256-block.
 struct PackedColumns {
   int8_t q[64][16][4];       // [k / 4][column][k % 4]
   int16_t sums16[8][16][2];  // [pair of groups of 16][column][group]
@@ -12,132 +12,110 @@ struct PackedColumns {
 };
 static_assert(sizeof(PackedColumns) == 4928 && sizeof(PackedColumns) % 64 == 0);
 
-void pack_tile(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, uint8_t* packed) {
-  const int64_t first = 16 * tile, tiles = (columns + 15) / 16;
-  for (int64_t b = 0; b < blocks; b++) {
-    auto* out = reinterpret_cast<PackedColumns*>(packed) + b * tiles + tile;
-    if (first + 16 > columns) __builtin_memset(out, 0, sizeof *out);
-    for (int64_t c = 0; c < 16 && first + c < columns; c++) {
-      const BlockQ8K& from = x[(first + c) * blocks + b];
-      for (int k = 0; k < 64; k++) __builtin_memcpy(out->q[k][c], from.q + 4 * k, 4);
-      for (int i = 0; i < 8; i++) __builtin_memcpy(out->sums16[i][c], from.sums16 + 2 * i, 4);
-      for (int i = 0; i < 4; i++) __builtin_memcpy(out->sums32[i][c], from.sums32 + 2 * i, 4);
-      out->d[c] = from.d;
-    }
-  }
-}
-
-// From 32-bit scales to what the products of the instruction set are multiplied by.
-inline __m256i column_scales(__m256i scales);
-
-// One 256-block of a few weight rows, unpacked for broadcasting.
-constexpr int kTileRows = 4;
-struct alignas(64) RowBlocks {
-  uint8_t q[kTileRows][256];
-  int32_t scale[kTileRows][16];        // of each sub-block, or each group of 16, as Columns multiplies by it
-  int16_t scale_pairs[kTileRows][16];  // the same, two to a dword
-  int16_t min_pairs[kTileRows][8];
-  float d[kTileRows], dmin[kTileRows];
-};
-
-template <class Values>
-struct RowsWithMins {
-  static constexpr bool has_min = true;
-  static constexpr int group = 32, largest = Values::largest;
-  static constexpr int64_t bytes = Values::bytes;
-  static QTENSOR_INLINE void unpack(const uint8_t* block, RowBlocks& to, int row) {
-    const ScaleBytes packed = unpack_scales(block + 4);
-    const __m128i scale = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)packed.scale));
-    _mm256_store_si256((__m256i*)to.scale[row], column_scales(_mm256_cvtepu16_epi32(scale)));
-    const __m128i min = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)packed.min));
-    _mm_store_si128((__m128i*)to.min_pairs[row], min);
-    Values::store(block, to.q[row]);
-    half d, dmin;
-    __builtin_memcpy(&d, block, 2);
-    __builtin_memcpy(&dmin, block + 2, 2);
-    to.d[row] = half_to_float(d);
-    to.dmin[row] = half_to_float(dmin);
-  }
-};
-
-template <class Values>
-struct RowsWithOffset {
-  static constexpr bool has_min = false;
-  static constexpr int group = 16, largest = Values::largest;
-  static constexpr int64_t bytes = Values::bytes;
-  static QTENSOR_INLINE void unpack(const uint8_t* block, RowBlocks& to, int row) {
-    const __m256i scale = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockQ6_K, scales))));
-    _mm256_store_si256((__m256i*)to.scale_pairs[row], scale);
-    const __m128i low = _mm256_castsi256_si128(scale), high = _mm256_extracti128_si256(scale, 1);
-    _mm256_store_si256((__m256i*)to.scale[row], column_scales(_mm256_cvtepi16_epi32(low)));
-    _mm256_store_si256((__m256i*)to.scale[row] + 1, column_scales(_mm256_cvtepi16_epi32(high)));
-    Values::store(block, to.q[row]);
-    half d;
-    __builtin_memcpy(&d, block + offsetof(BlockQ6_K, d), 2);
-    to.d[row] = half_to_float(d);
-  }
-};
-
 inline int32_t dword_at(const void* from, int index) {
   int32_t value;
   __builtin_memcpy(&value, (const uint8_t*)from + 4 * index, 4);
   return value;
 }
 
-// Columns::block<Rows, TILES>(rows, packed, acc, tile_floats): acc[kTileRows][16] = fma(f, d of the column, acc) for
-// one block, those of the second tile tile_floats behind the first; Columns::half_block<Rows> the same for the first
-// eight columns of one tile.
-//
-// A panel of GROUPS groups of rows goes through every block. acc: [column tile][group][row][column].
-template <class Columns, class Rows, int GROUPS>
-inline void column_panel(const TileTask& t, int64_t row, RowBlocks* rows, float* acc) {
-  constexpr int panel_rows = GROUPS * kTileRows, tile_floats = panel_rows * 16;
-  const int64_t tiles = (t.columns + 15) / 16;
-  __builtin_memset(acc, 0, size_t(tiles * tile_floats) * sizeof(float));
-  Ahead<panel_rows> ahead(t.weight + row * t.row_bytes, t.row_bytes, Rows::bytes);
+// What Columns gives. Packed: PackedColumns and whatever else it wants to find beside the columns; how up to sixteen
+// columns lie in it is for Columns alone to know.
+// pack(x, blocks, columns, count, out): one block of `count` columns of all, which are `blocks` apart; zeros beside
+// them. block<Rows, GROUPS, TILES>(rows, packed, acc) makes acc[GROUPS * kTileRows][16] = fma(f, d of the column, acc)
+// for each of up to most_tiles tiles, kTileFloats apart. few_columns<Rows>(rows, packed, columns, acc, ahead): the same
+// for two groups and up to sixteen columns, while it asks for what comes later. store_panel(acc, y, y_stride, columns,
+// count): sixteen rows of a tile's `count` columns.
+constexpr int kPanelGroups = 16 / kTileRows, kTileFloats = 256;
+
+template <class Columns>
+inline void pack_columns(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, int64_t block,
+                         uint8_t* packed) {
+  const int64_t first = 16 * tile, tiles = (columns + 15) / 16, count = columns - first < 16 ? columns - first : 16;
+  Columns::pack(x + first * blocks + block, blocks, columns, count,
+                reinterpret_cast<typename Columns::Packed*>(packed)[block * tiles + tile]);
+}
+
+// Tiles [first, first + count) of the columns.
+struct TileRange {
+  int64_t first, count;
+};
+
+template <class Rows>
+QTENSOR_INLINE void unpack_group(const TileTask& t, int64_t row, int64_t block, RowBlocks& to) {
+  const uint8_t* place[kTileRows];
+  for (int r = 0; r < kTileRows; r++) place[r] = t.weight + (row + r) * t.row_bytes + block * Rows::bytes;
+  Rows::unpack(place, to);
+}
+
+// A panel of sixteen rows, as many as a cache line of the result has, goes through every block of several tiles of
+// columns. acc: [column tile][group][row][column].
+template <class Columns, class Rows>
+inline void column_panel(const TileTask& t, TileRange range, int64_t row, RowBlocks* rows, float* acc) {
+  const int64_t every = (t.columns + 15) / 16, tiles = range.count;
+  __builtin_memset(acc, 0, size_t(tiles * kTileFloats) * sizeof(float));
+  AheadInOrder ahead(t.weight + row * t.row_bytes, 16, t.row_bytes);
   for (int64_t b = 0; b < t.blocks; b++) {
-    ahead.ask();
-    for (int g = 0; g < GROUPS; g++)
-#pragma GCC unroll 4
-      for (int r = 0; r < kTileRows; r++)
-        Rows::unpack(t.weight + (row + g * kTileRows + r) * t.row_bytes + b * Rows::bytes, rows[g], r);
-    const auto* packed = reinterpret_cast<const PackedColumns*>(t.packed) + b * tiles;
-    for (int64_t tile = 0; tile < tiles; tile += 2)
-      for (int g = 0; g < GROUPS; g++) {
-        float* sums = acc + tile * tile_floats + g * kTileRows * 16;
-        if (t.columns <= 8)
-          Columns::template half_block<Rows>(rows[g], packed[tile], sums);
-        else if (tile + 1 < tiles)
-          Columns::template block<Rows, 2>(rows[g], packed + tile, sums, tile_floats);
-        else
-          Columns::template block<Rows, 1>(rows[g], packed + tile, sums, tile_floats);
-      }
+    for (int g = 0; g < kPanelGroups; g++) {
+      ahead.ask(kTileRows * Rows::bytes);
+      unpack_group<Rows>(t, row + g * kTileRows, b, rows[g]);
+    }
+    const auto* packed = reinterpret_cast<const typename Columns::Packed*>(t.packed) + b * every + range.first;
+    int64_t tile = 0;
+    const auto group = [&](int g) { return acc + tile * kTileFloats + g * kTileRows * 16; };
+    if constexpr (Columns::most_tiles >= 3)
+      for (; tile + 3 <= tiles && tile + 4 != tiles; tile += 3)  // 4 are 2 and 2
+        for (int g = 0; g < kPanelGroups; g++) Columns::template block<Rows, 1, 3>(rows + g, packed + tile, group(g));
+    for (; tile + 2 <= tiles; tile += 2)
+      for (int g = 0; g < kPanelGroups; g++) Columns::template block<Rows, 1, 2>(rows + g, packed + tile, group(g));
+    if (tile == tiles) continue;
+    for (int g = 0; g < kPanelGroups; g += 2) Columns::template block<Rows, 2, 1>(rows + g, packed + tile, group(g));
   }
-  for (int64_t c = 0; c < t.columns; c++) {
-    alignas(64) float column[panel_rows];
-    for (int r = 0; r < panel_rows; r++) column[r] = acc[c / 16 * tile_floats + r * 16 + c % 16];
-    __builtin_memcpy(t.y + c * t.y_stride + row, column, sizeof column);
+  for (int64_t tile = 0; tile < tiles; tile++) {
+    const int64_t at = 16 * (range.first + tile), count = t.columns - at < 16 ? t.columns - at : 16;
+    Columns::store_panel(acc + tile * kTileFloats, t.y + at * t.y_stride + row, t.y_stride, t.columns, count);
   }
 }
 
-// With many columns a panel has as many rows as a cache line of the result, and the columns are read once for all of
-// them; with few the unpacking of one group runs beside the products of the group before.
-constexpr int kPanelGroups = 4;
+// The same for no more than sixteen columns. The unpacking of two groups runs beside the products of those before.
+template <class Columns, class Rows, int PANELS>
+inline void few_columns_panel(const TileTask& t, int64_t row, RowBlocks* rows, float* acc) {
+  __builtin_memset(acc, 0, PANELS * kTileFloats * sizeof(float));
+  AheadInOrder ahead(t.weight + row * t.row_bytes, 16 * PANELS, t.row_bytes);
+  const auto* packed = reinterpret_cast<const typename Columns::Packed*>(t.packed);
+  for (int64_t b = 0; b < t.blocks; b++)
+    for (int g = 0; g < PANELS * kPanelGroups; g += 2) {
+      RowBlocks* const two = rows + g % kPanelGroups;
+      unpack_group<Rows>(t, row + g * kTileRows, b, two[0]);
+      unpack_group<Rows>(t, row + (g + 1) * kTileRows, b, two[1]);
+      Columns::template few_columns<Rows>(two, packed + b, t.columns, acc + g * kTileRows * 16, ahead);
+    }
+  for (int p = 0; p < PANELS; p++)
+    Columns::store_panel(acc + p * kTileFloats, t.y + row + 16 * p, t.y_stride, t.columns, t.columns);
+}
+
+// Of many columns only so many are taken at once as the second cache holds: every panel of rows reads them all.
+constexpr int64_t kColumnCache = int64_t(768) << 10;
+constexpr int kFewPanels = 2;  // whose rows share a reading of few columns
 template <class Columns, class Rows>
 inline void matmul_columns(const TileTask& t) {
   auto* rows = reinterpret_cast<RowBlocks*>(t.scratch);
   auto* acc = reinterpret_cast<float*>(rows + kPanelGroups);
-  constexpr int panel_rows = kPanelGroups * kTileRows;
-  if (t.columns > 32)
-    for (int64_t row = t.row_begin; row < t.row_end; row += panel_rows)
-      column_panel<Columns, Rows, kPanelGroups>(t, row, rows, acc);
-  else
-    for (int64_t row = t.row_begin; row < t.row_end; row += kTileRows)
-      column_panel<Columns, Rows, 1>(t, row, rows, acc);
+  const int64_t tiles = (t.columns + 15) / 16;
+  if (tiles == 1) {
+    int64_t row = t.row_begin;
+    for (; row + 16 * kFewPanels <= t.row_end; row += 16 * kFewPanels)
+      few_columns_panel<Columns, Rows, kFewPanels>(t, row, rows, acc);
+    for (; row < t.row_end; row += 16) few_columns_panel<Columns, Rows, 1>(t, row, rows, acc);
+    return;
+  }
+  const int64_t fit = kColumnCache / (t.blocks * Columns::template tile_bytes<Rows>) / 6 * 6;
+  const int64_t most = fit < 6 ? 6 : fit;
+  for (int64_t first = 0; first < tiles; first += most)
+    for (int64_t row = t.row_begin; row < t.row_end; row += 16)
+      column_panel<Columns, Rows>(t, {first, tiles - first < most ? tiles - first : most}, row, rows, acc);
 }
 
-int64_t packed_tile_bytes(int64_t blocks) { return blocks * int64_t(sizeof(PackedColumns)); }
 int64_t tile_scratch_bytes(int64_t columns) {
-  const int64_t tiles = (columns + 15) / 16;
-  return kPanelGroups * int64_t(sizeof(RowBlocks) + tiles * kTileRows * 16 * sizeof(float));
+  const int64_t panels = columns <= 16 ? kFewPanels : (columns + 15) / 16;
+  return kPanelGroups * int64_t(sizeof(RowBlocks)) + panels * kTileFloats * int64_t(sizeof(float));
 }

@@ -11,10 +11,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from notso.smollm3 import Engine, Event, Message, SamplingParams, Tool, ToolCall, Usage
+    from notso.smollm3 import (
+        Engine,
+        Event,
+        Grammar,
+        Message,
+        SamplingParams,
+        TokenLogprob,
+        Tool,
+        ToolCall,
+        ToolName,
+        Usage,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "Event", "Message", "SamplingParams", "Tool", "ToolCall", "Usage", "__version__"]
+__all__ = [
+    "Engine",
+    "Event",
+    "Grammar",
+    "Message",
+    "SamplingParams",
+    "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolName",
+    "Usage",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

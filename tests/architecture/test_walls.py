@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,11 @@ MODULES = sorted(set((SOURCE / "notso").rglob("*.py")) - {PEER_WORKER})
 # Third-party modules by floor; a floor that needs another one says so here. The front door may use them all.
 LIBRARIES = {
     "qtensor": {"numpy"},
-    "smollm3": {"numpy", "tokenizers", "jinja2", "huggingface_hub", "httpx2", "platformdirs"},
+    "smollm3": {"numpy", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "httpx2", "platformdirs"},
     "web": {
         "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
-        "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client",
+        "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
+        "mcp",  # an extra: asked for by one module, and that only where a configuration names servers
     },
     "cli": {"typer", "rich", "prompt_toolkit", "platformdirs"},
 }  # fmt: skip
@@ -38,9 +41,15 @@ def floor(path: Path) -> str:
     return parts[0] if len(parts) > 1 else ""
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Everything the file says."""
+    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
 def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
     """(line, module, names) of each import statement, wherever it stands; names is empty for `import module`."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name, ()
@@ -96,7 +105,8 @@ def test_libraries_of_a_floor(name: str) -> None:
 def test_libraries_are_declared() -> None:
     """A module that comes only because another library brings it may go with that library."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in project["dependencies"]}
+    lines = project["dependencies"] + project["optional-dependencies"]["mcp"]
+    declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in lines}
     used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}
     missing = {name for name in used if DISTRIBUTIONS.get(name, name).replace("_", "-").lower() not in declared}
     assert not missing, f"imported but not in pyproject.toml's dependencies: {missing}"
@@ -133,7 +143,7 @@ def test_no_dynamic_imports_and_no_evaluated_text() -> None:
     """They would climb over the walls unseen, and run what a file or a request says."""
     wrong = []
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DYNAMIC:
                 wrong.append(place(path, node.lineno))
         for line, module, names in imports(path):
@@ -145,12 +155,7 @@ def test_no_dynamic_imports_and_no_evaluated_text() -> None:
 
 def test_no_assert_guards_anything() -> None:
     """Gone under `python -O`: errors for people and programs are raised (reliability X3)."""
-    wrong = [
-        place(path, node.lineno)
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Assert)
-    ]
+    wrong = [place(path, node.lineno) for path in MODULES for node in nodes(path) if isinstance(node, ast.Assert)]
     assert not wrong
 
 
@@ -159,7 +164,7 @@ def test_libraries_do_not_print() -> None:
         place(path, node.lineno)
         for path in MODULES
         if floor(path) in ("qtensor", "smollm3", "web")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not wrong
@@ -185,3 +190,11 @@ def test_kernels_use_no_library() -> None:
         if not allowed.fullmatch(header)
     ]
     assert not wrong
+
+
+def test_one_module_knows_the_library_of_grammars() -> None:
+    """And asks for it only where it is needed: most people never do."""
+    found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] == "llguidance"}
+    assert found == {"grammar.py"}
+    code = "import sys, notso.smollm3; sys.exit('llguidance' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -6,12 +6,14 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, expect, sync_playwright
+from browser.demo_engine import DemoEngine
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 from notso.web.app import create_app
 from notso.web.chat.engine_port import ChatEngine
@@ -20,8 +22,10 @@ from notso.web.scripted_engine import ScriptedEngine
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.settings import Settings
 
+PICTURES = Path(__file__).parents[2] / "artifacts" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-WAIT_MS = 20_000  # generous: the machine may be busy with something else
+WAIT_MS = 40_000  # generous: the machine may be busy with something else
+FAILED = pytest.StashKey[bool]()
 ARGUMENTS = [
     *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-default-apps", "--no-first-run", "--mute-audio"),
@@ -43,6 +47,8 @@ def browser() -> Iterator[Browser]:
     executable = next(filter(None, map(shutil.which, BROWSERS)), None)
     if executable is None:
         pytest.skip("no chromium found (Debian: apt install chromium)")
+    for old in PICTURES.glob("*.png"):
+        old.unlink()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield browser
@@ -60,7 +66,7 @@ class Served:
         self.server = ChatServer(self.app, self.url)
         self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self._thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self.server.started:
             assert self._thread.is_alive() and time.monotonic() < deadline
             time.sleep(0.01)
@@ -70,7 +76,7 @@ class Served:
 
     def close(self) -> None:
         self.begin_close()
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -102,10 +108,55 @@ def serve(tmp_path: Path, closing: list[Served]) -> Iterator[Callable[..., Serve
 
 
 @pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+def demo() -> Iterator[DemoEngine]:
+    """The real engine with the demo model: `serve(demo.load)`."""
+    engine = DemoEngine()
+    yield engine
+    engine.release()
+    engine.engine = None  # its server is kept until its end was seen, and would keep its memory too
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report
+
+
+class Pictures:
+    """Keeps pictures of what a test shows in artifacts/screenshots, for people to look at."""
+
+    def __init__(self, test: pytest.Item) -> None:
+        module = Path(test.path).stem.removeprefix("test_")
+        self._stem = re.sub(r"[^\w.-]+", "-", f"{module}-{test.name.removeprefix('test_')}").strip("-")
+        self.taken = 0
+
+    def __call__(self, page: Page, what: str = "", *, dark: bool = False) -> None:
+        """Keep one now, with `dark` another in the dark look."""
+        # To hide the caret playwright would write style attributes, which the page's policy refuses.
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        name = f"{self._stem}-{what}" if what else self._stem
+        page.screenshot(path=PICTURES / f"{name}.png", caret="initial")
+        if dark:
+            page.emulate_media(color_scheme="dark")
+            page.screenshot(path=PICTURES / f"{name}-dark.png", caret="initial")
+            page.emulate_media(color_scheme="light")
+        self.taken += 1
+
+
+@pytest.fixture
+def picture(request: pytest.FixtureRequest) -> Pictures:
+    """`picture(page, "what", dark=True)`. A test that takes none gets one of its last page at its end."""
+    return Pictures(request.node)
+
+
+@pytest.fixture
+def open_page(browser: Browser, picture: Pictures, request: pytest.FixtureRequest) -> Iterator[Callable[..., Page]]:
     """Open a tab: `open_page(url)`; with `like=page` another tab of the same person. Keyword arguments are the
     context's. At the end of the test: no error in any console but the `expected`, and no request to another origin.
     """
+    pages: list[Page] = []
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
     allowed: set[str] = set()
@@ -118,6 +169,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
             contexts.append(context)
         excused = re.compile(expected) if expected else None
         page = context.new_page()
+        pages.append(page)
         allowed.add("/".join(url.split("/")[:3]) + "/")
 
         def complain(text: str) -> None:
@@ -126,7 +178,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
         def look(message: ConsoleMessage) -> None:
             if message.type == "error":
-                complain(message.text)
+                complain(f"{message.text} ({message.location['url']}:{message.location['lineNumber']})")
 
         def check(request: Request) -> None:
             if not request.url.startswith(tuple(allowed)) and not request.url.startswith(("data:", "blob:")):
@@ -140,6 +192,11 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         return page
 
     yield begin
+    failed = request.node.stash.get(FAILED, False)
+    left = [page for page in pages if not page.is_closed()]
+    for number, page in enumerate(left if failed else left[-1:] if not picture.taken else [], start=1):
+        with suppress(Error):  # a picture that cannot be taken fails nothing
+            picture(page, f"failed-{number}" if failed else "")
     for context in contexts:
         context.close()
     assert complaints == []

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from browser.conversation import AXE, finished
+from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
-from notso.web.scripted_engine import ScriptedEngine, say
-
-AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text("utf-8")
 ANSWER = (
     "# A heading\n\nSome $x^2$ and **bold** `code`, [a link](https://example.org).\n\n$$\n\\sum_i x_i\n$$\n\n"
     "|a|b|\n|-|-|\n|1|2|\n\n```python\ndef f(): # comment\n    return 'text', 1\n```\n\n> quoted\n\n1. one\n2. two\n"
@@ -19,7 +17,10 @@ ANSWER = (
 PHONE = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}
 DESKTOP = {"viewport": {"width": 1100, "height": 760}}
 
-VIOLATIONS = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations.map(
+COLOURS = ["color-contrast", "link-in-text-block"]
+VIOLATIONS = """async (rules) => (
+    await axe.run(document, { resultTypes: ["violations"], ...(rules && { runOnly: rules }) })
+).violations.map(
     (each) => `${each.id}: ` + each.nodes.map(
         (node) => node.html.slice(0, 160) + " " + node.any.map((reason) => reason.message)
     ).join(" | ")
@@ -39,20 +40,30 @@ STATES: dict[str, Show] = {
 }
 
 
-def violations(page: Page) -> list[str]:
-    page.evaluate(AXE)
-    found: list[str] = page.evaluate(VIOLATIONS)
+def violations(page: Page, *, of_colours: bool = False) -> list[str]:
+    """What axe finds; with `of_colours` it looks at those alone, as everything else is the same in another scheme."""
+    page.evaluate(AXE.read_text("utf-8"))
+    found: list[str] = page.evaluate(VIOLATIONS, COLOURS if of_colours else None)
     return found
 
 
 @pytest.mark.parametrize("size", ["desktop", "phone"])
-def test_nothing_is_out_of_reach(serve: Callable[..., Any], open_page: Callable[..., Page], size: str) -> None:
-    engine = ScriptedEngine(lambda m, t: say(ANSWER, "A thought.\n\n" * 30 if t else "", piece=60))
-    page = open_page(serve(engine).url, reduced_motion="reduce", **(PHONE if size == "phone" else DESKTOP))
+def test_nothing_is_out_of_reach(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, size: str
+) -> None:
+    demo.dictate(ANSWER, "A thought.\n\n" * 30)
+    page = open_page(serve(demo.load).url, reduced_motion="reduce", **(PHONE if size == "phone" else DESKTOP))
     found = {"greeting": violations(page)}
+    demo.hold("thinking", 20)
     page.locator("#text").fill("Show me")
     page.get_by_role("button", name="Send").click()
-    expect(page.locator("article.assistant")).to_have_attribute("data-state", "done")
+    expect(page.locator("#status-label")).to_contain_text("Thinking")
+    found["while it thinks"] = violations(page)
+    demo.hold("answer", 30)
+    expect(page.locator("#status-label")).to_contain_text("Generating")
+    found["while it answers"] = violations(page)
+    demo.release()
+    finished(page)
     expect(page.locator(".katex").first).to_be_visible()
     expect(page.locator("#meter button")).to_be_visible()
     for scheme in ("light", "dark"):
@@ -60,7 +71,7 @@ def test_nothing_is_out_of_reach(serve: Callable[..., Any], open_page: Callable[
         for name, show in STATES.items():
             show(page)
             page.wait_for_timeout(150)
-            found[f"{name}, {scheme}"] = violations(page)
+            found[f"{name}, {scheme}"] = violations(page, of_colours=scheme == "dark")
             page.keyboard.press("Escape")
             page.locator("#text").fill("")
             if name == "edit":  # which Escape has left
@@ -68,26 +79,33 @@ def test_nothing_is_out_of_reach(serve: Callable[..., Any], open_page: Callable[
     assert {state: wrong for state, wrong in found.items() if wrong} == {}
 
 
-@pytest.mark.parametrize("path", ["/login", "/settings", "/search?q=x", "/models", "/nowhere"])
-def test_the_other_pages_neither(serve: Callable[..., Any], open_page: Callable[..., Page], path: str) -> None:
-    page = open_page(serve(ScriptedEngine()).url, expected="status of 404", reduced_motion="reduce")
-    page.goto(page.url.rstrip("/") + path)
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
-        assert violations(page) == []
+def test_the_other_pages_neither(serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url, expected="status of 404", reduced_motion="reduce")
+    root, found = page.url.rstrip("/"), {}
+    for path in ("/login", "/settings", "/search?q=x", "/models", "/nowhere"):
+        page.goto(root + path)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
+            found[f"{path}, {scheme}"] = violations(page, of_colours=scheme == "dark")
+    assert {state: wrong for state, wrong in found.items() if wrong} == {}
 
 
-def test_axe_would_find_something(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
-    page = open_page(serve(ScriptedEngine()).url)
+def test_axe_would_find_something(serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
     page.evaluate("document.getElementById('composer-action').textContent = ''")
     assert [wrong.split(":")[0] for wrong in violations(page)] == ["button-name"]
+    page.evaluate("document.getElementById('status-label').style.cssText = 'color: #888; background: #999'")
+    assert [wrong.split(":")[0] for wrong in violations(page, of_colours=True)] == ["color-contrast"]
 
 
-def test_a_whole_chat_by_keyboard_alone(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
-    page = open_page(serve(ScriptedEngine(lambda m, t: say("Yes.", "Hm." if t else ""))).url)
+def test_a_whole_chat_by_keyboard_alone(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
+) -> None:
+    page = open_page(serve(demo.load).url)
     page.keyboard.type("Is it so?")
     page.keyboard.press("Enter")
-    expect(page.locator("article.assistant")).to_have_attribute("data-state", "done")
+    finished(page)
+    assert page.evaluate("document.activeElement.id") == "text", "the focus stays where one writes"
     reached: list[str] = []
     for _ in range(60):
         page.keyboard.press("Tab")
@@ -107,3 +125,8 @@ def test_a_whole_chat_by_keyboard_alone(serve: Callable[..., Any], open_page: Ca
     for wanted in ("Send", "thinking", "Settings", "Help", "Models", "Search", "New chat", "Answer again", "files"):
         assert any(wanted in name for name in reached), (wanted, reached)
     assert not [name for name in reached if "(unseen)" in name]
+    page.locator("article.user a[data-edit]").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#edit-text")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#text")).to_be_focused()  # not the page's beginning, though what had the focus is gone

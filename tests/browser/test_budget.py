@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from browser.conversation import answers, ask, begin, finished, imported, last_answer
+from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
-from notso.web.scripted_engine import ScriptedEngine, say
+from notso.smollm3.synth import write_synthetic
 
 FIRST_PAGE_BYTES = 150_000
 INTERACTIVE_MS = 1_000
@@ -18,7 +21,11 @@ FRAME_MS = 250  # a scrolled frame of a long chat, on a machine that others use 
 WATCH = """
     window.shifts = [];
     new PerformanceObserver((list) => {
-        for (const entry of list.getEntries()) if (!entry.hadRecentInput) {
+        // Thoughts scroll up in a window of their own, which stays where it is.
+        const scrolls = (source) => !source.node || source.node.closest?.(".thoughts");  // or is gone by now
+        for (const entry of list.getEntries()) {
+            const known = entry.sources.some((source) => source.node);
+            if (entry.hadRecentInput || (known && entry.sources.every(scrolls))) continue;
             shifts.push([entry.value, ...entry.sources.map((source) => source.node?.outerHTML?.slice(0, 120))]);
         }
     }).observe({ type: "layout-shift", buffered: true });
@@ -30,56 +37,80 @@ ANSWER = (
 )
 
 
-def test_the_first_page_is_light_and_soon_of_use(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
-    page = open_page(serve(ScriptedEngine()).url)
-    page.wait_for_timeout(500)
-    page.context.new_cdp_session(page).send("Network.clearBrowserCache")
-    best = None
-    for _ in range(3):  # other work may hold up one of them
+TRIES = 20  # other work may hold up any of them
+LONG_ANSWER_TOKENS = 10_000
+
+MEASURE = """() => {
+    const entries = (kind) => performance.getEntriesByType(kind);
+    const all = [...entries("navigation"), ...entries("resource")];
+    const files = all.filter((entry) => !/feed|estimate/.test(entry.name));
+    return [
+        files.reduce((sum, entry) => sum + entry.encodedBodySize + 300, 0),
+        performance.getEntriesByType("navigation")[0].domContentLoadedEventEnd,
+        files.length,
+    ];
+}"""
+
+SCROLL = """async () => {
+    const scroller = document.getElementById("scroller"), frames = [];
+    let last = performance.now();
+    for (let step = 0; step < 60; step += 1) {
+        scroller.scrollTop -= 400;
+        await new Promise(requestAnimationFrame);
+        frames.push(performance.now() - last);
+        last = performance.now();
+    }
+    return frames.sort((a, b) => a - b);
+}"""
+
+
+def test_the_first_page_is_light_and_soon_of_use(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
+) -> None:
+    """Cold: nothing of it is in the browser's cache. The demo model is loaded and answers."""
+    page = open_page(serve(demo.load).url)
+    expect(page.get_by_text("Demo model.")).to_be_visible()
+    best = 1e9
+    for _ in range(TRIES):
+        page.context.new_cdp_session(page).send("Network.clearBrowserCache")
         page.reload()
-        page.wait_for_timeout(300)
-        found = page.evaluate(
-            """() => {
-                const entries = (kind) => performance.getEntriesByType(kind);
-                const all = [...entries("navigation"), ...entries("resource")];
-                const files = all.filter((entry) => !/feed|estimate/.test(entry.name));
-                return [
-                    files.reduce((sum, entry) => sum + entry.encodedBodySize + 300, 0),
-                    performance.getEntriesByType("navigation")[0].domContentLoadedEventEnd,
-                    files.length,
-                ];
-            }"""
-        )
-        best = found if best is None or found[1] < best[1] else best
-    assert best is not None and best[2] > 10
-    assert 20_000 < best[0] < FIRST_PAGE_BYTES
-    assert best[1] < INTERACTIVE_MS
+        expect(page.locator("#meter button")).to_be_visible()
+        size, interactive, files = page.evaluate(MEASURE)
+        assert files > 10 and 20_000 < size < FIRST_PAGE_BYTES
+        best = min(best, interactive)
+        if best < INTERACTIVE_MS:
+            break
+    print(f"{size} bytes in {files} files, of use after {best:.0f} ms")
+    assert best < INTERACTIVE_MS
 
 
-def test_nothing_jumps_while_an_answer_is_written(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
-    engine = ScriptedEngine(lambda m, t: say(ANSWER, "A thought.\n\n" * 20 if t else "", piece=24), pace_seconds=0.01)
-    page = open_page(serve(engine).url)
-    page.locator("#text").fill("Hello")
-    page.locator("#text").press("Enter")
-    expect(page.locator("article.assistant")).to_have_attribute("data-state", "done")
+def test_nothing_jumps_while_an_answer_is_written(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
+) -> None:
+    page = open_page(serve(lambda: demo.load(context_tokens=8192)).url)  # far from its end, of which a line would tell
+    begin(page)
     page.evaluate(WATCH)
-    page.wait_for_timeout(600)  # past what counts as an answer to the keys
-    page.locator("#text").fill("Go on")
-    page.locator("#text").press("Enter")
-    expect(page.locator("article.assistant")).to_have_count(2)
-    page.wait_for_timeout(600)
+    demo.dictate(ANSWER, "A thought.\n\n" * 20)
+    demo.hold("thinking", 2)
+    ask(page, "Go on")
+    expect(answers(page)).to_have_count(2)
+    expect(page.locator("#status-label")).to_contain_text("Thinking")
+    page.wait_for_timeout(700)  # past what counts as an answer to the keys
     page.evaluate("shifts.length = 0")
-    expect(page.locator("article.assistant").last).to_have_attribute("data-state", "done", timeout=40_000)
+    demo.pace_s = 0.004
+    demo.release()
+    finished(page, 2)
+    expect(last_answer(page).locator(".katex")).not_to_have_count(0)
     page.wait_for_timeout(200)
     shifts = page.evaluate("shifts")
-    assert sum(shift[0] for shift in shifts) < LAYOUT_SHIFT, shifts
+    assert sum(shift[0] for shift in shifts) < LAYOUT_SHIFT, "\n".join(map(str, shifts))
 
 
 def test_a_chat_of_five_hundred_messages_stays_smooth(
-    serve: Callable[..., Any], open_page: Callable[..., Page]
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
-    engine = ScriptedEngine(lambda m, t: say("The **last** answer. " * 40, piece=20), pace_seconds=0.005)
-    page = open_page(serve(engine).url)
+    """Most of it does not fit into the demo model's context: the oldest turns are left out, which the answer says."""
+    page = open_page(serve(demo.load).url)
     turns = [
         message
         for n in range(LONG_CHAT_TURNS)
@@ -91,32 +122,42 @@ def test_a_chat_of_five_hundred_messages_stays_smooth(
             },
         )
     ]
-    place = page.evaluate(
-        """async (messages) => {
-            const headers = { "Content-Type": "application/json", "HX-Request": "true" };
-            const answer = await fetch("/import", { method: "POST", headers, body: JSON.stringify({ messages }) });
-            return answer.headers.get("HX-Redirect") ?? `${answer.status} ${await answer.text()}`;
-        }""",
-        turns,
-    )
-    assert place.startswith("/chats/"), place
-    page.goto(page.url.rstrip("/") + place)
+    imported(page, turns)
     expect(page.locator("#turns > article")).to_have_count(2 * LONG_CHAT_TURNS)
-    frames = page.evaluate(
-        """async () => {
-            const scroller = document.getElementById("scroller"), frames = [];
-            let last = performance.now();
-            for (let step = 0; step < 60; step += 1) {
-                scroller.scrollTop -= 400;
-                await new Promise(requestAnimationFrame);
-                frames.push(performance.now() - last);
-                last = performance.now();
-            }
-            return frames.sort((a, b) => a - b);
-        }"""
-    )
+    frames = page.evaluate(SCROLL)
     assert frames[len(frames) // 2] < FRAME_MS, frames
-    page.locator("#text").fill("And now?")
-    page.locator("#text").press("Enter")
-    expect(page.locator("article.assistant").last).to_have_attribute("data-state", "done", timeout=40_000)
-    expect(page.locator("article.assistant").last).to_be_in_viewport()
+    page.get_by_role("button", name="Settings").click()
+    page.locator("#set-when_full").select_option("drop_oldest")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("Saved.")).to_be_visible()
+    page.keyboard.press("Escape")
+    ask(page, "What is 27 + 48?")
+    finished(page, LONG_CHAT_TURNS + 1)
+    expect(last_answer(page)).to_contain_text("did not fit and were left out")
+    expect(last_answer(page)).to_be_in_viewport()
+
+
+def test_an_answer_of_ten_thousand_tokens_stays_smooth(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, tmp_path: Path
+) -> None:
+    """The demo model's context is too short: a small model of random weights in the shape of the 3B writes it."""
+    path = tmp_path / "small.gguf"
+    write_synthetic(path, layers=4, hidden=256, ffn=256, heads=4, kv_heads=1, vocab=4096)
+    page = open_page(serve(lambda: demo.load(path, context_tokens=16_384)).url)
+    paragraph = "Paragraph {} goes on **so** that it takes more than one line, with `code` and *more* in it.\n\n"
+    text, number = "", 0
+    expect(page.locator("#status-label")).to_have_text("Idle")
+    while len(demo.engine.tokenizer.encode(text)) < LONG_ANSWER_TOKENS:
+        text += "".join(paragraph.format(number + n) for n in range(20))
+        number += 20
+    demo.dictate(text + "The end.")
+    ask(page, "Write a book")
+    expect(last_answer(page).locator(".answer")).to_contain_text("Paragraph 20 ")
+    page.locator("#text").fill("The input can be used meanwhile")
+    finished(page)
+    expect(last_answer(page).locator(".answer p")).to_have_count(number + 1)
+    expect(last_answer(page).locator(".answer p").last).to_be_in_viewport()
+    expect(page.locator("#text")).to_have_value("The input can be used meanwhile")
+    assert int((last_answer(page).locator(".numbers").inner_text()).split()[0]) > LONG_ANSWER_TOKENS
+    frames = page.evaluate(SCROLL)
+    assert frames[len(frames) // 2] < FRAME_MS, frames

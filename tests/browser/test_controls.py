@@ -1,18 +1,17 @@
-"""The controls around the conversation: palette, keys, attachments, formulas, code, settings, meter."""
+"""The controls around the conversation, on the real engine: palette, keys, attachments, formulas, settings, meter."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser.conversation import answers, ask, begin, finished, questions
+from browser.demo_engine import DemoEngine
 from playwright.sync_api import Locator, Page, expect
-
-from notso.smollm3 import Event
-from notso.web.scripted_engine import ScriptedEngine, say
 
 ANSWER = (
     "Solve $ax^2 = 0$:\n\n$$\nx = \\frac{-b}{2a}\n$$\n\nPrices: $5 and $6. Broken: $\\frac{1$.\n\n"
@@ -23,18 +22,20 @@ CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 Open = Callable[..., Page]
 
 
-@pytest.fixture
-def chat(serve: Callable[..., Any], open_page: Open) -> Callable[..., Page]:
-    """A page with one answer."""
+Picture = Callable[..., None]
 
-    def begin(engine: ScriptedEngine | None = None, **options: Any) -> Page:
-        page = open_page(serve(engine or ScriptedEngine(lambda m, t: say(ANSWER, piece=50))).url, **options)
-        page.locator("#text").fill("Show me")
-        page.get_by_role("button", name="Send").click()
-        expect(page.locator("article.assistant")).to_have_attribute("data-state", "done")
+
+@pytest.fixture
+def chat(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> Callable[..., Page]:
+    """A page with one answer, which has a bit of everything."""
+
+    def open_chat(**options: Any) -> Page:
+        demo.dictate(ANSWER)
+        page = open_page(serve(demo.load).url, **options)
+        begin(page, "Show me")
         return page
 
-    return begin
+    return open_chat
 
 
 def option(page: Page, name: str) -> Locator:
@@ -72,9 +73,77 @@ def test_the_palette_by_keyboard(chat: Callable[..., Page]) -> None:
     assert page.locator("article.user").count() == 1, "no command was sent to the model"
 
 
-def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page]) -> None:
-    engine = ScriptedEngine(lambda messages, thinking: say(f"Yes to {messages[-1].content}"))
-    page = chat(engine)
+def test_every_command_of_the_palette_does_what_it_says(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
+    page = open_page(serve(demo.load).url)
+    begin(page, "What is 27 + 48?")
+    listed = page.locator("#palette [data-name]").evaluate_all("all => all.map((one) => one.dataset.name)")
+    done: list[str] = []
+
+    def run(command: str) -> None:
+        done.append(command.split()[0])
+        ask(page, f"/{command}")
+        expect(page.locator("#text")).to_have_value("")
+
+    page.locator("#text").press_sequentially("/")
+    picture(page, dark=True)
+    run("help")
+    expect(page.locator("#help")).to_be_visible()
+    for name in listed:
+        expect(page.locator("#help")).to_contain_text(f"/{name}")
+    picture(page, "help")
+    page.keyboard.press("Escape")
+    run("theme dark")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    run("theme light")
+    run("temp 0")
+    expect(page.locator("#toasts")).to_contain_text("Temperature 0")
+    run("thinking off")
+    expect(page.get_by_role("switch", name="Thinking", exact=True)).not_to_be_checked()
+    with page.expect_response("**/thinking"):
+        run("thinking 256")
+    expect(page.get_by_role("switch", name="Thinking", exact=True)).to_be_checked()
+    expect(page.locator("#budget")).to_have_value("256")
+    run("regenerate")
+    expect(answers(page)).to_contain_text("2/2")
+    finished(page)
+    before = answers(page).locator(".answer").inner_text()
+    demo.dictate(" It goes on.")
+    run("continue")
+    expect(answers(page).locator(".answer")).to_contain_text("It goes on.")
+    finished(page)
+    assert answers(page).locator(".answer").inner_text().startswith(before)
+    with page.expect_download() as download:
+        run("export json")
+    assert download.value.suggested_filename.endswith(".json")
+    run("status")
+    expect(page.locator("#status-details")).to_be_visible()
+    page.keyboard.press("Escape")
+    run("settings")
+    expect(page.locator("#settings")).to_be_visible()
+    expect(page.locator("#set-temperature")).to_have_value("0")
+    page.keyboard.press("Escape")
+    run("summarize")
+    expect(page.locator("article.summary-card")).to_have_attribute("data-state", "done")
+    run("clear")
+    expect(answers(page)).to_have_count(0)
+    page.locator("#toasts").get_by_role("button", name="Undo").click()
+    expect(answers(page)).not_to_have_count(0)
+    run("reset")
+    expect(answers(page)).to_have_count(0)
+    page.reload()
+    page.get_by_role("button", name="Settings").click()
+    expect(page.locator("#set-temperature")).to_have_value("")
+    page.keyboard.press("Escape")
+    done.append("model")
+    ask(page, "/model")
+    page.wait_for_url("**/models")
+    assert set(listed) == set(done) and len(listed) >= 13
+
+
+def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page], demo: DemoEngine) -> None:
+    page = chat()
     text = page.locator("#text")
     text.fill("/temprature 1")
     expect(page.locator("#palette")).to_contain_text("There is no such command")
@@ -83,18 +152,22 @@ def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page]) -> None:
     page.get_by_role("button", name="Send").click()  # the settings come, since nothing follows
     expect(page.locator("#settings")).to_be_visible()
     page.keyboard.press("Escape")
-    for typed, sent in (("//temp is a folder", "/temp is a folder"), ("/usr/bin is one", "/usr/bin is one")):
+    for count, (typed, sent) in enumerate(
+        (("//temp is a folder", "/temp is a folder"), ("/usr/bin is one", "/usr/bin is one")), start=2
+    ):
         text.fill(typed)
         expect(page.locator("#palette")).to_be_hidden()
         text.press("Enter")
         expect(page.locator("article.user .bubble").last).to_have_text(sent)
-        expect(page.locator("article.assistant").last).to_contain_text(f"Yes to {sent}")  # the shown question is early
+        finished(page, count)
         expect(page.get_by_role("button", name="Send")).to_be_visible()
-    assert len(engine.requests) == 3
+        assert any(f"user\n{sent}" in prompt for prompt in demo.prompts)
 
 
-def test_a_command_that_cannot_take_what_follows_it_says_so(serve: Callable[..., Any], open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine()).url)
+def test_a_command_that_cannot_take_what_follows_it_says_so(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine
+) -> None:
+    page = open_page(serve(demo.load).url)
     text, problem = page.locator("#text"), page.locator("#composer-problem")
     for typed, told in (
         ("/temp 99", "/temp takes [0..2]"),
@@ -127,8 +200,10 @@ def test_the_palette_by_mouse(chat: Callable[..., Page]) -> None:
     assert page.locator("#text").input_value() == ""
 
 
-def test_a_chat_that_is_not_there_yet_cannot_be_cleared(serve: Callable[..., Any], open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine()).url)
+def test_a_chat_that_is_not_there_yet_cannot_be_cleared(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine
+) -> None:
+    page = open_page(serve(demo.load).url)
     page.locator("#text").fill("/clear")
     page.locator("#text").press("Enter")
     expect(page.locator("#composer-problem")).to_contain_text("no chat yet")
@@ -154,6 +229,7 @@ def test_keys_press_what_the_help_says(chat: Callable[..., Page]) -> None:
     assert page.locator("#text").input_value() == "?", "in a text it is a letter"
     page.keyboard.press("Control+Enter")
     expect(page.locator(".versions").last).to_contain_text("2/2")
+    finished(page)
     page.keyboard.press("Alt+ArrowLeft")
     expect(page.locator(".versions").last).to_contain_text("1/2")
     page.get_by_role("button", name="Settings").click()
@@ -161,7 +237,7 @@ def test_keys_press_what_the_help_says(chat: Callable[..., Page]) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("Control+Shift+o")
     page.keyboard.press("Alt+ArrowRight")
-    page.wait_for_timeout(200)
+    page.wait_for_timeout(300)  # nothing is to come of it
     expect(page.locator(".versions").last).to_contain_text("1/2")
 
 
@@ -176,13 +252,11 @@ def test_formulas_are_typeset_and_prices_are_not(chat: Callable[..., Page]) -> N
     expect(page.locator(".answer .katex")).to_have_count(2)
 
 
-def test_a_page_without_formulas_fetches_no_katex(serve: Callable[..., Any], open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine()).url)
+def test_a_page_without_formulas_fetches_no_katex(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
     fetched: list[str] = []
     page.on("request", lambda request: fetched.append(request.url))
-    page.locator("#text").fill("Hello")
-    page.locator("#text").press("Enter")
-    expect(page.locator("article.assistant")).to_have_attribute("data-state", "done")
+    begin(page)
     assert fetched and not [url for url in fetched if "katex" in url]
 
 
@@ -205,9 +279,10 @@ def test_code_is_copied_wrapped_and_unfolded(chat: Callable[..., Page]) -> None:
     assert page.evaluate("navigator.clipboard.readText()").startswith("Solve $ax^2 = 0$")
 
 
-def test_text_files_go_along_and_others_are_refused(serve: Callable[..., Any], open_page: Open, tmp_path: Path) -> None:
-    engine = ScriptedEngine(lambda messages, thinking: say("I have read it."))
-    page = open_page(serve(engine).url)
+def test_text_files_go_along_and_others_are_refused(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine, tmp_path: Path, picture: Picture
+) -> None:
+    page = open_page(serve(demo.load).url)
     for name, content in (
         ("notes.md", b"The word is heron."),
         ("picture.png", b"\x89PNG\r\n\x00\xff"),
@@ -218,23 +293,23 @@ def test_text_files_go_along_and_others_are_refused(serve: Callable[..., Any], o
     expect(page.locator("#attachments .attached")).to_have_text(["notes.md"])
     expect(page.locator("#attachments")).to_contain_text("picture.png is no text. Images")
     expect(page.locator("#attachments")).to_contain_text("big.txt is larger than 200 kB")
-    page.locator("#text").fill("What is the word?")
-    page.locator("#text").press("Enter")
-    expect(page.locator("article.assistant")).to_have_attribute("data-state", "done")
+    picture(page)
+    begin(page, "What is the word?")
     expect(page.locator("article.user")).to_contain_text("notes.md")
-    assert "heron" in engine.requests[0].messages[-1].content
+    assert "heron" in demo.prompts[0] and "--- notes.md ---" in demo.prompts[0]
     expect(page.locator("#attachments")).to_be_empty()
     page.locator("#files").set_input_files(tmp_path / "notes.md")  # alone it is a message too
     expect(page.locator("#attachments .attached")).to_have_count(1)
     page.locator("#text").press("Enter")
-    expect(page.locator("article.user")).to_have_count(2)
+    expect(questions(page)).to_have_count(2)
+    finished(page, 2)
     expect(page.get_by_role("button", name="Send")).to_be_visible()
     page.locator("#text").press("Enter")
     assert page.locator("#text").evaluate("text => text.required") and page.locator("article.user").count() == 2
 
 
-def test_a_long_paste_may_become_an_attachment(serve: Callable[..., Any], open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine()).url, **CLIPBOARD)
+def test_a_long_paste_may_become_an_attachment(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url, **CLIPBOARD)
     page.evaluate("navigator.clipboard.writeText('word '.repeat(600))")
     page.locator("#text").fill("See: ")
     page.keyboard.press("Control+v")
@@ -249,6 +324,33 @@ def test_a_long_paste_may_become_an_attachment(serve: Callable[..., Any], open_p
     page.locator("#text").focus()
     page.keyboard.press("Control+v")
     expect(page.locator("#paste-offer")).to_be_hidden()
+
+
+def test_every_setting_that_cannot_be_says_why_beside_it(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
+    page = open_page(serve(demo.load).url, expected="status of 400|response:error")
+    page.get_by_role("button", name="Settings").click()
+    wrong = {
+        "temperature": "7",
+        "top_p": "0",
+        "min_p": "two",
+        "max_tokens": "0",
+        "seed": "1.5",
+        "thinking_budget": "-1",
+    }
+    for name, value in wrong.items():
+        page.locator(f"#set-{name}").fill(value)
+    page.get_by_role("button", name="Save").click()
+    for name, value in wrong.items():
+        field = page.locator(f"#set-{name}")
+        expect(field).to_have_attribute("aria-invalid", "true")
+        expect(field).to_have_value(value)
+        reason = page.locator(f"#{field.get_attribute('aria-describedby')}")
+        expect(reason).to_contain_text(re.compile(r"a (whole )?number"))
+        beside, box = reason.bounding_box(), field.bounding_box()
+        assert beside and box and 0 <= beside["y"] - box["y"] < 90 and abs(beside["x"] - box["x"]) < 60
+    picture(page, dark=True)
 
 
 def test_settings_are_kept_and_checked_with_the_reason_beside_them(chat: Callable[..., Page]) -> None:
@@ -269,32 +371,37 @@ def test_settings_are_kept_and_checked_with_the_reason_beside_them(chat: Callabl
     expect(field).to_have_value("0.3")
     expect(page.locator("#set-system_prompt")).to_have_value("Answer in verse.")
     page.keyboard.press("Escape")
-    page.locator("#text").fill("/temp 0.9")
-    page.locator("#text").press("Enter")
-    page.wait_for_timeout(200)
+    with page.expect_response("**/settings"):
+        ask(page, "/temp 0.9")
     page.get_by_role("button", name="Settings").click()
     expect(field).to_have_value("0.9")
     expect(page.locator("#set-system_prompt")).to_have_value("Answer in verse.")
 
 
-def test_the_meter_counts_the_draft_and_tells_of_the_end_before_it_comes(chat: Callable[..., Page]) -> None:
+def test_the_meter_counts_the_draft_and_tells_of_the_end_before_it_comes(
+    chat: Callable[..., Page], demo: DemoEngine, picture: Picture
+) -> None:
     page = chat()
     meter = page.locator("#meter [role=meter]")
     expect(meter).to_have_attribute("aria-valuemax", "4096")
+    expect(meter).not_to_have_attribute("aria-valuenow", "0")
     before = int(meter.get_attribute("aria-valuenow") or 0)
-    assert before > 0
-    page.locator("#text").fill("word " * 500)
-    expect(page.locator("#draft-tokens")).to_contain_text(re.compile(r"^[45]\d\d tokens"))
-    assert int(meter.get_attribute("aria-valuenow") or 0) > before + 400
+    each = demo.engine.tokenizer.encode(" word" * 100)
+    words = lambda tokens: "word " * (100 * tokens // len(each))  # noqa: E731
+    page.locator("#text").fill(words(500))
+    expect(page.locator("#draft-tokens")).to_contain_text(re.compile(r"^(49|50|51)\d tokens"))
     expect(page.locator("#meter .meter")).to_have_class(re.compile("ok"))
-    page.locator("#text").fill("word " * 3300)
+    assert int(meter.get_attribute("aria-valuenow") or 0) > before + 400
+    page.locator("#text").fill(words(3000))
     expect(page.locator("#meter .meter")).to_have_class(re.compile("warn"))
     expect(page.locator("#limit")).to_contain_text("At its end the answer stops")
-    page.locator("#text").fill("word " * 5000)
+    picture(page, "near", dark=True)
+    page.locator("#text").fill(words(4500))
     expect(page.locator("#limit")).to_contain_text("does not fit")
     expect(page.locator("#meter .meter")).to_have_class(re.compile("bad"))
     page.locator("#meter button").click()
     expect(page.locator("#meter-details")).to_contain_text("This message")
+    picture(page, "over", dark=True)
 
 
 def test_the_question_is_there_before_the_server_has_it(chat: Callable[..., Page]) -> None:
@@ -331,28 +438,32 @@ def test_views_are_chosen_in_the_browser(chat: Callable[..., Page]) -> None:
     assert page.locator("#text").input_value() == "a\n"
 
 
-def test_answer_now_stands_beside_the_thoughts_while_they_come(serve: Callable[..., Any], open_page: Open) -> None:
-    def script(messages: Any, thinking: bool) -> Iterator[Event]:
-        yield from say("", "A thought.\n\n" * 300, piece=12)
-        yield from say("Done.")
-
-    page = open_page(serve(ScriptedEngine(script, pace_seconds=0.03)).url)
-    page.locator("#text").fill("Think")
-    page.locator("#text").press("Enter")
+def test_answer_now_stands_beside_the_thoughts_while_they_come(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.dictate("Done.", "A thought.\n\n" * 300)
+    demo.hold("thinking", 150)
+    ask(page, "Think")
     expect(page.locator("details.reasoning summary")).to_contain_text("Thinking")
+    demo.reached()
     expect(page.locator(".thoughts")).to_contain_text("A thought.")
     view = page.locator(".thoughts").bounding_box()
-    page.wait_for_timeout(400)
+    shown = page.locator(".thoughts").inner_text()
+    demo.hold("thinking", 300)
+    expect(page.locator(".thoughts")).not_to_have_text(shown, use_inner_text=True)
     later = page.locator(".thoughts").bounding_box()
     assert view and later and view["height"] == later["height"] < 200, "a window of fixed height"
+    picture(page, dark=True)
     page.get_by_role("button", name="Answer now").click()
     expect(page.locator(".answer")).to_contain_text("Done.")
+    demo.release()
     expect(page.get_by_role("button", name="Answer now")).to_be_hidden()
     expect(page.locator("details.reasoning summary")).to_contain_text("Thought")
 
 
-def test_it_can_be_installed(serve: Callable[..., Any], open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine()).url)
+def test_it_can_be_installed(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
     manifest = page.evaluate(
         """async () => {
             const manifest = await (await fetch(document.querySelector("link[rel=manifest]").href)).json();

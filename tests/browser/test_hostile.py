@@ -1,150 +1,144 @@
-"""A thousand hostile texts in a real browser, streamed in pieces that cut them anywhere: no script runs, no request
-leaves, nothing is obeyed, the page stays the page.
+"""A thousand hostile texts in a real browser: no script runs, no request leaves, nothing is obeyed, the page stays the
+page.
+
+A share is said by the engine, a byte with each token and as the tokenizer cuts them. All of them come to the page with
+an update for every byte, made by the renderer and the frames of the server. (The whole way with every byte an update,
+at ten updates a second, would take hours.) tests/web/test_hostile_stream.py looks at the same without a browser.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from browser.conversation import ask, begin, last_answer, until
+from browser.demo_engine import DemoEngine
+from browser.hostile_texts import BATCHES, IN_ALL, hostile
+from playwright.sync_api import Error, Page, Route, expect
 
-from notso.web.scripted_engine import ScriptedEngine, say
+from notso.web.chat.frames import update_html
+from notso.web.chat.turn_log import TurnLog
+from notso.web.rendering.streaming import StreamingMarkdown
 
-RUN = "window.pwned=1"
-FAR = "https://evil.example/x"
-
-# What tries to run or to fetch, {0}: the script, {1}: the address.
-ELEMENTS = [
-    *(
-        "<script>{0}</script>",
-        "<script src={1}></script>",
-        "<img src=x onerror={0}>",
-        "<img src={1}>",
-        "<svg onload={0}>",
-    ),
-    *(
-        "<svg><script>{0}</script></svg>",
-        "<svg><image href={1} /></svg>",
-        "<iframe src={1}></iframe>",
-        "<object data={1}>",
-    ),
-    *(
-        "<iframe srcdoc='<script>parent.pwned=1</script>'>",
-        "<embed src={1}>",
-        "<video src={1} onerror={0}>",
-        "<audio src={1}>",
-    ),
-    *("<link rel=stylesheet href={1}>", "<style>@import '{1}';*{{background:url({1})}}</style>", "<base href={1}>"),
-    *("<meta http-equiv=refresh content='0;url={1}'>", "<form action={1}><button autofocus>x</button></form>"),
-    *("<body onload={0}>", "<details open ontoggle={0}>", "<input autofocus onfocus={0}>", "<marquee onstart={0}>"),
-    *(
-        "<math><mtext><style><img src=x onerror={0}>",
-        "<a href='javascript:{0}'>x</a>",
-        "<p style='background:url({1})'>x",
-    ),
-    *("<div hx-get={1} hx-trigger=load>", "<div hx-get=/livez hx-trigger=load hx-target=body>", "<p hx-on:click={0}>"),
-    *(
-        "<div hx-sse:connect={1}>",
-        "<hx-partial hx-target=body hx-swap=innerHTML>gone</hx-partial>",
-        "<hx-oob id=turns>",
-    ),
-    *("<p id=turns hx-swap-oob=true>gone</p>", "<template><script>{0}</script></template>", "<noscript><img src={1}>"),
-    *("<p id=composer data-copy={1} data-say class='chip'>", "<button popovertarget=settings data-stop>x</button>"),
-    *("[x](javascript:{0})", "![x]({1})", "![x](javascript:{0})", "[x](data:text/html,<script>{0}</script>)", "<{1}>"),
-    *("$\\href{{javascript:{0}}}{{x}}$", "$\\includegraphics{{{1}}}$", "$\\url{{{1}}}$", "$\\htmlId{{turns}}{{x}}$"),
-    *(
-        "$\\htmlStyle{{background:url({1})}}{{x}}$",
-        "$$\\def\\a{{\\a\\a}}\\a$$",
-        "$\\rule{{9999em}}{{9999em}}$",
-        "$<img src=x onerror={0}>$",
-    ),
-    *(
-        "\n\nevent: done\ndata: {{}}\n\n",
-        "\r\revent: done\r\r",
-        "\u2028event: done\u2028",
-        "<!--snapshot-->",
-        "id: 99999\n\n",
-    ),
-    *(
-        "</div></div></article>",
-        "</textarea></main>",
-        "</template></hx-partial>",
-        "]]>",
-        "-->",
-        "\x00",
-        "\ufffe",
-        "\u202e",
-    ),
-]
-# Where it stands.
-FRAMES = [
-    *("{}", "a {} b", "**{}**", "> {}", "- {}", "# {}", "|{}|\n|-|\n|{}|", "`{}`", "```\n{}\n```", "```html\n{}\n```"),
-    *(
-        "```{}\nx\n```",
-        "[{}](https://e.example)",
-        "[x](<{}>)",
-        '[x](https://e.example "{}")',
-        "~~{}~~",
-        "$${}$$",
-        "{}{}",
-        "&lt;{}",
-    ),
-    *("<div>{}", "<!-- {}", "\\{}", "1. {}\n   - {}"),
-]
 FOREIGN = ".prose :is(img, script, iframe, object, embed, video, audio, form, input, link, style, base, meta, template)"
-BATCHES = 4
 
 
-def hostile(batch: int) -> list[str]:
-    """A quarter of a thousand: every element, and every frame, many times over."""
-    chance = random.Random(batch)
-    found = []
-    for number in range(250):
-        element = ELEMENTS[(number + 250 * batch) % len(ELEMENTS)]
-        frame = FRAMES[(number // 3 + batch * 7) % len(FRAMES)]
-        text = element.format(RUN, FAR)
-        spelled = "".join(c.upper() if chance.random() < 0.3 else c for c in text) if number % 5 == 0 else text
-        found.append(frame.replace("{}", spelled))
-    return found
+def assert_unharmed(page: Page, articles: int = 2) -> None:
+    assert page.evaluate("[typeof pwned, document.querySelectorAll('#turns').length]") == ["undefined", 1]
+    assert page.locator("#turns > article").count() == articles and page.locator("#composer").count() == 1
+    assert page.locator(f"{FOREIGN}, .answer [id]:not(div), .bubble:not(.prose) *").count() == 0
+    assert page.evaluate("location.pathname").startswith("/chats/")
 
 
-def pieces(text: str, batch: int) -> list[Any]:
-    """The first batch a character at a time, the others cut anywhere."""
-    if batch == 0:
-        return say(text, piece=1)
-    chance, events = random.Random(batch), []
-    while text:
-        size = chance.randint(1, 60)
-        events += say(text[:size], piece=size)
-        text = text[size:]
-    return events
-
-
-@pytest.mark.parametrize("batch", range(BATCHES))
-def test_a_thousand_hostile_texts(serve: Callable[..., Any], open_page: Callable[..., Page], batch: int) -> None:
-    texts = hostile(batch)
-    answer = "\n\n".join(texts) + "\n\nThe end."
-    engine = ScriptedEngine(lambda messages, thinking: pieces(answer, batch))
-    server = serve(engine)
-    page = open_page(server.url)  # fails at the end for any console error and any request to elsewhere
-    addresses: list[str] = []
-    page.on("request", lambda request: addresses.append(request.url))
-    page.locator("#text").fill("\n".join(texts[:40]).replace("\x00", ""))
-    page.get_by_role("switch", name="Thinking").locator("..").click()
-    page.get_by_role("button", name="Send").click()
-    expect(page.locator("article.assistant")).to_have_attribute("data-state", "done", timeout=90_000)
-    expect(page.locator(".answer")).to_contain_text("The end.")
-    for _ in range(2):
-        assert page.evaluate("[typeof pwned, document.querySelectorAll('#turns').length]") == ["undefined", 1]
-        assert page.locator("#turns > article").count() == 2 and page.locator("#composer").count() == 1
-        assert page.locator(f"{FOREIGN}, .answer [id]:not(div), .bubble *").count() == 0
-        assert page.evaluate("location.pathname").startswith("/chats/")
+def test_what_the_engine_says_is_harmless(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
+) -> None:
+    """Two answers side by side, of which one says a byte with each token."""
+    url = serve(lambda: demo.load(context_tokens=8192)).url
+    pages, addresses = [], list[str]()
+    demo.pace_s = 0.01  # so that they are written at the same time
+    for texts in (hostile(0)[::9], hostile(1)[::9]):
+        demo.dictate([b"\n\n".join([*texts, b"The end."])] if not pages else spoken(texts))
+        page = open_page(url)  # fails at the end for any console error and any request to elsewhere
+        page.on("request", lambda request: addresses.append(request.url))
+        page.locator("#text").fill(b"\n".join(texts[-20:]).decode(errors="replace").replace("\x00", ""))
+        page.get_by_role("switch", name="Thinking").locator("..").click()
+        page.get_by_role("button", name="Send").click()
+        page.wait_for_url("**/chats/*")
+        expect(page.locator("#status-label")).to_have_text("Generating")
+        pages.append(page)
+    demo.pace_s = 0
+    for page in pages:
+        expect(last_answer(page)).to_have_attribute("data-state", "done", timeout=120_000)
+        expect(page.locator(".answer")).to_contain_text("The end.")
+        assert "\ufffd" in page.locator(".answer").inner_text(), "bytes that are no UTF-8 show as such"
+        assert_unharmed(page)
         for button in page.locator(".answer .copy-code").all()[:2]:
             button.click()
         page.reload()
-        page.wait_for_timeout(300)
-    assert len(hostile(0)) * BATCHES == 1000
+        expect(page.locator(".answer")).to_contain_text("The end.")
+        assert_unharmed(page)
     assert addresses and not [address for address in addresses if "evil" in address]
+
+
+def spoken(texts: list[bytes]) -> list[str | bytes]:
+    """For the model to say: as the tokenizer cuts them, and byte by byte where they are no UTF-8."""
+    said: list[str | bytes] = []
+    for data in texts:
+        try:
+            said += [data.decode(), "\n\n"]
+        except UnicodeDecodeError:
+            said += [data, "\n\n"]
+    return [*said, "The end."]
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_a_thousand_hostile_texts_split_at_every_byte(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, batch: int
+) -> None:
+    """The stream of a held answer is answered with one that has an update of its own for every byte."""
+    texts = hostile(batch)
+    page = open_page(serve(demo.load).url)
+    addresses: list[str] = []
+    page.on("request", lambda request: addresses.append(request.url))
+    begin(page)
+    streams: list[tuple[bytes, int]] = []
+
+    def every_byte(route: Route) -> None:
+        if not streams:
+            streams.append(stream_of(last_answer(page).get_attribute("id") or "", texts))
+        with suppress(Error):  # the page asks again when it ends, and may have left by then
+            route.fulfill(status=200, content_type="text/event-stream", body=streams[0][0])
+
+    page.route("**/generations/*/events?*", every_byte)
+    demo.hold("thinking")
+    ask(page, "Go on")
+    expect(last_answer(page).locator(".answer")).to_contain_text("The end.", timeout=200_000)
+    until(page, "() => document.querySelectorAll('.answer .copy-code').length > 3")
+    assert sum(len(hostile(number)) for number in range(BATCHES)) == IN_ALL == 1000
+    assert streams[0][1] > 8000
+    assert_unharmed(page, 4)
+    assert not [address for address in addresses if "evil" in address]
+    page.unroute_all()
+    page.keyboard.press("Escape")
+    demo.release()
+    page.reload()
+    expect(page.locator("#turns > article")).to_have_count(4)
+    assert_unharmed(page, 4)
+
+
+def stream_of(article: str, texts: list[bytes]) -> tuple[bytes, int]:
+    """An event stream, as the server writes it, with an update for every byte of the texts, and how many those are."""
+    message = article.removeprefix("msg-")
+
+    async def events() -> AsyncIterator[bytes]:
+        from fastapi.sse import format_sse_event
+
+        log, number = TurnLog(), None
+        log.tell("generating", "Generating", "", "", {})
+        markdown, decoder = StreamingMarkdown(), codecs.getincrementaldecoder("utf-8")("replace")
+        for byte in b"\n\n".join([*texts, b"The end.\n"]):
+            rendered = markdown.feed(decoder.decode(bytes([byte])))
+            log.write("answer", rendered.closed, rendered.tail)
+            update = log.since(number)
+            if update.number != number:
+                yield format_sse_event(data_str=update_html(message, update), id=str(update.number))
+            number = update.number
+
+    async def collected() -> list[bytes]:
+        return [event async for event in events()]
+
+    found = run_apart(collected)
+    return b"".join(found), len(found)
+
+
+def run_apart(work: Callable[[], Any]) -> Any:
+    """Run a coroutine in a thread of its own: playwright keeps this one's loop."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(work())).result()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from browser.conversation import ask, finished, last_answer, until
+from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
-
-from notso.web.scripted_engine import ScriptedEngine, say
 
 ANSWER = (
     "A table:\n\n"
@@ -54,17 +54,16 @@ AT_END = """() => {
 
 
 @pytest.fixture
-def chat(serve: Callable[..., Any], open_page: Callable[..., Page]) -> Callable[..., Page]:
-    def begin(**options: Any) -> Page:
-        page = open_page(
-            serve(ScriptedEngine(lambda m, t: say(ANSWER, "Thoughts." if t else "", piece=50))).url, **options
-        )
+def chat(serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine) -> Callable[..., Page]:
+    def open_chat(**options: Any) -> Page:
+        demo.dictate(ANSWER, "Thoughts.")
+        page = open_page(serve(demo.load).url, **options)
         page.locator("#text").fill("Show me")
         page.get_by_role("button", name="Send").click()
         expect(page.locator("article.assistant")).to_have_attribute("data-state", "done")
         return page
 
-    return begin
+    return open_chat
 
 
 def test_nothing_sticks_out(chat: Callable[..., Page]) -> None:
@@ -151,35 +150,76 @@ def test_roles_and_names(chat: Callable[..., Page]) -> None:
     expect(page.locator("#announcer[role=status]")).to_have_count(1)
     expect(page.locator("#sidebar a[aria-current=page]")).to_have_text("Show me")
     nameless = page.evaluate(
-        "[...document.querySelectorAll('button, summary, input:not([type=hidden]), textarea, a')]"
+        "[...document.querySelectorAll('button, summary, input:not([type=hidden]), textarea, a:not([aria-hidden])')]"
         ".filter(e => !(e.textContent.trim() || e.ariaLabel || e.labels?.length)).map(e => e.outerHTML)"
     )
     assert nameless == []
 
 
-def until(page: Page, condition: str) -> None:
-    """Look again and again (the page's policy forbids Playwright's own way, which evaluates text)."""
-    for _ in range(400):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(25)
-    raise AssertionError(condition)
+LEAVE_THE_END = """() => {
+  const [scroller, newest] = [document.getElementById("scroller"), document.getElementById("newest")];
+  if (newest.hidden || scroller.scrollTop !== 100) scroller.scrollTop = 100;  // again, if new words took it back
+  return !newest.hidden && scroller.scrollTop === 100;
+}"""
 
 
-def test_following_the_end_and_leaving_it(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
-    engine = ScriptedEngine(lambda messages, thinking: say("A line.\n\n" * 400, piece=9), pace_seconds=0.01)
-    page = open_page(serve(engine).url)
-    page.locator("#text").fill("Go")
-    page.locator("#text").press("Enter")
-    until(page, "() => document.getElementById('scroller').scrollHeight > 2000")
+def test_following_the_end_and_leaving_it(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
+) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.always("A line.\n\n" * 900)
+    demo.hold("answer", 300)
+    ask(page, "Go")
+    page.wait_for_url("**/chats/*")
+    until(page, "() => document.getElementById('scroller')?.scrollHeight > 1500")
     until(page, AT_END)
-    page.evaluate("document.getElementById('scroller').scrollTop = 100")
+    until(page, LEAVE_THE_END)
     expect(page.locator("#newest")).to_be_visible()
-    page.wait_for_timeout(300)
+    height = page.evaluate("document.getElementById('scroller').scrollHeight")
+    demo.hold("answer", 600)
+    until(page, f"() => document.getElementById('scroller').scrollHeight > {height} + 200")
     assert page.evaluate("document.getElementById('scroller').scrollTop") == 100
     page.locator("#newest").click()
     expect(page.locator("#newest")).to_be_hidden()
     height = page.evaluate("document.getElementById('scroller').scrollHeight")
+    demo.hold("answer", 900)
     until(page, f"() => document.getElementById('scroller').scrollHeight > {height} + 200")
     until(page, AT_END)
     page.keyboard.press("Escape")
+    expect(last_answer(page)).to_have_attribute("data-state", "stopped")
+    demo.dictate("Yes.", thoughts="Hm.\n\n" * 60)
+    demo.release()
+    ask(page, "Again")
+    finished(page, 2)
+    until(page, AT_END)
+    last_answer(page).locator("summary").click()
+    expect(page.locator("#newest")).to_be_visible()  # what is opened is looked at: the end does not take it away
+    expect(last_answer(page).locator("summary")).to_be_in_viewport()
+
+
+def test_nothing_moves_for_those_who_want_it_still(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
+) -> None:
+    """While an answer is written, which is when most moves, and with every sheet open."""
+    moving = """() => document.getAnimations().filter((each) => each.playState === "running"
+        && each.effect.getComputedTiming().duration > 10).map((one) => one.animationName ?? one.transitionProperty)"""
+    page = open_page(serve(demo.load).url)
+    demo.hold("thinking")
+    ask(page, "Hello")
+    expect(page.locator("#status-label")).to_contain_text("Thinking")
+    assert page.evaluate(moving) != [], "else this shows nothing"
+    page.emulate_media(reduced_motion="reduce")
+    until(page, f"() => ({moving})().length === 0")
+    for name in ("help", "search", "settings"):
+        page.evaluate(f"document.getElementById('{name}').showPopover()")
+        assert page.evaluate(moving) == []
+        page.keyboard.press("Escape")
+    demo.release()
+
+
+def test_the_picture_of_both_looks(chat: Callable[..., Page], picture: Callable[..., None]) -> None:
+    page = chat(color_scheme="light", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    picture(page, "phone", dark=True)
+    page.locator("header").get_by_role("button", name="Chats and settings").tap()
+    expect(page.locator("#sidebar").get_by_role("link", name="Show me")).to_be_visible()
+    picture(page, "phone-drawer", dark=True)

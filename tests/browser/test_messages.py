@@ -1,68 +1,41 @@
-"""Versions, editing, writing on, undo, search, and several tabs in step, in a real browser."""
+"""What can be done with a question and its answer, on the real engine, and how they look."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+from browser.conversation import answers, ask, begin, finished, last_answer, questions
+from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
-
-from notso.smollm3 import Event, Message, Progress
-from notso.web.chat.suggestions import REQUEST
-from notso.web.scripted_engine import ScriptedEngine, say
 
 Serve = Callable[..., Any]
 Open = Callable[..., Page]
+Picture = Callable[..., None]
+
+CLIPBOARD = {"permissions": ["clipboard-read", "clipboard-write"]}
 
 
-def numbered() -> Callable[[Sequence[Message], bool], Iterator[Event]]:
+@pytest.fixture
+def numbered(demo: DemoEngine) -> DemoEngine:
     """Answers that differ: each has its number."""
-    numbers = itertools.count(1)
-
-    def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
-        if messages[-1].content != REQUEST:
-            yield from say(f"Answer number {next(numbers)}.")
-
-    return script
+    for number in range(1, 9):
+        demo.dictate(f"Answer number {number}.")
+    return demo
 
 
-def long_answer(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
-    """Goes on and on; written on, it comes to an end."""
-    if messages[-1].role == "assistant":
-        yield from say(" And that was all.", " One more thought." if not messages[-1].content else "")
-    else:
-        yield from say("word " * 3000, "thought " * 30 if thinking else "", piece=5)
-
-
-def ask(page: Page, text: str) -> None:
-    page.locator("#text").fill(text)
-    page.locator("#text").press("Enter")
-
-
-def answers(page: Page) -> Any:
-    return page.locator("#turns article.assistant")
-
-
-def questions(page: Page) -> Any:
-    return page.locator("#turns article.user")
-
-
-def begin(page: Page, text: str = "First question") -> None:
-    ask(page, text)
-    page.wait_for_url("**/chats/*")
-    expect(answers(page).last).to_have_attribute("data-state", "done")
-
-
-def test_regenerate_and_arrows(serve: Serve, open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine(numbered())).url)
+def test_regenerate_and_arrows(serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture) -> None:
+    page = open_page(serve(numbered.load).url)
     begin(page)
     expect(answers(page)).to_contain_text("Answer number 1.")
     answers(page).hover()
     page.get_by_role("button", name="Answer again").click()
     expect(answers(page)).to_contain_text("Answer number 2.")
     expect(answers(page)).to_contain_text("2/2")
+    finished(page)
+    picture(page)
     page.get_by_role("button", name="Previous version").click()
     expect(answers(page)).to_contain_text("Answer number 1.")
     expect(answers(page)).to_have_count(1)
@@ -73,13 +46,23 @@ def test_regenerate_and_arrows(serve: Serve, open_page: Open) -> None:
     expect(answers(page)).to_contain_text("Answer number 2.")
 
 
-def test_edit_a_question(serve: Serve, open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine(numbered())).url)
-    begin(page)
+def test_an_answer_is_drawn_anew_by_the_model_itself(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    begin(page, "What is 27 + 48?")
+    page.get_by_role("button", name="Answer again").click()
+    expect(answers(page)).to_contain_text("2/2")
+    finished(page)
+    expect(answers(page).locator(".answer")).to_contain_text("27 + 48 =")
+
+
+def test_edit_a_question(serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture) -> None:
+    page = open_page(serve(numbered.load).url)
+    begin(page, "First question")
     questions(page).hover()
     questions(page).get_by_role("link", name="Edit").click()
     area = page.locator("#edit-text")
     expect(area).to_have_value("First question")
+    picture(page)
     page.get_by_role("link", name="Cancel").click()
     expect(questions(page)).to_have_text(re.compile("First question"))
     questions(page).get_by_role("link", name="Edit").click()
@@ -87,16 +70,15 @@ def test_edit_a_question(serve: Serve, open_page: Open) -> None:
     page.get_by_role("button", name="Ask again").click()
     expect(questions(page)).to_contain_text("A better question")
     expect(answers(page)).to_contain_text("Answer number 2.")
-    expect(answers(page)).to_have_attribute("data-state", "done")
+    finished(page)
     questions(page).get_by_role("button", name="Previous version").click()
     expect(questions(page)).to_contain_text("First question")
     expect(answers(page)).to_contain_text("Answer number 1.")
 
 
-def test_an_edit_is_sent_and_left_by_key(serve: Serve, open_page: Open) -> None:
-    engine = ScriptedEngine(numbered())
-    page = open_page(serve(engine).url)
-    begin(page)
+def test_an_edit_is_sent_and_left_by_key(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
+    page = open_page(serve(numbered.load).url)
+    begin(page, "First question")
     page.keyboard.press("ArrowUp")
     page.locator("#edit-text").fill("Given up")
     page.keyboard.press("Escape")
@@ -107,11 +89,12 @@ def test_an_edit_is_sent_and_left_by_key(serve: Serve, open_page: Open) -> None:
     page.keyboard.press("Control+Enter")
     expect(questions(page)).to_contain_text("Sent by key")
     expect(answers(page)).to_contain_text("Answer number 2.")
-    assert [message.content for message in engine.requests[1].messages if message.role == "user"] == ["Sent by key"]
+    asked = [prompt for prompt in numbered.prompts if "Suggest three" not in prompt]
+    assert "Sent by key" in asked[1] and "First question" not in asked[1]
 
 
-def test_edit_an_answer(serve: Serve, open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine(numbered())).url)
+def test_edit_an_answer(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
+    page = open_page(serve(numbered.load).url)
     begin(page)
     answers(page).get_by_role("link", name="Edit").click()
     page.locator("#edit-text").fill("My **own** words.")
@@ -119,178 +102,165 @@ def test_edit_an_answer(serve: Serve, open_page: Open) -> None:
     expect(answers(page)).to_contain_text("My own words.")
     expect(answers(page)).to_contain_text("edited")
     expect(answers(page).locator("strong")).to_have_text("own")
+    ask(page, "What did you say?")
+    finished(page, 2)
+    assert any("My **own** words." in prompt for prompt in numbered.prompts), "the model reads the new words"
 
 
-def test_stop_and_continue(serve: Serve, open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine(long_answer, pace_seconds=0.01)).url)
+@pytest.mark.parametrize("way", ["button", "key"])
+def test_stop_and_continue(serve: Serve, open_page: Open, demo: DemoEngine, way: str) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.hold("answer", 20)
+    demo.dictate("word " * 3000, "A thought.")
     ask(page, "Go")
     page.wait_for_url("**/chats/*")
     expect(answers(page).locator(".answer")).to_contain_text("word word")
-    page.keyboard.press("Escape")
-    expect(answers(page)).to_have_attribute("data-state", "stopped")
-    page.get_by_role("button", name="Continue").click()
+    if way == "key":
+        page.keyboard.press("Escape")
+    else:
+        page.get_by_role("button", name="Stop").click()
+    finished(page, state="stopped")
+    expect(answers(page)).to_contain_text("Stopped here.")
+    demo.release()
+    demo.dictate("And that was all.")
+    if way == "key":
+        page.keyboard.press("Alt+Enter")
+    else:
+        page.get_by_role("button", name="Continue").click()
     expect(answers(page).locator(".answer")).to_contain_text("And that was all.")
-    expect(answers(page)).to_have_attribute("data-state", "done")
+    finished(page)
     expect(answers(page).locator(".answer")).to_contain_text("word word")
-    expect(answers(page)).to_have_count(1)
+    assert "word word" in demo.prompts[1].rpartition("assistant")[2], "it goes on from its own words"
 
 
-def test_a_thought_that_was_stopped_goes_on_or_ends(serve: Serve, open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine(long_answer, pace_seconds=0.05)).url)
-    ask(page, "Go")
-    page.wait_for_url("**/chats/*")
-    expect(answers(page).locator(".thoughts")).to_contain_text("thought thought")
-    page.keyboard.press("Escape")
-    expect(answers(page)).to_have_attribute("data-state", "stopped")
-    expect(page.get_by_role("button", name="Continue thinking")).to_be_visible()
+def test_a_thought_that_was_stopped_goes_on_or_ends(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.dictate("Never said.", "thought " * 300)
+    with demo.held("thinking", 20):
+        ask(page, "Go")
+        page.wait_for_url("**/chats/*")
+        expect(answers(page).locator(".thoughts")).to_contain_text("thought thought")
+        page.keyboard.press("Escape")
+        finished(page, state="stopped")
+    demo.dictate("Never said either.", "and more " * 300)
+    with demo.held("thinking", 20):
+        answers(page).get_by_role("button", name="Continue thinking").click()
+        expect(answers(page).locator(".thoughts")).to_contain_text("and more")
+        expect(answers(page).locator(".thoughts")).to_contain_text("thought thought")
+        page.keyboard.press("Escape")
+        finished(page, state="stopped")
+    demo.dictate("And that was all.", "One more thought.")
     answers(page).get_by_role("button", name="Answer now").click()
     expect(answers(page).locator(".answer")).to_contain_text("And that was all.")
-    expect(answers(page)).to_have_attribute("data-state", "done")
+    finished(page)
 
 
-def test_answer_now(serve: Serve, open_page: Open) -> None:
-    script = lambda messages, thinking: say("So it is.", "thought " * 500, piece=8)  # noqa: E731
-    page = open_page(serve(ScriptedEngine(script, pace_seconds=0.05)).url)
-    ask(page, "Go")
-    page.wait_for_url("**/chats/*")
-    expect(answers(page).locator("summary")).to_contain_text(re.compile(r"Thinking, \d+ s, \d+ tokens"))
-    answers(page).get_by_role("button", name="Answer now").click()
-    expect(answers(page).locator(".answer")).to_contain_text("So it is.")
-    expect(answers(page)).to_have_attribute("data-state", "done")
+def test_a_question_and_an_answer_are_copied_as_they_were_written(
+    serve: Serve, open_page: Open, demo: DemoEngine
+) -> None:
+    page = open_page(serve(demo.load).url, **CLIPBOARD)
+    begin(page, "Show me some Markdown")
+    for turn, said in ((questions(page), "Show me some Markdown"), (answers(page), "## ")):
+        turn.hover()
+        turn.get_by_role("button", name="Copy").click()
+        expect(turn.locator("[data-copy]")).to_have_attribute("data-done", "")
+        expect(page.locator("#announcer")).to_have_text("Copied")
+        assert page.evaluate("navigator.clipboard.readText()").startswith(said)
+    with page.context.expect_page() as opened:
+        answers(page).get_by_role("link", name="Raw text").click()
+    assert "## " in (opened.value.locator("body").text_content() or "")
 
 
-def test_reading_a_long_prompt_is_told(serve: Serve, open_page: Open) -> None:
-    def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
-        for done in range(360, 1400, 40):
-            yield Event("progress", progress=Progress(done, 1400, 360, 80.0))
-        yield from say("Read.")
+def test_tables_lists_and_formulas_of_the_model_are_set(
+    serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
+    """What the demo model writes by itself when it is asked for it."""
+    page = open_page(serve(demo.load).url)
+    begin(page, "Write a table")
+    expect(last_answer(page).locator("table th")).to_have_text(["number", "square"])
+    expect(last_answer(page).locator("tbody tr")).not_to_have_count(0)
+    ask(page, "Write a formula")
+    finished(page, 2)
+    expect(last_answer(page).locator(".katex math")).not_to_have_count(0)
+    ask(page, "Show me some Markdown")
+    finished(page, 3)
+    expect(last_answer(page).locator("strong")).to_have_text("bold")
+    expect(last_answer(page).locator("ul li")).not_to_have_count(0)
+    expect(last_answer(page).locator("blockquote")).to_be_visible()
+    picture(page, dark=True)
 
-    page = open_page(serve(ScriptedEngine(script, pace_seconds=0.25)).url)
-    ask(page, "Go")
-    page.wait_for_url("**/chats/*")
-    expect(page.locator("#status-label")).to_have_text(re.compile(r"Reading prompt \d+ %"))
-    expect(answers(page)).to_contain_text(re.compile(r"\d+ of 1,040 new tokens \(360 from cache\), \d+ s left"))
-    page.keyboard.press("Escape")
-    expect(answers(page)).to_have_attribute("data-state", "stopped")
+
+def test_code_is_coloured_when_its_block_is_closed(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.dictate("```python\ndef f(x):  # comment\n    return 'text', 1\n```\n\n" + "And more words. " * 20)
+    with demo.held("answer", 18):
+        ask(page, "Code")
+        expect(last_answer(page).locator("pre code")).to_contain_text("def f(x)")
+        assert last_answer(page).locator("pre code span").count() == 0, "while it is open it is plain"
+    finished(page)
+    expect(last_answer(page).locator("pre code .k").first).to_have_text("def")
+    colours = page.evaluate(
+        "[...new Set([...document.querySelectorAll('pre code span')].map(e => getComputedStyle(e).color))].length"
+    )
+    assert colours >= 3
 
 
-def test_a_turn_begun_in_one_tab_appears_in_the_other(serve: Serve, open_page: Open) -> None:
-    first = open_page(serve(ScriptedEngine(numbered(), pace_seconds=0.02)).url)
+def test_tokens_and_speed_stand_under_an_answer(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    begin(page, "Tell me a story")
+    numbers = last_answer(page).locator(".numbers")
+    expect(numbers).to_have_text(re.compile(r"\d+ tokens, [\d.]+ tokens/s, read \d+ in [\d.]+ s, .*first word after"))
+    ask(page, "Thank you")
+    finished(page, 2)
+    expect(last_answer(page).locator(".numbers")).to_contain_text("from cache")
+
+
+def test_a_turn_begun_in_one_tab_appears_in_the_other(serve: Serve, open_page: Open, numbered: DemoEngine) -> None:
+    first = open_page(serve(numbered.load).url)
     begin(first)
     second = open_page(first.url, like=first)
     second.locator("#text").fill("A draft that stays")
     ask(first, "Second question")
-    expect(questions(second)).to_have_count(2)
     for page in (first, second):
-        expect(answers(page).last).to_have_attribute("data-state", "done")
-        expect(answers(page).last).to_contain_text("Answer number 2.")
-        expect(answers(page)).to_have_count(2)
+        finished(page, 2)
+        expect(questions(page)).to_have_count(2)
+        expect(last_answer(page)).to_contain_text("Answer number 2.")
     expect(second.locator("#text")).to_have_value("A draft that stays")
     second.get_by_role("button", name="Answer again").last.click()
     for page in (first, second):
-        expect(answers(page).last).to_contain_text("Answer number 3.")
-        expect(answers(page).last).to_have_attribute("data-state", "done")
+        expect(last_answer(page)).to_contain_text("Answer number 3.")
+        finished(page, 2)
     first.get_by_role("button", name="Previous version").click()
-    expect(answers(second).last).to_contain_text("Answer number 2.")
+    expect(last_answer(second)).to_contain_text("Answer number 2.")
 
 
-def test_the_list_of_chats_follows(serve: Serve, open_page: Open) -> None:
-    server = serve(ScriptedEngine(numbered()))
-    first = open_page(server.url)
-    second = open_page(server.url, like=first)
-    begin(first, "Apples and pears")
-    link = second.locator("#chat-list").get_by_role("link", name="Apples and pears")
-    expect(link).to_be_visible()
-    first.locator("#chat-list li").hover()
-    first.locator("#chat-list").get_by_role("button", name="Pin: Apples and pears").click()
-    for page in (first, second):
-        expect(page.locator("#chat-list")).to_contain_text("Pinned")
-
-
-def test_delete_and_undo(serve: Serve, open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine(numbered())).url)
-    begin(page, "To be deleted")
-    page.locator("#chat-list li").hover()
-    page.locator("#chat-list").get_by_role("button", name="Delete this chat: To be deleted").click()
-    page.wait_for_url("**/?undo=*")
-    expect(page.locator("#toasts")).to_contain_text("Chat deleted.")
-    expect(page.locator("#chat-list")).not_to_contain_text("To be deleted")
-    page.get_by_role("button", name="Undo").click()
-    page.wait_for_url("**/chats/*")
-    expect(answers(page)).to_contain_text("Answer number 1.")
-
-
-def test_a_chat_deleted_in_another_tab(serve: Serve, open_page: Open) -> None:
-    server = serve(ScriptedEngine(long_answer, pace_seconds=0.05))
-    page = open_page(server.url, expected="status of 404|response:error")
-    ask(page, "Go on")
-    page.wait_for_url("**/chats/*")
-    expect(page.get_by_role("button", name="Stop")).to_be_visible()
-    other = open_page(server.url, like=page)
-    other.locator("#chat-list li").hover()
-    other.locator("#chat-list").get_by_role("button", name="Delete this chat: Go on").click()
-    expect(page.locator("#turns")).to_contain_text("There is no such chat.")
-    expect(page.get_by_role("button", name="Send")).to_be_visible()
-    expect(page.locator("#status-label")).to_have_text("Idle")
-    ask(page, "Still here?")
-    expect(page.locator("#composer-problem")).to_contain_text("There is no such chat.")
-    expect(page.locator("#text")).to_have_value("Still here?")
-    other.get_by_role("button", name="Undo").click()
-    expect(questions(page)).to_contain_text("Go on")
-
-
-def test_clear_and_undo(serve: Serve, open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine(numbered())).url)
-    begin(page)
-    page.get_by_role("button", name="Chat menu").click()
-    page.get_by_role("button", name="Empty this chat").click()
-    expect(answers(page)).to_have_count(0)
-    expect(page.locator("#toasts")).to_contain_text("Chat emptied.")
-    page.get_by_role("button", name="Undo").click()
-    expect(answers(page)).to_contain_text("Answer number 1.")
-
-
-def test_summarise_and_take_it_out(serve: Serve, open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine(numbered())).url)
-    begin(page)
+def test_summarise_and_take_it_out(serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture) -> None:
+    page = open_page(serve(numbered.load).url)
+    begin(page, "A question before the summary")
     page.get_by_role("button", name="Chat menu").click()
     page.get_by_role("button", name="Summarise older turns").click()
     card = page.locator("article.summary-card")
     expect(card).to_have_attribute("data-state", "done")
     expect(card).to_contain_text("in place of everything above")
+    picture(page)
+    ask(page, "And then?")
+    finished(page, 3)
+    read = next(prompt for prompt in numbered.prompts if "And then?" in prompt)
+    assert "A question before" not in read and "Answer number 2." in read, "the summary stands for what was before it"
     card.get_by_role("button", name="Take the summary out").click()
     expect(card).to_have_count(0)
-    expect(answers(page)).to_have_count(1)
+    expect(questions(page).first).to_contain_text("A question before the summary")
 
 
-def test_search_finds_and_leads_there(serve: Serve, open_page: Open) -> None:
-    page = open_page(serve(ScriptedEngine(numbered())).url)
-    begin(page, "Where do walruses live?")
-    page.get_by_role("button", name="Answer again").click()
-    expect(answers(page)).to_contain_text("Answer number 2.")
-    expect(answers(page)).to_have_attribute("data-state", "done")
-    page.goto(page.url.partition("/chats")[0] + "/")
-    page.keyboard.press("Control+k")
-    page.locator("#search-text").fill("number 1")
-    hit = page.locator("#search-results a").first
-    expect(hit.locator("mark").first).to_be_visible()
-    hit.click()
-    page.wait_for_url("**/chats/*")
-    expect(answers(page)).to_contain_text("Answer number 1.")
-
-
-def test_suggestions_come_when_idle_and_can_be_asked(serve: Serve, open_page: Open) -> None:
-    def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
-        if messages[-1].content == REQUEST:
-            yield from say("1. What is a walrus?\n2. Where is it?\n3. Why?", piece=50)
-        else:
-            yield from say("An answer.")
-
-    page = open_page(serve(ScriptedEngine(script)).url)
-    ask(page, "Hello")
-    page.wait_for_url("**/chats/*")
+def test_suggestions_come_when_idle_and_can_be_asked(
+    serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.suggestions = "1. What is a walrus?\n2. Where is it?\n3. Why?"
+    begin(page)
     chips = page.locator("#suggestions button")
     expect(chips).to_have_count(3)
+    picture(page)
     chips.first.click()
     expect(questions(page).last).to_contain_text("What is a walrus?")
     expect(answers(page)).to_have_count(2)

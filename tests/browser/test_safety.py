@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from browser.conversation import finished
+from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
-
-from notso.web.scripted_engine import ScriptedEngine, say
 
 PAYLOADS = [
     *("<script>pwned=1</script>", "<img src=https://evil.example/x onerror=pwned=1>", "<svg/onload=pwned=1>"),
@@ -57,15 +57,19 @@ PAYLOADS = [
 ]
 
 
-@pytest.mark.parametrize("piece", [1, 1000])
-def test_nothing_in_an_answer_is_obeyed(serve: Callable[..., Any], open_page: Callable[..., Page], piece: int) -> None:
+@pytest.mark.parametrize("each_token_is", ["a byte", "a word"])
+def test_nothing_in_an_answer_is_obeyed(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, each_token_is: str
+) -> None:
     hostile = "\n\n".join(PAYLOADS)
-    script = lambda messages, thinking: say(f"Begin\n\n{hostile}\n\nThe end", hostile, piece=piece)  # noqa: E731
-    page = open_page(serve(ScriptedEngine(script, pace_seconds=0.0005)).url)
+    text = f"Begin\n\n{hostile}\n\nThe end"
+    demo.dictate([text.encode()] if each_token_is == "a byte" else text, hostile)
+    page = open_page(serve(demo.load).url)
     page.locator("#text").fill(hostile)
     page.locator("#text").press("Enter")
+    page.wait_for_url("**/chats/*")
+    finished(page)
     answer = page.locator("article.assistant").last
-    expect(answer).to_have_attribute("data-state", "done")
     expect(answer.locator(".answer")).to_contain_text("The end")
     expect(answer.locator(".answer")).to_contain_text("<script>pwned=1</script>")
     for _ in range(2):
@@ -81,9 +85,11 @@ def test_nothing_in_an_answer_is_obeyed(serve: Callable[..., Any], open_page: Ca
         page.reload()
 
 
-def test_a_policy_stands_behind_the_sanitiser(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+def test_a_policy_stands_behind_the_sanitiser(
+    serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
+) -> None:
     """Were something to slip through, the browser itself would still refuse to run it."""
-    page = open_page(serve(ScriptedEngine()).url, expected="Content Security Policy|evil.example")
+    page = open_page(serve(demo.load).url, expected="Content Security Policy|evil.example")
     refused = page.evaluate(
         """async () => {
             const refused = [];
@@ -99,7 +105,9 @@ def test_a_policy_stands_behind_the_sanitiser(serve: Callable[..., Any], open_pa
             add("img", "src", "https://evil.example/x");
             add("p", "onclick", "pwned = 1");
             await fetch("https://evil.example").catch(() => {});
-            await new Promise((done) => setTimeout(done, 100));
+            for (let waited = 0; waited < 200 && refused.length < 4; waited += 1) {
+                await new Promise((done) => setTimeout(done, 25));
+            }
             return refused;
         }"""
     )

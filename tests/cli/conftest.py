@@ -15,6 +15,7 @@ import pytest
 
 from notso.cli import engines, main
 from notso.qtensor.errors import NotsoError
+from notso.smollm3.answer_options import Grammar
 from notso.smollm3.messages import Event, Message, ModelInfo, Usage
 from notso.smollm3.sampling_params import SamplingParams
 from notso.smollm3.synth import write_synthetic
@@ -34,6 +35,7 @@ class ScriptedEngine:
     asked: list[list[Message]] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     thinking: list[bool] = field(default_factory=list)
+    grammars: list[Grammar | None] = field(default_factory=list)
     opened_with: tuple[Any, ...] = ()
     closed: bool = False
 
@@ -57,7 +59,9 @@ class ScriptedEngine:
         *,
         thinking: bool = True,
         cancelled: Callable[[], bool] = lambda: False,
+        grammar: Grammar | None = None,
     ) -> Iterator[Event]:
+        self.grammars.append(grammar)
         self.asked.append(list(messages))
         self.params.append(params)
         self.thinking.append(thinking)
@@ -168,10 +172,14 @@ def notso(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def process() -> Callable[..., subprocess.Popen[bytes]]:
-    """Start `notso` as a process of its own. `setup` is Python that runs before it."""
+    """Start `notso` as a process of its own. `setup` is Python that runs before it.
+
+    It hears Ctrl-C, also where these tests run behind an `&`, whose children are born deaf to it.
+    """
 
     def start(*arguments: str, setup: str = "", **options: Any) -> subprocess.Popen[bytes]:
-        code = f"import sys\n{setup}\nfrom notso.cli import main\nsys.exit(main())"
+        hear = "import signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+        code = f"{hear}\n{setup}\nfrom notso.cli import main\nsys.exit(main())"
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return subprocess.Popen([sys.executable, "-c", code, *arguments], **{**pipes, **options})
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+
+from notso.cli import main
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -23,7 +27,7 @@ from notso.smollm3.messages import Event, ModelInfo
 class Endless:
     info = ModelInfo("Endless", "", False, 1, 1, 4096)
     deaf = {deaf}
-    def generate(self, messages, params, *, thinking=True, cancelled=lambda: False):
+    def generate(self, messages, params, *, thinking=True, cancelled=lambda: False, grammar=None):
         yield Event("text", text="word")
         while self.deaf or not cancelled():
             time.sleep(0.01)
@@ -33,6 +37,33 @@ class Endless:
 
 engines.open_engine = lambda *a, **k: Endless()
 """
+
+
+class Interrupting:
+    def __getattr__(self, name: str) -> None:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_before_anything_is_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "notso.cli.app", cast(Any, Interrupting()))
+    assert main([]) == 130
+
+
+def wait_until_taken(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Until a signal is no longer on its way: two of a kind would arrive as one."""
+    for _ in range(6000):
+        pending = re.findall(r"^S[hi][dg]Pnd:\s*(\w+)", Path(f"/proc/{run.pid}/status").read_text(), re.MULTILINE)
+        if not any(int(mask, 16) & 1 << (number - 1) for mask in pending):
+            return
+        time.sleep(0.01)
+
+
+def wait_until_it_reads(run: subprocess.Popen[bytes]) -> None:
+    """Until it waits for a line (a `read` of descriptor 0): a signal that comes a moment before is heard only after."""
+    for _ in range(6000):
+        if Path(f"/proc/{run.pid}/syscall").read_text().startswith("0 0x0 "):
+            return
+        time.sleep(0.01)
 
 
 def wait_for(run: subprocess.Popen[bytes], text: bytes) -> None:
@@ -59,6 +90,7 @@ def test_a_second_ctrl_c_leaves_at_once(process: Process) -> None:
     wait_for(run, b"word")
     run.send_signal(signal.SIGINT)
     time.sleep(0.3)
+    wait_until_taken(run, signal.SIGINT)
     assert run.poll() is None
     run.send_signal(signal.SIGINT)
     _, err = run.communicate(timeout=60)
@@ -87,9 +119,10 @@ def test_in_a_chat_ctrl_c_twice_leaves(process: Process) -> None:
     assert run.stderr is not None
     while b"/help" not in run.stderr.readline():
         pass
-    time.sleep(0.2)
+    wait_until_it_reads(run)
     run.send_signal(signal.SIGINT)
     assert b"Ctrl-C again leaves" in run.stderr.readline()
+    wait_until_it_reads(run)
     run.send_signal(signal.SIGINT)
 
     assert run.wait(60) == 130

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from notso.smollm3.answer_options import Grammar
 from notso.smollm3.errors import ContextLengthError
 from notso.smollm3.messages import Event, ToolCall
 
@@ -185,6 +187,31 @@ def test_options_out_of_range_are_wrong_usage(engine: Any, notso: Run, arguments
     assert result.out == ""
     assert result.err.startswith("notso: ")
     assert result.err.count("\n") == 1
+
+
+def test_a_schema_goes_to_the_engine_as_it_is(engine: Any, notso: Run, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    engine.says("7")
+
+    assert notso("run", "x", "--schema", str(schema)).out == "7\n"
+    assert notso("run", "x").code == 0
+    assert engine.grammars == [Grammar("json_schema", '{"type": "integer"}'), None]
+
+
+@pytest.mark.parametrize(("data", "told"), [(None, "No such file"), (b"\xff", "not UTF-8 text (byte 0)")])
+def test_a_schema_that_cannot_be_read_is_wrong_usage(
+    engine: Any, notso: Run, tmp_path: Path, data: bytes | None, told: str
+) -> None:
+    schema = tmp_path / "schema.json"
+    if data is not None:
+        schema.write_bytes(data)
+
+    result = notso("run", "x", "--schema", str(schema))
+
+    assert result.code == 2
+    assert told in result.err
+    assert engine.asked == []
 
 
 def test_a_prompt_too_long_says_what_to_do(engine: Any, notso: Run) -> None:

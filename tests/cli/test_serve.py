@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,9 +19,9 @@ import pytest
 
 from notso.cli import serve
 
-# What the experience guide promises until the address is printed, taken as processor time of the whole run: a busy
-# machine is not our fault.
-START_SECONDS = 2.0
+# The experience guide promises two seconds until the address is printed: this many times what a Python takes that only
+# imports the libraries. As processor time of the whole run: a slow or busy machine is not our fault.
+START_IMPORTS = 5
 
 Process = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -42,7 +43,7 @@ def wait_until_healthy(url: str) -> dict[str, Any]:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
-            with urllib.request.urlopen(url + "health", timeout=5) as reply:
+            with urllib.request.urlopen(url + "health", timeout=30) as reply:
                 told: dict[str, Any] = json.loads(reply.read())
                 return told
         except urllib.error.HTTPError:
@@ -66,9 +67,22 @@ def start(process: Process, small_model: Path, own_home: Path) -> Iterator[Proce
         run.communicate()
 
 
+def children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.fixture(scope="module")
+def imports_seconds() -> float:
+    """Processor time of a Python that imports the libraries a server needs."""
+    before = children_seconds()
+    subprocess.run([sys.executable, "-c", "import fastapi, uvicorn, numpy, tokenizers, jinja2, typer"], check=True)
+    return children_seconds() - before
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_at_once_until_told_to_stop(start: Process, number: signal.Signals) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def test_it_serves_at_once_until_told_to_stop(start: Process, imports_seconds: float, number: signal.Signals) -> None:
+    before = children_seconds()
     run = start("--port", "0")
     url = address(run)
     assert url.startswith("http://127.0.0.1:")
@@ -79,8 +93,7 @@ def test_it_serves_at_once_until_told_to_stop(start: Process, number: signal.Sig
     _, err = run.communicate(timeout=60)
     assert run.returncode == 0
     assert b"Traceback" not in err
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < START_SECONDS
+    assert children_seconds() - before < START_IMPORTS * imports_seconds
 
 
 def test_a_port_in_use_is_exit_code_6(start: Process) -> None:
@@ -108,9 +121,9 @@ def test_a_key_from_a_file_is_asked_for(start: Process, tmp_path: Path) -> None:
     run = start("--port", "0", "--api-key-file", str(tmp_path / "key"))
     url = address(run)
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(url + "v1/models", timeout=5)
+        urllib.request.urlopen(url + "v1/models", timeout=30)
 
-    assert caught.value.code in (401, 404)  # 404 while there is no such route
+    assert caught.value.code == 401
     caught.value.close()
 
 

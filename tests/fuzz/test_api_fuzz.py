@@ -23,7 +23,7 @@ from notso.web.api.strict_json import parse_object
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))
 ONE_SEED = os.environ.get("FUZZ_SEED")
-SLOWEST_SECONDS = 2.0
+SLOWEST_SECONDS = 2.0  # of CPU time
 
 NAMES = [*ChatFields.model_fields, "role", "content", "type", "text", "function", "name", "arguments", "id", "x"]
 SCALARS: list[Any] = [
@@ -101,7 +101,7 @@ def test_every_body_is_a_request_or_a_refusal() -> None:
     outcomes = {"request": 0, "refusal": 0}
     for seed in seeds():
         data = body(Random(seed))
-        began = time.monotonic()
+        began = time.thread_time()
         try:
             request = parse_chat_request(parse_object(data))
         except ApiError as refusal:
@@ -115,7 +115,7 @@ def test_every_body_is_a_request_or_a_refusal() -> None:
         else:
             outcomes["request"] += 1
             check(request, seed)
-        assert time.monotonic() - began < SLOWEST_SECONDS, f"seed {seed}"
+        assert time.thread_time() - began < SLOWEST_SECONDS, f"seed {seed}"
     assert ONE_SEED or min(outcomes.values()) > 20, outcomes
 
 

@@ -18,7 +18,7 @@ from notso.qtensor.gguf import VALUE_TYPES, GGUFFile
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "3"))
 ONE_SEED = os.environ.get("FUZZ_SEED")
-MAX_SECONDS = 0.1  # of CPU time for one file of a few kilobytes
+MAX_SECONDS = 0.5  # of CPU time for one file of a few kilobytes; a hundred times what it takes
 NASTY = (
     0,
     1,
@@ -131,12 +131,12 @@ def test_gguf_reader(tmp_path: Path) -> None:
     accepted = tried = 0
     for seed in seeds:
         path.write_bytes(random_file(random.Random(seed)))
-        started = time.process_time()
+        started = time.thread_time()
         try:
             accepted += loads(path)
         except BaseException as error:
             raise AssertionError(f"FUZZ_SEED={seed}: {type(error).__name__}: {error}") from error
-        assert time.process_time() - started < MAX_SECONDS, f"FUZZ_SEED={seed} took too long"
+        assert time.thread_time() - started < MAX_SECONDS, f"FUZZ_SEED={seed} took too long"
         tried += 1
         if time.monotonic() > ends_at:
             break

@@ -8,9 +8,14 @@
 #include <thread>
 #include <vector>
 
+#include "cpu_features.h"
 #include "dispatch.h"
 #include "guarded.h"
 #include "ops.h"
+#if defined(QTENSOR_EMULATED_TILES)
+#include "bfloat16_panels.h"
+#include "tile_counts.h"
+#endif
 
 using namespace qtensor;
 
@@ -72,8 +77,18 @@ void compare(const char* what, Guarded<float>& out, Guarded<float>& expected, Ma
   for (const auto& family : available_kernels()) {
     use_kernels(family);
     set_thread_count(int(random.from(1, 3)));
-    make(out.data())(thread_pool());
-    if (!same_bits(out, expected)) fail(std::string(what) + " differs from generic");
+    for (const char* way : {"vectors", "tiles"}) {
+      if (kernels().attention_tile_rows > 0)
+        use_attention(way);
+      else if (std::string(way) == "tiles")
+        continue;
+      make(out.data())(thread_pool());
+      if (!same_bits(out, expected)) fail(std::string(what) + " differs from generic");
+    }
+    use_attention("auto");
+#if defined(QTENSOR_EMULATED_TILES)
+    if (tile_counts().in_use != 0) fail(std::string(what) + " left tiles configured");
+#endif
   }
 }
 
@@ -240,9 +255,10 @@ struct RandomPool {
 };
 
 void attention_case(Random& random) {
-  const int64_t kv_heads = random.from(1, 3), shared = random.from(1, 5), dim = 16 * random.from(1, 8);
-  const int64_t sequences = random.from(1, 3), tiles = random.from(1, 3), blocks = sequences * tiles;
-  const int64_t rows = random.from(1, 6), floats = rows * kv_heads * shared * dim;
+  const bool is_prompt = random.often(40);  // rows of one sequence, one after another
+  const int64_t kv_heads = random.from(1, is_prompt ? 2 : 3), shared = random.from(1, 5), dim = 16 * random.from(1, 8);
+  const int64_t sequences = is_prompt ? 1 : random.from(1, 3), tiles = random.from(1, 3), blocks = sequences * tiles;
+  const int64_t rows = random.from(1, is_prompt ? 40 : 6), floats = rows * kv_heads * shared * dim;
   const auto format = static_cast<CacheFormat>(random.below(kCacheFormats));
   RandomPool main(format, blocks, kv_heads, dim, random), other(CacheFormat::k8v8, blocks, kv_heads, dim, random);
   Guarded<int32_t> positions(rows, random), owners(rows, random), tables(sequences * tiles, random);
@@ -251,6 +267,8 @@ void attention_case(Random& random) {
     owners[i] = int32_t(random.below(sequences));
     positions[i] = int32_t(random.below(tiles * 128));
   }
+  if (is_prompt)
+    for (int64_t i = 0, first = random.below(tiles * 128 - rows); i < rows; i++) positions[i] = int32_t(first + i);
   for (int32_t& block : tables) block = int32_t(random.below(blocks));
   for (int32_t& block : recent_tables) block = int32_t(random.below(blocks));
   const RowPlaces places{positions.data(), owners.data(), tables.data(), rows, sequences, tiles};
@@ -289,12 +307,42 @@ void attention_case(Random& random) {
   victim = kept;
 }
 
+#if defined(QTENSOR_EMULATED_TILES)
+// The scheme that is there for comparison only: near the product in double precision, as near as two roundings allow.
+void bfloat16_case(Random& random) {
+  const int64_t k = 256 * random.from(1, 5), columns = 32 * random.from(1, 3), rows = 32 * random.from(1, 6);
+  Guarded<uint8_t> weight(rows * bytes_per_row(Format::Q4_K, k), random, 16);
+  Guarded<float> x(columns * k, random), y(columns * rows, random, 64), row(k, random);
+  Guarded<uint16_t> packed(columns * k, random, 64);
+  Guarded<uint8_t> scratch(bfloat16_scratch(columns), random, 64);
+  fill(weight, Format::Q4_K, random);
+  for (float& v : x) v = random.real();
+  kBfloat16PanelsEmulated.pack(x.data(), k, columns, packed.data());
+  kBfloat16PanelsEmulated.product(weight.data(), rows, k, packed.data(), columns, y.data(), rows, scratch.data());
+  for (int64_t n = 0; n < rows; n += random.from(1, 7)) {
+    dequantise_row(Format::Q4_K, weight.data() + n * bytes_per_row(Format::Q4_K, k), k, row.data());
+    for (int64_t c = 0; c < columns; c++) {
+      double sum = 0, size = 0;
+      for (int64_t i = 0; i < k; i++) {
+        sum += double(row[i]) * double(x[c * k + i]);
+        size += std::abs(double(row[i]) * double(x[c * k + i]));
+      }
+      if (!(std::abs(sum - double(y[c * rows + n])) <= size / 240)) fail("bfloat16 panels are off");
+    }
+  }
+  if (tile_counts().in_use != 0) fail("bfloat16 panels left tiles configured");
+}
+#endif
+
 void run_kernels(Random& random) {
   for (int i = 0; i < 4; i++) matmul_case(random);
   row_cases(random);
   rope_case(random);
   embedding_case(random);
   attention_case(random);
+#if defined(QTENSOR_EMULATED_TILES)
+  if (detect_cpu_features().avx512_vnni) bfloat16_case(random);
+#endif
 }
 
 using Clock = std::chrono::steady_clock;

@@ -54,6 +54,8 @@ def every_family() -> EveryFamily:
         backend.use_kernels("generic")
         expected = compute()
         for family in backend.available_kernels():
+            if family == "generic":
+                continue
             backend.use_kernels(family)
             result = compute()
             if not same_bits(expected, result):

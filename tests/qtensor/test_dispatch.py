@@ -71,6 +71,27 @@ def test_the_environment_forces_and_is_refused(monkeypatch: pytest.MonkeyPatch) 
         backend.configure(1)
 
 
+def test_attention_by_tiles_is_a_choice_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    for family in backend.available_kernels():
+        monkeypatch.setenv(backend.KERNELS_VARIABLE, family)
+        for way in ("auto", "vectors"):
+            monkeypatch.setenv(backend.ATTENTION_VARIABLE, f" {way}\n")
+            backend.configure(1)
+        assert backend.attention_way() == "vectors"
+        monkeypatch.setenv(backend.ATTENTION_VARIABLE, "tiles")
+        if family == "amx":
+            backend.configure(1)
+            assert backend.attention_way() == "tiles"
+        else:
+            with pytest.raises(KernelChoiceError, match="no tiles"):
+                backend.configure(1)
+        backend.use_attention("auto")
+    for wrong in ("nonsense", "Tiles", "vectors,tiles"):
+        monkeypatch.setenv(backend.ATTENTION_VARIABLE, wrong)
+        with pytest.raises(KernelChoiceError, match="NOTSO_ATTENTION"):
+            backend.configure(1)
+
+
 def test_a_fresh_process_takes_the_best() -> None:
     environment = {name: value for name, value in os.environ.items() if name != backend.KERNELS_VARIABLE}
     code = "from notso.qtensor import backend; backend.configure(1); print(backend.kernels())"

@@ -20,7 +20,7 @@ from notso.qtensor.errors import GGUFError, UnsupportedFormatError
 from notso.qtensor.formats import UNSUPPORTED_NAMES
 from notso.qtensor.gguf import GGUFFile
 
-MAX_SECONDS = 0.05  # of CPU time, so that a busy machine fails nothing
+MAX_SECONDS = 0.25  # of this thread's CPU time, so that a busy machine fails nothing; a hundred times what it takes
 MAX_ALLOCATED = 1 << 20  # a small file's refusal; far below anything claimed here
 EXTREMES = (0, 1, 2**8 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1)
 
@@ -262,10 +262,10 @@ CASES = [
 
 def refused(path: Path) -> GGUFError:
     """Open a file that must be refused; checks time, memory and form of the error."""
-    started = time.process_time()
+    started = time.thread_time()
     with pytest.raises(GGUFError) as caught:
         GGUFFile.open(path)
-    seconds = time.process_time() - started
+    seconds = time.thread_time() - started
     tracemalloc.start()
     try:
         with pytest.raises(GGUFError):
@@ -351,9 +351,9 @@ def test_every_numeric_field_at_its_extremes(tmp_path: Path, field: str) -> None
         content = FIELDS[field](value)
         if content is not None:
             path.write_bytes(content)
-            started = time.process_time()
+            started = time.thread_time()
             outcomes[value] = rejected_or_loaded(path)
-            assert time.process_time() - started < 2 * MAX_SECONDS
+            assert time.thread_time() - started < 2 * MAX_SECONDS
     assert not any(loaded for value, loaded in outcomes.items() if value >= 2**31)
 
 

@@ -6,6 +6,7 @@ leave remainders, one block, three, forty-three; minima that are not zero and co
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -203,15 +204,16 @@ def test_activations_that_are_not_ordinary(format: Format, make_weight: Make, ev
 def test_extremes_do_not_overflow(format: Format, make_weight: Make, every_family: Every) -> None:
     """Largest integers everywhere: saturating byte instructions would show here."""
     for fill in (0x00, 0x7F, 0x80, 0xFF):
-        weight = make_weight(format, 24, 512, np.random.default_rng(1), "ones")
+        weight = make_weight(format, 24, 768, np.random.default_rng(1), "ones")
         body = weight.data.reshape(-1, format.block_bytes)
         scales = {"Q4_K": 4, "Q5_K": 4, "Q6_K": 0}.get(format.name, 4 if format == Q4_1 else 2)
         body[:, scales : 208 if format == Q6_K else format.block_bytes] = fill
-        for sign in (1, -1):
-            x = np.full((20, 512), sign, np.float32)
+        for sign, columns in itertools.product((1, -1), (8, 16, 20, 48)):  # half a tile, one, two, three
+            x = np.full((columns, 768), sign, np.float32)
             x[1, ::2] *= -1
             x[2, ::3] *= -1
             x[3, 256:] *= -1
+            x[:, 512:] = activations(np.random.default_rng(2), columns, 256)  # a block of ordinary sums beside them
             result = every_family(lambda x=x, weight=weight: product(x, weight))
             np.testing.assert_array_equal(result, reference.matmul_q8k(x, weight))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from notso.qtensor import ops
+from notso.qtensor import huge_pages, ops
 from notso.qtensor.errors import OperandError
 
 BITS = {"f16": 16, "k8v8": 8.125, "k8v4": 6.125, "k4v4": 4.125, "k4v3": 3.625}
@@ -35,10 +38,26 @@ def test_blocks_are_read_written_and_copied(format: ops.KVFormat) -> None:
     assert held == before[2].tobytes(), "a copy does not follow the block"
 
 
+def test_pools_of_several_layers_lie_one_behind_the_other() -> None:
+    pools = ops.key_value_pools(3, 4, 2, 32, "k8v8")
+    for layer, pool in enumerate(pools):
+        pool.block_memory(layer)[:] = bytes([layer + 1]) * pool.block_bytes
+    for layer, pool in enumerate(pools):
+        assert [set(pool.read_block(block)) for block in range(4)] == [
+            {layer + 1 if b == layer else 0} for b in range(4)
+        ]
+        assert pool.data.ctypes.data == pools[0].data.ctypes.data + layer * pool.nbytes
+
+
 def test_what_cannot_be_is_refused() -> None:
     pool = ops.key_value_pool(2, 1, 16)
     for block in (-1, 2):
-        for call in (pool.read_block, lambda b: pool.copy_block(0, b), lambda b: pool.copy_block(b, 0)):
+        for call in (
+            pool.read_block,
+            pool.block_memory,
+            lambda b: pool.copy_block(0, b),
+            lambda b: pool.copy_block(b, 0),
+        ):
             with pytest.raises(OperandError, match="outside"):
                 call(block)
         with pytest.raises(OperandError, match="outside"):
@@ -58,3 +77,19 @@ def test_memory_is_taken_on_first_use() -> None:
     pool.data[-1, :5] = 7
     assert pool.data[0, :100].max() == 0 and pool.data[-1, :9].sum() == 35
     assert pool.data.ctypes.data % 64 == 0
+
+
+def test_what_is_mostly_never_written_lies_on_small_pages() -> None:
+    """One block takes its own memory, and not that of its neighbours."""
+    pool = ops.key_value_pool(64, 4, 128, "k8v8", large_pages=False)
+    assert pool.nbytes > 2 * huge_pages.LARGE_BYTES
+    before = resident_bytes()
+    pool.data[40] = 1
+    taken = resident_bytes() - before
+    assert pool.block_bytes <= taken + mmap.PAGESIZE and taken < huge_pages.PAGE_BYTES // 2
+
+
+def resident_bytes() -> int:
+    """Anonymous memory of this process."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))

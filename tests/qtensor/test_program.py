@@ -212,7 +212,7 @@ def test_the_interpreter_goes_on_while_it_runs(make_weight: Make) -> None:
     done.set()
     watcher.join()
     assert took > 0.2, "too short to show anything"
-    assert len(gaps) > 20 and max(gaps) < took / 2
+    assert len(gaps) > 5 and max(gaps) < 0.9 * took, "held, there would be one gap, as long as the run"
 
 
 def test_programs_of_several_threads_take_turns(make_weight: Make) -> None:

@@ -12,17 +12,13 @@ import pytest
 import tokenizers
 from golden.dequantised import write_dequantised
 from golden.random_models import RANDOM
-from hypothesis import HealthCheck, settings
+from smollm3.block_folder import Open, opening
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from notso.qtensor import backend
 from notso.smollm3 import Engine
 from notso.smollm3.hub import demo_path
 from notso.smollm3.tokenizer import PRE_TOKENISERS, Tokenizer
-
-# A busy machine is slow, and that is no failure.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("unhurried")
 
 ROOT = Path(__file__).parents[2]
 OFFICIAL_DATA = ROOT.parent / "shared" / "data"
@@ -179,3 +175,10 @@ def demo_f16_engine() -> Iterator[Engine]:
     """The demo model with a cache in half precision, as the peers keep theirs."""
     with Engine.load(kv="f16") as engine:
         yield engine
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens a folder of blocks, the same one each time."""
+    with opening(tmp_path / "kv") as open_files:
+        yield open_files

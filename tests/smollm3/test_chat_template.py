@@ -221,7 +221,7 @@ def test_without_a_date_it_is_today(template_source: str) -> None:
 @pytest.mark.parametrize(
     ("messages", "said"),
     [
-        ([], "messages is empty"),
+        ([], "nothing to answer"),
         ([Message("user", None)], "content must be text"),  # type: ignore[arg-type]
         ([Message("user", ["a"])], "content must be text"),  # type: ignore[arg-type]
         ([Message("system", 3)], "content must be text"),  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from random import SystemRandom
 import pytest
 
 from notso.qtensor import backend
-from notso.smollm3 import Engine, Message, SamplingParams
+from notso.smollm3 import CompleteOptions, Engine, Message, SamplingParams
 from notso.smollm3.generation import Generation
 from notso.smollm3.kv_formats import KVFormat
 from notso.smollm3.prefix_cache import root_key
@@ -40,9 +40,7 @@ class Asked:
 
     def begin(self, engine: Engine, owner: str = "") -> tuple[Generation, list[int]]:
         """The generation, and the tokens of its sequence, which grow with the answer."""
-        request = engine._request(
-            self.prompt, self.params, True, None, None, "api", owner, continue_last=False, when_full="stop"
-        )
+        request = engine._request(self.prompt, self.params, CompleteOptions(priority="api", owner=owner))
         engine._core.submit(request)
         return request.generation, request.sequence.tokens
 

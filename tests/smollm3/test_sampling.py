@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from notso.smollm3.errors import EngineError, InvalidRequestError
-from notso.smollm3.sampling import Sampler, log_probabilities, top_log_probabilities
+from notso.smollm3.sampling import Sampler, likeliest, log_probabilities
 from notso.smollm3.sampling_params import SamplingParams
 
 VOCABULARY = 128_256
@@ -259,20 +259,15 @@ def test_log_probabilities_are_those_of_the_model(values: list[float]) -> None:
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(log_probabilities(np.stack([logits, logits]))[1], found)
-    top = top_log_probabilities(logits, 5)
-    ranked = sorted(range(len(values)), key=lambda token: (-found[token], token))[:5]
-    assert sorted(token for token, _ in top) == sorted(ranked) or [value for _, value in top] == [
-        float(found[token]) for token in ranked
-    ]
-    assert [value for _, value in top] == sorted((value for _, value in top), reverse=True)
+    assert likeliest(found, 5) == sorted(range(len(values)), key=lambda token: (-found[token], token))[:5]
 
 
 def test_log_probabilities_at_the_edges() -> None:
     logits = np.array([0, -np.inf, 0, 0], dtype=np.float32)
     assert log_probabilities(logits).tolist() == pytest.approx([-math.log(3), -math.inf, -math.log(3), -math.log(3)])
-    assert [token for token, _ in top_log_probabilities(logits, 2)] == [0, 2]
-    assert len(top_log_probabilities(logits, 99)) == 4
-    assert top_log_probabilities(logits, 0) == []
+    assert likeliest(logits, 2) == [0, 2]
+    assert likeliest(logits, 99) == [0, 2, 3, 1]
+    assert likeliest(logits, 0) == []
     for bad in (np.nan, np.inf):
         with pytest.raises(EngineError):
             log_probabilities(np.array([0, bad], dtype=np.float32))

@@ -410,3 +410,28 @@ def test_short_rests_share_the_rows_of_a_step() -> None:
     while machine.goals:
         assert machine.scheduler.schedule(100, max_rows=100).rows <= 100
         machine.step(100)
+
+
+def test_what_has_no_room_waits_quietly_until_there_is() -> None:
+    """Somebody who is no sequence holds blocks (`Engine.logits`): nobody is let in and turned out again and again."""
+    machine = Machine(8, 2)
+    held = [machine.cache.take() for _ in range(7)]
+    sequence = machine.add(prompt(1, 300), 5)
+    for _ in range(5):
+        assert not machine.scheduler.schedule(256, MAX_ROWS)
+    assert machine.scheduler.preemptions == 0 and machine.scheduler.waiting == [sequence]
+    for block in held:
+        machine.cache.release(block)
+    machine.run()
+    assert machine.done == [sequence]
+
+
+def test_nobody_gives_way_to_guesses() -> None:
+    machine = Machine(5, 2)
+    low, high = machine.add(prompt(1, 127), 200, rank=2), machine.add(prompt(2, 380), 100)
+    machine.step(512)
+    held = machine.cache.take()
+    high.drafts = [1] * 12  # they would need a fourth block
+    plan = machine.scheduler.schedule(512, MAX_ROWS)
+    assert not plan.preempted and {chunk.sequence: chunk.rows for chunk in plan.chunks} == {low: 1, high: 1}
+    machine.cache.release(held)

@@ -156,5 +156,5 @@ def test_an_engine_that_nobody_holds_ends_by_itself() -> None:
     assert thread.is_alive()
     del engine
     gc.collect()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()

@@ -79,3 +79,11 @@ def test_cuts_make_no_difference(stops: list[str], pieces: list[str]) -> None:
 def test_pending_length_is_the_longest_beginning_at_the_end(text: str, patterns: list[str]) -> None:
     fits = [n for n in range(len(text) + 1) for p in patterns if n < len(p) and p.startswith(text[len(text) - n :])]
     assert pending_length(text, patterns) == max(fits, default=0)
+
+
+def test_the_one_that_was_found_is_named() -> None:
+    reader = StopStrings(["END", "ND", "X"])
+    assert reader.matched is None
+    for piece in ("a E", "N", "D X"):
+        reader.push(piece)
+    assert reader.matched == "END"

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.special_texts import Run, SpecialTexts
 from notso.smollm3.tokenizer import Tokenizer
 from notso.smollm3.vocabulary import BYTE_CHARACTERS, END_TEXTS, Vocabulary
 
@@ -60,6 +61,14 @@ def test_every_special_token_is_plain_text_unless_asked_for(small_tokenizer: Tok
         plain = small_tokenizer.encode(text)
         assert len(plain) > 1
         assert not small_tokenizer.special_ids.intersection(plain)
+
+
+def test_of_special_texts_the_leftmost_and_there_the_longest_counts_however_many_there_are() -> None:
+    specials = SpecialTexts(["<a", "<ab>", "b>", "<", *(f"<pad {number}>" for number in range(100_000))])
+    runs = specials.split("x<ab>b><a<pad 99999>>")
+    assert [run.text for run in runs if run.special] == ["<ab>", "b>", "<a", "<pad 99999>"]
+    assert "".join(run.text for run in runs) == "x<ab>b><a<pad 99999>>"
+    assert SpecialTexts([]).split("<") == [Run("<", False)]
 
 
 def test_a_special_token_that_looks_like_one_word_is_plain_text_too(small_metadata: dict[str, Any]) -> None:

@@ -171,7 +171,7 @@ class Running:
     def raw(self, request: bytes) -> bytes:
         """What comes back for bytes no HTTP client would send."""
         host, _, port = self.address.removeprefix("http://").rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
             connection.sendall(request)
             return b"".join(iter(lambda: connection.recv(65_536), b""))
 
@@ -181,7 +181,7 @@ class Running:
 
     def close(self) -> None:
         self.begin_close()
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     @staticmethod

@@ -32,24 +32,52 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         assert len(marks) == 1, f"{path} must be public or guarded"
         declared[path] = marks[0]
     assert {path for path, mark in declared.items() if mark == "public"} == {
-        *("GET /health", "GET /livez", "GET /static/{path:path}", "GET /login", "POST /login")
+        *(
+            "GET /health",
+            "HEAD /health",
+            "GET /livez",
+            "HEAD /livez",
+            "GET /static/{path:path}",
+            "GET /login",
+            "POST /login",
+        )
     }
     assert {path for path, mark in declared.items() if mark == "guarded"} == {
-        *("GET /", "GET /status", "POST /chats", "GET /chats/{chat_id}", "POST /chats/{chat_id}/messages"),
+        *(
+            "GET /status/details",
+            "GET /",
+            "GET /status",
+            "POST /chats",
+            "GET /chats/{chat_id}",
+            "POST /chats/{chat_id}/messages",
+        ),
         *("GET /chats/{chat_id}/messages/{message_id}", "POST /chats/{chat_id}/thinking"),
         *("POST /chats/{chat_id}/title", "POST /chats/{chat_id}/delete"),
         *("GET /models", "GET /models/download", "POST /models/download", "POST /models/download/stop"),
         *("POST /models/switch", "GET /metrics"),
         *("GET /v1/models", "GET /v1/models/{name:path}", "POST /v1/chat/completions"),
-        *("POST /v1/completions", "POST /v1/embeddings", "POST /v1/infill", "POST /v1/messages", "POST /v1/rerank"),
-        "POST /v1/responses",
+        *("POST /tokenize", "POST /detokenize", "POST /apply-template", "GET /props", "GET /slots"),
+        "GET /openapi.json",
+        *("POST /embeddings", "POST /rerank", "POST /infill"),
+        *("POST /v1/chat/completions/control", "GET /v1/stream", "DELETE /v1/stream"),
+        *(
+            "POST /v1/completions",
+            "POST /v1/embeddings",
+            "POST /v1/infill",
+            "POST /v1/messages",
+            "POST /v1/messages/count_tokens",
+            "POST /v1/rerank",
+        ),
+        *("POST /v1/responses", "GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
         *("POST /generations/{generation_id}/stop", "GET /generations/{generation_id}/events"),
         *("POST /generations/{generation_id}/answer-now", "GET /feed", "GET /chats", "GET /search"),
         *("GET /chats/{chat_id}/turns", "POST /chats/{chat_id}/pin", "POST /chats/{chat_id}/clear"),
         *("POST /chats/{chat_id}/reset", "POST /undo/{trash_id}", "POST /chats/{chat_id}/summarize"),
         *("GET /chats/{chat_id}/suggestions", "GET /settings", "POST /settings", "GET /chats/{chat_id}/settings"),
         *("POST /chats/{chat_id}/settings", "POST /estimate", "POST /chats/{chat_id}/estimate"),
-        *("GET /chats/{chat_id}/export/{kind}", "GET /export", "POST /import"),
+        *("GET /tools", "POST /tools", "GET /chats/{chat_id}/tools", "POST /chats/{chat_id}/tools"),
+        *("GET /generations/{generation_id}/permission", "POST /generations/{generation_id}/permission"),
+        *("GET /chats/{chat_id}/export/{kind}", "GET /export", "POST /import", "GET /backup"),
         *(f"{verb} /chats/{{chat_id}}/messages/{{message_id}}/{name}" for verb, name in MESSAGE_ROUTES),
     }
 
@@ -209,6 +237,8 @@ def test_with_a_key_only_its_holders_get_in(start: Start) -> None:
         assert server.client.get(path, headers={"Cookie": f"notso_session={KEY}"}).status_code == 401
         assert server.client.get(f"{path}?api_key={KEY}").status_code == 401
         assert server.client.get(path, headers={"Authorization": f"Bearer {KEY}"}).status_code in (200, 404)
+        assert server.client.get(path, headers={"x-api-key": KEY}).status_code in (200, 404)
+        assert server.client.get(path, headers={"x-api-key": "wrong"}).status_code == 401
     assert server.client.post("/chats", data={"text": "x", "key": new_id()}).status_code == 401
     assert server.client.get("/", headers={"Accept": "text/html"}).headers["location"] == "/login"
 
@@ -225,3 +255,20 @@ def test_a_browser_swaps_the_key_for_a_cookie(start: Start) -> None:
     assert server.client.get("/").status_code == 200
     with httpx.Client(base_url=server.address) as stranger:
         assert stranger.get("/").status_code == 401
+
+
+def test_who_shows_two_keys_must_hold_both(start: Start) -> None:
+    server = start(ScriptedEngine(), api_key=KEY).ready()
+    held = f"Bearer {KEY}"
+    server.client.post("/login", data={"api_key": KEY})  # a cookie does not mend a wrong key either
+    rows: list[tuple[list[tuple[str, str]], int]] = [
+        ([("Authorization", held), ("x-api-key", KEY)], 200),
+        ([("Authorization", held), ("x-api-key", "wrong")], 401),
+        ([("Authorization", "Bearer wrong"), ("x-api-key", KEY)], 401),
+        ([("Authorization", held), ("Authorization", "Bearer wrong")], 401),
+        ([("x-api-key", KEY), ("x-api-key", "")], 401),
+        ([("x-api-key", "wrong")], 401),
+        ([], 200),
+    ]
+    for headers, status in rows:
+        assert server.client.get("/v1/models", headers=headers).status_code == status, headers

@@ -23,7 +23,11 @@ GOOD = {
     "seed": [("-9223372036854775808", -(1 << 63)), ("9223372036854775807", (1 << 63) - 1), ("None", "none")],
     "thinking_budget": [("0", 0), ("4096", 4096), ("none", "none")],
     "suggestions": [("on", True), ("off", False)],
+    "keep_thinking": [("on", True), ("off", False)],
+    "raw_questions": [("on", True), ("off", False)],
+    "titles": [("on", True), ("off", False)],
     "when_full": [("stop", "stop"), ("drop_oldest", "drop_oldest")],
+    "tools": [("clock", "clock"), (" clock  files__read clock ", "clock files__read"), ("none", "none")],
 }
 BAD = {
     "system_prompt": ["x" * 20_001],
@@ -34,7 +38,11 @@ BAD = {
     "seed": ["9223372036854775808", "-9223372036854775809", "x"],
     "thinking_budget": ["-1", "131073"],
     "suggestions": ["yes", "true"],
+    "keep_thinking": ["yes", "true"],
+    "raw_questions": ["yes", "true"],
+    "titles": ["yes", "true"],
     "when_full": ["explode"],
+    "tools": ["a,b", "<b>", "x" * 5000],
 }
 
 

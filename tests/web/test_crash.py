@@ -48,7 +48,7 @@ class Served:
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(20)
+        self.process.wait(60)
         self.client.close()
 
     def answer(self, chat: str) -> tuple[str, str]:

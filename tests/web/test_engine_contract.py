@@ -40,12 +40,47 @@ def text(events: list[Event], kind: str) -> str:
     return "".join(event.text for event in events if event.kind == kind)
 
 
-def ended(generation: Generation, seconds: float = 20) -> list[Event]:
+def ended(generation: Generation, seconds: float = 60) -> list[Event]:
     deadline = time.monotonic() + seconds
     while not generation.finished:
         assert time.monotonic() < deadline, "it does not end"
         time.sleep(0.005)
     return generation.read()
+
+
+def test_text_is_continued_as_it_is(engine: ChatEngine) -> None:
+    events = list(engine.submit("Once upon a time", SamplingParams(temperature=0.0, max_tokens=20)).events())
+    assert events[-1].kind == "end"
+    with pytest.raises(NotsoError):
+        engine.submit("Once upon a time", continue_last=True)
+
+
+def test_tokens_come_and_go(engine: ChatEngine) -> None:
+    ids = engine.tokenize("Grüße, 27!")
+    assert ids and engine.detokenize(ids) == "Grüße, 27!"
+    assert engine.tokenize("") == [] and engine.detokenize([]) == ""
+
+
+def test_a_prompt_can_be_seen_and_counted(engine: ChatEngine) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert "27 + 48" in engine.render(QUESTION)
+    assert engine.count_tokens(QUESTION, tools=[tool]) > engine.count_tokens(QUESTION)
+
+
+@pytest.mark.parametrize("alternatives", [None, 0, 2])
+def test_each_piece_has_its_log_probabilities_if_asked_for(engine: ChatEngine, alternatives: int | None) -> None:
+    events = list(engine.submit(QUESTION, GREEDY, top_logprobs=alternatives).events())
+    for kind in ("reasoning", "text"):
+        entries = [entry for event in events if event.kind == kind for entry in event.logprobs]
+        joined = b"".join(bytes(entry.bytes) for entry in entries).decode()
+        assert joined == ("" if alternatives is None else text(events, kind))
+        assert all(entry.logprob <= 0 and len(entry.top) == alternatives for entry in entries)
+
+
+def test_options_that_make_no_sense_are_refused(engine: ChatEngine) -> None:
+    for options in ({"top_logprobs": 21}, {"tool_choice": "often"}, {"owner": "\ud800"}, {"when_full": "explode"}):
+        with pytest.raises(NotsoError):
+            engine.submit(QUESTION, GREEDY, **options)  # type: ignore[arg-type]
 
 
 def test_an_answer_is_progress_thoughts_text_usage_and_an_end(engine: ChatEngine) -> None:
@@ -84,7 +119,7 @@ def test_a_listener_hears_of_news_and_of_the_end(engine: ChatEngine) -> None:
     heard = threading.Event()
     generation.subscribe(heard.set)
     seen: list[Event] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not (seen and seen[-1].kind == "end"):
         assert heard.wait(deadline - time.monotonic()), "nobody said that there is more"
         heard.clear()
@@ -100,9 +135,9 @@ def test_stop_ends_it_within_a_moment(engine: ChatEngine) -> None:
         assert not generation.finished
         time.sleep(0.001)
     generation.stop()
-    asked = time.monotonic()
+    seen = len(generation.read())
     events = ended(generation)
-    assert time.monotonic() - asked < 2.0
+    assert len(events) - seen < 12, "a step that was under way may end, and what was held back is said"
     assert [event.kind for event in events[-2:]] == ["usage", "end"]
     if isinstance(engine, ScriptedEngine):
         engine.script = before
@@ -172,7 +207,7 @@ def test_counting_and_estimating(engine: ChatEngine) -> None:
 
 def test_idle_statistics(engine: ChatEngine) -> None:
     ended(engine.submit(QUESTION, GREEDY))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (stats := engine.stats()).running + stats.waiting:
         assert time.monotonic() < deadline
         time.sleep(0.01)

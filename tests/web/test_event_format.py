@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
+from notso.web.chat import stream, turn_log
 from notso.web.chat.stream import turn_events
-from notso.web.chat.turn_log import TurnLog
+from notso.web.chat.turn_log import Place, TurnLog
 from notso.web.rendering.markdown import render_markdown
 
 FORGERIES = [
@@ -88,10 +90,36 @@ def test_waiting_wakes_at_once_or_after_the_time_given() -> None:
     async def run() -> None:
         log = TurnLog()
         assert not await log.wait(0, 0.01)
-        waiter = asyncio.create_task(log.wait(0, 5))
+        waiter = asyncio.create_task(log.wait(0, 60))
         await asyncio.sleep(0)
         log.set_phase("reading", "Reading")
-        assert await asyncio.wait_for(waiter, 1)
+        assert await asyncio.wait_for(waiter, 30)
         assert await log.wait(0, 0), "already there"
 
     asyncio.run(run())
+
+
+def test_many_readers_are_told_together_and_what_they_get_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded_for: list[int] = []
+    write = stream._written
+
+    def counted(message_id: str, log: TurnLog, place: Place) -> Any:
+        encoded_for.append(log.number)
+        return write(message_id, log, place)
+
+    monkeypatch.setattr(stream, "_written", counted)
+    monkeypatch.setattr(turn_log, "UPDATE_SECONDS", 600.0)
+
+    async def run() -> list[bytes]:
+        log = TurnLog()
+        readers = [asyncio.create_task(encoded(log)) for _ in range(30)]
+        for number in range(12):
+            log.write("answer", f"<p>{number}</p>", "")
+            await asyncio.sleep(0)
+        log.finish("done", "Done")
+        return await asyncio.gather(*readers)
+
+    wires = asyncio.run(run())
+    assert len(set(wires)) == 1
+    assert re.findall(rb"<p>(\d+)</p>", wires[0]) == [b"%d" % number for number in range(12)]
+    assert len(encoded_for) <= 4, "some of what came together was told apart"

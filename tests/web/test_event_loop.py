@@ -14,7 +14,7 @@ from notso.web.scripted_engine import ScriptedEngine, say
 Start = Callable[..., Any]
 
 MAX_HELD_SECONDS = 0.1  # CPU time the loop's thread spends between two looks of the probe
-MAX_LAG_SECONDS = 2.0  # wall time; wide, because the machine that runs this may be busy
+MAX_LAG_SECONDS = 5.0  # wall time; wide, because the machine that runs this may be busy
 
 
 class LagProbe:
@@ -35,7 +35,7 @@ class LagProbe:
 
     def finish(self) -> None:
         self._stop.set()
-        self._future.result(5)
+        self._future.result(60)
 
 
 def test_the_loop_stays_free_under_hostile_text_and_large_forms(start: Start) -> None:

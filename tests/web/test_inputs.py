@@ -44,7 +44,7 @@ def test_bad_forms(shared: Any, chat_id: str, body: bytes, status: int, htmx: bo
         began = time.monotonic()
         answer = shared.client.post(path, content=body, headers=headers)
         assert answer.status_code == status
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 20
         assert ("<html" not in answer.text) == htmx
         assert "⚠" in answer.text and "Traceback" not in answer.text
 

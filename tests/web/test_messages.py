@@ -187,13 +187,17 @@ def test_one_turn_at_a_time_also_for_versions(server: Any) -> None:
 
 
 def test_a_summary_stands_for_what_is_above_until_it_is_taken_out(server: Any) -> None:
+    server.client.post("/tools", data={"tool-clock": "on"})
     first = server.ask("one")
     server.finished(first)
     answer = server.client.post(f"/chats/{first.chat_id}/summarize", data={"key": new_id()}, headers=FRAGMENT)
     assert answer.status_code == 200 and "summary-card" in answer.text
     server.wait(lambda: server.state.turns.unfinished == 0)
     engine = server.state.engine.engine
-    assert engine.requests[-1].messages[-1].content == SUMMARY_REQUEST and not engine.requests[-1].thinking
+    before, asked = engine.requests
+    assert asked.messages[-1].content == SUMMARY_REQUEST and asked.tool_choice == "none"
+    assert (asked.thinking, asked.tools) == (before.thinking, before.tools), "so that what was read of the chat serves"
+    assert asked.tools and asked.params.thinking_budget == 0
     summary = server.last(first.chat_id)
     server.finished(server.ask("two", first.chat_id))
     read = [(message.role, message.content) for message in engine.requests[-1].messages]
@@ -229,8 +233,16 @@ def test_attachments_travel_with_their_question(server: Any) -> None:
     act(server, question, "edit", text="And now?")
     text = server.state.engine.engine.requests[-1].messages[0].content
     assert text.startswith("--- a <b>.txt ---\n<script>1</script>\n---") and text.endswith("And now?")
-    only = {"file-1-name": "b.md", "file-1-text": "alone", "text": "", "key": new_id()}
-    assert server.client.post("/chats", data=only).status_code == 303
+    only = {
+        "file-1-name": "b.md",
+        "file-1-text": "alone",
+        "file-2-name": "empty.md",
+        "file-2-text": "",
+        "text": "",
+        "key": new_id(),
+    }
+    sent = server.client.post("/chats", data=only)
+    assert sent.status_code == 303 and "empty.md" in server.client.get(sent.headers["location"]).text
     many = {f"file-{number}-text": "x" for number in range(1, 10)} | {"text": "x", "key": new_id()}
     assert server.client.post("/chats", data=many).status_code == 400
 

@@ -24,7 +24,7 @@ def test_the_whole_way() -> None:
     assert narration.first_token_s == 12.0
     narration.take(Event("reasoning", text="hm", tokens=61), 28.0)
     saying = narration.say(28.2)
-    assert saying.phase == "thinking" and saying.thought == saying.label == "Thinking, 6 s, 61 tokens"
+    assert (saying.phase, saying.label, saying.thought) == ("thinking", "Thinking", "Thinking, 6 s, 61 tokens")
     assert saying.detail == "61 tokens, 9.7 tokens/s"
     narration.take(Event("text", text="So", tokens=70), 30.5)
     saying = narration.say(40.0)

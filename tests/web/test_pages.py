@@ -129,7 +129,7 @@ def test_htmx_gets_both_bubbles_and_a_fresh_key(start: Start) -> None:
     last = server.last(asked.chat_id)
     server.finished(last)
     final = server.client.get(f"/chats/{asked.chat_id}/messages/{last.message_id}", headers={"HX-Request": "true"}).text
-    assert "hx-sse:connect" not in final and "/stop" not in final and "Send" in final
+    assert 'hx-sse:connect="/generations' not in final and "/stop" not in final and "Send" in final
 
 
 def test_the_demo_says_that_it_is_one(start: Start) -> None:
@@ -248,7 +248,8 @@ def test_every_word_is_used_and_every_used_word_exists() -> None:
     used -= {"get", "format"}
     assert used <= wording.words.keys()
     built = ("weights_", "phase_", "announce_", "state_", "theme_", "example_", "thought_for", "phase_thinking_for")
-    built += ("day_", "version_", "menu_", "part_", "key_", "set_", "unset_", "prefer_", "limit_")
+    built += ("figure_name_", "day_", "version_", "menu_", "part_", "key_", "set_", "unset_", "prefer_", "limit_")
+    built += ("tool_",)
     assert {word for word in wording.words if word not in used and not word.startswith(built)} == set()
 
 

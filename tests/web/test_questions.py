@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from notso.web.chat.prompt import SUMMARY_HEADING, prompt_messages
-from notso.web.store.protocol import Attachment, MessageState, StoredMessage
+from notso.web.store.protocol import Attachment, MessageState, StoredMessage, ToolUse
 
 
 def stored(role: str, content: str, state: MessageState = "done") -> StoredMessage:
@@ -29,6 +29,13 @@ def test_a_question_that_failed_without_an_answer_is_not_asked_again() -> None:
         *(("user", "hello"), ("assistant", "Hello!"), ("user", "a question whose answer broke off")),
         *(("assistant", "It"), ("user", "and now?")),
     ]
+
+
+def test_what_tools_said_goes_with_the_question_that_failed() -> None:
+    failed = replace(
+        stored("assistant", "", "failed"), tool_uses=(ToolUse("c", "clock", "{}", "done", result="x" * 8000),)
+    )
+    assert read(stored("user", "too much"), failed, stored("user", "and now?")) == [("user", "and now?")]
 
 
 def test_stopped_answers_stay_as_far_as_they_came() -> None:

@@ -396,9 +396,9 @@ def test_a_fault_in_the_sanitiser_shows_plain_text(monkeypatch: pytest.MonkeyPat
     ids=lambda text: f"{text[:6]!r}x{len(text)}",
 )
 def test_no_text_is_slow(text: str) -> None:
-    began = time.process_time()
+    began = time.thread_time()
     html = render_markdown(text)
-    assert time.process_time() - began < 2.5
+    assert time.thread_time() - began < 2.5
     assert_safe(html)
 
 

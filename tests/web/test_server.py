@@ -43,7 +43,10 @@ class Process:
 
     def __init__(self, directory: Path, drain_seconds: float = 10.0) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(directory), str(drain_seconds)], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", PROGRAM, str(directory), str(drain_seconds)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
@@ -95,17 +98,17 @@ def test_after_kill_9_the_partial_answer_is_there_and_marked(process: Callable[.
 
 
 def test_sigterm_lets_a_short_answer_end_and_refuses_new_ones(process: Callable[..., Process]) -> None:
-    first = process()
-    chat = first.ask(60)
+    first = process(drain_seconds=60.0)
+    chat = first.ask(150)
     first.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    first.wait_for("stopping", "/health")
     assert first.client.get("/health").json() == {"status": "stopping"}
     assert first.client.get("/livez").status_code == 200
     refused = first.client.post("/chats", data={"text": "my words", "key": new_id()})
     assert refused.status_code == 503 and "my words" in refused.text and int(refused.headers["retry-after"]) > 0
     assert first.end() == (0, "saved\n")
     page = process().client.get(chat).text
-    assert 'data-state="done"' in page and page.count("word ") >= 59
+    assert 'data-state="done"' in page and page.count("word ") >= 149
 
 
 def test_a_long_answer_is_interrupted_with_its_text_and_streams_end(process: Callable[..., Process]) -> None:
@@ -120,7 +123,7 @@ def test_a_long_answer_is_interrupted_with_its_text_and_streams_end(process: Cal
         first.process.send_signal(signal.SIGINT)
         assert [line for line in lines if line.startswith("event:")][-1] == "event: done"
     assert first.end() == (0, "saved\n")
-    assert time.monotonic() - began < 15, "the script alone would go on for 100 s"
+    assert time.monotonic() - began < 30, "the script alone would go on for 100 s"
     page = process().client.get(chat).text
     assert 'data-state="interrupted"' in page and "word word" in page
 
@@ -130,11 +133,11 @@ def test_a_second_signal_ends_it_at_once(process: Callable[..., Process]) -> Non
     chat = first.ask(5000)
     first.wait_for("word word", chat)
     first.process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    first.wait_for("stopping", "/health")
     began = time.monotonic()
     first.process.send_signal(signal.SIGTERM)
-    first.end()
-    assert time.monotonic() - began < 15, "the drain alone would take 60 s"
+    assert "Traceback" not in first.end()[1]
+    assert time.monotonic() - began < 30, "the drain alone would take 60 s"
     page = process().client.get(chat).text
     assert 'data-state="interrupted"' in page and "word word" in page
 

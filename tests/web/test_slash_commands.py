@@ -35,7 +35,7 @@ def test_a_command_is_told_in_a_few_words(command: object) -> None:
 def test_commands_and_keys_are_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text("utf-8")
     assert not [each.name for each in SLASH_COMMANDS if f"`/{each.name}" not in page]
-    arrows = {"Control": "Ctrl", "Escape": "Esc", "ArrowUp": "↑", "ArrowLeft": "←", "ArrowRight": "→"}
+    arrows = {"Control": "Ctrl", "Escape": "Esc", "ArrowUp": "↑", "ArrowDown": "↓", "ArrowLeft": "←", "ArrowRight": "→"}
     spelled = ["+".join(arrows.get(key, key) for key in shortcut.keys.split("+")) for shortcut in SHORTCUTS]
     assert not [keys for keys in spelled if keys not in page]
 

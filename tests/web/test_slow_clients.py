@@ -17,8 +17,8 @@ Start = Callable[..., Any]
 
 @pytest.fixture
 def server(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(header_timer, "HEADER_SECONDS", 0.4)
-    monkeypatch.setattr(limits.RequestLimits.__init__, "__defaults__", (0.4,))
+    monkeypatch.setattr(header_timer, "HEADER_SECONDS", 0.7)
+    monkeypatch.setattr(limits.RequestLimits.__init__, "__defaults__", (0.7,))
     return start(ScriptedEngine(lambda messages, thinking: say("word " * 60, piece=5), pace_seconds=0.02)).ready()
 
 

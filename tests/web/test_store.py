@@ -275,6 +275,13 @@ def test_a_full_disk_is_named_and_passes(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+def test_no_room_for_the_index_of_the_log_is_a_full_disk_too() -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+    with pytest.raises(StorageFullError), connection_module.storage_errors():
+        raise error
+
+
 def test_after_closing_every_call_is_a_storage_error(tmp_path: Path) -> None:
     async def session() -> None:
         store = SQLiteStore(tmp_path)

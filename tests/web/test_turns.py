@@ -125,8 +125,8 @@ def test_many_readers_see_the_same_and_leaving_stops_nothing(start: Start) -> No
         quitters = [pool.submit(server.stream, asked, None, until=lambda event: True) for _ in range(3)]
         stayers = [pool.submit(server.stream, asked) for _ in range(3)]
         for quitter in quitters:
-            quitter.result(10)
-        ends = [stayer.result(20)[-1] for stayer in stayers]
+            quitter.result(60)
+        ends = [stayer.result(60)[-1] for stayer in stayers]
     assert {end.event for end in ends} == {"done"}
     assert server.finished(asked).content == ANSWER * 3
     assert len(engine.requests) == 1
@@ -147,7 +147,7 @@ def test_stop_keeps_what_was_said(start: Start) -> None:
     began = time.monotonic()
     assert server.client.post(f"/generations/{asked.generation_id}/stop", data={}).status_code == 303
     stored = server.finished(asked)
-    assert time.monotonic() - began < 5.0, "the script alone would go on for 50 s"
+    assert time.monotonic() - began < 20, "the script alone would go on for 50 s"
     assert stored.state == "stopped"
     assert stored.content.startswith("word word")
     assert stored.numbers.completion_tokens * 5 == len(stored.content), "what it cost is known all the same"
@@ -215,6 +215,8 @@ def test_the_same_key_makes_one_message(start: Start) -> None:
     first = server.ask("Hello", key=key)
     server.finished(first)
     assert server.ask("Hello", key=key) == first, "a repeated first message leads to the same chat"
+    changed = server.client.post("/chats", data={"text": "Hello, you", "key": key})
+    assert changed.status_code == 409 and "Hello, you" in changed.text and "sent before" in changed.text
     key = new_id()
     second = server.ask("More", first.chat_id, key=key)
     server.finished(second)
@@ -300,7 +302,7 @@ def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -
     gate = threading.Event()
 
     def load() -> ScriptedEngine:
-        assert gate.wait(10)
+        assert gate.wait(60)
         return ScriptedEngine(script())
 
     server = start(load)
@@ -327,7 +329,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_text_is_kept(start: Start, er
     gate = threading.Event()
 
     def load() -> ScriptedEngine:
-        assert gate.wait(10)
+        assert gate.wait(60)
         raise error
 
     server = start(load)

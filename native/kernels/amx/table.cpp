@@ -16,12 +16,15 @@ constexpr bool kPrefetchInOrder = false;
 #include "../avx512/integer_kernels.h"
 #include "../avx512/four_rows.h"
 #include "../x86_matmul.h"
+#include "tiles.h"
+#include "../avx512/columns.h"
 #include "tile_matmul.h"
 #include "../level_tables.h"
 #include "../avx512/byte_dots.h"
 #include "../x86_byte_dots.h"
 #include "../head_vectors.h"
 #include "../byte_attention.h"
+#include "tile_attention.h"
 #include "../read_lines.h"
 #include "byte_peak.h"
 // clang-format on
@@ -33,8 +36,11 @@ void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
 }  // namespace
 
 const KernelTable kAmxKernels = {
+#ifndef QTENSOR_TABLE_NAME  // the emulation of tests/native has another
 #define QTENSOR_TABLE_NAME "amx"
+#endif
 #include "../table_entries.h"
+    .attention_tile_rows = 32,
     .tile_columns = 9,
     .tile_rows = 16 * kPanelTiles,
 #include "../tile_entries.h"

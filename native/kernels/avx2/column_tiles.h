@@ -1,41 +1,38 @@
 // Eight columns in the lanes of one ymm register: see x86_column_tiles.h. Products of two neighbours are summed in 16
 // bits for as many steps as surely fit, then meet their scale in vpmaddwd.
 
-template <class Quant, int LARGEST>
-struct StoreValues {
-  static constexpr int64_t bytes = Quant::bytes;
-  static constexpr int largest = LARGEST;
-  static QTENSOR_INLINE void store(const uint8_t* block, uint8_t* to) {
-    store_pair<0>(block, to);
-    store_pair<1>(block, to);
-    store_pair<2>(block, to);
-    store_pair<3>(block, to);
-  }
-  template <int C>
-  static QTENSOR_INLINE void store_pair(const uint8_t* block, uint8_t* to) {
-    __m256i even, odd;
-    Quant::template pair<C>(block, even, odd);
-    _mm256_store_si256((__m256i*)(to + 64 * C), even);
-    _mm256_store_si256((__m256i*)(to + 64 * C + 32), odd);
-  }
-};
-
-// vpmaddwd wants a scale in both words.
-inline __m256i column_scales(__m256i scales) { return _mm256_blend_epi16(scales, _mm256_slli_epi32(scales, 16), 0xaa); }
-
 struct Columns256 {
+  using Packed = PackedColumns;
+  static void pack(const BlockQ8K* x, int64_t blocks, int64_t, int64_t count, Packed& out) {
+    if (count < 16) __builtin_memset(&out, 0, sizeof out);
+    for (int64_t c = 0; c < count; c++) {
+      const BlockQ8K& from = x[c * blocks];
+      for (int k = 0; k < 64; k++) __builtin_memcpy(out.q[k][c], from.q + 4 * k, 4);
+      for (int i = 0; i < 8; i++) __builtin_memcpy(out.sums16[i][c], from.sums16 + 2 * i, 4);
+      for (int i = 0; i < 4; i++) __builtin_memcpy(out.sums32[i][c], from.sums32 + 2 * i, 4);
+      out.d[c] = from.d;
+    }
+  }
+  static constexpr int most_tiles = 2;
+  template <class Rows>
+  static constexpr int64_t tile_bytes = sizeof(PackedColumns);
+
   // Four rows share the loaded activations where few scales are needed; with many, two rows' totals stay in registers.
-  template <class Rows, int TILES>
-  static void block(const RowBlocks& rows, const PackedColumns* x, float* acc, int64_t tile_floats) {
+  template <class Rows, int GROUPS, int TILES>
+  static void block(const RowBlocks* rows, const PackedColumns* x, float* acc) {
     constexpr int together = Rows::group == 32 ? 4 : 2;
-    for (int t = 0; t < TILES; t++)
-      for (int r = 0; r < kTileRows; r += together)
-        some_rows<Rows, together, 2>(rows, r, x[t], acc + t * tile_floats + r * 16);
+    for (int g = 0; g < GROUPS; g++)
+      for (int t = 0; t < TILES; t++)
+        for (int r = 0; r < kTileRows; r += together)
+          some_rows<Rows, together, 2>(rows[g], r, x[t], acc + t * kTileFloats + (g * kTileRows + r) * 16);
   }
 
   template <class Rows>
-  static void half_block(const RowBlocks& rows, const PackedColumns& x, float* acc) {
-    some_rows<Rows, kTileRows, 1>(rows, 0, x, acc);
+  static void few_columns(const RowBlocks* rows, const PackedColumns* x, int64_t columns, float* acc,
+                          AheadInOrder& ahead) {
+    ahead.ask(2 * kTileRows * Rows::bytes);
+    if (columns > 8) return block<Rows, 2, 1>(rows, x, acc);
+    for (int g = 0; g < 2; g++) some_rows<Rows, kTileRows, 1>(rows[g], 0, *x, acc + g * kTileRows * 16);
   }
 
   // ROWS rows and the first eight columns of a tile, or all sixteen.
@@ -102,8 +99,17 @@ struct Columns256 {
     }
     _mm256_store_ps(acc, _mm256_fmadd_ps(f, _mm256_load_ps(x.d + 8 * h), _mm256_load_ps(acc)));
   }
+
+  static void store_panel(const float* acc, float* y, int64_t y_stride, int64_t, int64_t count) {
+    for (int64_t c = 0; c < count; c++)
+      for (int r = 0; r < 16; r++) y[c * y_stride + r] = acc[r * 16 + c];
+  }
 };
 
-void matmul_tiles_q4_k(const TileTask& t) { matmul_columns<Columns256, RowsWithMins<StoreValues<Q4_K256, 15>>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_columns<Columns256, RowsWithMins<StoreValues<Q5_K256, 31>>>(t); }
-void matmul_tiles_q6_k(const TileTask& t) { matmul_columns<Columns256, RowsWithOffset<StoreValues<Q6_K256, 63>>>(t); }
+void pack_block(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, int64_t block, uint8_t* packed) {
+  pack_columns<Columns256>(x, blocks, columns, tile, block, packed);
+}
+int64_t packed_tile_bytes(int64_t blocks) { return blocks * int64_t(sizeof(PackedColumns)); }
+void matmul_tiles_q4_k(const TileTask& t) { matmul_columns<Columns256, RowsWithMins<Q4_K256, 15>>(t); }
+void matmul_tiles_q5_k(const TileTask& t) { matmul_columns<Columns256, RowsWithMins<Q5_K256, 31>>(t); }
+void matmul_tiles_q6_k(const TileTask& t) { matmul_columns<Columns256, RowsWithOffset<Q6_K256, 63>>(t); }

@@ -15,6 +15,7 @@ constexpr bool kPrefetchInOrder = true;
 #include "integer_kernels.h"
 #include "four_rows.h"
 #include "../x86_matmul.h"
+#include "row_blocks.h"
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"
 #include "../level_tables.h"
@@ -29,6 +30,7 @@ constexpr bool kPrefetchInOrder = true;
 void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K256>(t); }
 void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K256>(t); }
 void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K256>(t); }
+void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
 }  // namespace
 

@@ -1,111 +1,297 @@
-// Sixteen columns in the lanes of one zmm register: see x86_column_tiles.h.
+// Sixteen columns in the lanes of one zmm register, or eight in a ymm register: see x86_column_tiles.h.
+//
+// Sums are multiplied by their scale in one vpdpwssd, which takes words. The sum of a whole sub-block or group fits a
+// word unless its activations are all large: their magnitudes tell, and are taken together when columns are packed.
+// Where it might not fit, weights are counted from the middle of their range: the sum of `narrow` products begins with
+// -middle * (the sum of its activations), which is the same for every row and lies ready beside the columns. Then it
+// always fits: middle * narrow * 127 = 32,512. (So Q6_K is counted in any case: its offset is the middle.) Both ways
+// give the same integers.
 
-template <class Quant, int LARGEST>
-struct StoreValues {
-  static constexpr int64_t bytes = Quant::bytes;
-  static constexpr int largest = LARGEST;
-  static void store(const uint8_t* block, uint8_t* to) {
-    __m512i q[4];
-    Quant::values(block, q);
-    for (int c = 0; c < 4; c++) _mm512_store_si512(to + 64 * c, q[c]);
-  }
+struct Vector512 {
+  using Int = __m512i;
+  using Float = __m512;
+  static Int zero() { return _mm512_setzero_si512(); }
+  static Int all(int32_t x) { return _mm512_set1_epi32(x); }
+  static Float all_floats(float x) { return _mm512_set1_ps(x); }
+  static Int load(const void* p) { return _mm512_load_si512(p); }
+  static Float load_floats(const float* p) { return _mm512_load_ps(p); }
+  static void store_floats(float* p, Float a) { _mm512_store_ps(p, a); }
+  static Int bytes(Int sum, Int weights, Int x) { return _mm512_dpbusd_epi32(sum, weights, x); }
+  static Int words(Int sum, Int a, Int b) { return _mm512_dpwssd_epi32(sum, a, b); }
+  static Int left(Int a, int bits) { return _mm512_slli_epi32(a, unsigned(bits)); }
+  static Float floats(Int a) { return _mm512_cvtepi32_ps(a); }
+  static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
+  static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+  static Float fnma(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
+  static void keep(Int& a) { __asm__("" : "+v"(a)); }  // in a register
 };
-
-inline __m256i column_scales(__m256i scales) { return scales; }
-
 struct Columns512 {
-  template <class Rows, int TILES>
-  static void block(const RowBlocks& rows, const PackedColumns* x, float* acc, int64_t tile_floats) {
-    __m512i total[kTileRows][TILES];
-    for (int r = 0; r < kTileRows; r++)
-      for (int t = 0; t < TILES; t++) total[r][t] = _mm512_setzero_si512();
-    for (int g = 0; g < 256 / Rows::group; g++) {
-      __m512i sum[kTileRows][TILES];
-      for (int r = 0; r < kTileRows; r++)
-        for (int t = 0; t < TILES; t++) sum[r][t] = _mm512_setzero_si512();
-#pragma GCC unroll 8
-      for (int i = 0; i < Rows::group / 4; i++) {
-        const int k = g * (Rows::group / 4) + i;
-        __m512i xv[TILES];
-        for (int t = 0; t < TILES; t++) xv[t] = _mm512_load_si512(x[t].q[k]);
-        for (int r = 0; r < kTileRows; r++) {
-          const __m512i w = _mm512_set1_epi32(dword_at(rows.q[r], k));
-          for (int t = 0; t < TILES; t++) sum[r][t] = _mm512_dpbusd_epi32(sum[r][t], w, xv[t]);
-        }
+  // How many products' sum always fits a word, by the largest weight: 15, 31, 63.
+  template <class Rows>
+  static constexpr int narrow = Rows::largest == 15   ? 32
+                                : Rows::largest == 31 ? 16
+                                                      : 8;
+
+  // What sums begin with, -middle * (activations): sums of 32 (middle 8), of 16 (middle 16), of 8 and of 16 (middle
+  // 32).
+  struct Packed : PackedColumns {
+    int32_t start[72][16];
+    int32_t largest32, largest16;  // the largest sum of magnitudes, of 32 with that of their sum, and of 16
+    int32_t padding[14];
+  };
+  static_assert(sizeof(Packed) % 64 == 0);
+  template <class Rows, bool FITS>
+  static constexpr int first_start = FITS                 ? 56
+                                     : narrow<Rows> == 32 ? 0
+                                     : narrow<Rows> == 16 ? 8
+                                                          : 24;
+
+  template <class Rows>  // what a product usually reads of a tile and block
+  static constexpr int64_t tile_bytes = 4096 + 320 + 64 + (Rows::has_min ? 0 : 1024);
+
+  // Up to sixteen columns lie in pairs of fours (see `pair`), up to eight all in the first half.
+  static int column_at(int lane, int64_t columns) {
+    return columns > 8 ? lane : lane % 4 < 2 ? lane / 4 * 2 + lane % 4 : 16;
+  }
+
+  static void pack(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t count, Packed& out) {
+    static_assert(offsetof(BlockQ8K, sums32) == 288 && offsetof(BlockQ8K, d) == 304);
+    for (int line = 0; line < 5; line++) {  // the last has sums16, sums32 and d: as dwords, the order of PackedColumns
+      __m512i r[16];
+      for (int lane = 0; lane < 16; lane++) {
+        const int c = column_at(lane, columns);
+        r[lane] = c < count ? _mm512_load_si512((const uint8_t*)(x + c * blocks) + 64 * line) : _mm512_setzero_si512();
       }
-      for (int r = 0; r < kTileRows; r++) {
-        const __m512i scale = _mm512_set1_epi32(rows.scale[r][g]);
-        for (int t = 0; t < TILES; t++)
-          total[r][t] = _mm512_add_epi32(total[r][t], _mm512_mullo_epi32(sum[r][t], scale));
-      }
+      transpose16(r);
+      for (int i = 0; i < (line < 4 ? 16 : 13); i++) _mm512_store_si512((uint8_t*)&out + 1024 * line + 64 * i, r[i]);
     }
-    for (int t = 0; t < TILES; t++) {
-      const __m512 dx = _mm512_load_ps(x[t].d);
-      for (int r = 0; r < kTileRows; r++) {
-        __m512i side = _mm512_setzero_si512();
-        if (Rows::has_min)
-          for (int i = 0; i < 4; i++)
-            side = _mm512_dpwssd_epi32(side, _mm512_load_si512(x[t].sums32[i]),
-                                       _mm512_set1_epi32(dword_at(rows.min_pairs[r], i)));
-        else
-          for (int i = 0; i < 8; i++)
-            side = _mm512_dpwssd_epi32(side, _mm512_load_si512(x[t].sums16[i]),
-                                       _mm512_set1_epi32(dword_at(rows.scale_pairs[r], i)));
-        const __m512 d = _mm512_set1_ps(rows.d[r]);
-        __m512 f;
-        if (Rows::has_min) {
-          f = _mm512_mul_ps(_mm512_cvtepi32_ps(total[r][t]), d);
-          f = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(side), _mm512_set1_ps(rows.dmin[r]), f);
-        } else {
-          f = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(total[r][t], _mm512_slli_epi32(side, 5))), d);
-        }
-        float* at = acc + t * tile_floats + r * 16;
-        _mm512_store_ps(at, _mm512_fmadd_ps(f, dx, _mm512_load_ps(at)));
+    if (columns <= 16)
+      pair(out);
+    else
+      complete(out);
+  }
+
+  // [k / 8][half of the columns][8 of them][8 bytes]: 0, 1, 4, 5, 8, 9, 12, 13 and the others.
+  static void pair(Packed& x) {
+    const __m512i ones = _mm512_set1_epi8(1), none = _mm512_setzero_si512();
+    __m512i sum[2];
+    for (int i = 0; i < 32; i++) {
+      const __m512i a = _mm512_load_si512(x.q[2 * i]), b = _mm512_load_si512(x.q[2 * i + 1]);
+      const __m512i half[2] = {_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)};
+      for (int h = 0; h < 2; h++) {
+        _mm512_store_si512(x.q[2 * i + h], half[h]);
+        sum[h] = _mm512_dpbusd_epi32(i % 2 == 0 ? none : sum[h], ones, half[h]);
+        if (i % 2 == 1) _mm512_store_si512(x.start[i - 1 + h], _mm512_sub_epi32(none, _mm512_slli_epi32(sum[h], 5)));
       }
     }
   }
 
-  // The first eight columns of a tile, in ymm registers.
-  template <class Rows>
-  static void half_block(const RowBlocks& rows, const PackedColumns& x, float* acc) {
-    __m256i total[kTileRows];
-    for (auto& sum : total) sum = _mm256_setzero_si256();
-    for (int g = 0; g < 256 / Rows::group; g++) {
-      __m256i sum[kTileRows][2];
-      for (auto& s : sum) s[0] = s[1] = _mm256_setzero_si256();
-#pragma GCC unroll 8
-      for (int i = 0; i < Rows::group / 4; i++) {
-        const int k = g * (Rows::group / 4) + i;
-        const __m256i xv = _mm256_load_si256((const __m256i*)x.q[k]);
-        for (int r = 0; r < kTileRows; r++)
-          sum[r][i % 2] = _mm256_dpbusd_epi32(sum[r][i % 2], _mm256_set1_epi32(dword_at(rows.q[r], k)), xv);
+  // The first HALVES * 8 columns of two groups of rows.
+  template <class Rows, int HALVES>
+  static __attribute__((noinline)) void few(const RowBlocks* rows, const Packed* x, float* acc, AheadInOrder& ahead) {
+    // A lane sums half of so many products: 15 * 16 * 127 fits a word, 31 * 8 * 127 too.
+    constexpr int count = 2 * kTileRows, span = Rows::largest == 15 ? 32 : 16, steps = span / 8;
+    const auto block = [&](int r) -> const RowBlocks& { return rows[r / kTileRows]; };
+    __m512i total[count];
+#pragma GCC unroll 16
+    for (int r = 0; r < count; r++) total[r] = _mm512_setzero_si512();
+    for (int part = 0; part < 256 / span; part++) {
+      ahead.ask(count * Rows::bytes * span / 256);
+      const int number = Rows::at(part * span / Rows::group);
+      const int k = number * Rows::group / 8 + part % (Rows::group / span) * steps;
+      __m512i sum[count][HALVES], start[HALVES];
+      for (int h = 0; h < HALVES; h++) {
+        start[h] = Rows::has_min ? _mm512_setzero_si512() : _mm512_load_si512(x->start[2 * number + h]);
+#pragma GCC unroll 16
+        for (int r = 0; r < count; r++) sum[r][h] = start[h];
       }
-      for (int r = 0; r < kTileRows; r++) {
-        const __m256i scale = _mm256_set1_epi32(rows.scale[r][g]);
-        total[r] = _mm256_add_epi32(total[r], _mm256_mullo_epi32(_mm256_add_epi32(sum[r][0], sum[r][1]), scale));
+#pragma GCC unroll 8
+      for (int i = 0; i < steps; i++) {
+        __m512i xv[HALVES];
+        for (int h = 0; h < HALVES; h++) xv[h] = _mm512_load_si512(x->q[2 * (k + i) + h]);
+#pragma GCC unroll 16
+        for (int r = 0; r < count; r++) {
+          long long eight;
+          __builtin_memcpy(&eight, block(r).q[r % kTileRows] + 8 * (part * steps + i), 8);
+          const __m512i w = _mm512_set1_epi64(eight);
+          for (int h = 0; h < HALVES; h++) sum[r][h] = _mm512_dpbusd_epi32(sum[r][h], w, xv[h]);
+        }
+      }
+      const int at = number / 4 * kTileRows * 4 + number % 4;
+#pragma GCC unroll 16
+      for (int r = 0; r < count; r++)
+        total[r] = _mm512_dpwssd_epi32(total[r], _mm512_packs_epi32(sum[r][0], sum[r][HALVES - 1]),
+                                       _mm512_set1_epi32(dword_at(block(r).scale_twice[0][r % kTileRows], at)));
+    }
+    using V = Vector512;
+    const __m512 dx = V::load_floats(x->d);
+    __m512i sums[4];
+    for (int i = 0; i < 4; i++) {
+      if (!Rows::has_min) continue;
+      sums[i] = V::load(x->sums32[i]);
+      V::keep(sums[i]);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < count; r++) {
+      const RowBlocks& own = block(r);
+      __m512 f = V::mul(V::floats(total[r]), V::all_floats(own.d[r % kTileRows]));
+      if (Rows::has_min) {
+        __m512i mins = V::zero();
+        for (int i = 0; i < 4; i++) mins = V::words(mins, sums[i], V::all(dword_at(own.min_pairs[r % kTileRows], i)));
+        f = V::fnma(V::floats(mins), V::all_floats(own.dmin[r % kTileRows]), f);
+      }
+      V::store_floats(acc + r * 16, V::fma(f, dx, V::load_floats(acc + r * 16)));
+    }
+  }
+
+  static void complete(Packed& x) {
+    __m512i sixteens[16], sizes[16];
+    const __m512i ones = _mm512_set1_epi8(1), none = _mm512_setzero_si512();
+    __m512i largest32 = none, largest16 = none;
+    const auto store = [&](int at, __m512i sum, int bits) {
+      _mm512_store_si512(x.start[at], _mm512_sub_epi32(none, _mm512_slli_epi32(sum, unsigned(bits))));
+    };
+    for (int i = 0; i < 16; i++) {
+      __m512i half[2];
+      sizes[i] = none;
+      for (int h = 0; h < 2; h++) {
+        const __m512i a = _mm512_load_si512(x.q[4 * i + 2 * h]), b = _mm512_load_si512(x.q[4 * i + 2 * h + 1]);
+        half[h] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(none, ones, a), ones, b);
+        sizes[i] = _mm512_dpbusd_epi32(sizes[i], _mm512_abs_epi8(a), ones);
+        sizes[i] = _mm512_dpbusd_epi32(sizes[i], _mm512_abs_epi8(b), ones);
+        store(24 + 2 * i + h, half[h], 5);
+      }
+      sixteens[i] = _mm512_add_epi32(half[0], half[1]);
+      store(8 + i, sixteens[i], 4);
+      store(56 + i, sixteens[i], 5);
+      largest16 = _mm512_max_epi32(largest16, sizes[i]);
+    }
+    for (int i = 0; i < 8; i++) {
+      const __m512i sum = _mm512_add_epi32(sixteens[2 * i], sixteens[2 * i + 1]);
+      store(i, sum, 3);
+      const __m512i size = _mm512_add_epi32(sizes[2 * i], sizes[2 * i + 1]);
+      largest32 = _mm512_max_epi32(largest32, _mm512_add_epi32(size, _mm512_abs_epi32(sum)));
+    }
+    x.largest32 = _mm512_reduce_max_epi32(largest32);
+    x.largest16 = _mm512_reduce_max_epi32(largest16);
+  }
+
+  // Whether the sum of a sub-block, or of a group of 16, fits a word. Positive products and negative ones each sum up
+  // to half of (magnitudes + size of the sum) at the most; what is counted from the middle to all magnitudes.
+  template <class Rows>
+  static bool fits(const Packed& x) {
+    return Rows::has_min ? x.largest32 * Rows::largest <= 2 * 32767 : x.largest16 * 32 <= 32767;
+  }
+
+  static constexpr int most_tiles = 3;
+  // GROUPS x TILES as many as vpdpbusd needs to have under way, and as there are registers for.
+  template <class Rows, int GROUPS, int TILES>
+  static QTENSOR_INLINE void block(const RowBlocks* rows, const Packed* x, float* acc) {
+    bool fit = true;
+    for (int t = 0; t < TILES; t++) fit &= fits<Rows>(x[t]);
+    if (fit)
+      some<Rows, GROUPS, TILES, true>(rows, x, acc);
+    else
+      some<Rows, GROUPS, TILES, false>(rows, x, acc);
+  }
+  template <class Rows>
+  static QTENSOR_INLINE void few_columns(const RowBlocks* rows, const Packed* x, int64_t columns, float* acc,
+                                         AheadInOrder& ahead) {
+    if (columns <= 8)
+      few<Rows, 1>(rows, x, acc, ahead);
+    else
+      few<Rows, 2>(rows, x, acc, ahead);
+  }
+
+  template <class Rows, int GROUPS, int TILES, bool FITS>
+  static __attribute__((noinline)) void some(const RowBlocks* rows, const Packed* x, float* acc) {
+    using V = Vector512;
+    constexpr int count = GROUPS * kTileRows, span = FITS ? Rows::group : narrow<Rows>, steps = span / 4;
+    constexpr bool add_back = Rows::has_min && !FITS;  // what counting from the middle took away
+    const auto block = [&](int r) -> const RowBlocks& { return rows[r / kTileRows]; };
+    typename V::Int total[count][TILES];
+#pragma GCC unroll 16
+    for (int r = 0; r < count; r++)
+#pragma GCC unroll 3
+      for (int t = 0; t < TILES; t++) {
+        total[r][t] = V::zero();
+        if (!add_back) continue;
+        for (int i = 0; i < 4; i++)
+          total[r][t] =
+              V::words(total[r][t], V::load(x[t].sums32[i]), V::all(dword_at(block(r).scale_pairs[r % kTileRows], i)));
+        total[r][t] = V::left(total[r][t], Rows::largest == 15 ? 3 : 4);
+      }
+    for (int place = 0; place < 256 / span; place++) {
+      const int part = span < Rows::group ? place % (Rows::group / span) : 0;
+      const int number = Rows::at(place * span / Rows::group), k = number * Rows::group / 4 + part * steps;
+      typename V::Int sum[count][TILES];
+#pragma GCC unroll 3
+      for (int t = 0; t < TILES; t++) {
+        const typename V::Int start =
+            Rows::has_min && FITS ? V::zero() : V::load(x[t].start[first_start<Rows, FITS> + k / steps]);
+#pragma GCC unroll 16
+        for (int r = 0; r < count; r++) sum[r][t] = start;
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < steps; i++) {
+        typename V::Int xv[TILES];
+#pragma GCC unroll 3
+        for (int t = 0; t < TILES; t++) xv[t] = V::load(x[t].q[k + i]);
+#pragma GCC unroll 16
+        for (int r = 0; r < count; r++) {
+          const typename V::Int w = V::all(dword_at(block(r).q[r % kTileRows], place * steps + i));
+#pragma GCC unroll 3
+          for (int t = 0; t < TILES; t++) sum[r][t] = V::bytes(sum[r][t], w, xv[t]);
+        }
+      }
+      const int at = number / 4 * kTileRows * 4 + number % 4;
+#pragma GCC unroll 16
+      for (int r = 0; r < count; r++) {
+        const typename V::Int scale = V::all(dword_at(block(r).scale[0][r % kTileRows], at));
+#pragma GCC unroll 3
+        for (int t = 0; t < TILES; t++) total[r][t] = V::words(total[r][t], sum[r][t], scale);
       }
     }
-    const __m256 dx = _mm256_load_ps(x.d);
-    for (int r = 0; r < kTileRows; r++) {
-      __m256i side = _mm256_setzero_si256();
-      for (int i = 0; i < (Rows::has_min ? 4 : 8); i++) {
-        const auto* sums = (const __m256i*)(Rows::has_min ? x.sums32[i] : x.sums16[i]);
-        const int16_t* pairs = Rows::has_min ? rows.min_pairs[r] : rows.scale_pairs[r];
-        side = _mm256_dpwssd_epi32(side, _mm256_load_si256(sums), _mm256_set1_epi32(dword_at(pairs, i)));
+#pragma GCC unroll 3
+    for (int t = 0; t < TILES; t++) {
+      const typename V::Float dx = V::load_floats(x[t].d);
+      typename V::Int sums[4];
+      for (int i = 0; i < 4; i++) {
+        if (!Rows::has_min) continue;
+        sums[i] = V::load(x[t].sums32[i]);
+        V::keep(sums[i]);
       }
-      const __m256 d = _mm256_set1_ps(rows.d[r]);
-      __m256 f;
-      if (Rows::has_min) {
-        f = _mm256_mul_ps(_mm256_cvtepi32_ps(total[r]), d);
-        f = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(side), _mm256_set1_ps(rows.dmin[r]), f);
-      } else {
-        f = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(total[r], _mm256_slli_epi32(side, 5))), d);
+#pragma GCC unroll 16
+      for (int r = 0; r < count; r++) {
+        const RowBlocks& own = block(r);
+        typename V::Float f = V::mul(V::floats(total[r][t]), V::all_floats(own.d[r % kTileRows]));
+        if (Rows::has_min) {
+          typename V::Int mins = V::zero();
+          for (int i = 0; i < 4; i++) mins = V::words(mins, sums[i], V::all(dword_at(own.min_pairs[r % kTileRows], i)));
+          f = V::fnma(V::floats(mins), V::all_floats(own.dmin[r % kTileRows]), f);
+        }
+        float* at = acc + t * kTileFloats + r * 16;
+        V::store_floats(at, V::fma(f, dx, V::load_floats(at)));
       }
-      _mm256_store_ps(acc + 16 * r, _mm256_fmadd_ps(f, dx, _mm256_load_ps(acc + 16 * r)));
+    }
+  }
+
+  static void store_panel(const float* acc, float* y, int64_t y_stride, int64_t columns, int64_t count) {
+    __m512i r[16];
+    for (int i = 0; i < 16; i++) r[i] = _mm512_load_si512(acc + 16 * i);
+    transpose16(r);
+#pragma GCC unroll 16
+    for (int lane = 0; lane < 16; lane++) {
+      const int c = column_at(lane, columns);
+      if (c < count) _mm512_storeu_si512(y + c * y_stride, r[lane]);
     }
   }
 };
 
-void matmul_tiles_q4_k(const TileTask& t) { matmul_columns<Columns512, RowsWithMins<StoreValues<Q4_K512, 15>>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_columns<Columns512, RowsWithMins<StoreValues<Q5_K512, 31>>>(t); }
-void matmul_tiles_q6_k(const TileTask& t) { matmul_columns<Columns512, RowsWithOffset<StoreValues<Q6_K512, 63>>>(t); }
+void pack_block(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, int64_t block, uint8_t* packed) {
+  pack_columns<Columns512>(x, blocks, columns, tile, block, packed);
+}
+int64_t packed_tile_bytes(int64_t blocks) { return blocks * int64_t(sizeof(Columns512::Packed)); }
+void matmul_tiles_q4_k(const TileTask& t) { matmul_columns<Columns512, RowsWithMins<Q4_K512, 15>>(t); }
+void matmul_tiles_q5_k(const TileTask& t) { matmul_columns<Columns512, RowsWithMins<Q5_K512, 31>>(t); }
+void matmul_tiles_q6_k(const TileTask& t) { matmul_columns<Columns512, RowsWithOffset<Q6_K512, 63>>(t); }

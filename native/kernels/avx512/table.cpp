@@ -16,6 +16,8 @@ constexpr bool kPrefetchInOrder = true;
 #include "integer_kernels.h"
 #include "four_rows.h"
 #include "../x86_matmul.h"
+#include "columns.h"
+#include "row_blocks.h"
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"
 #include "../level_tables.h"
@@ -30,13 +32,14 @@ constexpr bool kPrefetchInOrder = true;
 void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }
 void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K512>(t); }
 void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
+void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
 }  // namespace
 
 const KernelTable kAvx512Kernels = {
 #define QTENSOR_TABLE_NAME "avx512"
 #include "../table_entries.h"
-    .tile_columns = 6,
+    .tile_columns = 5,
     .tile_rows = 64,
 #include "../tile_entries.h"
 };

@@ -16,6 +16,7 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 4;
 #include "../read_lines.h"
 #include "byte_peak.h"
 // clang-format on
+void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
 }  // namespace
 

@@ -9,7 +9,22 @@ from typing import Annotated
 
 import typer
 
-from notso.cli import batch, bench, chat, doctor, exit_codes, inspect, list, pull, run, serve, synth, terminal, verify
+from notso.cli import (
+    backup,
+    batch,
+    bench,
+    chat,
+    doctor,
+    exit_codes,
+    inspect,
+    list,
+    pull,
+    run,
+    serve,
+    synth,
+    terminal,
+    verify,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,6 +74,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "chat": chat.chat,
     "run": run.run,
     "batch": batch.batch,
+    "backup": backup.backup,
     "pull": pull.pull,
     "list": list.list_models,
     "inspect": inspect.inspect,
@@ -68,7 +84,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor.doctor,
 }
 for _name, _module in zip(
-    VERBS, (serve, chat, run, batch, pull, list, inspect, verify, synth, bench, doctor), strict=True
+    VERBS, (serve, chat, run, batch, backup, pull, list, inspect, verify, synth, bench, doctor), strict=True
 ):
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
 

@@ -148,17 +148,9 @@ class _Run:
         try:
             asked = _Asked(line, read_request(line))
             request = asked.request
-            for params in request.params:
-                generation = self._engine.submit(
-                    request.messages,
-                    params,
-                    thinking=request.thinking,
-                    tools=request.tools,
-                    priority="background",
-                    owner=line.id if request.fresh else "",
-                    continue_last=request.continue_last,
-                )
-                asked.generations.append(generation)
+            options = request.options_for(line.id if request.fresh else "", "background")
+            for prompt, params in request.choices:
+                asked.generations.append(self._engine.submit(prompt, params, **options))
         except (ApiError, NotsoError) as error:
             if asked is not None:
                 asked.stop()  # choices that were taken in before one was refused
@@ -186,13 +178,15 @@ class _Run:
 
         info = self._engine.info
         try:
-            raw = asked.request.raw_thinking
-            choices = [collect(generation.read(0), raw_thinking=raw) for generation in asked.generations]
+            raw, weighed = asked.request.raw_thinking, asked.request.top_logprobs is not None
+            choices = [
+                collect(generation.read(0), raw_thinking=raw, logprobs=weighed) for generation in asked.generations
+            ]
         except NotsoError as error:
             asked.stop()  # the other choices are of no use
             return _failure(asked.line, api_error_of(error))
         completion: Completion = Completion(model_id(info), fingerprint(info))
-        return _response(asked.line, 200, completion.body(choices)) | {"error": None}
+        return _response(asked.line, 200, completion.body(choices, asked.request.reasoning_mode)) | {"error": None}
 
     def _write(self, line: RequestLine, answer: dict[str, Any]) -> None:
         self._sink.write(answer)

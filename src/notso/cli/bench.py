@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from notso.cli import options, terminal
+from notso.cli import engines, options, terminal
 
 EXAMPLES = """\
   notso bench SmolLM3-Q4_K_M.gguf
@@ -73,6 +73,7 @@ def bench(
         weights=weights,
         compare=compare,
     )
+    engines.prepare_for_a_lost_file()
     with terminal.progress(as_json=as_json) as report:
         result = run_benchmark(path, plan, report)
     if as_json:

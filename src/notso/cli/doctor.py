@@ -40,7 +40,10 @@ class Finding:
 
 def doctor(
     port: Annotated[
-        int, typer.Option("--port", "-p", envvar="NOTSO_PORT", metavar="PORT", help="The port `serve` would use.")
+        int,
+        typer.Option(
+            *("--port", "-p"), envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="The port `serve` would use."
+        ),
     ] = 3000,
     as_json: options.Json = False,
     plain: options.Plain = False,
@@ -110,7 +113,7 @@ def _kernels() -> Iterator[Finding]:
     try:
         backend.configure()
     except KernelChoiceError as error:
-        yield Finding("fail", "kernels", str(error), "unset NOTSO_KERNELS to let notso choose")
+        yield Finding("fail", "kernels", str(error), "unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose")
         return
     chosen = backend.kernels()
     why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest this CPU can run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from notso.cli import terminal
+from notso.cli import exit_codes, terminal
 
 if TYPE_CHECKING:
     from notso.smollm3.engine import Engine
@@ -27,7 +27,16 @@ def open_engine(
         from notso.smollm3.engine import Engine
         from notso.smollm3.hub import resolve_model
 
+        prepare_for_a_lost_file()
         return Engine.load(resolve_model(model), context_tokens=context_tokens, threads=threads, kv=kv)
+
+
+def prepare_for_a_lost_file() -> None:
+    """Have the process say why it ends, where a model file is cut short or becomes unreadable under it."""
+    from notso.qtensor import backend
+
+    line = "notso: the model file changed or became unreadable while it was in use; what was saved is safe: start again"
+    backend.end_on_bus_errors(exit_codes.BAD_MODEL, line)
 
 
 def plan_model(

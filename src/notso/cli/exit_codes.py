@@ -37,7 +37,7 @@ def _judge(error: BaseException) -> tuple[int, str, str]:
     if isinstance(error, model.InvalidRequestError) and not isinstance(error, model.ContextLengthError):
         return WRONG_USAGE, str(error), _option_hint(error.param)
     rows: tuple[tuple[type[BaseException], int, str], ...] = (
-        (qtensor.KernelChoiceError, WRONG_USAGE, "Unset NOTSO_KERNELS to let notso choose."),
+        (qtensor.KernelChoiceError, WRONG_USAGE, "Unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose."),
         (qtensor.UnsupportedFormatError, BAD_MODEL, "`notso pull` fetches a file that works."),
         (qtensor.GGUFError, BAD_MODEL, "Check the file, or fetch the official one with `notso pull`."),
         (model.ModelFileError, BAD_MODEL, "`notso list` shows the models on this machine, `notso pull` fetches one."),

@@ -74,7 +74,7 @@ KV = Annotated[
     typer.Option(
         "--kv",
         envvar="NOTSO_KV",
-        help="Bits of cached keys and values; auto goes by context and memory.",
+        help="Bits of keys and values; auto: by what fits.",
     ),
 ]
 MaxNumSeqs = Annotated[
@@ -96,7 +96,21 @@ CacheDisk = Annotated[
         envvar="NOTSO_CACHE_DISK",
         metavar="GB",
         min=0,
-        help="Room on disk for conversations already read, so that they go on at once after a restart; 0 keeps none.",
+        max=1_000_000,
+        help="Room on disk for conversations already read; 0 keeps none.",
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", envvar="NOTSO_DATA_DIR", metavar="FOLDER", help="Where conversations are kept."),
+]
+ApiKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file",
+        envvar="NOTSO_API_KEY_FILE",
+        metavar="FILE",
+        help="Holds the server's key. Or NOTSO_API_KEY holds it.",
     ),
 ]
 Temperature = Annotated[
@@ -123,3 +137,21 @@ System = Annotated[
 NoThink = Annotated[bool, typer.Option("--no-think", help="Answer at once, without thinking.")]
 HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Think, but do not show it.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.", show_default=False)]
+
+
+def api_key(file: Path | None) -> str | None:
+    """The server's key, from `file` or else from NOTSO_API_KEY; None where neither names one.
+
+    Raises typer.BadParameter for a file without a key in it: whoever names one does not want a server that has none.
+    """
+    if file is None:
+        return os.environ.get("NOTSO_API_KEY") or None
+    try:
+        key = file.read_text().strip()
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="--api-key-file") from None
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"{file} is not text", param_hint="--api-key-file") from None
+    if not key:
+        raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
+    return key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from notso.cli.answer import Answer, AnswerPrinter, collect, speed_line
 from notso.cli.interruption import Interruption
 
 if TYPE_CHECKING:
+    from notso.smollm3.answer_options import Grammar
     from notso.smollm3.engine import Engine
     from notso.smollm3.messages import Message
     from notso.smollm3.sampling_params import SamplingParams
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   notso run "Why is the sky blue?"
   cat notes.txt | notso run --no-think "Summarise this:" -"""
+
+_MAX_SCHEMA_BYTES = 1 << 20
 
 _MAX_PROMPT_BYTES = 64 << 20
 
@@ -40,6 +44,10 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; up to 4 times.")
     ] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", metavar="FILE", help="Answer in JSON that fits this JSON schema.", show_default=False),
+    ] = None,
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
@@ -59,12 +67,13 @@ def run(
         stop=tuple(stop or ()),
         **{name: value for name, value in chosen.items() if value is not None},
     )
+    grammar = None if schema is None else _grammar(schema)
     messages = [Message("system", _valid(system, "--system"))] if system else []
     messages.append(Message("user", question))
     with Interruption() as interruption:
         engine = engines.open_engine(model, context, threads, kv=kv, silent=as_json)
         try:
-            answer = _answer(engine, messages, params, interruption, not no_think, hide_thinking, as_json)
+            answer = _answer(engine, messages, params, interruption, not no_think, hide_thinking, as_json, grammar)
         finally:
             engine.close()
     if as_json:
@@ -86,12 +95,13 @@ def _answer(
     thinking: bool,
     hide_thinking: bool,
     as_json: bool,
+    grammar: Grammar | None,
 ) -> Answer:
     notice = engines.demo_notice(engine.info)
     if notice and not as_json:
         terminal.note(notice)
     printer = None if as_json else AnswerPrinter(show_reasoning=not hide_thinking)
-    events = engine.generate(messages, params, thinking=thinking, cancelled=interruption.requested)
+    events = engine.generate(messages, params, thinking=thinking, grammar=grammar, cancelled=interruption.requested)
     try:
         with terminal.waiting("reading the prompt", silent=as_json) as answer_begins:
             return collect(events, printer, answer_begins)
@@ -122,6 +132,22 @@ def _standard_input() -> str:
         return data.decode().rstrip("\n")
     except UnicodeDecodeError as error:
         raise typer.BadParameter(f"stdin is not UTF-8 text (byte {error.start})", param_hint="PROMPT") from None
+
+
+def _grammar(path: Path) -> Grammar:
+    """The grammar of a file with a JSON schema."""
+    from notso.smollm3.answer_options import Grammar
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_SCHEMA_BYTES + 1)
+        if len(data) > _MAX_SCHEMA_BYTES:
+            raise typer.BadParameter(f"{path} holds more than {_MAX_SCHEMA_BYTES >> 20} MiB", param_hint="--schema")
+        return Grammar("json_schema", data.decode())
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--schema") from None
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path} is not UTF-8 text (byte {error.start})", param_hint="--schema") from None
 
 
 def _valid(text: str, name: str) -> str:

@@ -44,22 +44,32 @@ def serve(
     weights: options.Weights = "auto",
     max_num_seqs: options.MaxNumSeqs = None,
     cache_disk: options.CacheDisk = 4.0,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option("--data-dir", envvar="NOTSO_DATA_DIR", metavar="FOLDER", help="Where conversations are kept."),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--api-key-file",
-            envvar="NOTSO_API_KEY_FILE",
-            metavar="FILE",
-            help="Holds the key that callers must give. Or NOTSO_API_KEY holds it.",
-        ),
-    ] = None,
+    data_dir: options.DataDir = None,
+    api_key_file: options.ApiKeyFile = None,
     allow_host: Annotated[
         list[str] | None,
         typer.Option("--allow-host", metavar="NAME", help="A further name this server is called by, repeatable."),
+    ] = None,
+    rate_limit: Annotated[
+        int | None,
+        typer.Option(
+            "--rate-limit",
+            envvar="NOTSO_RATE_LIMIT",
+            metavar="N",
+            min=0,
+            max=1_000_000,
+            help="API requests a minute per address, 0: any.",
+            show_default=False,
+        ),
+    ] = None,
+    mcp_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--mcp-config",
+            envvar="NOTSO_MCP_CONFIG",
+            metavar="FILE",
+            help="MCP servers of tools; needs the extra mcp.",
+        ),
     ] = None,
     plain: options.Plain = False,
     debug: options.Debug = False,
@@ -69,12 +79,18 @@ def serve(
     from notso.web.settings import Settings
 
     path = resolve_model(model)
-    key = api_key_file.read_text().strip() if api_key_file is not None else os.environ.get("NOTSO_API_KEY")
     settings = Settings(
-        host=host, port=port, data_dir=data_dir, allowed_hosts=tuple(allow_host or ()), api_key=key or None
+        host=host,
+        port=port,
+        data_dir=data_dir,
+        mcp_config=mcp_config,
+        allowed_hosts=tuple(allow_host or ()),
+        api_key=options.api_key(api_key_file),
+        requests_per_minute=rate_limit,
     )
     for line in introduction(path, context, kv, max_num_seqs):
         terminal.say(line)
+    engines.prepare_for_a_lost_file()
     from notso.web.models.installed import Shelf
     from notso.web.server import serve as run_server
 

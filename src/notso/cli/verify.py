@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notso.cli import exit_codes, options, terminal
+from notso.cli import engines, exit_codes, options, terminal
 
 if TYPE_CHECKING:
     from notso.smollm3.verification import TensorCheck, Verification
@@ -35,6 +35,7 @@ def verify(
     from notso.smollm3 import hub
     from notso.smollm3.verification import verify_file
 
+    engines.prepare_for_a_lost_file()
     with terminal.progress(in_bytes=True, as_json=as_json) as report:
         found = verify_file(hub.resolve_model(file) or hub.demo_path(), progress=report)
     damage = damaged_copy(found)

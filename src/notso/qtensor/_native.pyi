@@ -24,6 +24,17 @@ def kernels() -> str:
 def use_kernels(name: str) -> None:
     """Puts a family in force; ValueError lists the choices."""
 
+def use_attention(way: str) -> None:
+    """auto, vectors or tiles; ValueError lists the choices."""
+
+def attention_way() -> str:
+    """How many queries read a cache of bytes: by vectors or by tiles."""
+
+def end_on_bus_errors(exit_code: int, line: str) -> None:
+    """
+    A mapped file that vanishes ends the process with this code and this line on stderr.
+    """
+
 def thread_count() -> int:
     """Threads that share each operation."""
 

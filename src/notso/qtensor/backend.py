@@ -9,17 +9,22 @@ from notso.qtensor import _native as native
 from notso.qtensor.errors import KernelChoiceError
 
 KERNELS_VARIABLE = "NOTSO_KERNELS"
+ATTENTION_VARIABLE = "NOTSO_ATTENTION"
 
 __all__ = [
+    "ATTENTION_VARIABLE",
     "KERNELS_VARIABLE",
+    "attention_way",
     "available_kernels",
     "configure",
     "cpu_features",
     "default_threads",
+    "end_on_bus_errors",
     "kernels",
     "native",
     "set_threads",
     "threads",
+    "use_attention",
     "use_kernels",
 ]
 
@@ -47,6 +52,22 @@ def use_kernels(name: str) -> None:
         raise KernelChoiceError(str(error)) from None
 
 
+def attention_way() -> str:
+    """How many queries read a cache of 8 bits and less: by `vectors` or by `tiles`. Both give the same bits."""
+    return str(native.attention_way())
+
+
+def use_attention(way: str) -> None:
+    """Take `vectors` or `tiles` for many queries, or what should be faster (`auto`).
+
+    Raises KernelChoiceError for anything else, and for tiles where the kernels in force have none.
+    """
+    try:
+        native.use_attention(way)
+    except ValueError as error:
+        raise KernelChoiceError(str(error)) from None
+
+
 def threads() -> int:
     """Threads that share each operation; the calling thread is one of them."""
     return int(native.thread_count())
@@ -61,14 +82,24 @@ def set_threads(count: int) -> None:
 
 
 def configure(thread_count: int | None = None) -> None:
-    """Obey NOTSO_KERNELS and set the threads (None: one for each physical core we may use).
+    """Obey NOTSO_KERNELS and NOTSO_ATTENTION and set the threads (None: one for each physical core we may use).
 
-    Raises KernelChoiceError for a family that is unknown or that this CPU lacks.
+    Raises KernelChoiceError for a family that is unknown or that this CPU lacks, and for tiles where there are none.
     """
     wanted = os.environ.get(KERNELS_VARIABLE, "").strip()
     if wanted:
         use_kernels(wanted)
+    way = os.environ.get(ATTENTION_VARIABLE, "").strip()
+    if way:
+        use_attention(way)
     set_threads(default_threads() if thread_count is None else thread_count)
+
+
+def end_on_bus_errors(exit_code: int, line: str) -> None:
+    """End the process with that code, and that line (of up to 255 bytes) on stderr, when a mapped file is cut short or
+    becomes unreadable. The system would kill it without a word. For programs: it holds for the whole process.
+    """
+    native.end_on_bus_errors(exit_code, line)
 
 
 def default_threads() -> int:

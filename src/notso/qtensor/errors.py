@@ -39,7 +39,7 @@ class UnsupportedFormatError(GGUFError):
 
 
 class KernelChoiceError(QTensorError):
-    """`NOTSO_KERNELS` names a kernel family that does not exist or that this CPU cannot run."""
+    """`NOTSO_KERNELS` or `NOTSO_ATTENTION` names something that does not exist or that this CPU cannot run."""
 
 
 class OperandError(QTensorError, ValueError):

@@ -32,12 +32,13 @@ def available() -> bool:
         return False
 
 
-def zeroed(size: int) -> npt.NDArray[np.uint8]:
+def zeroed(size: int, *, large_pages: bool = True) -> npt.NDArray[np.uint8]:
     """`size` bytes of zeros that take memory page by page as they are first written.
 
-    Large ones lie on 2 MiB pages where the system has them. Raises QTensorError when there is no room for them.
+    Large ones lie on 2 MiB pages where the system has them and unless `large_pages` is False: for what is written here
+    and there, and mostly never. Raises QTensorError when there is no room for them.
     """
-    large = size >= LARGE_BYTES and available()
+    large = large_pages and size >= LARGE_BYTES and available()
     try:
         memory = mmap.mmap(-1, size + PAGE_BYTES * large, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if large:

@@ -88,6 +88,10 @@ class KeyValuePool:
             raise OperandError(f"a block has {self.block_bytes} bytes, not {len(data)}")
         self.data[self._checked(block)] = np.frombuffer(data, np.uint8)
 
+    def block_memory(self, block: int) -> memoryview:
+        """The bytes of block number `block` where they lie, writable."""
+        return memoryview(self.data[self._checked(block)])
+
     def copy_block(self, source: int, target: int) -> None:
         """Make block `target` equal to block `source`."""
         self.data[self._checked(target)] = self.data[self._checked(source)]
@@ -98,9 +102,23 @@ class KeyValuePool:
         return block
 
 
-def key_value_pool(blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16") -> KeyValuePool:
-    """A pool of zeros. Raises OperandError for sizes that cannot be, or when the address space cannot be had."""
+def key_value_pool(
+    blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
+) -> KeyValuePool:
+    """A pool of zeros, in memory from `huge_pages.zeroed`.
+
+    Raises OperandError for sizes that cannot be, and QTensorError when the address space cannot be had.
+    """
+    return key_value_pools(1, blocks, kv_heads, head_dim, format, large_pages=large_pages)[0]
+
+
+def key_value_pools(
+    layers: int, blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
+) -> list[KeyValuePool]:
+    """One for each of `layers` layers, lying one behind the other: apart, each would fill its last large page in part
+    only. As `key_value_pool`."""
     if blocks < 1:
         raise OperandError(f"a cache of {blocks} blocks")
     block_bytes = kv_block_bytes(format, kv_heads, head_dim)
-    return KeyValuePool(format, kv_heads, head_dim, zeroed(blocks * block_bytes).reshape(blocks, block_bytes))
+    data = zeroed(layers * blocks * block_bytes, large_pages=large_pages).reshape(layers, blocks, block_bytes)
+    return [KeyValuePool(format, kv_heads, head_dim, data[layer]) for layer in range(layers)]

@@ -24,7 +24,15 @@ import numpy.typing as npt
 
 from notso.qtensor.backend import native
 from notso.qtensor.errors import OperandError
-from notso.qtensor.kv_pool import KV_FORMATS, TILE_POSITIONS, KeyValuePool, KVFormat, key_value_pool, kv_block_bytes
+from notso.qtensor.kv_pool import (
+    KV_FORMATS,
+    TILE_POSITIONS,
+    KeyValuePool,
+    KVFormat,
+    key_value_pool,
+    key_value_pools,
+    kv_block_bytes,
+)
 from notso.qtensor.tensor import QTensor
 
 Floats = npt.NDArray[np.float32]
@@ -33,9 +41,9 @@ Recent = tuple[Integers, KeyValuePool]
 
 __all__ = [
     "CACHE_LINE_FLOATS", "KV_FORMATS", "TILE_POSITIONS", "KVFormat", "KeyValuePool", "Program", "RMSNorm",
-    "add", "argmax", "attention", "embed_rows", "empty", "gather_rows", "key_value_pool", "kv_block_bytes", "matmul",
-    "matmul_add", "matmul_gated", "matmul_many", "rms_norm", "rope", "rope_table", "silu_mul", "softmax",
-    "store_key_values",
+    "add", "argmax", "attention", "embed_rows", "empty", "gather_rows", "key_value_pool", "key_value_pools",
+    "kv_block_bytes", "matmul", "matmul_add", "matmul_gated", "matmul_many", "rms_norm", "rope", "rope_table",
+    "silu_mul", "softmax", "store_key_values",
 ]  # fmt: skip
 
 CACHE_LINE_FLOATS = 16

@@ -1,5 +1,15 @@
 """Floor 2: SmolLM3 and how it is run. The names below are what the floors above may use."""
 
+from notso.smollm3.answer_options import (
+    AnswerOptions,
+    CompleteOptions,
+    Grammar,
+    GrammarKind,
+    PromptInput,
+    ToolChoice,
+    ToolName,
+)
+from notso.smollm3.chat_template import thinking_set_by
 from notso.smollm3.download import DownloadPlan, is_offline, plan_download, pull
 from notso.smollm3.engine import Engine
 from notso.smollm3.errors import (
@@ -27,6 +37,7 @@ from notso.smollm3.messages import (
     Progress,
     PromptEstimate,
     Role,
+    TokenLogprob,
     Tool,
     ToolCall,
     Usage,
@@ -35,6 +46,8 @@ from notso.smollm3.messages import (
 from notso.smollm3.sampling_params import SamplingParams
 
 __all__ = [
+    "AnswerOptions",
+    "CompleteOptions",
     "ContextLengthError",
     "DownloadError",
     "DownloadPlan",
@@ -44,6 +57,8 @@ __all__ = [
     "Event",
     "EventKind",
     "FinishReason",
+    "Grammar",
+    "GrammarKind",
     "InvalidRequestError",
     "KnownFile",
     "LocalModel",
@@ -58,11 +73,15 @@ __all__ = [
     "ProcessMemory",
     "Progress",
     "PromptEstimate",
+    "PromptInput",
     "Role",
     "SamplingParams",
     "TemplateError",
+    "TokenLogprob",
     "Tool",
     "ToolCall",
+    "ToolChoice",
+    "ToolName",
     "Usage",
     "WhenFull",
     "is_offline",
@@ -71,4 +90,5 @@ __all__ = [
     "plan_download",
     "process_memory",
     "pull",
+    "thinking_set_by",
 ]

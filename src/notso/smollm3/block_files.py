@@ -16,17 +16,28 @@ against 0.9 for BLAKE2b). Who can write into the folder could as well write anot
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import threading
+import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from notso.smollm3.block_file import BlockName, DamagedBlockError, encode_block, file_bytes, read_block, read_tokens
+from notso.smollm3.block_file import (
+    BlockName,
+    DamagedBlockError,
+    announce,
+    encode_block,
+    file_bytes,
+    read_block,
+    read_tokens,
+    write_file,
+)
 from notso.smollm3.folder_lock import FolderLock
 
 MIB = 1 << 20
@@ -36,6 +47,10 @@ QUEUE_BYTES = 128 * MIB
 FREE_BYTES = 1024 * MIB
 """What is left free of the disk."""
 
+LOOK_AGAIN_S = 1.0
+"""A process that does not write looks so often for what the other one has written."""
+
+_NO_BLOCK = (errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENOTDIR)  # of a file that is not there, or is no file
 _OURS = re.compile(rf"{BlockName.PATTERN}\.(?:kv\d+|tmp)")
 _log = logging.getLogger(__name__)
 
@@ -54,7 +69,7 @@ class BlockFiles:
     """The blocks of one cache, `block_bytes` each, in `folder`, which may hold those of other models too.
 
     fingerprint: whatever the content of a block depends on besides its tokens. budget_bytes: of all files together,
-    those of other models included. A second process finds what was there when it started and writes nothing.
+    those of other models included. A second process finds what is there and writes nothing.
 
     Methods may be called from any thread. None raises for what a disk does: a cache that cannot be used is off, with
     one warning.
@@ -86,6 +101,9 @@ class BlockFiles:
         self._closing = False
         self._problem: str | None = None
         self._has_warned = False
+        self._looked = 0.0
+        self._changed = 0
+        self._has_changed = False
         self._lock = FolderLock(folder / "lock")
         self._writer: threading.Thread | None = None
         try:
@@ -112,13 +130,20 @@ class BlockFiles:
         """Of the budget."""
         return self._used_bytes
 
+    @property
+    def blocks(self) -> int:
+        """How many there are of this fingerprint, tails included."""
+        return len(self._known)
+
     def has(self, key: bytes) -> bool:
         """Whether the full block known by `key` is there, as far as names tell."""
+        self._look_again()
         with self._wake:
             return (key, False) in self._known or (key, False) in self._queue
 
     def tail(self, parent: bytes) -> list[int]:
         """The tokens of the part of a block that was kept after `parent`; empty if there is none."""
+        self._look_again()
         with self._wake:
             if job := self._queue.get((parent, True)):
                 return list(job.tokens)
@@ -161,22 +186,26 @@ class BlockFiles:
     def get(self, key: bytes, tokens: Sequence[int], *, is_tail: bool = False) -> bytes | None:
         """The content of a block, if it is there, whole, and of these tokens."""
         buffer = bytearray(self.block_bytes)
-        return bytes(buffer) if self.read_into(buffer, key, tokens, is_tail=is_tail) else None
+        return bytes(buffer) if self.read_into([memoryview(buffer)], key, tokens, is_tail=is_tail) else None
 
     def read_into(
-        self, buffer: bytearray | memoryview, key: bytes, tokens: Sequence[int], *, is_tail: bool = False
+        self, content: Sequence[memoryview], key: bytes, tokens: Sequence[int], *, is_tail: bool = False
     ) -> bool:
-        """The same into memory of `block_bytes` bytes. What lies there afterwards counts only if it returned True."""
+        """The same into parts of memory of `block_bytes` bytes together. What lies there afterwards counts only if it
+        returned True."""
         with self._wake:
             job, name = self._queue.get((key, is_tail)), self._known.get((key, is_tail))
         if job is not None:
-            buffer[:] = job.content
+            at = 0
+            for part in content:
+                part[:] = job.content[at : at + len(part)]
+                at += len(part)
             return job.tokens == array("i", tokens)
         if name is None:
             return False
         path = self.folder / str(name)
         try:
-            held = read_block(path, name, self._fingerprint, memoryview(buffer))
+            held = read_block(path, name, self._fingerprint, content)
             os.utime(path)  # what was read last goes last, also after a restart
         except (OSError, DamagedBlockError) as error:
             self._drop(name, error)
@@ -186,8 +215,19 @@ class BlockFiles:
                 self._files.move_to_end(str(name))
         return held == list(tokens)
 
+    def expect(self, key: bytes, *, is_tail: bool = False) -> None:
+        """A block is wanted in a moment: the disk may begin."""
+        with self._wake:
+            name = self._known.get((key, is_tail))
+        if name is not None:
+            with suppress(OSError):  # the reader finds out
+                announce(self.folder / str(name))
+
     def remove(self, tag: bytes) -> None:
-        """Remove every block that was written with this tag, and those that wait to be."""
+        """Remove every block that was written with this tag, also by another process, and those that wait to be."""
+        if self._writer is None and self._problem is None:
+            with suppress(OSError):
+                self._scan_changed()
         with self._wake:
             for at, job in list(self._queue.items()):
                 if job.name.has_tag(tag):
@@ -197,7 +237,7 @@ class BlockFiles:
                 self._writing.forgotten = True
             names = [name for name in self._files if BlockName.parse(name).has_tag(tag)]
         for name in names:
-            self._unlink(name)
+            self._unlink(name, at_once=True)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until everything that was put is on the disk; False if it took longer."""
@@ -227,8 +267,9 @@ class BlockFiles:
                     found.append((status.st_mtime_ns, entry.name, status.st_size))
             elif sweep:
                 Path(entry.path).unlink()
-        for _, text, size in sorted(found):
-            self._add(BlockName.parse(text), size)
+        with self._wake:
+            for _, text, size in sorted(found):
+                self._add(BlockName.parse(text), size)
 
     def _add(self, name: BlockName, size: int) -> None:
         if name.is_of(self._fingerprint):
@@ -248,21 +289,49 @@ class BlockFiles:
             if name.is_tail:
                 self._tails.pop(name.key, None)
 
-    def _unlink(self, text: str) -> None:
+    def _unlink(self, text: str, *, at_once: bool = False) -> None:
+        """A file is gone for us; from the folder too, if we are the one that writes there or it must not wait."""
         with self._wake:
             self._forget(text)
-        if self._lock.is_held:
+        if self._lock.is_held or at_once:
             try:
                 (self.folder / text).unlink(missing_ok=True)
             except OSError as error:
                 _log.debug("%s could not be removed: %s", text, error)
 
+    def _look_again(self) -> None:
+        """Of two processes the one that does not write: see what the other has written or removed since."""
+        now = time.monotonic()
+        if self._writer is not None or self._problem is not None or now - self._looked < LOOK_AGAIN_S:
+            return
+        self._looked = now
+        try:
+            self._scan_changed()
+        except OSError as error:
+            _log.debug("%s could not be looked through: %s", self.folder, error)
+
+    def _scan_changed(self) -> None:
+        """Once more after a change was seen: what comes within the same tick of the clock leaves the folder's time as
+        it is."""
+        changed = self.folder.stat().st_mtime_ns
+        if changed != self._changed or self._has_changed:
+            self._has_changed = changed != self._changed
+            self._changed = changed  # from before the scan: what comes during it is seen the next time
+            with self._wake:
+                self._files.clear()
+                self._known.clear()
+                self._tails.clear()
+                self._used_bytes = 0
+            self._scan(sweep=False)
+
     def _drop(self, name: BlockName, error: Exception) -> None:
-        """A file is not what its name says, or cannot be read."""
+        """A file is not what its name says: it goes. If it could not be read, it stays: it may be whole, and only the
+        process out of descriptors or the disk in trouble."""
         if not isinstance(error, FileNotFoundError):
             _log.log(logging.DEBUG if self._has_warned else logging.WARNING, "a cached block is not used: %s", error)
             self._has_warned = True
-        self._unlink(str(name))
+        if isinstance(error, DamagedBlockError) or getattr(error, "errno", None) in _NO_BLOCK:
+            self._unlink(str(name))
 
     # The writer
 
@@ -290,23 +359,7 @@ class BlockFiles:
         parts = encode_block(job.name, self._fingerprint, job.tokens, job.content)
         size = sum(len(part) for part in parts)
         self._make_room(size)
-        path = self.folder / str(job.name)
-        draft = path.with_suffix(".tmp")
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                for part in parts:
-                    rest = memoryview(part)
-                    while rest:
-                        rest = rest[os.write(descriptor, rest) :]
-                if not self._closing:
-                    os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            draft.rename(path)
-        except OSError:
-            draft.unlink(missing_ok=True)
-            raise
+        write_file(self.folder / str(job.name), parts, flush=not self._closing)
         return size
 
     def _done(self, at: tuple[bytes, bool], job: _Job, size: int) -> None:

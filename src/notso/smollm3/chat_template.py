@@ -91,8 +91,9 @@ class ChatTemplate:
         """The prompt's text, byte for byte what the template prints for these messages.
 
         Past assistant turns keep their content and tool calls, the latter as `<tool_call>` JSON; their reasoning is
-        left out. Tools reach the template as `xml_tools`, each a JSON text. `date` is what the template takes for
-        today's (None: today); keep it for a conversation, or its cached prefix is lost at midnight.
+        left out unless the message says to keep it and the model is to think. Tools reach the template as `xml_tools`,
+        each a JSON text. `date` is what the template takes for today's (None: today); keep it for a conversation, or
+        its cached prefix is lost at midnight.
 
         Raises InvalidRequestError, whose `param` is "messages" or "tools", and TemplateError if the template refuses.
         """
@@ -165,12 +166,16 @@ class _Conversation:
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, thinking: bool, add_generation_prompt: bool
     ) -> None:
         if not messages:
-            raise InvalidRequestError("there is nothing to answer: messages is empty", param="messages")
+            raise InvalidRequestError(
+                "there is nothing to answer: no message comes before the answer", param="messages"
+            )
         if not all(isinstance(message, Message) for message in messages):
             raise InvalidRequestError("every message must be a Message", param="messages")
         if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
             raise InvalidRequestError("tools must be a list", param="tools")
-        self.turns = [(message.role, _pieces(message)) for message in messages]
+        fixed = thinking_set_by(messages[0].content) if messages[0].role == "system" else None
+        thinks = bool(thinking) if fixed is None else fixed
+        self.turns = [(message.role, _pieces(message, thinks)) for message in messages]
         self.tools = [_tool_json(tool) for tool in tools or ()]
         self.thinking = bool(thinking)
         self.add_generation_prompt = bool(add_generation_prompt)
@@ -200,7 +205,15 @@ class _Conversation:
         return found
 
 
-def _pieces(message: Message) -> list[tuple[str, bool]]:
+def thinking_set_by(system_text: object) -> bool | None:
+    """Whether instructions switch thinking on or off by `/think` or `/no_think`, as SmolLM3's templates look for them:
+    anywhere, and stronger than what is asked for. None where they say nothing."""
+    if not isinstance(system_text, str) or "/think" not in system_text.replace("/no_think", "/think"):
+        return None
+    return "/no_think" not in system_text
+
+
+def _pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
     if message.role not in ROLES:
         raise InvalidRequestError(f"role must be one of {', '.join(ROLES)}", param="messages")
     if not isinstance(message.content, str):
@@ -208,6 +221,8 @@ def _pieces(message: Message) -> list[tuple[str, bool]]:
     if message.tool_calls and message.role != "assistant":
         raise InvalidRequestError("only an assistant message can hold tool calls", param="messages")
     pieces = [(message.content, False)]
+    if message.keep_reasoning and message.reasoning_content and message.role == "assistant" and thinks:
+        pieces = [("<think>\n", True), (message.reasoning_content, False), ("\n</think>\n", True), *pieces]
     for call in message.tool_calls:
         before = "\n" if pieces[-1][0] and not pieces[-1][0].endswith("\n") else ""
         pieces += [(f"{before}<tool_call>\n", True), (_call_json(call), False), ("\n</tool_call>", True)]

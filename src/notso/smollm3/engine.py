@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import secrets
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date as Date
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor import backend
 from notso.qtensor.gguf import GGUFFile
-from notso.smollm3.answer import Answer
+from notso.smollm3.answer_options import AnswerOptions, CompleteOptions, PromptInput
 from notso.smollm3.chat_template import KNOWN_TEMPLATES, ChatTemplate
 from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.context_logits import ContextLogits
 from notso.smollm3.engine_core import EngineCore
 from notso.smollm3.engine_plan import plan_engine, step_rows
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError
@@ -30,23 +31,18 @@ from notso.smollm3.messages import (
     EngineStats,
     Event,
     Message,
-    Priority,
     PromptEstimate,
     Tool,
-    WhenFull,
 )
 from notso.smollm3.model_info import model_info
-from notso.smollm3.prefix_cache import BLOCK_TOKENS, OutOfBlocksError, PrefixCache, root_key
-from notso.smollm3.prompt import ANSWER_TOKENS, Prompt, PromptWriter, checked_ids
+from notso.smollm3.prefix_cache import PrefixCache, root_key
+from notso.smollm3.prompt import PromptWriter, checked_ids
 from notso.smollm3.request import Request
+from notso.smollm3.request_writer import RequestWriter
 from notso.smollm3.residency import Residency, WeightPromotion
-from notso.smollm3.runner import MAX_SAMPLED, Runner
-from notso.smollm3.sampling import Sampler
+from notso.smollm3.runner import Runner
 from notso.smollm3.sampling_params import SamplingParams
-from notso.smollm3.scheduler import Chunk, Scheduler
-from notso.smollm3.sequence import RANKS
-from notso.smollm3.sequence import Sequence as ScheduledSequence
-from notso.smollm3.speculation import Proposer
+from notso.smollm3.scheduler import Scheduler
 from notso.smollm3.tokenizer import Tokenizer
 from notso.smollm3.weights import SmolLM3Weights
 
@@ -54,9 +50,6 @@ Floats = npt.NDArray[np.float32]
 
 DEFAULT_CACHE_BYTES = 4 << 30
 """Room on disk for computed conversations: some 100,000 tokens of the 3B."""
-
-GUESSED_FROM_TOKENS = 32_768
-"""How far back guesses at the next tokens look: further back costs memory that long contexts need."""
 
 MAX_WAITING = 4096
 """Requests that may wait; more are refused."""
@@ -111,9 +104,6 @@ class Engine:
         if cache_dir is not None:
             self._shelf = KVShelf(cache, self._blocks, cache_dir, self._fingerprint, cache_bytes)
         self._scheduler = Scheduler(self._blocks, plan.max_num_seqs, self._shelf, can_be_cut=cache.can_be_cut)
-        self._spare_slot = plan.max_num_seqs
-        self._speculation = speculation
-        self._unguessed = self.tokenizer.control_ids | {self.tokenizer.think_open_id, self.tokenizer.think_close_id}
         self._closed = False
         # Nothing here may refer to the engine itself: it is closed when nobody does.
         core = EngineCore(self._runner, self._scheduler, self._shelf)
@@ -122,6 +112,14 @@ class Engine:
             WeightPromotion(file, weights, wanted=weights_on, take=core.poke, idle_s=lambda: core.idle_s),
         )
         self._runner.promotion = self._promotion
+        self._requests = RequestWriter(
+            self._prompts,
+            self.tokenizer,
+            plan.context_tokens,
+            changed=core.poke,
+            costs=core.costs if speculation else None,
+        )
+        self._context_logits = ContextLogits(core, plan.max_num_seqs, self.config.vocab_size)
         self._end = weakref.finalize(self, _end, self._core, self._promotion, file)
         self._promotion.start()
         self.info = model_info(file, self.config, plan, kv_bytes=cache.nbytes, is_demo=is_demo)
@@ -204,6 +202,20 @@ class Engine:
 
     # Prompts
 
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of any text. With `special` the spelling of a control token becomes that token; else it is text.
+
+        Raises InvalidRequestError if the text is not valid Unicode.
+        """
+        return self.tokenizer.encode(text, control=special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, control tokens as they are spelt, bytes that are not UTF-8 shown as U+FFFD.
+
+        Raises InvalidRequestError unless they are ids of this vocabulary.
+        """
+        return self.tokenizer.decode(checked_ids(ids, self.config.vocab_size), skip_control=False) if len(ids) else ""
+
     def render(
         self,
         messages: Sequence[Message],
@@ -245,6 +257,7 @@ class Engine:
     ) -> PromptEstimate:
         """What reading this prompt would cost now."""
         self._require_open()
+        owner = CompleteOptions(owner=owner).owner
         ids = self.encode_chat(messages, thinking, tools, date)
         cached = self._core.call(lambda: self._scheduler.cached_length(self._root(owner), ids))
         per_token = self._core.prompt_s_per_token
@@ -259,75 +272,38 @@ class Engine:
         tokens = checked_ids(ids, self.config.vocab_size)
         if len(tokens) > self._context_tokens:
             raise ContextLengthError(len(tokens), self._context_tokens)
-        return self._core.call(lambda: self._logits(tokens))
-
-    def _logits(self, tokens: list[int]) -> Floats:
-        out = np.empty((len(tokens), self.config.vocab_size), np.float32)
-        sequence = ScheduledSequence(tokens)
-        sequence.slot = self._spare_slot
-        try:
-            sequence.blocks += (self._blocks.take() for _ in range(0, len(tokens), BLOCK_TOKENS))
-            for start in range(0, len(tokens), MAX_SAMPLED):
-                rest = tokens[start + 1 : start + MAX_SAMPLED]
-                rows = self._runner.run([Chunk(sequence, start, 1, rest, samples=True)], lambda _: True)
-                out[start : start + len(rest) + 1] = rows[0] if rows else np.nan
-        except OutOfBlocksError:
-            raise EngineError("other answers hold the whole cache; try again when they are done") from None
-        finally:
-            for block in sequence.blocks:
-                self._blocks.release(block)
-        return out
+        return self._context_logits.compute(tokens)
 
     # Answers
 
     def submit(
         self,
-        messages: Sequence[Message] | Sequence[int],
+        messages: PromptInput,
         params: SamplingParams | None = None,
-        *,
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-        priority: Priority = "interactive",
-        owner: str = "",
-        continue_last: bool = False,
-        when_full: WhenFull = "stop",
+        **options: Unpack[AnswerOptions],
     ) -> Generation:
-        """Begin to answer a conversation, or to continue a list of token ids; what comes is in the Generation.
-
-        priority: whom to serve first where there are many. owner: whose cached prompts may be used. continue_last: the
-        last message is an assistant's, and more of it is wanted. when_full: refuse a conversation that does not fit, or
-        leave out whole turns, the oldest first, and say so.
+        """Begin to answer a conversation, or to continue text or token ids; what comes is in the Generation.
+        `CompleteOptions` says what the options mean.
 
         Raises InvalidRequestError, ContextLengthError, TemplateError or EngineError.
         """
-        request = self._request(
-            messages, params, thinking, tools, date, priority, owner, continue_last=continue_last, when_full=when_full
-        )
+        request = self._request(messages, params, CompleteOptions(**options))
         self._core.submit(request)
         return request.generation
 
     def generate(
         self,
-        messages: Sequence[Message] | Sequence[int],
+        messages: PromptInput,
         params: SamplingParams | None = None,
         *,
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-        priority: Priority = "interactive",
-        owner: str = "",
-        continue_last: bool = False,
-        when_full: WhenFull = "stop",
         cancelled: Callable[[], bool] | None = None,
+        **options: Unpack[AnswerOptions],
     ) -> Iterator[Event]:
         """What `submit` does once the first event is asked for, and the events as they come. Blocks between them.
 
         Closing the iterator, or `cancelled()` turning true (it is asked fifty times a second), stops the answer.
         """
-        request = self._request(
-            messages, params, thinking, tools, date, priority, owner, continue_last=continue_last, when_full=when_full
-        )
+        request = self._request(messages, params, CompleteOptions(**options))
         return self._events(request, cancelled or (lambda: False))
 
     def _events(self, request: Request, cancelled: Callable[[], bool]) -> Iterator[Event]:
@@ -335,64 +311,11 @@ class Engine:
         self._core.submit(request)
         yield from events_until(request.generation, cancelled)
 
-    def _request(
-        self,
-        messages: Sequence[Message] | Sequence[int],
-        params: SamplingParams | None,
-        thinking: bool,
-        tools: Sequence[Tool] | None,
-        date: Date | None,
-        priority: Priority,
-        owner: str,
-        *,
-        continue_last: bool,
-        when_full: WhenFull,
-    ) -> Request:
-        params = params or SamplingParams()
-        if not hasattr(messages, "__len__") or len(messages) == 0:
-            raise InvalidRequestError("messages or token ids are needed: there is nothing to answer", param="messages")
-        if priority not in RANKS:
-            raise InvalidRequestError(f"priority must be one of {', '.join(RANKS)}", param="priority")
-        if isinstance(messages[0], Message):
-            kept_free = params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4)
-            prompt = self._prompts.write_for(
-                messages,  # type: ignore[arg-type]
-                thinking,
-                tools,
-                date,
-                continue_last=continue_last,
-                when_full=when_full,
-                context_tokens=self._context_tokens,
-                kept_free=kept_free,
-                least_free=params.max_tokens or 1,
-            )
-        else:
-            prompt = Prompt(checked_ids(messages, self.config.vocab_size))  # type: ignore[arg-type]
-        room = self._context_tokens - len(prompt.ids)
-        if room < 1:
-            raise ContextLengthError(len(prompt.ids) + 1, self._context_tokens)
-        if params.max_tokens is not None and params.max_tokens > room:
-            raise ContextLengthError(len(prompt.ids) + params.max_tokens, self._context_tokens)
+    def _request(self, asked: PromptInput, params: SamplingParams | None, options: CompleteOptions) -> Request:
         self._require_open()
         if self._core.requests >= MAX_WAITING:
             raise EngineError(f"{MAX_WAITING:,} requests wait already")
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
-        dropped = prompt.dropped_messages
-        return Request(
-            sequence=ScheduledSequence(prompt.ids, root=self._root(owner), rank=RANKS[priority]),
-            generation=Generation(self._core.poke),
-            sampler=Sampler(params, seed, self.config.vocab_size),
-            answer=Answer(self.tokenizer, prompt.ids, params.stop, bool(tools), prompt.goes_on),
-            most=params.max_tokens or room,
-            thinking_budget=params.thinking_budget,
-            closing=self._prompts.end_of_thought,
-            propose=(lambda: self._proposer(prompt.ids)) if self._speculation else None,
-            opening=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
-        )
-
-    def _proposer(self, ids: list[int]) -> Proposer:
-        never = frozenset(token for token in self._unguessed if token is not None)
-        return Proposer(ids[-GUESSED_FROM_TOKENS:], never=never, costs=self._core.costs)
+        return self._requests.write(asked, params or SamplingParams(), options, self._root(options.owner))
 
     def _root(self, owner: str) -> bytes:
         return root_key(self._fingerprint, owner)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from notso.smollm3.errors import EngineError, ModelError, NotsoError
 from notso.smollm3.kv_shelf import KVShelf
 from notso.smollm3.messages import EngineStats, Event, FinishReason, Progress
+from notso.smollm3.reading_pace import TILE_ROWS, ReadingPace
 from notso.smollm3.request import Request
 from notso.smollm3.runner import MAX_SAMPLED, Runner
 from notso.smollm3.scheduler import FEW_ROWS, Chunk, Plan, Scheduler
@@ -31,7 +32,6 @@ T = TypeVar("T")
 MIXED_STEP_S = 0.25
 """How long a step may take that reads a prompt while others are being answered: the gap between their tokens."""
 
-LEAST_PROMPT_TOKENS = 16
 SHELF_S = 0.005
 SHELF_STEPS = 8
 """Finished conversations go to the disk a block at a time: so often when idle, and in every so many steps."""
@@ -54,11 +54,14 @@ class EngineCore:
         self.scheduler = scheduler
         scheduler.copy = runner.cache.copy_block
         self.costs = StepCosts()
+        self._pace = ReadingPace(MIXED_STEP_S)
         self._shelf = shelf
+        self._is_ready = False  # the cache's memory, for what is on the shelf
         self._steps = 0
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._closing = self._ended = self._poked = False
+        self._is_stuck = False  # what waits has no room until something comes in
         self._requests: dict[Sequence, Request] = {}
         self._idle_since = time.monotonic()
         self._prompt_s_per_token = 0.0
@@ -91,8 +94,7 @@ class EngineCore:
     def call(self, work: Callable[[], T]) -> T:
         """Run something between two steps and return what it returns. Raises EngineError if the engine has ended, or
         is asked from its own thread, where a reader's notification runs: it would wait for itself."""
-        if threading.current_thread() is self._thread:
-            raise EngineError("a reader's notification must not wait for the engine")
+        self.refuse_own_thread()
         future: Future[T] = Future()
 
         def run() -> None:
@@ -103,6 +105,11 @@ class EngineCore:
 
         self._post(run)
         return future.result()
+
+    def refuse_own_thread(self) -> None:
+        """Raises EngineError in the engine's own thread, which would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise EngineError("a reader's notification must not wait for the engine")
 
     def poke(self) -> None:
         """Look again whether there is something to do."""
@@ -149,9 +156,10 @@ class EngineCore:
     def _run_steps(self) -> None:
         while not self._closing:
             with self._wake:
-                if not (self._inbox or self._requests or self._poked or self._closing):
-                    self._wake.wait(timeout=SHELF_S if self._shelf is not None and self._shelf.has_work else 60.0)
-                self._poked = False
+                has_steps = self._requests and not self._is_stuck
+                if not (self._inbox or has_steps or self._poked or self._closing):
+                    self._wake.wait(timeout=SHELF_S if self._has_idle_work() else 60.0)
+                self._poked = self._is_stuck = False
             try:
                 self.runner.adopt_promoted()
                 while self._inbox:
@@ -162,9 +170,14 @@ class EngineCore:
                     self._shelf.work()
                 if self._requests:
                     self._step()
+                elif self._shelf is not None:
+                    self._is_ready = not self._shelf.make_ready()
             except Exception as error:
                 _log.exception("a step failed")
                 self._fail_all(error)
+
+    def _has_idle_work(self) -> bool:
+        return self._shelf is not None and (self._shelf.has_work or not (self._is_ready or self._requests))
 
     def _finish(self) -> None:
         """Whatever happened: nobody is left waiting, and the folder is free."""
@@ -205,6 +218,7 @@ class EngineCore:
         plan = self.scheduler.schedule(self._prompt_tokens(self._guess()), self.runner.max_rows)
         self._tell_places()
         self._move_blocks(plan)
+        self._is_stuck = not (plan or plan.preempted)
         if not plan.chunks:
             return
         for chunk in plan.chunks:
@@ -214,6 +228,7 @@ class EngineCore:
         if logits is None:
             return  # nobody wants it any more
         self._count(plan, time.perf_counter() - started)
+        self.runner.cache.touch_ahead(max(chunk.sequence.blocks[-1] for chunk in plan.chunks))
         for chunk, rows in zip(plan.chunks, logits, strict=True):
             request = self._requests[chunk.sequence]
             try:
@@ -243,17 +258,20 @@ class EngineCore:
     def _prompt_tokens(self, decoding: int) -> int:
         """How much of prompts the next step may read beside `decoding` rows of answers."""
         room = max(self.runner.max_rows - decoding, 1)
-        if not decoding or not self._prompt_s_per_token:
-            return room if not decoding else LEAST_PROMPT_TOKENS
-        fitting = int(MIXED_STEP_S / self._prompt_s_per_token) // LEAST_PROMPT_TOKENS * LEAST_PROMPT_TOKENS
-        return max(LEAST_PROMPT_TOKENS, min(room, fitting))
+        if not decoding:
+            return room
+        answer_s = self.costs.seconds(decoding) if decoding <= MAX_SAMPLED else 0.0
+        return self._pace.tokens(decoding, room, answer_s, self._prompt_s_per_token)
 
     def _move_blocks(self, plan: Plan) -> None:
+        if self._shelf is None or not plan.restores:
+            return
         void = set[Sequence]()
-        for restore in plan.restores:
+        self._shelf.expect(plan.restores)
+        for restore, found in zip(plan.restores, self._shelf.read_all(plan.restores), strict=True):
             if restore.sequence in void:
                 continue
-            if self._shelf is not None and self._shelf.read(restore):
+            if found:
                 self.scheduler.read(restore)
             else:
                 self.scheduler.unread(restore)
@@ -308,11 +326,14 @@ class EngineCore:
         if not request.read:
             request.read = now
             request.generation.write([self._progress(request, request.prompt_tokens)])
-        sequence, answer, events, right = chunk.sequence, request.answer, list[Event](), 0
+        events, right = list[Event](), 0
         for row, draft in zip(logits, [*chunk.drafts, None], strict=True):
-            token = request.sampler.sample(row, sequence.tokens, len(sequence.tokens))
-            sequence.tokens.append(token)
-            events += answer.push(token)
+            try:
+                token, new = request.draw(row)
+            except Exception:
+                request.generation.write(events)  # what came before is told, guessed ahead or not
+                raise
+            events += new
             if request.is_over:
                 break
             if request.thought_is_over:
@@ -344,7 +365,7 @@ class EngineCore:
         events = list(request.answer.finish(reason))
         events += [
             Event("usage", usage=request.usage()),
-            Event("end", finish_reason=request.answer.finish_reason),
+            Event("end", finish_reason=request.answer.finish_reason, stop=request.answer.stopped_by),
         ]
         self._leave(request, events)
 
@@ -373,17 +394,22 @@ class EngineCore:
     def _tell_places(self) -> None:
         for place, sequence in enumerate(self.scheduler.queue(), start=1):
             request = self._requests[sequence]
+            if request.began:
+                continue  # it lost its place for a while; its readers are past hearing of queues
             if request.place != place and (place <= NEAR_PLACES or not request.place):
                 request.place = place
                 request.generation.write([Event("queued", place=place)])
 
     def _count(self, plan: Plan, seconds: float) -> None:
-        read = sum(chunk.count for chunk in plan.chunks if chunk.count > FEW_ROWS)
-        rate = plan.rows / seconds
-        if read >= LEAST_PROMPT_TOKENS:
-            mean = self._prompt_s_per_token
-            self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
-            self._stats = replace(self._stats, prefill_tokens_per_s=rate)
-        else:
+        reading = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
+        if not reading:
             self.costs.observe(plan.rows, seconds)
             self._stats = replace(self._stats, decode_tokens_per_s=len(plan.chunks) / seconds)
+            return
+        if len(reading) < len(plan.chunks):
+            self._pace.observe(plan.rows, seconds)
+        if plan.rows < TILE_ROWS:
+            return  # takes as long as sixteen would: says nothing of a prompt's pace
+        mean = self._prompt_s_per_token
+        self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
+        self._stats = replace(self._stats, prefill_tokens_per_s=plan.rows / seconds)

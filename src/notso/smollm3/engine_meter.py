@@ -63,11 +63,11 @@ class EngineMeter:
     def first_token_s(self, depth: int) -> float:
         """Seconds from asking to the first token of an answer, with `depth` tokens cached and 16 new ones."""
         asked = time.perf_counter()
-        return self._watched(self._prompt(depth, NEW_TURN_TOKENS), 1).times[0] - asked
+        return self.watched(self.prompt(depth, NEW_TURN_TOKENS), 1).times[0] - asked
 
     def sampling_s(self, params: SamplingParams) -> float:
         """Median seconds to choose one token with these parameters from the logits of a random prompt."""
-        logits = self._engine.logits(self._draw(SHORT_TOKENS))[-1]
+        logits = self._engine.logits(self.draw(SHORT_TOKENS))[-1]
         sampler = Sampler(params, 1, len(logits))
         seconds = []
         for position in range(SAMPLINGS):
@@ -77,18 +77,18 @@ class EngineMeter:
         return statistics.median(seconds)
 
     def _prefill(self, tokens: int, depth: int) -> float:
-        usage = self._watched(self._prompt(depth, tokens), 1).usage
+        usage = self.watched(self.prompt(depth, tokens), 1).usage
         # What was not cached of `depth` was read as well.
         return usage.prompt_ms / 1000 * tokens / max(1, usage.prompt_tokens - usage.cached_tokens)
 
     def _decode(self, tokens: int, depth: int) -> list[float]:
-        prompt = self._prompt(depth, 1) if depth else self._draw(SHORT_TOKENS)
-        return self._watched(prompt, tokens + 1).steps[:tokens]
+        prompt = self.prompt(depth, 1) if depth else self.draw(SHORT_TOKENS)
+        return self.watched(prompt, tokens + 1).steps[:tokens]
 
     def _batch(self, sequences: int, tokens: int) -> list[float]:
         """Steps of the sequence that began last, while all the others went on."""
-        prompts = [self._draw(SHORT_TOKENS) for _ in range(sequences)]
-        watches = [_Watch(self._engine.submit(prompt, self._params(tokens + LATE_TOKENS))) for prompt in prompts]
+        prompts = [self.draw(SHORT_TOKENS) for _ in range(sequences)]
+        watches = [AnswerWatch(self._engine.submit(prompt, self.params(tokens + LATE_TOKENS))) for prompt in prompts]
         while min(len(watch.times) for watch in watches) <= tokens and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
@@ -98,28 +98,31 @@ class EngineMeter:
             raise EngineError(f"{sequences} answers were not written at the same time: load with more max_num_seqs")
         return last.steps[:tokens]
 
-    def _watched(self, prompt: list[int], tokens: int) -> _Watch:
-        watch = _Watch(self._engine.submit(prompt, self._params(tokens)))
+    def watched(self, prompt: list[int], tokens: int) -> AnswerWatch:
+        """An answer of so many tokens, written to its end and timed."""
+        watch = AnswerWatch(self._engine.submit(prompt, self.params(tokens)))
         watch.finish()
         if len(watch.times) != tokens:
             raise EngineError(f"{tokens} tokens were asked for, {len(watch.times)} came one by one")
         return watch
 
-    def _params(self, tokens: int) -> SamplingParams:
+    def params(self, tokens: int) -> SamplingParams:
+        """How such answers are drawn."""
         return SamplingParams(max_tokens=tokens, temperature=0.0, logit_bias=self._only_words)
 
     # Prompts
 
-    def _draw(self, tokens: int) -> list[int]:
-        # A fresh prompt each time: nothing of it can be remembered from the round before.
+    def draw(self, tokens: int) -> list[int]:
+        """A fresh prompt each time: nothing of it can be remembered from the round before."""
         return [int(i) for i in self._random.choice(self._ids, tokens)]
 
-    def _prompt(self, depth: int, new_tokens: int) -> list[int]:
+    def prompt(self, depth: int, new_tokens: int) -> list[int]:
+        """`depth` tokens that the engine knows, the same each time, and new ones behind them."""
         if depth and depth not in self._laid:
-            self._laid[depth] = self._draw(depth)
+            self._laid[depth] = self.draw(depth)
         if depth:
             self._lay(self._laid[depth])
-        return self._laid.get(depth, []) + self._draw(new_tokens)
+        return self._laid.get(depth, []) + self.draw(new_tokens)
 
     def _lay(self, ids: list[int]) -> None:
         """Have the engine know `ids` without reading them all: two blocks are read, the others are copies of the second
@@ -130,7 +133,7 @@ class EngineMeter:
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return
-        self._watched([*ids[: 2 * BLOCK_TOKENS], *self._draw(1)], 1)
+        self.watched([*ids[: 2 * BLOCK_TOKENS], *self.draw(1)], 1)
 
         def copy() -> None:
             blocks, parent = engine._blocks, engine._root("")
@@ -152,7 +155,7 @@ class EngineMeter:
             raise EngineError(f"the cache has no room for {len(ids):,} tokens") from None
 
 
-class _Watch:
+class AnswerWatch:
     """One answer, and when each of its tokens came."""
 
     def __init__(self, generation: Generation) -> None:

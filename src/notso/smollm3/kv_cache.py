@@ -18,6 +18,11 @@ from notso.smollm3.kv_formats import KV_FORMATS, RECENT_FORMAT, KVFormat
 from notso.smollm3.prefix_cache import OutOfBlocksError
 from notso.smollm3.scheduler import Chunk
 
+AHEAD_BLOCKS = 4
+LAYERS_AT_ONCE = 6
+"""Fresh memory is asked for so early, and for so many layers between two steps: a large page costs milliseconds, and
+without this all layers would want theirs in the same step."""
+
 Table = npt.NDArray[np.int32]
 
 
@@ -51,9 +56,11 @@ class KVCache:
             self.block_table[0] = np.arange(tiles)
         self.make_room: Callable[[Callable[[int], bool]], bool] = lambda _: False
         self._is_small = KV_FORMATS[kv_format].is_small
-        self._recent_pools = _pools(config, recent_blocks or self.blocks, RECENT_FORMAT) if self._is_small else []
+        self._recent_pools = _companion_pools(config, recent_blocks or self.blocks) if self._is_small else []
         self._recent_table: Table = np.full((max_num_seqs, tiles), -1, np.int32)
         self._companions: dict[int, int] = {}
+        self._touched = -1  # up to this block there is memory, and for the next in so many layers
+        self._touched_layers = 0
         self._free = list(range(recent_blocks or self.blocks)) if self._is_small else []
         if self._is_small and blocks is None and max_num_seqs == 1:
             self._recent_table[0] = np.arange(tiles)
@@ -90,6 +97,30 @@ class KVCache:
         for block in chunk.sequence.blocks[max(first, 1) : end]:
             self.forget(block)
 
+    def touch_ahead(self, block: int) -> None:
+        """`block` is in use by now: have memory where the next ones will lie, in a few layers at a time."""
+        if self._touched < min(block + AHEAD_BLOCKS, self.blocks - 1):
+            self._touched = max(self._touched, block)
+            self._touch_layers()
+
+    def touch_more(self, blocks: int) -> bool:
+        """Have memory for the first `blocks` blocks, in a few layers at a time: they will be wanted at once. False if
+        it is all there."""
+        if self._touched >= min(blocks, self.blocks) - 1:
+            return False
+        self._touch_layers()
+        return True
+
+    def _touch_layers(self) -> None:
+        following = min(self._touched + 1, self.blocks - 1)
+        first = self._touched_layers
+        for pool in self.pools[first : first + LAYERS_AT_ONCE]:
+            for at in (0, -1):
+                pool.data[following, at] |= 0  # written, though with what is there
+        self._touched_layers += LAYERS_AT_ONCE
+        if self._touched_layers >= len(self.pools):
+            self._touched, self._touched_layers = following, 0
+
     def can_be_cut(self, block: int) -> bool:
         """Whether a part of the block's content can be used without the rest."""
         return not self._is_small or block in self._companions
@@ -113,9 +144,9 @@ class KVCache:
         """The content of a block, all layers one after another."""
         return b"".join(pool.read_block(block) for pool in self.pools)
 
-    def write_block(self, block: int, content: bytearray | memoryview | bytes) -> None:
-        """The reverse of `read_block`."""
-        _write(self.pools, block, content)
+    def block_memory(self, block: int) -> list[memoryview]:
+        """Where the content of a block lies, layer by layer, to be written to in the order of `read_block`."""
+        return [pool.block_memory(block) for pool in self.pools]
 
     @property
     def companion_bytes(self) -> int:
@@ -129,7 +160,10 @@ class KVCache:
 
     def write_companion(self, block: int, content: bytearray | memoryview | bytes) -> None:
         """The reverse of `read_companion`."""
-        _write(self._recent_pools, self._companion(block), content)
+        place, left = self._companion(block), memoryview(content)
+        for pool in self._recent_pools:
+            pool.write_block(place, left[: pool.block_bytes])
+            left = left[pool.block_bytes :]
 
     def _companion(self, block: int, but: int = -1) -> int:
         """The block's companion, made if need be, at the cost of another block than `but`."""
@@ -142,14 +176,16 @@ class KVCache:
 
 
 def _pools(config: SmolLM3Config, blocks: int, kv_format: KVFormat) -> list[KeyValuePool]:
-    return [
-        ops.key_value_pool(blocks, config.num_key_value_heads, config.head_dim, kv_format)
-        for _ in range(config.num_hidden_layers)
-    ]
+    return ops.key_value_pools(config.num_hidden_layers, blocks, config.num_key_value_heads, config.head_dim, kv_format)
 
 
-def _write(pools: list[KeyValuePool], block: int, content: bytearray | memoryview | bytes) -> None:
-    left = memoryview(content)
-    for pool in pools:
-        pool.write_block(block, left[: pool.block_bytes])
-        left = left[pool.block_bytes :]
+def _companion_pools(config: SmolLM3Config, blocks: int) -> list[KeyValuePool]:
+    """On small pages: few of many are used at a time, and a large page has room for a dozen, in every layer."""
+    return ops.key_value_pools(
+        config.num_hidden_layers,
+        blocks,
+        config.num_key_value_heads,
+        config.head_dim,
+        RECENT_FORMAT,
+        large_pages=False,
+    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from notso.smollm3.block_file import file_bytes
 from notso.smollm3.block_files import BlockFiles
 from notso.smollm3.kv_cache import KVCache
-from notso.smollm3.prefix_cache import BLOCK_TOKENS, PrefixCache
+from notso.smollm3.prefix_cache import BLOCK_TOKENS, PrefixCache, block_key
 from notso.smollm3.scheduler import Restore
 from notso.smollm3.sequence import Sequence
 
@@ -19,6 +21,18 @@ TAG = b"chats"
 
 LAST_WORDS_S = 3.0
 """How long closing may take for what was not written yet."""
+
+AHEAD = 16
+"""Blocks beyond those of the next step that the disk is told of: what it can have under way at a time."""
+
+LACKING_S = 60.0
+"""After so long a block that could not be brought back may be tried again."""
+
+READY_BLOCKS = 64
+"""Memory for so many blocks is made ready before anyone asks for what lies on disk: a chat of the default length."""
+
+MOST_READERS = 4
+"""Threads that bring blocks back, where there are so many processors."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,54 +58,107 @@ class KVShelf:
     def __init__(self, cache: KVCache, known: PrefixCache, folder: Path, fingerprint: bytes, budget_bytes: int) -> None:
         self._cache = cache
         self._known = known
-        for_companions = budget_bytes // 4 if cache.companion_bytes else 0
-        self._files = BlockFiles(folder, fingerprint, cache.block_bytes, budget_bytes - for_companions)
+        beside, for_companions = folder / "companions", budget_bytes // 4
         self._companions: BlockFiles | None = None
+        self._former: BlockFiles | None = None  # companions from when the format was another: counted, and removed
+        if cache.companion_bytes:
+            self._companions = BlockFiles(beside, fingerprint, cache.companion_bytes, for_companions)
+        elif beside.is_dir():
+            self._former = BlockFiles(beside, fingerprint, 0, 0)
+            for_companions = self._former.used_bytes
+        else:
+            for_companions = 0
+        self._files = BlockFiles(folder, fingerprint, cache.block_bytes, budget_bytes - for_companions)
         self._has_room = file_bytes(BLOCK_TOKENS, cache.block_bytes) <= self._files.budget_bytes
         if cache.companion_bytes:
-            path = folder / "companions"
-            self._companions = BlockFiles(path, fingerprint, cache.companion_bytes, for_companions)
             self._has_room &= file_bytes(BLOCK_TOKENS, cache.companion_bytes) <= for_companions
         self._offers: dict[int, _Offer] = {}  # by block, so there are never more than blocks
-        self._lacking: set[tuple[bytes, bool]] = set()  # (key, is_tail): known by name, and of no use
-        self._buffer = bytearray(cache.block_bytes)
+        self._lacking: dict[tuple[bytes, bool], float] = {}  # (key, is_tail): known by name, of no use until then
 
     def has(self, key: bytes) -> bool:
         """Whether the full block known by `key` is there."""
-        return (key, False) not in self._lacking and self._files.has(key)
+        return not self._is_lacking(key) and self._files.has(key)
 
     def tail(self, parent: bytes) -> list[int]:
         """The tokens of the part of a block that was kept after `parent`; empty if there is none."""
-        return [] if (parent, True) in self._lacking else self._files.tail(parent)
+        return [] if self._is_lacking(parent, is_tail=True) else self._files.tail(parent)
 
-    def read(self, restore: Restore) -> bool:
-        """Bring a block back into its place; False if it is not there after all."""
+    def _is_lacking(self, key: bytes, *, is_tail: bool = False) -> bool:
+        until = self._lacking.get((key, is_tail))
+        if until is not None and time.monotonic() >= until:
+            del self._lacking[key, is_tail]
+            until = None
+        return until is not None
+
+    def expect(self, restores: list[Restore]) -> None:
+        """These are read next, and what follows them: the disk may begin."""
+        for restore in restores:
+            self._files.expect(restore.key, is_tail=restore.is_tail)
+        if not restores or restores[-1].is_tail:
+            return
+        sequence, key = restores[-1].sequence, restores[-1].key
+        start = (sequence.blocks.index(restores[-1].block) + 1) * BLOCK_TOKENS
+        for at in range(start, min(start + AHEAD * BLOCK_TOKENS, len(sequence.tokens) - BLOCK_TOKENS), BLOCK_TOKENS):
+            key = block_key(key, sequence.tokens[at : at + BLOCK_TOKENS])
+            if not self._files.has(key):
+                break
+            self._files.expect(key)
+
+    def make_ready(self) -> bool:
+        """When there is nothing to do: have a little more memory for what may come back from the disk, since fresh
+        memory can take longer than reading does. False once there is enough."""
+        return self._cache.touch_more(min(self._files.blocks, READY_BLOCKS))
+
+    def read_all(self, restores: list[Restore]) -> list[bool]:
+        """Bring blocks back into their places, several at a time; False for each that is not there after all.
+
+        Checksums and fresh memory take the processor longer than a disk that has them ready.
+        """
+        at_once = min(MOST_READERS, len(os.sched_getaffinity(0)), len(restores))
+        if at_once < 2:
+            return [self._read_or_note(restore) for restore in restores]
+        with ThreadPoolExecutor(at_once, thread_name_prefix="notso-kv-shelf") as readers:
+            results = [
+                None if self._has_companion(restore) else readers.submit(self._read_or_note, restore)
+                for restore in restores
+            ]
+            return [
+                self._read_or_note(restore) if result is None else result.result()
+                for restore, result in zip(restores, results, strict=True)
+            ]
+
+    def _has_companion(self, restore: Restore) -> bool:
+        """Those are brought back by the thread that owns the cache: their places are given out there."""
+        is_first = restore.sequence.blocks[0] == restore.block
+        return self._companions is not None and (restore.is_tail or is_first)
+
+    def _read_or_note(self, restore: Restore) -> bool:
         try:
             found = self._read(restore)
         except Exception:  # memory, companions: it can be computed as well
             _log.exception("a block was not brought back")
             found = False
         if not found:
-            self._lacking.add((restore.key, restore.is_tail))
+            self._lacking[restore.key, restore.is_tail] = time.monotonic() + LACKING_S
         return found
 
     def _read(self, restore: Restore) -> bool:
+        """Into its place, which nobody reads before all of it is there."""
         sequence, index = restore.sequence, restore.sequence.blocks.index(restore.block)
         tokens = sequence.tokens[index * BLOCK_TOKENS :][:BLOCK_TOKENS]
         if restore.is_tail:
             wanted, tokens = tokens[: sequence.computed - index * BLOCK_TOKENS], self._files.tail(restore.key)
             if tokens[: len(wanted)] != wanted:
                 return False  # another by now
-        found = self._files.read_into(self._buffer, restore.key, tokens, is_tail=restore.is_tail)
-        if found and self._companions is not None and (restore.is_tail or index == 0):
+        found = self._files.read_into(
+            self._cache.block_memory(restore.block), restore.key, tokens, is_tail=restore.is_tail
+        )
+        if found and self._companions is not None and self._has_companion(restore):
             companion = self._companions.get(restore.key, tokens, is_tail=restore.is_tail)
             found = companion is not None
             if companion is not None:
                 self._cache.write_companion(restore.block, companion)
-        if not found:
-            return False
-        self._cache.write_block(restore.block, self._buffer)
-        return True
+        return found
 
     def offer(self, sequence: Sequence) -> None:
         """A sequence is over: what it has computed is worth keeping. Call before its blocks are given back."""
@@ -137,15 +204,15 @@ class KVShelf:
         content = self._cache.read_block(offer.block)
         if not self._files.put(offer.key, offer.tokens, content, is_tail=offer.is_tail, tag=TAG):
             return False
-        self._lacking.discard((offer.key, offer.is_tail))
+        self._lacking.pop((offer.key, offer.is_tail), None)
         return True
 
     def clear(self) -> None:
         """Remove everything that was kept, of every conversation."""
         self._offers.clear()
-        self._files.remove(TAG)
-        if self._companions is not None:
-            self._companions.remove(TAG)
+        for files in (self._files, self._companions, self._former):
+            if files is not None:
+                files.remove(TAG)
 
     def close(self) -> None:
         """Write what waits, for a few seconds at most, and let go of the folder."""
@@ -153,6 +220,6 @@ class KVShelf:
         while self.has_work and time.monotonic() < deadline:
             if not self.work():
                 time.sleep(0.01)
-        self._files.close()
-        if self._companions is not None:
-            self._companions.close()
+        for files in (self._files, self._companions, self._former):
+            if files is not None:
+                files.close()

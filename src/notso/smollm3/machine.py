@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import platform
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor.backend import cpu_features
 from notso.qtensor.huge_pages import zeroed
 
 Bytes = npt.NDArray[np.uint8]
 
 
 def describe_machine() -> dict[str, Any]:
-    """CPU, cores, memory, kernel and versions."""
+    """The day, CPU and what it can, cores, memory, kernel and versions."""
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "cpu": cpu_name(),
+        "features": cpu_features(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": f"{platform.system()} {platform.release()}",

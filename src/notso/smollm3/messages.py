@@ -28,13 +28,17 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. Its text is content, never markup: a control token's spelling stays plain text."""
+    """One turn of a conversation. Its text is content, never markup: a control token's spelling stays plain text.
+
+    An earlier turn's `reasoning_content` is left out of the prompt unless `keep_reasoning` asks for it.
+    """
 
     role: Role
     content: str
     reasoning_content: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    keep_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +70,29 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the natural logarithm of its probability by the model alone: before penalties, bias, temperature,
+    filters and grammar. `top`: the likeliest tokens at its place, the likeliest first, as many as were asked for.
+
+    `bytes` of several tokens may make one character; `text` shows such a part as U+FFFD, and control tokens as spelt.
+    """
+
+    text: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """One step of an answer.
 
-    A stream is: `queued` each time the place in the queue changes, `trimmed` if whole turns had to be left out,
-    `progress` while the prompt is read, any number of reasoning, text and tool_call events, then one usage and one
-    `end`, or `error` in their place. What is set, besides `kind`:
-    queued: `place` (1 is next); trimmed: `dropped_messages`; progress: `progress`; reasoning and text: `text` and
-    `tokens`, how many the answer has so far, thinking included; tool_call: `tool_call`; usage: `usage`;
-    error: `error`; end: `finish_reason`.
+    A stream is: `trimmed` if whole turns had to be left out, `queued` each time the place in the queue changes until it
+    begins, `progress` while the prompt is read, any number of reasoning, text and tool_call events, then one usage and
+    one `end`, or `error` in their place. What is set, besides `kind`:
+    queued: `place` (1 is next); trimmed: `dropped_messages`; progress: `progress`; reasoning and text: `text`,
+    `tokens`, how many the answer has so far, thinking included, and `logprobs`, if asked for; tool_call: `tool_call`;
+    usage: `usage`; error: `error`; end: `finish_reason`, and `stop`, the stop string that ended it, if one did.
     """
 
     kind: EventKind
@@ -87,6 +105,8 @@ class Event:
     progress: Progress | None = None
     tokens: int = 0
     error: NotsoError | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    stop: str | None = None
 
 
 Tool = Mapping[str, Any]

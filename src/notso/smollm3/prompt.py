@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date as Date
 
 from notso.smollm3.chat_template import ChatTemplate
@@ -19,11 +19,14 @@ ANSWER_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids; whether they end with the beginning of the answer itself; how many messages were left out."""
+    """Token ids; whether they end with the beginning of the answer itself, and with which text of it; how many
+    messages were left out; whether a thought may come next."""
 
     ids: list[int]
     goes_on: bool = False
     dropped_messages: int = 0
+    begun: str = ""
+    may_think: bool = False
 
 
 class PromptWriter:
@@ -63,8 +66,16 @@ class PromptWriter:
                 raise InvalidRequestError("only an assistant's text can be continued", param="messages")
         ids = self.template.encode(self._tokenizer, earlier, thinking=thinking, tools=tools, date=date)
         if begun is None:
-            return Prompt(ids)
-        return Prompt(ids + self._beginning(begun, thinking), goes_on=bool(begun.content or begun.reasoning_content))
+            return Prompt(ids, may_think=self.may_think(ids))
+        beginning = self._beginning(begun, thinking)
+        if not beginning:  # nothing of it is left: thoughts, and it may not think
+            return Prompt(ids, may_think=self.may_think(ids))
+        return Prompt(ids + beginning, goes_on=True, begun=begun.content)
+
+    def may_think(self, ids: Sequence[int]) -> bool:
+        """Whether the last turn has no thought yet: the last special token is none of its tags."""
+        special = (token for token in reversed(ids) if token in self._tokenizer.special_ids)
+        return next(special, None) not in (self._tokenizer.think_close_id, self._tokenizer.think_open_id)
 
     def write_for(
         self,
@@ -114,7 +125,7 @@ class PromptWriter:
             middle = (low + high) // 2
             prompt = write([*messages[:head], *messages[starts[middle] :]])
             if len(prompt.ids) <= limit:
-                best = Prompt(prompt.ids, prompt.goes_on, starts[middle] - head)
+                best = replace(prompt, dropped_messages=starts[middle] - head)
                 high = middle
             else:
                 low = middle + 1
@@ -122,7 +133,7 @@ class PromptWriter:
             return best
         if len(prompt.ids) + least_free > context_tokens:
             raise ContextLengthError(len(prompt.ids) + least_free, context_tokens)
-        return Prompt(prompt.ids, prompt.goes_on, starts[-1] - head if starts else 0)
+        return replace(prompt, dropped_messages=starts[-1] - head if starts else 0)
 
     def _beginning(self, begun: Message, thinking: bool) -> list[int]:
         """What the assistant has said so far, as the model would have written it."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from notso.smollm3.answer import Answer
 from notso.smollm3.generation import Generation
-from notso.smollm3.messages import Event, Usage
-from notso.smollm3.sampling import Sampler
+from notso.smollm3.guide import Guide
+from notso.smollm3.messages import Event, TokenLogprob, Usage
+from notso.smollm3.sampling import Floats, Sampler
 from notso.smollm3.sequence import Sequence
 from notso.smollm3.speculation import Proposer
 
@@ -18,7 +19,8 @@ from notso.smollm3.speculation import Proposer
 class Request:
     """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that end
     a thought for the model; `propose`: makes the one that guesses what comes next, once the answer is under way (None:
-    nobody does). Times in seconds of `perf_counter`, 0 until they come."""
+    nobody does); `guide`: what keeps the answer to a grammar; `describe`: makes a token's log probabilities. Times in
+    seconds of `perf_counter`, 0 until they come."""
 
     sequence: Sequence
     generation: Generation
@@ -28,6 +30,8 @@ class Request:
     thinking_budget: int | None = None
     closing: tuple[int, ...] = ()
     propose: Callable[[], Proposer] | None = None
+    guide: Guide | None = None
+    describe: Callable[[Floats, int], TokenLogprob] | None = None
     opening: list[Event] = field(default_factory=list)  # what to tell before anything else
     submitted: float = 0.0
     began: float = 0.0
@@ -60,6 +64,21 @@ class Request:
         budget = self.thinking_budget
         spent = budget is not None and self.answer.reasoning_tokens >= budget
         return spent or self.generation.answer_requested
+
+    def draw(self, logits: Floats) -> tuple[int, list[Event]]:
+        """Choose the next token by logits (V,); the token, and the events it makes certain."""
+        sequence, answer, guide = self.sequence, self.answer, self.guide
+        in_reasoning = answer.in_reasoning
+        restricted = logits if guide is None else guide.restrict(logits, in_reasoning)
+        token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
+        entry = None if self.describe is None else self.describe(logits, token)
+        sequence.tokens.append(token)
+        if guide is not None and guide.take(token, in_reasoning):
+            answer.begin(calls=token == guide.call_tag)
+        events = list(answer.push(token, entry))
+        if guide is not None and guide.is_over:
+            answer.end()
+        return token, events
 
     def close_thought(self) -> list[Event]:
         """Write the end of the thought for the model, as far as there is room; it goes on behind it."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notso.smollm3.errors import EngineError, InvalidRequestError
+from notso.smollm3.many_candidates import draw_among_many, ranked
 from notso.smollm3.sampling_params import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -26,6 +27,9 @@ GREEDY_TEMPERATURE = 1e-5
 # Shares of the likeliest token's probability above which to look for candidates, until there are enough of them: the
 # nucleus of a usual distribution is a few dozen tokens out of 128,256, and sorting the rest would be wasted.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
+MANY = 8192
+"""Candidates from which on they are not all put in order. Which token is drawn does not depend on it."""
+
 _LEAST_WEIGHT = float(np.finfo(np.float32).smallest_subnormal)
 
 
@@ -64,7 +68,11 @@ class Sampler:
         if self.greedy:
             return best
         weights = self._weights(logits, logits[best])
-        ids = self._candidates(weights)
+        ids, nucleus_sum = self._candidates(weights)
+        if ids is not None and len(ids) > MANY and not self.params.top_k:
+            return draw_among_many(ids, weights[ids], nucleus_sum, self._uniform(position))
+        if ids is not None:
+            ids = self._filtered(ids, weights, nucleus_sum)
         cumulative = np.cumsum(weights if ids is None else weights[ids], dtype=np.float64)
         # The largest uniform is below 1, but the product may round up to the sum.
         drawn = np.searchsorted(cumulative, self._uniform(position) * cumulative[-1], side="right")
@@ -100,26 +108,35 @@ class Sampler:
         np.exp(scaled, out=scaled)
         return scaled
 
-    def _candidates(self, weights: Floats) -> Indices | None:
-        """Ids that the filters leave, the likeliest first, or None for all of them in order of id."""
+    def _candidates(self, weights: Floats) -> tuple[Indices | None, float | None]:
+        """(rising ids that hold all that the filters leave, or None for all tokens; the sum at which the nucleus ends,
+        or None where top_p is of no account or comes after top_k)."""
         top_k, top_p, min_p = self.params.top_k, self.params.top_p, self.params.min_p
         if not top_k and top_p >= 1.0 and min_p <= 0.0:
-            return None
+            return None, None
         # Below min_p nothing is left, so there is no need to look; but top_p's share is one of all that top_k leaves.
         lowest = max(min_p, _LEAST_WEIGHT) if not top_k or top_p >= 1.0 else _LEAST_WEIGHT
-        total = float(weights.sum(dtype=np.float64))
+        nucleus_sum = top_p * float(weights.sum(dtype=np.float64))
         for floor in [*(floor for floor in _CANDIDATE_FLOORS if floor > lowest), lowest]:
             ids = np.flatnonzero(weights >= np.float32(floor))
-            if len(ids) >= top_k if top_k else weights[ids].sum(dtype=np.float64) >= top_p * total:
+            if len(ids) >= top_k if top_k else weights[ids].sum(dtype=np.float64) >= nucleus_sum:
                 break
-        ids = _ranked(ids, weights[ids])
+        if top_k and len(ids) > top_k:
+            held = weights[ids]
+            ids = ids[held >= np.partition(held, len(ids) - top_k)[len(ids) - top_k]]
+        return ids, nucleus_sum if top_p < 1.0 and not top_k else None
+
+    def _filtered(self, ids: Indices, weights: Floats, nucleus_sum: float | None) -> Indices:
+        """Of candidates those that the filters leave, the likeliest first."""
+        top_k, top_p = self.params.top_k, self.params.top_p
+        ids = ranked(ids, weights[ids])
         if top_k:
             ids = ids[:top_k]
         if top_p < 1.0:
             cumulative = np.cumsum(weights[ids], dtype=np.float64)
-            total = float(cumulative[-1]) if top_k else total
-            ids = ids[: int(np.searchsorted(cumulative, top_p * total)) + 1]
-        return ids[weights[ids] >= np.float32(min_p)]
+            end = top_p * float(cumulative[-1]) if nucleus_sum is None else nucleus_sum
+            ids = ids[: int(np.searchsorted(cumulative, end)) + 1]
+        return ids[weights[ids] >= np.float32(self.params.min_p)]
 
     def _uniform(self, position: int) -> float:
         """The number in [0, 1) that belongs to this seed and position: the upper 53 bits of the first word of
@@ -141,22 +158,11 @@ def log_probabilities(logits: Floats) -> Floats:
     return result
 
 
-def top_log_probabilities(logits: Floats, count: int) -> list[tuple[int, float]]:
-    """The `count` likeliest tokens of logits (V,) with their log-probabilities, the likeliest first, then by id."""
-    values = log_probabilities(logits)
+def likeliest(values: Floats, count: int) -> list[int]:
+    """Ids of the `count` greatest of log-probabilities (V,), the greatest first, then by id."""
     count = min(count, len(values))
     if count <= 0:
         return []
     floor = np.partition(values, len(values) - count)[len(values) - count]
     ids = np.flatnonzero(values >= floor)
-    ids = _ranked(ids, np.exp(values[ids]))[:count]
-    return [(int(token), float(values[token])) for token in ids]
-
-
-def _ranked(ids: Indices, weights: Floats) -> Indices:
-    """`ids` by falling weight (float32, >= 0), then by id."""
-    # One sort of whole numbers is several times faster than a stable one of floats: the bits of floats that are not
-    # negative rank as the floats do, and an id below them parts equal weights.
-    keys = (~weights.view(np.uint32)).astype(np.uint64) << np.uint64(32) | ids.astype(np.uint64)
-    keys.sort()
-    return (keys & np.uint64(0xFFFF_FFFF)).astype(np.intp)
+    return [int(token) for token in ids[np.lexsort((ids, -values[ids]))][:count]]

@@ -133,7 +133,8 @@ class Scheduler:
 
     def schedule(self, prompt_tokens: int, max_rows: int) -> Plan:
         """The next step: one row, or the drafts too, for each sequence that answers, and up to `prompt_tokens` of
-        prompts, in `max_rows` rows altogether. Empty only when nothing waits or runs."""
+        prompts, in `max_rows` rows altogether. Empty only when nothing waits or runs, or blocks that somebody else took
+        from the cache are lacking."""
         plan = Plan()
         self._admit(plan)
         for sequence in sorted(self.running, key=_rank):
@@ -208,9 +209,8 @@ class Scheduler:
             self._match(sequence, plan)
 
     def _fits(self, sequence: Sequence) -> bool:
-        """Whether its prompt fits beside those that run, each of which may soon need a block more."""
-        if not self.running:
-            return True
+        """Whether its prompt fits beside those that run, each of which may soon need a block more. Alone it always
+        fits, unless blocks were taken from the cache by others than sequences."""
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS)
         return needed + len(self.running) <= self.cache.available
 
@@ -246,8 +246,12 @@ class Scheduler:
         """Add `count` tokens (and the drafts, if they are the last ones) to the plan; how many were added."""
         samples = count == sequence.pending
         drafts = sequence.drafts if samples else []
-        if not self._make_room(sequence, sequence.computed + count + len(drafts), plan):
+        length = sequence.computed + count
+        if not self._make_room(sequence, length, plan):
             return 0
+        if drafts and not self._has_room(sequence, length + len(drafts)):
+            drafts = []  # nobody gives way to guesses
+        self._make_room(sequence, length + len(drafts), plan)
         plan.chunks.append(Chunk(sequence, sequence.computed, count, list(drafts), samples))
         return count
 
@@ -266,6 +270,9 @@ class Scheduler:
                 return False
             sequence.blocks.append(block)
         return True
+
+    def _has_room(self, sequence: Sequence, length: int) -> bool:
+        return -(-length // BLOCK_TOKENS) - len(sequence.blocks) <= self.cache.available
 
     def _take(self, sequence: Sequence, plan: Plan) -> int | None:
         while True:

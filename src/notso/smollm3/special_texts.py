@@ -22,19 +22,35 @@ class SpecialTexts:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self._texts = tuple(dict.fromkeys(texts))
+        self._texts = dict.fromkeys(texts)
         if "" in self._texts:
             raise ValueError("a special token has no text")
-        longest_first = sorted(self._texts, key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+        lengths: dict[str, set[int]] = {}
+        for special in self._texts:
+            lengths.setdefault(special[0], set()).add(len(special))
+        # Not one pattern of all texts: a file may name a million of them, and each would be tried at each place.
+        self._lengths = {first: sorted(some, reverse=True) for first, some in lengths.items()}
+        self._beginning = re.compile(f"[{''.join(map(re.escape, lengths))}]") if lengths else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts)
 
     def split(self, text: str) -> list[Run]:
         """Cut `text` into runs whose texts join to it again; ordinary runs are never empty."""
-        if self._pattern is None:
-            return [Run(text, False)] if text else []
-        # With one group re.split returns ordinary and matched texts in turn.
-        pieces = self._pattern.split(text)
-        return [Run(piece, index % 2 == 1) for index, piece in enumerate(pieces) if piece]
+        runs: list[Run] = []
+        end = 0
+        for found in self._beginning.finditer(text) if self._beginning else ():
+            start = found.start()
+            special = self._at(text, start) if start >= end else None
+            if special is not None:
+                runs += [Run(text[end:start], False)] * (start > end) + [Run(special, True)]
+                end = start + len(special)
+        return runs + [Run(text[end:], False)] * (end < len(text))
+
+    def _at(self, text: str, start: int) -> str | None:
+        """The longest special text that begins there."""
+        for length in self._lengths[text[start]]:
+            piece = text[start : start + length]
+            if piece in self._texts:
+                return piece
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from notso.smollm3.held_text import pending_length
+from notso.smollm3.held_text import HeldText, Stretch, pending_length
 
 
 class StopStrings:
@@ -16,24 +16,23 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._stops = tuple(stop for stop in stops if stop)
-        self._held = ""
-        self._stopped = False
+        self._held = HeldText()
+        self.matched: str | None = None  # the one that was found
 
-    def push(self, text: str) -> tuple[str, bool]:
+    def push(self, text: str) -> tuple[Stretch, bool]:
         """The text to show now, and whether the answer ends here."""
-        if self._stopped:
-            return "", True
-        self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if self.matched is not None:
+            return self._held.give(0), True
+        self._held.add(text)
+        held = self._held.text
+        found = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
         if found:
-            _, start = min(found)
-            shown, self._held, self._stopped = self._held[:start], "", True
+            end, start = min(found)
+            shown, self.matched = self._held.give(start), held[start:end]
+            self._held.drop(len(self._held.text))
             return shown, True
-        shown = self._held[: len(self._held) - pending_length(self._held, self._stops)]
-        self._held = self._held[len(shown) :]
-        return shown, False
+        return self._held.give(len(held) - pending_length(held, self._stops)), False
 
-    def finish(self) -> str:
+    def finish(self) -> Stretch:
         """The text held back when the answer ends otherwise: it was no stop string after all."""
-        shown, self._held = self._held, ""
-        return shown
+        return self._held.give(len(self._held.text))

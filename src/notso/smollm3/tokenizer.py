@@ -48,6 +48,7 @@ class Tokenizer:
         self.control_ids = vocabulary.control_ids
         self.user_defined_ids = vocabulary.user_defined_ids
         self.special_ids = vocabulary.control_ids | vocabulary.user_defined_ids
+        self.unused_ids = vocabulary.unused_ids
         self.specials = SpecialTexts(vocabulary.special_ids)
         self.end_ids = ends
         self.think_open_id = vocabulary.special_ids.get("<think>")

@@ -11,7 +11,7 @@ import re
 import secrets
 from typing import Any, NoReturn
 
-from notso.smollm3.held_text import pending_length
+from notso.smollm3.held_text import HeldText, Stretch, pending_length
 from notso.smollm3.messages import ToolCall
 
 OPEN = "<tool_call>"
@@ -28,56 +28,56 @@ class ToolCallParser:
     """
 
     def __init__(self) -> None:
-        self._held = ""
+        self._held = HeldText()
         self._in_call = False
-        self._before_call = ""  # newlines before the tag, due again if there is no call
+        self._body = 0  # where in the held text it begins: behind the tag and newlines that are due if there is no call
         self._after_call = False
 
-    def push(self, text: str) -> list[str | ToolCall]:
+    def push(self, text: str) -> list[Stretch | ToolCall]:
         """The text and the calls that are certain now."""
-        self._held += text
-        pieces: list[str | ToolCall] = []
+        self._held.add(text)
+        pieces: list[Stretch | ToolCall] = []
         while (piece := self._next_in_call() if self._in_call else self._next_in_text()) is not None:
             _append(pieces, piece)
         return pieces
 
-    def finish(self) -> list[str | ToolCall]:
+    def finish(self) -> list[Stretch | ToolCall]:
         """What is left when the answer ends. A call that lacks nothing but its closing tag is a call."""
-        pieces: list[str | ToolCall] = []
-        if self._in_call:
-            _append(pieces, parse_call(self._held) or self._before_call + OPEN + self._held)
-        else:
-            _append(pieces, self._held)
-        self._held, self._in_call, self._before_call = "", False, ""
+        pieces: list[Stretch | ToolCall] = []
+        call = parse_call(self._held.text[self._body :]) if self._in_call else None
+        given = self._held.give(len(self._held.text))
+        _append(pieces, call or given)
+        self._in_call = False
         return pieces
 
-    def _next_in_text(self) -> str | None:
+    def _next_in_text(self) -> Stretch | None:
         """Text that is certain, up to the next tag at most; None if there is no more for now."""
         if self._after_call:
-            self._held = self._held.lstrip("\n")
-            self._after_call = not self._held
-        before, tag, rest = self._held.partition(OPEN)
+            self._held.drop_newlines()
+            self._after_call = not self._held.text
+        held = self._held.text
+        before, tag, _ = held.partition(OPEN)
         if tag:
             text = before.rstrip("\n")
-            self._before_call, self._held, self._in_call = before[len(text) :], rest, True
-            return text
-        certain = self._held[: len(self._held) - pending_length(self._held, [OPEN])].rstrip("\n")
-        self._held = self._held[len(certain) :]
-        return certain or None
+            self._body, self._in_call = len(before) - len(text) + len(OPEN), True
+            return self._held.give(len(text))
+        certain = held[: len(held) - pending_length(held, [OPEN])].rstrip("\n")
+        return self._held.give(len(certain)) if certain else None
 
-    def _next_in_call(self) -> str | ToolCall | None:
+    def _next_in_call(self) -> Stretch | ToolCall | None:
         """The call that begins the held text, or its text if it is none; None while that is open."""
-        begins = self._held.lstrip()
+        body = self._held.text[self._body :]
+        begins = body.lstrip()
         if begins and begins[0] != "{":
             self._in_call = False
-            return self._before_call + OPEN
-        end = _end_of_call(self._held)
+            return self._held.give(self._body)
+        end = _end_of_call(body)
         if end is None:
             return None
-        body, self._held = self._held[:end], self._held[end + len(CLOSE) :]
-        call = parse_call(body)
+        call = parse_call(body[:end])
+        given = self._held.give(self._body + end + len(CLOSE))
         self._in_call, self._after_call = False, call is not None
-        return call or self._before_call + OPEN + body + CLOSE
+        return call or given
 
 
 def parse_call(body: str) -> ToolCall | None:
@@ -147,9 +147,10 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _append(pieces: list[str | ToolCall], piece: str | ToolCall) -> None:
-    if isinstance(piece, str) and pieces and isinstance(pieces[-1], str):
-        pieces[-1] += piece
+def _append(pieces: list[Stretch | ToolCall], piece: Stretch | ToolCall) -> None:
+    last = pieces[-1] if pieces else None
+    if isinstance(piece, Stretch) and isinstance(last, Stretch):
+        pieces[-1] = Stretch(last + piece, last.start)
     elif piece != "":
         pieces.append(piece)
 

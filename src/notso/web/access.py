@@ -1,7 +1,8 @@
 """Every route says who may use it, `public` or `guarded`; a test walks the table and fails on one that says nothing.
 
 Without an API key the server listens on loopback only and a guarded route is open to whoever passed the Host and
-cross-site guards. With one, a program shows the key as a bearer token, and a browser swaps it once for a random cookie.
+cross-site guards. With one, a program shows the key as a bearer token or as `x-api-key`, whichever its client library
+sends, and a browser swaps it once for a random cookie.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from fastapi import HTTPException, Request
 COOKIE = "notso_session"
 MAX_BROWSER_SESSIONS = 64
 LOCAL_OWNER = "local"
+WRONG_KEY = "notso.wrong_key"
+"""Set in the scope of a request that showed a key which is none: what is counted by whom it comes from."""
 
 
 class NeedsKey(HTTPException):
@@ -52,9 +55,8 @@ class KeyRing:
         """Whether this request may pass."""
         if self.open:
             return True
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.fits(token.strip()):
-            return True
+        if shown := _keys_shown(request):
+            return all(map(self.fits, shown))
         return _digest(request.cookies.get(COOKIE, "")) in self._sessions
 
 
@@ -66,12 +68,23 @@ async def guarded(request: Request) -> None:
     """Only whoever holds the key, where there is one."""
     ring: KeyRing = request.app.state.key_ring
     if not ring.admits(request):
+        if _keys_shown(request):
+            request.scope[WRONG_KEY] = True
         raise NeedsKey
 
 
 def owner_of(request: Request) -> str:
     """Whose conversations this request may see. One person uses a local server; the store is ready for more."""
     return LOCAL_OWNER
+
+
+def _keys_shown(request: Request) -> list[str]:
+    """Every key in the headers. Who shows two must hold both, so that no header can speak for another."""
+    keys = request.headers.getlist("x-api-key")
+    for value in request.headers.getlist("authorization"):
+        scheme, _, token = value.partition(" ")
+        keys.append(token.strip() if scheme.lower() == "bearer" else "")
+    return keys
 
 
 def _digest(text: str) -> bytes:

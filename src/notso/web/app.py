@@ -9,7 +9,8 @@ import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import cast
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -20,28 +21,48 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 
 from notso.web import entry
 from notso.web.access import KeyRing, owner_of
-from notso.web.api import completions, health, monitoring, not_offered
+from notso.web.api import (
+    anthropic_messages,
+    chat_completions,
+    health,
+    models,
+    monitoring,
+    not_offered,
+    openapi,
+    responses,
+    server_facts,
+    text_completions,
+    tokens,
+)
 from notso.web.api.api_error import ApiError
 from notso.web.api.edge import ApiEdge, is_api
 from notso.web.assets import Assets
-from notso.web.chat import chat_routes, message_routes, routes, settings_routes, transfer_routes, views
+from notso.web.chat import chat_routes, message_routes, routes, settings_routes, tool_routes, transfer_routes, views
 from notso.web.chat.engine_host import EngineHost
 from notso.web.chat.engine_port import EngineSource
+from notso.web.chat.feed import Feed
 from notso.web.chat.suggestions import Suggestions
+from notso.web.chat.titles import Titles
 from notso.web.chat.turns import Turns
-from notso.web.errors import NotsoError, StorageError, StorageFullError
+from notso.web.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
 from notso.web.ids import is_id
 from notso.web.limits import RequestLimits, SendTimeout
 from notso.web.metrics import Metrics, RequestMetrics
-from notso.web.models import routes as models
+from notso.web.models import routes as model_pages
 from notso.web.models.installed import Shelf
 from notso.web.pages import Pages, is_fragment
 from notso.web.problems import Problem
+from notso.web.rate_limit import RateLimit
 from notso.web.security import CrossSiteGuard, HostGuard, SecurityHeaders
 from notso.web.settings import Settings
 from notso.web.state import State
 from notso.web.store.sqlite import SQLiteStore
+from notso.web.tools.mcp_config import read_mcp_config
+from notso.web.tools.toolbox import Toolbox
 from notso.web.wording import words
+
+if TYPE_CHECKING:
+    from notso.web.tools.mcp_servers import McpServers
 
 logger = logging.getLogger("notso.web")
 
@@ -56,7 +77,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
     """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs;
     `shelf` loads the others that a person may switch to.
 
-    Starting it may raise StorageError (the data directory is busy, damaged, or of a newer release).
+    Starting it may raise StorageError (the data directory is busy, unreadable, or of a newer release).
     """
     settings = settings or Settings()
     state = _make_state(engine_source, settings, shelf)
@@ -65,6 +86,8 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.store.open()
         state.engine.start(asyncio.get_running_loop())
+        if state.mcp is not None:
+            state.mcp.start()
         purging = asyncio.create_task(_purge_now_and_then(state))
         try:
             yield
@@ -84,20 +107,28 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
             Middleware(ApiEdge),
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossSiteGuard),
+            Middleware(RateLimit, per_minute=settings.rate),
             Middleware(RequestLimits),
             Middleware(SendTimeout, seconds=settings.send_timeout_seconds),
         ],
     )
     app.state.notso = state
     app.state.key_ring = KeyRing(settings.api_key)
-    chats = (routes, message_routes, chat_routes, settings_routes, transfer_routes)
+    chats = (routes, message_routes, chat_routes, settings_routes, tool_routes, transfer_routes)
     for router in (
         health.router,
         monitoring.router,
-        completions.router,
+        models.router,
+        chat_completions.router,
+        text_completions.router,
+        anthropic_messages.router,
+        responses.router,
+        tokens.router,
+        server_facts.router,
+        openapi.router,
         not_offered.router,
         entry.router,
-        models.router,
+        model_pages.router,
         *(part.router for part in chats),
     ):
         app.include_router(router)
@@ -114,6 +145,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
 async def begin_stopping(state: State) -> None:
     """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved."""
     state.stopping = True
+    state.turns.interrupt_all(asking_only=True)  # nobody would see the question in time
     try:
         await asyncio.wait_for(_settled(state), state.settings.drain_seconds)
     except TimeoutError:
@@ -127,25 +159,47 @@ async def _settled(state: State) -> None:
     await state.answers.settled()
 
 
+def _mcp_servers(path: Path | None) -> McpServers | None:
+    """Raises SettingsError: the file cannot be used, or the extra is missing."""
+    if path is None:
+        return None
+    entries = read_mcp_config(path)
+    try:
+        from notso.web.tools.mcp_servers import McpServers
+    except ImportError as error:
+        message = "MCP servers need the extra of that name: pip install 'notso-smollm3-bot[mcp]'"
+        raise SettingsError(message, setting="mcp_config") from error
+    return McpServers(entries)
+
+
 def _make_state(engine_source: EngineSource, settings: Settings, shelf: Shelf | None) -> State:
     store = SQLiteStore(settings.directory)
     engine = EngineHost(engine_source)
     renderer = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="notso-render")
     assets = Assets()
-    turns = Turns(store, engine, renderer, settings.max_answer_characters)
+    pages = Pages(assets, renderer)
+    turns = Turns(store, engine, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
+    suggestions, feed = Suggestions(engine, turns), Feed()
+    mcp = _mcp_servers(settings.mcp_config)
+    toolbox = Toolbox(mcp)
+    titles = Titles(engine, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
+    turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     return State(
         settings,
         store,
         engine,
         turns,
-        Suggestions(engine, turns),
+        suggestions,
         renderer,
         assets,
-        Pages(assets, renderer),
+        pages,
+        feed,
         metrics=metrics,
         shelf=shelf,
+        toolbox=toolbox,
+        mcp=mcp,
     )
 
 
@@ -167,6 +221,8 @@ async def _shut_down(state: State) -> None:
         await asyncio.wait_for(state.turns.settled(), ENGINE_EXIT_SECONDS)
     except TimeoutError:
         logger.warning("the engine did not stop in time; what was saved stays saved")
+    if state.mcp is not None:
+        await state.mcp.close()
     await asyncio.to_thread(state.engine.join, ENGINE_EXIT_SECONDS)
     await asyncio.to_thread(state.downloads.close, DOWNLOAD_EXIT_SECONDS)
     await state.store.close()
@@ -220,7 +276,7 @@ async def _show_api_error(request: Request, error: Exception) -> Response:
     failure = cast(ApiError, error)
     retry_after = failure.retry_after_seconds
     headers = {"Retry-After": str(retry_after)} if retry_after is not None else None
-    return JSONResponse(failure.body, failure.status, headers)
+    return JSONResponse(failure.body_for(request.scope["path"]), failure.status, headers)
 
 
 async def _show_fault(request: Request, error: Exception) -> Response:
@@ -234,6 +290,8 @@ def _problem(error: Exception) -> Problem:
             return error
         case StorageFullError():
             return Problem(507, str(error))
+        case StorageDamagedError():
+            return Problem(503, str(error))
         case StorageError():
             return Problem(503, str(error), retry_after_seconds=5)
         case RequestValidationError():

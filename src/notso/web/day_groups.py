@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from datetime import date, datetime
 
@@ -21,7 +22,8 @@ def by_day(chats: Iterable[Chat], today: date | None = None) -> list[tuple[str, 
 def _heading(chat: Chat, today: date) -> str:
     if chat.pinned:
         return words["day_pinned"]
-    days = (today - datetime.fromtimestamp(chat.updated_ms / 1000).date()).days
+    used = min(chat.updated_ms / 1000, time.time())  # a clock that stood wrong may have written any time at all
+    days = (today - datetime.fromtimestamp(used).date()).days
     if days <= 0:
         return words["day_today"]
     if days == 1:

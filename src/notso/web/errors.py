@@ -5,6 +5,7 @@ NotsoError
     ├── SettingsError            a setting is out of range or contradicts another
     │   └── UnsafeBindError      an address others can reach was asked for without a key
     ├── AddressInUseError        another program listens on that address
+    ├── ToolError                a tool cannot do what it was called for; the model reads why
     └── StorageError             the conversations cannot be read or written
         ├── DataDirectoryBusyError   another notso uses that data directory
         ├── DataDirectoryNewerError  the data was written by a newer release
@@ -40,6 +41,10 @@ class AddressInUseError(WebError):
         super().__init__(message)
         self.host = host
         self.port = port
+
+
+class ToolError(WebError):
+    """A tool cannot do what it was called for. The model reads the sentence as the call's result."""
 
 
 class StorageError(WebError):

@@ -21,6 +21,11 @@ def new_generation_id() -> str:
     return secrets.token_hex(16)
 
 
+def new_tool_use_id() -> str:
+    """A fresh name of a tool call that came from a file."""
+    return f"call_{secrets.token_hex(12)}"
+
+
 def is_id(text: str) -> bool:
     """Whether `text` is spelled as a UUID in lower case."""
     return _UUID.fullmatch(text) is not None

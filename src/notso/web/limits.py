@@ -88,7 +88,8 @@ class SendTimeout:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
-            await asyncio.wait_for(send(message), self._seconds)
+            async with asyncio.timeout(self._seconds):  # unlike wait_for, without a task for every piece
+                await send(message)
 
         try:
             await self._app(scope, receive, send_in_time if scope["type"] == "http" else send)
@@ -112,4 +113,4 @@ def _body_limit(scope: Scope) -> int:
 
 
 def _too_large(limit: int) -> PlainTextResponse:
-    return PlainTextResponse(f"The body is larger than {limit} bytes.\n", 413)
+    return PlainTextResponse(f"This is too much at once: at most {limit:,} bytes can be sent.\n", 413)

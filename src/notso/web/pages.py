@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -14,12 +15,14 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from notso.web.assets import Assets
+from notso.web.chat.tool_rounds import parts_of
+from notso.web.chat.turn_log import CARD_MARK, Card
 from notso.web.day_groups import by_day
 from notso.web.ids import new_id
 from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
 from notso.web.shortcuts import SHORTCUTS
 from notso.web.slash_commands import commands_of
-from notso.web.store.protocol import StoredMessage
+from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.wording import words
 
 TEMPLATE_DIRECTORY = Path(__file__).parent / "templates"
@@ -46,12 +49,16 @@ class Pages:
             shortcuts=SHORTCUTS,
         )
         self._environment.filters.update(
-            answer_html=answer_html,
+            answer_html=self.answer_html,
+            pretty_json=pretty_json,
+            printable=printable,
+            tool_duration=tool_duration,
             reasoning_html=reasoning_html,
             size=human_size,
             duration=human_duration,
             count=human_count,
             by_day=by_day,
+            markdown=lambda text: Markup(render_markdown(text)),  # it left our sanitiser
         )
 
     async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
@@ -62,22 +69,55 @@ class Pages:
         )
         return HTMLResponse(html, status)
 
+    def card(self, use: ToolUse) -> Card:
+        """A tool call as HTML. What model and tool wrote is escaped in it. Takes time: not on the loop."""
+        whole, state, result = (
+            self._environment.get_template(name).render(use=use)
+            for name in ("_tool_card.html", "_tool_state.html", "_tool_result.html")
+        )
+        return Card(whole, state, result)
+
+    def answer_html(self, message: StoredMessage) -> Markup:
+        """The answer's safe HTML with the cards of its tool calls, made anew where an older renderer made it or none.
+
+        Takes time: not on the loop.
+        """
+        parts = message.answer_html.split(CARD_MARK) if message.renderer == RENDERER_VERSION else []
+        if len(parts) != len(message.tool_uses) + 1:
+            parts = [render_markdown(part) for part in parts_of(message)]
+        html = "".join(part + self.card(use).whole for part, use in zip(parts, message.tool_uses, strict=False))
+        return Markup(html + parts[-1])  # it left our sanitiser, or was escaped by our template
+
 
 def is_fragment(request: Request) -> bool:
     """Whether htmx asks, for a piece of a page rather than a whole one. The only reader of its headers."""
     return request.headers.get("hx-request") == "true" and request.headers.get("hx-request-type", "") != "full"
 
 
-def answer_html(message: StoredMessage) -> Markup:
-    """The answer's safe HTML, made anew where an older renderer made it or none did."""
-    stored = message.answer_html if message.renderer == RENDERER_VERSION else render_markdown(message.content)
-    return Markup(stored)  # it left our sanitiser
-
-
 def reasoning_html(message: StoredMessage) -> Markup:
-    """The thoughts' safe HTML, likewise."""
+    """The thoughts' safe HTML, made anew where an older renderer made it or none did."""
     stored = message.reasoning_html if message.renderer == RENDERER_VERSION else render_markdown(message.reasoning)
     return Markup(stored)  # it left our sanitiser
+
+
+def pretty_json(text: str) -> str:
+    """JSON over several lines, its letters as letters; what is none, as it is."""
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False).encode("utf-8", "replace").decode()
+    except (ValueError, RecursionError):
+        return text
+
+
+def printable(text: str) -> str:
+    """A name on one line, whatever it is made of."""
+    return "".join(character if character.isprintable() else "�" for character in text)[:80]
+
+
+def tool_duration(milliseconds: float) -> str:
+    """4.2 -> '4 ms', 1234.5 -> '1.2 s'."""
+    if milliseconds < 100:
+        return words["tool_duration_short"].format(milliseconds=max(1, round(milliseconds)))
+    return words["tool_duration"].format(seconds=f"{milliseconds / 1000:.1f}")
 
 
 def _icons(assets: Assets) -> Callable[[str], Markup]:

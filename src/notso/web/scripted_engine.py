@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date as Date
+from typing import Unpack, cast
 
 from notso.smollm3 import EngineError
 from notso.web.chat.engine_port import (
+    AnswerOptions,
     EngineStats,
     Event,
     Message,
@@ -17,11 +19,12 @@ from notso.web.chat.engine_port import (
     Priority,
     Progress,
     PromptEstimate,
+    PromptInput,
     Request,
     SamplingParams,
+    TokenLogprob,
     Tool,
     Usage,
-    WhenFull,
 )
 from notso.web.errors import NotsoError
 
@@ -44,6 +47,29 @@ def say(answer: str, thoughts: str = "", *, piece: int = 4) -> list[Event]:
 def default_script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
     """The same friendly words whatever was asked."""
     return say(DEFAULT_ANSWER, DEFAULT_THOUGHTS if thinking else "")
+
+
+def _request(asked: PromptInput, params: SamplingParams, options: AnswerOptions) -> Request:
+    if not isinstance(asked, str) and (not len(asked) or isinstance(asked[0], Message)):
+        return Request(tuple(cast(Sequence[Message], asked)), params, **options)
+    prompt = asked if isinstance(asked, str) else tuple(cast(Sequence[int], asked))
+    told = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+    request = Request((Message("user", told),), params, prompt, **options)
+    request.require_for_prompt(is_text=isinstance(prompt, str))
+    return request
+
+
+def _logprobs(text: str, alternatives: int | None) -> tuple[TokenLogprob, ...]:
+    """As if the text were one token, and the likeliest; the others have a mark more each."""
+    if alternatives is None:
+        return ()
+    spelt = [text + "'" * number for number in range(alternatives)]
+    top = tuple(TokenLogprob(each, tuple(each.encode()), -0.5 - at) for at, each in enumerate(spelt))
+    return (TokenLogprob(text, tuple(text.encode()), -0.5, top),)
+
+
+def _read(message: Message) -> str:
+    return f"{message.reasoning_content} {message.content}" if message.keep_reasoning else message.content
 
 
 class ScriptedGeneration:
@@ -151,23 +177,14 @@ class ScriptedEngine:
 
     def submit(
         self,
-        messages: Sequence[Message],
+        messages: PromptInput,
         params: SamplingParams | None = None,
-        *,
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-        priority: Priority = "interactive",
-        owner: str = "",
-        continue_last: bool = False,
-        when_full: WhenFull = "stop",
+        **options: Unpack[AnswerOptions],
     ) -> ScriptedGeneration:
-        """Queue the script."""
+        """Queue the script. A prompt that is no conversation comes to it as one message; `requests` keeps it."""
         if self.refusal is not None:
             raise self.refusal
-        request = Request(
-            tuple(messages), params or SamplingParams(), thinking, date, priority, owner, continue_last, when_full
-        )
+        request = _request(messages, params or SamplingParams(), options)
         generation = ScriptedGeneration(request)
         with self._moved:
             self._queue.append(generation)
@@ -175,15 +192,45 @@ class ScriptedEngine:
         threading.Thread(target=self._play, args=(generation,), name="notso-script", daemon=True).start()
         return generation
 
-    def count_tokens(self, messages: Sequence[Message], thinking: bool = True, *, date: Date | None = None) -> int:
-        """One token a word."""
-        return sum(len(message.content.split()) for message in messages) + TEMPLATE_TOKENS
+    def render(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+    ) -> str:
+        """A line for each message."""
+        return "".join(f"<{message.role}>{message.content}\n" for message in messages)
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """One token a character: its code point."""
+        return [ord(character) for character in text]
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The characters."""
+        return "".join(map(chr, ids))
+
+    def count_tokens(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+    ) -> int:
+        """One token a word, and ten a tool."""
+        return sum(len(_read(message).split()) for message in messages) + TEMPLATE_TOKENS + 10 * len(tools or ())
 
     def estimate(
-        self, messages: Sequence[Message], *, thinking: bool = True, date: Date | None = None, owner: str = ""
+        self,
+        messages: Sequence[Message],
+        *,
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+        owner: str = "",
     ) -> PromptEstimate:
         """As if all but the last message were cached."""
-        tokens, cached = self.count_tokens(messages), self.count_tokens(messages[:-1])
+        tokens, cached = self.count_tokens(messages, tools=tools), self.count_tokens(messages[:-1], tools=tools)
         return PromptEstimate(tokens, cached, (tokens - cached) / READ_TOKENS_PER_S)
 
     def stats(self) -> EngineStats:
@@ -240,7 +287,7 @@ class ScriptedEngine:
         started = time.perf_counter()
         counts = {"reasoning": 0, "text": 0}
         budget = request.params.thinking_budget
-        stopped = False
+        stopped = called = False
         length = self.count_tokens(request.messages)
         generation.put(Event("progress", progress=Progress(0, length, 0)))
         for event in self.script(request.messages, request.thinking):
@@ -251,7 +298,9 @@ class ScriptedEngine:
                 break
             if event.kind in counts:
                 counts[event.kind] += 1
-                event = replace(event, tokens=sum(counts.values()))
+                logprobs = _logprobs(event.text, request.top_logprobs)
+                event = replace(event, tokens=sum(counts.values()), logprobs=logprobs)
+            called = called or event.kind == "tool_call"
             generation.put(event)
         if self.failure is not None and not stopped:
             generation.put(Event("error", error=self.failure))
@@ -263,7 +312,7 @@ class ScriptedEngine:
             completion_ms=1000 * (time.perf_counter() - started),
         )
         generation.put(Event("usage", usage=usage))
-        generation.put(Event("end", finish_reason="cancelled" if stopped else "stop"))
+        generation.put(Event("end", finish_reason="cancelled" if stopped else "tool_calls" if called else "stop"))
 
     def _is_stopped(self, generation: ScriptedGeneration) -> bool:
         """Keep the pace. True when stopped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -115,6 +116,7 @@ class ChatServer(uvicorn.Server):
         """First signal: drain. Second: leave at once; what was acknowledged is on disk already."""
         if self._told_to_stop:
             self.should_exit = self.force_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # it would show where that cut it off
         self._told_to_stop = True
 
     async def on_tick(self, counter: int) -> bool:

@@ -11,6 +11,7 @@ import platformdirs
 from notso.web.errors import SettingsError, UnsafeBindError
 
 DEFAULT_PORT = 3000
+RATE_BEYOND_LOOPBACK = 600
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -26,8 +27,11 @@ class Settings:
     host: address to listen on. Anything but loopback needs `api_key`, or UnsafeBindError is raised.
     port: 0 takes a free one.
     data_dir: holds the conversations; None keeps them where the platform keeps user data.
+    mcp_config: names MCP servers whose tools chats may use; None for none.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
     api_key: what guarded routes demand; None for a server only this machine reaches.
+    requests_per_minute: requests of programs that one address may send; 0 is no limit. None: 600 where other machines
+        reach the server, no limit where only this one does.
     max_waiting_turns: questions that may wait for the engine before new ones are refused.
     max_message_characters: longest question. max_answer_characters: an answer that grows past this is stopped.
     drain_seconds: how long a running answer may go on after the server was told to stop.
@@ -39,8 +43,10 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     data_dir: Path | None = None
+    mcp_config: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
+    requests_per_minute: int | None = None
     max_waiting_turns: int = 32
     max_message_characters: int = 200_000
     max_answer_characters: int = 262_144
@@ -58,6 +64,8 @@ class Settings:
             )
         if self.api_key is not None and len(self.api_key) < 16:
             raise SettingsError("an API key needs at least 16 characters", setting="api_key")
+        if self.requests_per_minute is not None and not 0 <= self.requests_per_minute <= 1_000_000:
+            raise SettingsError("requests_per_minute must be from 0 to 1000000", setting="requests_per_minute")
         for name in ("max_waiting_turns", "max_message_characters", "max_answer_characters"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} must be at least 1", setting=name)
@@ -73,6 +81,13 @@ class Settings:
         if not _is_wildcard(self.host):
             names.add(self.host.lower().strip("[]"))
         return frozenset(names)
+
+    @property
+    def rate(self) -> int:
+        """Requests of programs that one address may send in a minute; 0 is no limit."""
+        if self.requests_per_minute is not None:
+            return self.requests_per_minute
+        return 0 if is_loopback(self.host) else RATE_BEYOND_LOOPBACK
 
     @property
     def directory(self) -> Path:

@@ -29,6 +29,8 @@ SHORTCUTS: tuple[Shortcut, ...] = (
     Shortcut("Alt+Enter", "goes on with the last answer", "[data-continue]"),
     Shortcut("Alt+ArrowLeft", "shows the version before", '[data-version="previous"]'),
     Shortcut("Alt+ArrowRight", "shows the version after", '[data-version="next"]'),
+    Shortcut("Alt+ArrowUp", "goes to the question before", '[data-question="before"]'),
+    Shortcut("Alt+ArrowDown", "goes to the question after", '[data-question="after"]'),
     Shortcut("ArrowUp", "in an empty input: edits the last question", "[data-edit]", "empty"),
     Shortcut("Control+Shift+;", "copies the last code block", ".copy-code"),
     Shortcut("?", "outside the input: shows this help", ".sidebar-foot [popovertarget=help]", "outside"),

@@ -19,7 +19,8 @@ class SlashCommand(NamedTuple):
 
     `open` shows the element of that id, `click` presses the last element that matches, `post` sends to the chat's
     address (with the argument as the field `field`, if there is one), `go` follows the chat's address, argument last;
-    `choose` and `thinking` set a control of the page. `argument` is the pattern of what the page takes after the name.
+    a target that begins with a slash is an address of its own. `choose` and `thinking` set a control of the page.
+    `argument` is the pattern of what the page takes after the name.
     """
 
     name: str
@@ -57,7 +58,9 @@ SLASH_COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("summarize", "", "puts a summary in place of older turns", PAGE, "post", "summarize"),
     SlashCommand("export", "[md|json|html]", "downloads this chat", PAGE, "go", "export/", argument="md|json|html"),
     SlashCommand("status", "", "shows model and how full the context is", act="open", target="status-details"),
-    SlashCommand("model", "", "shows the models and changes between them", PAGE, "go", "/models"),
+    SlashCommand(
+        "model", "[NAME]", "shows the models, or takes another one", PAGE, "post", "/models/switch", "model", r".{1,80}"
+    ),
     SlashCommand(
         "theme", "[light|dark|system]", "changes the look", PAGE, "choose", "theme", argument="light|dark|system"
     ),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from fastapi import Request
 
+from notso.web.api.kept_answers import KeptAnswers
 from notso.web.api.running import OpenAnswers
 from notso.web.assets import Assets
 from notso.web.chat.engine_host import EngineHost
@@ -21,6 +23,10 @@ from notso.web.models.installed import Shelf
 from notso.web.pages import Pages
 from notso.web.settings import Settings
 from notso.web.store.protocol import ChatStore
+from notso.web.tools.toolbox import Toolbox
+
+if TYPE_CHECKING:  # it comes with an extra
+    from notso.web.tools.mcp_servers import McpServers
 
 MAX_ANSWER_STREAMS = 8
 MAX_PAGE_STREAMS = 16
@@ -44,9 +50,13 @@ class State:
     answer_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_ANSWER_STREAMS))
     page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))
     answers: OpenAnswers = field(default_factory=OpenAnswers)
+    kept_answers: KeptAnswers = field(default_factory=KeptAnswers)
     downloads: Downloads = field(default_factory=Downloads)
     metrics: Metrics = field(kw_only=True)
     shelf: Shelf | None = None
+    toolbox: Toolbox = field(default_factory=Toolbox)
+    mcp: McpServers | None = None
+    backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopping: bool = False
 
 

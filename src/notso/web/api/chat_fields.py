@@ -5,31 +5,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from notso.web.api.fields import Content, Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.sampling_fields import SAMPLING_NOTES, WITHIN_SAMPLING, SamplingFields
 
 MAX_MESSAGES = 2048
 MAX_TOOLS = 128
-MAX_PARTS = 256
-MAX_CHOICES = 64
-
-Text = Annotated[str, Field(max_length=1 << 20)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class Fields(BaseModel):
-    """Strict: no field beyond those listed, and no value of another type, a boolean for a number least of all."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
-
-
-class TextPart(Fields):
-    """A piece of a message's content. Pictures and sound have no type here: the model reads text."""
-
-    type: Literal["text"]
-    text: Text
-
-
-Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
+MAX_TOP_LOGPROBS = 20
 
 
 class SystemMessage(Fields):
@@ -94,7 +77,7 @@ class Function(Fields):
     name: Name
     description: Annotated[str, Field(max_length=65_536)] | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
 
 
 class ToolEntry(Fields):
@@ -104,17 +87,48 @@ class ToolEntry(Fields):
     function: Function
 
 
-class StreamOptions(Fields):
-    """What a stream holds beside the answer."""
+class NamedFunction(Fields):
+    """Which function."""
 
-    include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    name: Name
+
+
+class NamedTool(Fields):
+    """The one function that is to be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class TextFormat(Fields):
-    """The only format there is so far."""
+    """Any text."""
 
     type: Literal["text"]
+
+
+class ObjectFormat(Fields):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class Schema(Fields):
+    """A JSON schema; the answer is held to it whatever `strict` says."""
+
+    name: Name
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: Annotated[str, Field(max_length=65_536)] | None = None
+    strict: bool | None = None
+
+
+class SchemaFormat(Fields):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: Schema
+
+
+AnyFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
 class TemplateOptions(Fields):
@@ -123,44 +137,24 @@ class TemplateOptions(Fields):
     enable_thinking: bool | None = None
 
 
-class ChatFields(Fields):
-    """The body of POST /v1/chat/completions. Ranges of the sampler's numbers are the engine's to check."""
+class ChatFields(SamplingFields):
+    """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    model: Name | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repeat_penalty: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    stop: Text | list[Text] | None = None
-    seed: int | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], float] | None = None
-    response_format: TextFormat | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: AnyFormat | None = None
     tools: Annotated[list[ToolEntry], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
     reasoning_effort: Literal["none", "low", "medium", "high"] | None = None
     thinking_budget: int | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
-    return_progress: bool | None = None
-    timings_per_token: Literal[False] | None = None
-    cache_prompt: bool | None = None
     # Fields whose value, if it is one of these, asks for nothing.
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    user: Name | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
@@ -170,31 +164,59 @@ class ChatFields(Fields):
     function_call: None = None
     audio: None = None
     prediction: None = None
+    moderation: None = None
     web_search_options: None = None
 
 
-ADVICE = {
-    "logprobs": "log probabilities are not offered yet",
-    "top_logprobs": "log probabilities are not offered yet",
-    "response_format": "only {'type': 'text'} is offered yet",
-    "tool_choice": "only 'auto' and 'none' are offered yet",
-    "parallel_tool_calls": "the model may make several calls at once; leave this out",
-    "timings_per_token": "timings come once, at the end",
-    "functions": "use tools",
-    "function_call": "use tool_choice",
-    "store": "answers are not stored; leave this out",
-    "service_tier": "there is one tier; leave this out",
-    "modalities": "the model reads and writes text only",
-    "audio": "the model reads and writes text only",
-    "image_url": "the model reads text only",
-    "verbosity": "say so in the messages instead",
-    "grammar": "constrained output is not offered yet",
-    "json_schema": "constrained output is not offered yet",
-    "typical_p": "use top_p, top_k or min_p",
-    "mirostat": "use top_p, top_k or min_p",
-    "best_of": "use n",
-    "name": "say in the text who speaks",
-    "strict": "arguments are not held to the schema yet; leave this out",
-    "reasoning_effort": "use none, low, medium or high, or thinking_budget in tokens",
+CHAT_NOTES: Notes = SAMPLING_NOTES | {
+    "messages": works(
+        "1 to 2,048; roles system, developer, user, assistant, tool; content is text, or parts of type text. "
+        "An assistant's message at the end is continued"
+    ),
+    "max_tokens": works("longest answer, thinking included; what fits if left out"),
+    "max_completion_tokens": works("the newer name of `max_tokens`"),
+    "logprobs": works("log probabilities of the answer's tokens, by the model alone, before any filter"),
+    "top_logprobs": works("0 to 20 likeliest tokens with each; needs `logprobs`"),
+    "response_format": works(
+        "`text`, `json_object` or `json_schema`; the answer after the thoughts is held to it, whatever `strict` says"
+    ),
+    "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
+    "tool_choice": works(
+        "`none`, `auto`, `required`, or one function", "give none, auto, required or one function by its name"
+    ),
+    "parallel_tool_calls": works("false: at most one call"),
+    "chat_template_kwargs": works("only `enable_thinking`, true or false"),
+    "reasoning_effort": works(
+        "`none` answers at once; `low`, `medium`, `high` think for at most 256, 1,024, 4,096 tokens",
+        "use none, low, medium or high, or thinking_budget in tokens",
+    ),
+    "thinking_budget": works("the same in tokens; beats `reasoning_effort`"),
+    "reasoning_format": works(
+        "`auto` and `deepseek` put thoughts into `reasoning_content`; `none` leaves them in the text, within tags"
+    ),
+    "store": inert("false: chat completions are not stored", "chat completions are not stored; use /v1/responses"),
+    "service_tier": inert("auto or default: there is one tier", "there is one tier; leave this out"),
+    "safety_identifier": inert("tells of the caller; no effect"),
+    "prompt_cache_key": inert("tells of the caller; every prompt's beginning is found again anyway"),
+    "metadata": inert("tells of the caller; no effect"),
+    "modalities": inert("text", "the model reads and writes text only"),
+    "verbosity": inert("medium", "say so in the messages instead"),
+    "functions": inert("null", "use tools"),
+    "function_call": inert("null", "use tool_choice"),
+    "audio": inert("null", "the model reads and writes text only"),
+    "prediction": inert("null", "leave this out: what repeats the prompt is guessed ahead anyway"),
+    "moderation": inert("null", "nothing is moderated here; leave this out"),
+    "web_search_options": inert("null", "give a tool that searches"),
+    "prompt_cache_options": refused("leave this out: every prompt's beginning is found again anyway"),
+    "prompt_cache_retention": refused("leave this out: what was read is kept as long as there is room"),
 }
-"""What to do instead, by the name of the field that is refused."""
+
+WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
+    "image_url": refused("the model reads text only"),
+    "input_audio": refused("the model reads text only"),
+    "file": refused("the model reads text only; put the file's text into the message"),
+    "allowed_tools": refused("give only the tools that may be called"),
+    "name": refused("say in the text who speaks"),
+    "strict": works("of a tool: with `tool_choice` `required` or a name, which hold the arguments to their schema"),
+}
+"""Of what lies within those."""

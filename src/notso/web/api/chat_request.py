@@ -5,104 +5,83 @@ Used by the HTTP route and by `notso batch`, so that a line of a batch file mean
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from notso.smollm3 import Grammar, Message, Tool, ToolCall, ToolChoice, ToolName, thinking_set_by
+from notso.web.api.chat_fields import (
+    CHAT_NOTES,
+    WITHIN_CHAT,
+    AnyMessage,
+    AssistantMessage,
+    ChatFields,
+    NamedTool,
+    ObjectFormat,
+    SchemaFormat,
+    ToolMessage,
+)
+from notso.web.api.field_reader import check_depth, invalid, read_fields, unsupported
+from notso.web.api.fields import joined
+from notso.web.api.question import Question
+from notso.web.api.sampling_fields import check_stream_options, either, sampling_of
 
-from notso.smollm3 import Message, SamplingParams, Tool, ToolCall
-from notso.web.api.api_error import ApiError, api_error_of
-from notso.web.api.chat_fields import ADVICE, AnyMessage, AssistantMessage, ChatFields, Content, ToolMessage
-
-MAX_SCHEMA_DEPTH = 32
 EFFORT_BUDGETS = {"low": 256, "medium": 1024, "high": 4096}
 """Tokens of thinking that each `reasoning_effort` grants."""
 
-_SHOWN_CHARACTERS = 80  # of a field's name that nobody here chose
 
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(Question):
     """What a program asked for, checked.
 
-    `params` holds one for each of the choices (`n`), which differ in their seed. `continue_last`: the last message is
-    an answer to be extended. `fresh`: nothing cached may be used. `raw_thinking`: thoughts come as text within tags.
+    `continue_last`: the last message is an answer to be extended. `raw_thinking`: thoughts come as text within tags.
     """
 
-    model: str | None
-    messages: tuple[Message, ...]
-    params: tuple[SamplingParams, ...]
-    thinking: bool
-    tools: tuple[Tool, ...] | None
-    continue_last: bool
-    stream: bool
-    include_usage: bool
-    return_progress: bool
-    raw_thinking: bool
-    fresh: bool
+    include_usage: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
+    raw_thinking: bool = False
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation."""
+        return tuple(each for each in self.prompts[0] if isinstance(each, Message))
+
+    @property
+    def reasoning_mode(self) -> str:
+        """Whether the template makes the model think: what the instructions say beats what was asked for."""
+        first = self.messages[0]
+        fixed = thinking_set_by(first.content) if first.role == "system" else None
+        return "think" if (self.thinking if fixed is None else fixed) else "no_think"
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     """Check the body of a chat completion. Raises ApiError (400), whose `param` names the field."""
-    try:
-        fields = ChatFields.model_validate(body)
-    except ValidationError as error:
-        raise _refusal(error, body) from None
+    fields = read_fields(ChatFields, body, CHAT_NOTES | WITHIN_CHAT)
+    check_stream_options(fields)
     messages = tuple(_message(message) for message in fields.messages)
     thinking, budget = _thinking(fields)
-    if not fields.stream and fields.stream_options is not None:
-        raise _invalid("stream_options", "stream_options needs stream: true")
+    top_logprobs = _top_logprobs(fields)
+    tools = _tools(fields)
     return ChatRequest(
         model=fields.model,
-        messages=messages,
-        params=_params(fields, budget),
+        prompts=(messages,),
+        params=sampling_of(fields, either(fields, "max_tokens", "max_completion_tokens"), budget, top_logprobs),
         thinking=thinking,
-        tools=_tools(fields),
+        tools=tools,
+        tool_choice=_tool_choice(fields),
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        grammar=_grammar(fields),
+        top_logprobs=top_logprobs,
         continue_last=messages[-1].role == "assistant",
         stream=bool(fields.stream),
+        fresh=fields.cache_prompt is False,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
         return_progress=bool(fields.return_progress),
+        timings_per_token=bool(fields.timings_per_token),
         raw_thinking=fields.reasoning_format == "none",
-        fresh=fields.cache_prompt is False,
     )
-
-
-def _params(fields: ChatFields, budget: int | None) -> tuple[SamplingParams, ...]:
-    chosen: dict[str, Any] = {
-        "max_tokens": _either(fields, "max_tokens", "max_completion_tokens"),
-        "thinking_budget": budget,
-        "temperature": fields.temperature,
-        "top_p": fields.top_p,
-        "top_k": fields.top_k,
-        "min_p": fields.min_p,
-        "repetition_penalty": _either(fields, "repeat_penalty", "repetition_penalty"),
-        "frequency_penalty": fields.frequency_penalty,
-        "presence_penalty": fields.presence_penalty,
-        "stop": (fields.stop,) if isinstance(fields.stop, str) else fields.stop and tuple(fields.stop),
-        "logit_bias": fields.logit_bias and {int(token): bias for token, bias in fields.logit_bias.items()},
-    }
-    given = {name: value for name, value in chosen.items() if value is not None}
-    choices = fields.n or 1
-    # Choices that shared a seed would be the same text. The last ones of the range wrap round, into the same range.
-    seeds = [None if fields.seed is None else _wrapped(fields.seed + index) for index in range(choices)]
-    try:
-        return tuple(SamplingParams(seed=seed, **given) for seed in seeds)
-    except ValueError as error:  # InvalidRequestError, which names the field
-        raise api_error_of(error) from None
-
-
-def _wrapped(seed: int) -> int:
-    return seed if seed < 1 << 64 else seed - (1 << 64)
-
-
-def _either(fields: ChatFields, first: str, second: str) -> Any:
-    """Two spellings of one field. Raises ApiError if both are given and differ."""
-    one, other = getattr(fields, first), getattr(fields, second)
-    if one is not None and other is not None and one != other:
-        raise _invalid(second, f"{first} and {second} mean the same: give one of them")
-    return other if one is None else one
 
 
 def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
@@ -110,28 +89,65 @@ def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     asked = fields.chat_template_kwargs.enable_thinking if fields.chat_template_kwargs else None
     effort = fields.reasoning_effort
     if effort is not None and asked is not None and asked == (effort == "none"):
-        raise _invalid("reasoning_effort", "reasoning_effort and enable_thinking contradict each other")
+        raise invalid("reasoning_effort", "reasoning_effort and enable_thinking contradict each other")
     thinking = effort != "none" if effort is not None else asked is not False
     budget = EFFORT_BUDGETS.get(effort or "") if fields.thinking_budget is None else fields.thinking_budget
     return thinking, budget if thinking else None
+
+
+def _top_logprobs(fields: ChatFields) -> int | None:
+    if fields.top_logprobs and not fields.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
+    return fields.top_logprobs or 0 if fields.logprobs else None
+
+
+def _grammar(fields: ChatFields) -> Grammar | None:
+    match fields.response_format:
+        case ObjectFormat():
+            return Grammar("json_object")
+        case SchemaFormat(json_schema=asked):
+            return schema_grammar("response_format.json_schema.schema", asked.schema_)
+    return None
+
+
+def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
+    """JSON of this schema. Raises ApiError (400) for one that is nested too deeply."""
+    check_depth(param, schema)
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def _tools(fields: ChatFields) -> tuple[Tool, ...] | None:
     if not fields.tools or fields.tool_choice == "none":
         return None
     for index, tool in enumerate(fields.tools):
-        if _depth(tool.function.parameters) > MAX_SCHEMA_DEPTH:
-            param = f"tools.{index}.function.parameters"
-            raise _invalid(param, f"{param} is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
+        check_strict(f"tools.{index}.function.strict", tool.function.strict, fields.tool_choice in (None, "auto"))
     return tuple(tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in fields.tools)
 
 
-def _depth(value: object) -> int:
-    if isinstance(value, dict):
-        return 1 + max(map(_depth, value.values()), default=0)
-    if isinstance(value, list):
-        return 1 + max(map(_depth, value), default=0)
-    return 0
+def _tool_choice(fields: ChatFields) -> ToolChoice:
+    choice = fields.tool_choice
+    if choice is None or choice in ("none", "auto"):
+        return "auto"  # without tools there is nothing to choose
+    names = [tool.function.name for tool in fields.tools or ()]
+    return checked_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
+
+
+def check_strict(param: str, strict: bool | None, is_free: bool) -> None:
+    """Raises ApiError (400) where arguments are to be held to their schema in a call that the model is free to make."""
+    if strict and is_free:
+        raise unsupported(param, f"{param} needs a tool_choice that asks for a call; else leave it out or give false")
+
+
+def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
+    """A call of `name`, or of any tool. Raises ApiError (400) where there is no such tool."""
+    if not names:
+        raise invalid(param, f"{param} asks for a call, but there are no tools")
+    if name is None:
+        return "required"
+    if name not in names:
+        raise invalid(param, f"{param} names a function that is not among the tools")
+    return ToolName(name)
 
 
 def _message(message: AnyMessage) -> Message:
@@ -139,63 +155,7 @@ def _message(message: AnyMessage) -> Message:
         calls = tuple(
             ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
         )
-        return Message("assistant", _text(message.content), message.reasoning_content, calls)
+        return Message("assistant", joined(message.content), message.reasoning_content, calls)
     if isinstance(message, ToolMessage):
-        return Message("tool", _text(message.content), tool_call_id=message.tool_call_id)
-    return Message("user" if message.role == "user" else "system", _text(message.content))
-
-
-def _text(content: Content | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(part.text for part in content)
-
-
-def _refusal(error: ValidationError, body: Mapping[str, Any]) -> ApiError:
-    """One of the faults, in our words: pydantic's may repeat what was sent."""
-    faults = error.errors(include_url=False, include_context=True, include_input=False)
-    # Where a value may be one of several kinds there is a fault for each: the deepest is of the kind that was meant.
-    fault = max(faults, key=lambda each: (len(_path(each["loc"], body)), each["type"] == "extra_forbidden"))
-    path = _path(fault["loc"], body)
-    advised = next((index for index, part in enumerate(path) if part in ADVICE), None)
-    advice = "" if advised is None else ADVICE[str(path[advised])]
-    path = path if advised is None else path[: advised + 1]
-    param = ".".join(map(str, path)) or None
-    shown = _printable(param or "the body")
-    match fault["type"]:
-        case "extra_forbidden":
-            return _unsupported(shown, f"{shown} is not supported" + (f": {advice}" if advice else ""))
-        case "missing":
-            missing = f"{shown}.{fault['loc'][-1]}" if param else str(fault["loc"][-1])
-            return _invalid(missing, f"{missing} is required")
-        case "union_tag_invalid" | "union_tag_not_found":
-            return _invalid(f"{shown}.role", f"{shown}.role must be system, developer, user, assistant or tool")
-        case "literal_error" | "none_required" | "too_long" if advice:
-            return _unsupported(shown, f"this value of {shown} is not supported: {advice}")
-        case "model_type" | "model_attributes_type" | "dict_type":
-            return _invalid(shown, f"{shown} must be an object")
-    said = re.sub(r"^(Input|List|String|Dictionary|Value) should", "it should", fault["msg"])
-    return _invalid(shown, f"{shown}: {said}")
-
-
-def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
-    """Where in the body a fault lies; pydantic's own path also names the types it tried."""
-    path: list[int | str] = []
-    for part in location:
-        in_list = isinstance(body, list) and isinstance(part, int) and part < len(body)
-        if in_list or (isinstance(body, Mapping) and part in body):
-            path.append(part)
-            body = body[part]
-    return path
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text[:_SHOWN_CHARACTERS])
-
-
-def _invalid(param: str, message: str) -> ApiError:
-    return ApiError(400, "invalid_value", message, param=param)
-
-
-def _unsupported(param: str, message: str) -> ApiError:
-    return ApiError(400, "unsupported_parameter", message, param=param)
+        return Message("tool", joined(message.content), tool_call_id=message.tool_call_id)
+    return Message("user" if message.role == "user" else "system", joined(message.content))

@@ -1,4 +1,4 @@
-"""What every answer under /v1 has: an id of its request, and errors as the OpenAI API writes them.
+"""What every answer to a program has: an id of its request, and errors as the OpenAI API writes them.
 
 The layers inside refuse in plain words, for whoever comes; here those become JSON for programs.
 """
@@ -14,15 +14,31 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from notso.web.api.api_error import ApiError
 
 PREFIX = "/v1/"
+PATHS = frozenset(
+    {
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/props",
+        "/slots",
+        "/rerank",
+        "/infill",
+        "/embeddings",
+        "/openapi.json",
+    }
+)
+"""Addresses for programs outside of it, where llama-server has them."""
 
 _CODES = {
     401: "invalid_api_key",
     403: "cross_site",
     404: "not_found",
     405: "method_not_allowed",
+    408: "request_timeout",
     413: "request_too_large",
     415: "unsupported_media_type",
     421: "unknown_host",
+    429: "rate_limited",
     431: "request_too_large",
 }
 
@@ -45,6 +61,8 @@ class ApiEdge:
             nonlocal begun, said
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+                if scope["path"].startswith("/v1/messages"):
+                    MutableHeaders(scope=message)["request-id"] = request_id  # as Anthropic's client looks for it
                 if message["status"] >= 400 and _is_plain(message):
                     begun = message
                     return
@@ -52,7 +70,7 @@ class ApiEdge:
                 said += message.get("body", b"")
                 if message.get("more_body"):
                     return
-                message = {**message, "body": _translated(begun, said)}
+                message = {**message, "body": _translated(begun, said, scope["path"])}
                 await send(begun)
                 begun = None
             await send(message)
@@ -62,18 +80,22 @@ class ApiEdge:
 
 def is_api(scope: Scope) -> bool:
     """Whether a program asks, by the raw path."""
-    path: str = scope["path"]
-    return path.startswith(PREFIX) or path == PREFIX.rstrip("/")
+    return is_api_path(scope["path"])
+
+
+def is_api_path(path: str) -> bool:
+    """Whether that address is for programs."""
+    return path.startswith(PREFIX) or path == PREFIX.rstrip("/") or path in PATHS
 
 
 def _is_plain(message: Message) -> bool:
     return Headers(scope=message).get("content-type", "").startswith("text/plain")
 
 
-def _translated(start: Message, said: bytes) -> bytes:
+def _translated(start: Message, said: bytes, path: str) -> bytes:
     status: int = start["status"]
     error = ApiError(status, _CODES.get(status, "internal_error"), said.decode("utf-8", "replace").strip())
-    body = json.dumps(error.body, ensure_ascii=False).encode()
+    body = json.dumps(error.body_for(path), ensure_ascii=False).encode()
     headers = MutableHeaders(scope=start)
     headers["content-type"] = "application/json"
     headers["content-length"] = str(len(body))

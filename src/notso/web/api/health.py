@@ -14,6 +14,7 @@ router = APIRouter(dependencies=[Depends(public)])
 
 
 @router.get("/health")
+@router.head("/health")
 async def health(state: Annotated[State, Depends(state_of)]) -> JSONResponse:
     """200 only when a new turn would be answered; 503 while loading, failed or stopping."""
     status = "stopping" if state.stopping else state.engine.state
@@ -24,6 +25,7 @@ async def health(state: Annotated[State, Depends(state_of)]) -> JSONResponse:
 
 
 @router.get("/livez")
+@router.head("/livez")
 async def livez() -> JSONResponse:
     """200 while the process answers; it waits for nothing."""
     return JSONResponse({"status": "alive"})

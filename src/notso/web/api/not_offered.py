@@ -18,36 +18,21 @@ def _refused(reason: str) -> ApiError:
 
 
 @router.post("/v1/embeddings")
+@router.post("/embeddings")
 async def embeddings() -> Response:
     """Refused: the model was not trained for it."""
     raise _refused(f"{_CHAT}: it makes no embeddings worth comparing")
 
 
 @router.post("/v1/rerank")
+@router.post("/rerank")
 async def rerank() -> Response:
     """Refused: the model was not trained for it."""
     raise _refused(f"{_CHAT}: it ranks no documents; ask it in a chat completion")
 
 
 @router.post("/v1/infill")
+@router.post("/infill")
 async def infill() -> Response:
     """Refused: the vocabulary has no tokens for it."""
     raise _refused(f"{_CHAT}: it has no tokens for filling gaps; ask it in a chat completion")
-
-
-@router.post("/v1/completions")
-async def completions() -> Response:
-    """Not there yet."""
-    raise _refused("completions without a chat are not offered yet; use /v1/chat/completions")
-
-
-@router.post("/v1/responses")
-async def responses() -> Response:
-    """Not there yet."""
-    raise _refused("responses are not offered yet; use /v1/chat/completions")
-
-
-@router.post("/v1/messages")
-async def messages() -> Response:
-    """Not there yet."""
-    raise _refused("Anthropic's form is not offered yet; use /v1/chat/completions")

@@ -6,30 +6,37 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from notso.smollm3 import Event
+from notso.smollm3 import Event, FinishReason, Usage
 from notso.web.api.api_error import ApiError
-from notso.web.api.chat_request import ChatRequest
-from notso.web.api.chat_response import Choice
+from notso.web.api.question import Question
 from notso.web.chat.engine_port import ChatEngine, Generation
 
 PING_SECONDS = 15.0
+MOST_AT_ONCE = 32
+
+OnEnd = Callable[[Usage | None, FinishReason | None], None]
 
 
 class OpenAnswers:
     """The requests of programs that are being answered, so that a stopping server can wait for them. On the loop."""
 
     def __init__(self) -> None:
-        self._open: set[RunningAnswers] = set()
+        self._open: dict[str, RunningAnswers] = {}
         self._one_less = asyncio.Event()
 
     def add(self, answers: RunningAnswers) -> None:
         """One more."""
-        self._open.add(answers)
+        self._open[answers.id] = answers
 
     def discard(self, answers: RunningAnswers) -> None:
         """It has ended, one way or another."""
-        self._open.discard(answers)
+        self._open.pop(answers.id, None)
         self._one_less.set()
+
+    def find(self, id: str, asker: str) -> RunningAnswers | None:
+        """The one of that name, if it is this asker's."""
+        answers = self._open.get(id)
+        return answers if answers is not None and answers.asker == asker else None
 
     async def settled(self) -> None:
         """Return when none is left."""
@@ -39,22 +46,45 @@ class OpenAnswers:
 
     def stop_all(self) -> None:
         """The server is going away: each is told so, by an error."""
-        for answers in self._open:
+        for answers in self._open.values():
             answers.end()
 
 
 class RunningAnswers:
-    """One generation for each choice. Who starts them must `stop` them in the end, whatever happens."""
+    """One generation for each choice. Who starts them must `stop` them in the end, whatever happens.
 
-    def __init__(self, engine: ChatEngine, request: ChatRequest, owner: str, among: OpenAnswers) -> None:
-        self._among = among
-        self.choices = [Choice(request.raw_thinking) for _ in request.params]
+    `id` is what the answer is called, `asker` whose it is; `owner` is whose cached prompts may be used. `on_end` is
+    told once of each choice's end.
+    """
+
+    def __init__(
+        self,
+        engine: ChatEngine,
+        question: Question,
+        *,
+        id: str,
+        asker: str,
+        owner: str,
+        among: OpenAnswers,
+        on_end: OnEnd,
+    ) -> None:
+        self.id = id
+        self.asker = asker
         self._engine = engine
-        self._request = request
+        self._question = question
         self._owner = owner
+        self._among = among
+        self._on_end = on_end
         self._generations: list[Generation] = []
-        self._read: list[int] = [0] * len(request.params)
-        self._news = asyncio.Event()
+        self._usage: dict[int, Usage | None] = {}
+        self._told: set[int] = set()
+        self._stopped_by_asker = False
+        self._readers: set[asyncio.Event] = set()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return all(generation.finished for generation in self._generations)
 
     async def start(self) -> None:
         """Ask. Raises what the engine's `submit` raises."""
@@ -62,7 +92,7 @@ class RunningAnswers:
 
         def tell() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
-                loop.call_soon_threadsafe(self._news.set)
+                loop.call_soon_threadsafe(self._wake)
 
         self._among.add(self)
         try:
@@ -84,48 +114,60 @@ class RunningAnswers:
             if not generation.finished:
                 generation.stop()
 
+    def stop_for_asker(self) -> None:
+        """End it as asked: what there is, is the answer."""
+        self._stopped_by_asker = True
+        self.end()
+
+    def answer_now(self) -> None:
+        """Close the thoughts, so that the answers begin."""
+        for generation in self._generations:
+            generation.answer_now()
+
     async def events(self) -> AsyncIterator[tuple[int, Event] | None]:
-        """(number of the choice, event) as they come, to the last; None where nothing came for a while.
+        """(number of the choice, event) from the first to the last; None where nothing came for a while.
 
-        Raises the error of an answer, and ApiError (503) if the engine goes away.
+        Any number of readers may follow. Raises ApiError (503) if the engine goes away.
         """
-        while True:
-            self._news.clear()
-            ended = all(generation.finished for generation in self._generations)  # asked before reading
-            for number, generation in enumerate(self._generations):
-                events = generation.read(self._read[number])
-                self._read[number] += len(events)
-                for event in events:
-                    if event.kind == "end" and event.finish_reason == "cancelled":
-                        raise ApiError(503, "shutting_down", "the engine stopped on the way", retry_after_seconds=5)
-                    yield number, event
-            if ended:
-                return
-            try:
-                await asyncio.wait_for(self._news.wait(), PING_SECONDS)
-            except TimeoutError:
-                yield None
+        news = asyncio.Event()
+        self._readers.add(news)
+        read = [0] * len(self._generations)
+        try:
+            while True:
+                news.clear()
+                ended = self.finished  # asked before reading
+                for number, generation in enumerate(self._generations):
+                    events = generation.read(read[number])
+                    read[number] += len(events)
+                    for at, event in enumerate(events, start=1):
+                        if at % MOST_AT_ONCE == 0:
+                            await asyncio.sleep(0)  # a late reader has much to catch up with: others come between
+                        self._note(number, event)
+                        if event.finish_reason == "cancelled" and not self._stopped_by_asker:
+                            raise ApiError(503, "shutting_down", "the engine stopped on the way", retry_after_seconds=5)
+                        yield number, event
+                if ended:
+                    return
+                try:
+                    async with asyncio.timeout(PING_SECONDS):
+                        await news.wait()
+                except TimeoutError:
+                    yield None
+        finally:
+            self._readers.discard(news)
 
-    async def whole(self, on_end: Callable[[Choice], None]) -> list[Choice]:
-        """All choices, once they have ended."""
-        async for item in self.events():
-            if item is not None:
-                number, event = item
-                self.choices[number].add(event)
-                if event.kind == "end":
-                    on_end(self.choices[number])
-        return self.choices
+    def _note(self, number: int, event: Event) -> None:
+        if event.kind == "usage":
+            self._usage[number] = event.usage
+        elif event.kind == "end" and number not in self._told:
+            self._told.add(number)
+            self._on_end(self._usage.get(number), event.finish_reason)
+
+    def _wake(self) -> None:
+        for news in self._readers:
+            news.set()
 
     def _submit(self) -> None:
-        request = self._request
-        for params in request.params:
-            generation = self._engine.submit(
-                request.messages,
-                params,
-                thinking=request.thinking,
-                tools=request.tools,
-                priority="api",
-                owner=self._owner,
-                continue_last=request.continue_last,
-            )
-            self._generations.append(generation)
+        options = self._question.options_for(self._owner)
+        for prompt, params in self._question.choices:
+            self._generations.append(self._engine.submit(prompt, params, **options))

@@ -50,7 +50,7 @@ def _check_depth(body: bytes) -> None:
 
 def _check_texts(value: object) -> None:
     if isinstance(value, str) and _UNFIT.search(value):
-        raise _refusal("a text holds a NUL or half a surrogate pair")
+        raise ApiError(400, "invalid_text", "a text in the body holds a NUL or half a surrogate pair")
     if isinstance(value, dict):
         for key, item in value.items():
             _check_texts(key)

@@ -17,8 +17,8 @@ def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[At
     found = []
     for number in range(1, MAX_ATTACHMENTS + 1):
         text = fields.get(f"file-{number}-text", "")
-        if not text.strip():
-            continue
+        if not text.strip() and f"file-{number}-name" not in fields:
+            continue  # a named file without text is told to the model as what it is
         name = " ".join(fields.get(f"file-{number}-name", "").split())[:MAX_NAME_CHARACTERS]
         found.append(Attachment(name or words["attachment_unnamed"].format(number=number), text.strip("\n")))
     if f"file-{MAX_ATTACHMENTS + 1}-text" in fields:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Depends, Request, Response
 from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
@@ -9,7 +11,7 @@ from starlette.responses import RedirectResponse
 from notso.web.access import guarded
 from notso.web.chat.prompt import prompt_messages
 from notso.web.chat.questions import MAX_TITLE_CHARACTERS, settings_of, summarise
-from notso.web.chat.views import Owner, Shared, back, find_chat, path_of, tab_of, turns_view
+from notso.web.chat.views import Owner, Shared, back, find_chat, in_step_context, path_of, tab_of, turns_view
 from notso.web.forms import read_form
 from notso.web.ids import is_generation_id, is_id, new_id
 from notso.web.pages import is_fragment
@@ -31,7 +33,7 @@ async def list_chats(request: Request, state: Shared, owner: Owner, current: str
         return RedirectResponse("/", 303)
     chats = await state.store.chats(owner)
     chat = next((each for each in chats if each.id == current), None)
-    return await state.pages.respond(request, "_chat_list.html", chats=chats, chat=chat)
+    return await state.pages.respond(request, "_chat_list.html", chats=chats, chat=chat, part=True)
 
 
 @router.get("/search")
@@ -57,7 +59,13 @@ async def show_turns(request: Request, state: Shared, owner: Owner, chat_id: str
     """The messages a page shows, fetched when another tab changed them, or deleted the chat with all of them."""
     known = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
     if known is None and is_fragment(request):
-        gone = {"problem": words["error_unknown_chat"], "answering": None, "key": new_id()}
+        gone: dict[str, Any] = {
+            "problem": words["error_unknown_chat"],
+            "answering": None,
+            "key": new_id(),
+            "last_question": "",
+        }
+        gone |= in_step_context(request, state) | {"chat": {"id": chat_id}}  # it may be brought back
         return await state.pages.respond(request, "_gone.html", 404, **gone)
     return await turns_view(request, state, owner, chat_id)
 
@@ -140,11 +148,12 @@ async def suggestions(request: Request, state: Shared, owner: Owner, chat_id: st
     if not line or line[-1].role != "assistant" or line[-1].state != "done" or line[-1].kind != "turn":
         return Response(status_code=204)
     settings = await settings_of(state, owner, chat)
-    messages = prompt_messages(line, settings.system_prompt)
-    found = await state.suggestions.after(line[-1].id, owner, chat, messages, settings)
+    messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
+    tools = state.toolbox.definitions(settings.tool_names)
+    found = await state.suggestions.after(line[-1].id, owner, chat, messages, settings, tools)
     if not found:
         return Response(status_code=204)
-    return await state.pages.respond(request, "_suggestions.html", found=found)
+    return await state.pages.respond(request, "_suggestions.html", found=found, chat=chat)
 
 
 async def _empty(request: Request, state: State, owner: str, chat_id: str, *, reset: bool) -> Response:

@@ -12,13 +12,17 @@ from notso.web.wording import words
 
 MAX_SYSTEM_PROMPT_CHARACTERS = 20_000
 MAX_TOKENS = 131_072
+MAX_TOOL_NAMES_CHARACTERS = 4_000
 NO_LIMIT = "none"
 """Spells, where a number may be missing, that it shall be missing whatever the default says."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """Names and ranges are those of SamplingParams. `suggestions`: offer follow-up questions when idle."""
+    """Names and ranges are those of SamplingParams. `suggestions`: offer follow-up questions when idle;
+    `keep_thinking`: the model reads its earlier thoughts again; `raw_questions`: the page shows them as typed;
+    `titles`: the model names new chats; `tools`: the names of those the model may call, with blanks between.
+    """
 
     system_prompt: str = ""
     temperature: float = 0.6
@@ -28,7 +32,16 @@ class ChatSettings:
     seed: int | None = None
     thinking_budget: int | None = None
     suggestions: bool = True
+    keep_thinking: bool = False
+    raw_questions: bool = True
+    titles: bool = False
     when_full: WhenFull = "stop"
+    tools: str | None = None
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The tools, one by one."""
+        return (self.tools or "").split()
 
     @property
     def sampling(self) -> SamplingParams:
@@ -147,6 +160,14 @@ def _system_prompt(text: str) -> str:
     return text
 
 
+def _tool_names(text: str) -> str:
+    names = text.split()
+    fit = all(character.isalnum() or character in "_-." for name in names for character in name)
+    if len(text) > MAX_TOOL_NAMES_CHARACTERS or not fit:
+        raise ValueError(words["refused_tools"])
+    return " ".join(dict.fromkeys(names))
+
+
 _READERS = cast(
     "dict[str, Callable[[str], SettingValue]]",
     {
@@ -158,6 +179,10 @@ _READERS = cast(
         "seed": _integer(-(1 << 63), (1 << 63) - 1),
         "thinking_budget": _integer(0, MAX_TOKENS),
         "suggestions": _switch,
+        "keep_thinking": _switch,
+        "raw_questions": _switch,
+        "titles": _switch,
         "when_full": _one_of("stop", "drop_oldest"),
+        "tools": _tool_names,
     },
 )

@@ -237,16 +237,7 @@ class EngineHost:
         request = job.request
 
         def submit() -> Generation:
-            return engine.submit(
-                request.messages,
-                request.params,
-                thinking=request.thinking,
-                date=request.date,
-                priority=request.priority,
-                owner=request.owner,
-                continue_last=request.continue_last,
-                when_full=request.when_full,
-            )
+            return engine.submit(request.asked, request.params, **request.options)
 
         ended = job.ended
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date as Date
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from notso.smollm3 import (
+    AnswerOptions,
+    CompleteOptions,
     EngineStats,
     Event,
     FinishReason,
+    Grammar,
     InvalidRequestError,
     Message,
     ModelError,
@@ -18,19 +21,28 @@ from notso.smollm3 import (
     Priority,
     Progress,
     PromptEstimate,
+    PromptInput,
     SamplingParams,
+    TokenLogprob,
     Tool,
+    ToolCall,
+    ToolChoice,
+    ToolName,
     Usage,
     WhenFull,
+    thinking_set_by,
 )
 
 __all__ = [
+    "AnswerOptions",
     "ChatEngine",
+    "CompleteOptions",
     "EngineSource",
     "EngineStats",
     "Event",
     "FinishReason",
     "Generation",
+    "Grammar",
     "InvalidRequestError",
     "Message",
     "ModelError",
@@ -38,29 +50,32 @@ __all__ = [
     "Priority",
     "Progress",
     "PromptEstimate",
+    "PromptInput",
     "Request",
     "SamplingParams",
+    "TokenLogprob",
     "Tool",
+    "ToolCall",
+    "ToolChoice",
+    "ToolName",
     "Usage",
     "WhenFull",
+    "thinking_set_by",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What the engine is asked. `owner` keeps one person's cached prompts from another's.
-
-    `continue_last`: the last message is an unfinished answer, and only what is new comes as events.
-    """
+class Request(CompleteOptions):
+    """What the engine is asked: a conversation, or `prompt` as it is, and the options as keywords."""
 
     messages: tuple[Message, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
-    thinking: bool = True
-    date: Date | None = None
-    priority: Priority = "interactive"
-    owner: str = ""
-    continue_last: bool = False
-    when_full: WhenFull = "stop"
+    prompt: str | tuple[int, ...] | None = None
+
+    @property
+    def asked(self) -> PromptInput:
+        """What to submit."""
+        return self.messages if self.prompt is None else self.prompt
 
 
 class Generation(Protocol):
@@ -94,24 +109,44 @@ class ChatEngine(Protocol):
 
     def submit(
         self,
-        messages: Sequence[Message],
+        messages: PromptInput,
         params: SamplingParams | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Generation:
+        """Queue a question. May raise ModelError: it does not fit, or the engine is full or closed."""
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+    ) -> str:
+        """The prompt as text."""
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of a text; with `special` control tokens are known by their spelling."""
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+
+    def count_tokens(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+    ) -> int:
+        """Length of the whole rendered prompt."""
+
+    def estimate(
+        self,
+        messages: Sequence[Message],
         *,
         thinking: bool = True,
         tools: Sequence[Tool] | None = None,
         date: Date | None = None,
-        priority: Priority = "interactive",
         owner: str = "",
-        continue_last: bool = False,
-        when_full: WhenFull = "stop",
-    ) -> Generation:
-        """Queue a question. May raise ModelError: it does not fit, or the engine is full or closed."""
-
-    def count_tokens(self, messages: Sequence[Message], thinking: bool = True, *, date: Date | None = None) -> int:
-        """Length of the whole rendered prompt."""
-
-    def estimate(
-        self, messages: Sequence[Message], *, thinking: bool = True, date: Date | None = None, owner: str = ""
     ) -> PromptEstimate:
         """What reading that prompt would cost now."""
 

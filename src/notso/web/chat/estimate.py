@@ -9,7 +9,7 @@ from typing import Literal
 
 from notso.web.chat.attachments import with_attachments
 from notso.web.chat.chat_settings import ChatSettings
-from notso.web.chat.engine_port import ChatEngine, Message, WhenFull
+from notso.web.chat.engine_port import ChatEngine, Message, Tool, WhenFull
 from notso.web.chat.prompt import SUMMARY_HEADING, prompt_messages
 from notso.web.store.protocol import Attachment, StoredMessage
 
@@ -53,21 +53,25 @@ def measure(
     settings: ChatSettings,
     *,
     thinking: bool,
+    tools: Sequence[Tool] | None = None,
     date: Date | None,
     owner: str,
 ) -> Meter:
     """Measure a branch with a draft at its end. Raises ModelError."""
 
-    def count(messages: Sequence[Message]) -> int:
-        return engine.count_tokens(messages, thinking, date=date)
+    def count(messages: Sequence[Message], tools: Sequence[Tool] | None = tools) -> int:
+        return engine.count_tokens(messages, thinking, tools, date)
 
-    messages = prompt_messages([*line, draft], settings.system_prompt)
-    estimate = engine.estimate(messages, thinking=thinking, date=date, owner=owner)
+    messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
+    estimate = engine.estimate(messages, thinking=thinking, tools=tools, date=date, owner=owner)
     used = estimate.prompt_tokens
     without_text = (*messages[:-1], Message("user", with_attachments("", draft.attachments)))
     without_draft = (*messages[:-1], Message("user", ""))
     alone = (Message("user", ""),)
     system = messages[0] if messages and messages[0].role == "system" else None
+    thoughts = 0
+    if any(each.keep_reasoning for each in messages):
+        thoughts = used - count([replace(each, keep_reasoning=False) for each in messages])
     no_draft = count(without_draft) if draft.content or draft.attachments else used
     no_text = count(without_text) if draft.attachments else no_draft
     bare = count(alone)
@@ -76,10 +80,16 @@ def measure(
     if system is not None and SUMMARY_HEADING in system.content:
         plain = replace(system, content=settings.system_prompt)
         summary = with_system - (count((plain, *alone)) if settings.system_prompt.strip() else bare)
+    tool_tokens = bare - count(alone, None) if tools else 0
+    words_only = [replace(each, tool_calls=()) for each in without_draft if each.role != "tool"]
+    results = no_draft - count(words_only) if len(words_only) < len(without_draft) else 0
     parts = {
-        "system": with_system - summary,
+        "system": with_system - summary - tool_tokens,
+        "tools": tool_tokens,
         "summary": summary,
-        "history": no_draft - with_system,
+        "thinking": thoughts,
+        "history": no_draft - with_system - thoughts - results,
+        "results": results,
         "attachments": no_text - no_draft,
         "draft": used - no_text,
     }

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
-from notso.web.store.protocol import Chat, StoredMessage
+from notso.web.chat.chat_settings import SETTING_NAMES
+from notso.web.chat.tool_rounds import parts_of
+from notso.web.store.protocol import Chat, StoredMessage, ToolUse
 from notso.web.wording import words
 
 FORMAT_NAME = "notso-chats"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 knew no tool calls
 
 _UNFIT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
@@ -36,7 +39,9 @@ def export_markdown(chat: Chat, shown: Iterable[StoredMessage]) -> str:
         text = [f"## {name}"]
         file = words["attachment"]
         text += [f"{file}: {each.name}\n\n{_fenced(each.text)}" for each in message.attachments]
-        text += [message.content] if message.content else []
+        for part, use in zip_longest(parts_of(message), message.tool_uses):
+            text += [part] if part else []
+            text += [_tool_use(use)] if use is not None else []
         parts.append("\n\n".join(text))
     return "\n\n".join(parts) + "\n"
 
@@ -54,7 +59,7 @@ def _chat_json(chat: Chat, messages: Sequence[StoredMessage]) -> dict[str, Any]:
         "created_ms": chat.created_ms,
         "updated_ms": chat.updated_ms,
         "pinned": chat.pinned,
-        "settings": dict(chat.settings),
+        "settings": {name: value for name, value in chat.settings.items() if name in SETTING_NAMES},
         "chosen_root": chat.chosen_root,
         "messages": [_message_json(message) for message in messages],
     }
@@ -73,10 +78,18 @@ def _message_json(message: StoredMessage) -> dict[str, Any]:
         "note": message.note,
         "edited": message.edited,
         "attachments": [asdict(each) for each in message.attachments],
+        "tool_uses": [asdict(each) for each in message.tool_uses],
         "dropped_messages": message.dropped_messages,
         "created_ms": message.created_ms,
         "numbers": asdict(message.numbers),
     }
+
+
+def _tool_use(use: ToolUse) -> str:
+    name = " ".join(use.name.replace("`", "'").split())
+    heading = words["tool_named"].format(name=name, state=words["tool_" + use.state])
+    parts = [heading, _fenced(use.arguments)]
+    return "\n\n".join([*parts, _fenced(use.result)] if use.result else parts)
 
 
 def _fenced(text: str) -> str:

@@ -22,6 +22,9 @@ def update_html(message_id: str, update: Update) -> str:
             # Where a block was closed the tail is another block: morphing would move the old one's elements about.
             anew = update.snapshot or channel.append
             parts.append(_partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", channel.tail))
+    for card_id, card in update.cards.items():
+        parts.append(_partial(f"#call-{card_id}-state", "innerHTML", card.state))
+        parts.append(_partial(f"#call-{card_id}-result", "innerHTML", card.result))
     parts.append(_partial("#status-label", "textContent", escape(update.label)))
     if update.thought:
         parts.append(_partial(f"#msg-{message_id}-thought-label", "textContent", escape(update.thought)))
@@ -29,9 +32,9 @@ def update_html(message_id: str, update: Update) -> str:
     return "".join(parts)
 
 
-def announcement_html(phase: str) -> str:
+def announcement_html(phase: str, answer_words: int) -> str:
     """What a screen reader is told about a new phase; '' for phases that go by without a word."""
-    sentence = words.get(f"announce_{phase}", "")
+    sentence = words.get(f"announce_{phase}", "").format(count=f"{answer_words:,}")
     return _partial("#announcer", "textContent", escape(sentence)) if sentence else ""
 
 

@@ -12,21 +12,22 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
-from typing import Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from notso.web.chat.chat_settings import changed, shown_values
 from notso.web.chat.export import FORMAT_NAME, FORMAT_VERSION
-from notso.web.ids import new_generation_id, new_id
+from notso.web.ids import new_generation_id, new_id, new_tool_use_id
 from notso.web.problems import Problem
-from notso.web.store.protocol import Attachment, Chat, MessageState, Numbers, StoredMessage
+from notso.web.store.protocol import Attachment, Chat, MessageState, Numbers, StoredMessage, ToolUse
 from notso.web.wording import words
 
 MAX_CHATS = 2_000
 MAX_MESSAGES = 20_000
 MAX_TEXT = 1_000_000
 MAX_DEPTH = 64
+MAX_TOOL_USES = 200
 
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 # Possessive, and an unfinished string is one too: so the scan is linear whatever comes.
@@ -59,6 +60,28 @@ class _Numbers(_Strict):
     first_token_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
 
 
+def _object_only(text: str) -> str:
+    if _depth(text.encode()) > MAX_DEPTH or not isinstance(json.loads(text, parse_constant=_refuse_constant), dict):
+        raise ValueError("not a JSON object")
+    return text
+
+
+_Arguments = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_object_only)]
+
+
+class _ToolUse(_Strict):
+    id: str = Field(max_length=100)
+    name: str = Field(min_length=1, max_length=200)
+    arguments: _Arguments
+    state: Literal["waiting", "running", "done", "failed", "denied", "interrupted"]
+    round: int = Field(default=0, ge=0, le=1000)
+    result: str = Field(default="", max_length=MAX_TEXT)
+    duration_ms: float = Field(default=0, ge=0, le=1e12, allow_inf_nan=False)
+    content_at: int = Field(default=0, ge=0, le=MAX_TEXT)
+    reasoning_at: int = Field(default=0, ge=0, le=MAX_TEXT)
+    round_end: int = Field(default=0, ge=0, le=MAX_TEXT)
+
+
 class _Message(_Strict):
     id: str = Field(max_length=100)
     parent_id: str | None = Field(max_length=100)
@@ -71,6 +94,7 @@ class _Message(_Strict):
     note: str = Field(default="", max_length=1000)
     edited: bool = False
     attachments: list[_Attachment] = Field(default=[], max_length=16)
+    tool_uses: list[_ToolUse] = Field(default=[], max_length=MAX_TOOL_USES)
     dropped_messages: int = Field(default=0, ge=0, le=1 << 31)
     created_ms: int = Field(default=0, ge=0, le=1 << 60)
     numbers: _Numbers = Field(default_factory=_Numbers)
@@ -94,11 +118,44 @@ class _File(_Strict):
     chats: list[_Chat] = Field(min_length=1, max_length=MAX_CHATS)
 
 
-class _OpenAIMessage(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
+class _Function(_Strict):
+    name: str = Field(min_length=1, max_length=200)
+    arguments: _Arguments
+
+
+class _Call(_Strict):
+    id: str = Field(min_length=1, max_length=200)
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class _Told(_Strict):
+    role: Literal["system", "developer", "user"]
     content: str = Field(max_length=MAX_TEXT)
+    name: str | None = Field(default=None, max_length=200)
+
+
+class _Said(_Strict):
+    role: Literal["assistant"]
+    content: str | None = Field(default=None, max_length=MAX_TEXT)
     reasoning_content: str | None = Field(default=None, max_length=MAX_TEXT)
     name: str | None = Field(default=None, max_length=200)
+    tool_calls: list[_Call] | None = Field(default=None, max_length=MAX_TOOL_USES)
+    # What the API's own clients write beside it:
+    annotations: list[Any] | None = Field(default=None, max_length=0)
+    audio: None = None
+    function_call: None = None
+    refusal: None = None
+
+
+class _Result(_Strict):
+    role: Literal["tool"]
+    content: str = Field(max_length=MAX_TEXT)
+    name: str | None = Field(default=None, max_length=200)
+    tool_call_id: str = Field(min_length=1, max_length=200)
+
+
+_OpenAIMessage = Annotated[_Told | _Said | _Result, Field(discriminator="role")]
 
 
 class _OpenAIList(_Strict):
@@ -134,7 +191,9 @@ def _own(source: _Chat) -> ImportedChat:
         day = date.fromisoformat(source.prompt_date)
     except ValueError:
         raise Problem(400, words["import_invalid"].format(place="prompt_date", reason="no such day")) from None
-    settings, problems = changed({}, {k: v for k, v in shown_values(source.settings).items() if v})
+    wanted = {k: v for k, v in shown_values(source.settings).items() if v}
+    wanted.pop("tools", None)  # a person switches them on, not a file
+    settings, problems = changed({}, wanted)
     if problems:
         place, reason = next(iter(problems.items()))
         raise Problem(400, words["import_invalid"].format(place=f"settings.{place}", reason=reason))
@@ -143,8 +202,8 @@ def _own(source: _Chat) -> ImportedChat:
         title=" ".join(source.title.split()) or words["new_chat"],
         thinking=source.thinking,
         prompt_date=day,
-        created_ms=source.created_ms or now,
-        updated_ms=source.updated_ms or now,
+        created_ms=min(source.created_ms or now, now),
+        updated_ms=min(source.updated_ms or now, now),  # from the future it would stand on top for ever
         pinned=source.pinned,
         settings=settings,
         chosen_root=new_ids.get(source.chosen_root or ""),
@@ -172,29 +231,97 @@ def _own_message(chat_id: str, source: _Message, new_ids: dict[str, str]) -> Sto
         edited=source.edited,
         attachments=tuple(Attachment(each.name, each.text) for each in source.attachments),
         dropped_messages=source.dropped_messages,
+        tool_uses=_own_tool_uses(source) if answer else (),
     )
+
+
+def _own_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
+    """In the order of their rounds and places, whatever the file says, so that they can be put back into the text."""
+    uses: list[ToolUse] = []
+    number = content_at = reasoning_at = 0
+    for each in source.tool_uses:
+        number = max(number, each.round)
+        content_at = max(content_at, min(each.content_at, len(source.content)))
+        reasoning_at = max(reasoning_at, min(each.reasoning_at, len(source.reasoning)))
+        own = ToolUse(new_tool_use_id(), each.name, each.arguments, each.state, number, each.result, each.duration_ms)
+        end = min(each.round_end, len(source.content))
+        uses.append(replace(own, content_at=content_at, reasoning_at=reasoning_at, round_end=end))
+    return tuple(uses)
 
 
 def _from_openai(source: _OpenAIList, title_of: TitleOf) -> ImportedChat:
     now = time.time_ns() // 1_000_000
-    system = "\n\n".join(each.content for each in source.messages if each.role in ("system", "developer"))
+    told = [each for each in source.messages if isinstance(each, _Told)]
+    system = "\n\n".join(each.content for each in told if each.role != "user")
     settings, problems = changed({}, {"system_prompt": system})
     if problems:
         raise Problem(400, words["import_invalid"].format(place="messages", reason=problems["system_prompt"]))
-    spoken = [each for each in source.messages if each.role in ("user", "assistant")]
-    if not spoken:
-        raise Problem(400, words["import_unknown"])
-    thinking = any(each.reasoning_content for each in spoken)
-    title = title_of(next((each.content for each in spoken if each.role == "user"), ""))
+    thinking = any(each.reasoning_content for each in source.messages if isinstance(each, _Said))
+    title = title_of(next((each.content for each in told if each.role == "user"), ""))
     chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings)
     messages: list[StoredMessage] = []
-    for each in spoken:
-        role = cast(Literal["user", "assistant"], each.role)
-        message = StoredMessage(new_id(), chat.id, role, each.content, "", "done", now)
-        if role == "assistant":
-            message = replace(message, reasoning=each.reasoning_content or "", generation_id=new_generation_id())
-        messages.append(replace(message, parent_id=messages[-1].id if messages else None))
+    unanswered: dict[str, int] = {}  # the newest answer's calls: their ids in the list, and their places in the answer
+
+    def add(role: Literal["user", "assistant"], content: str) -> None:
+        follows = messages[-1].id if messages else None
+        messages.append(StoredMessage(new_id(), chat.id, role, content, "", "done", now, parent_id=follows))
+
+    for number, each in enumerate(source.messages):
+        if isinstance(each, _Result):
+            if each.tool_call_id not in unanswered:
+                place, reason = f"messages.{number}.tool_call_id", "no call of that id waits for a result"
+                raise Problem(400, words["import_invalid"].format(place=place, reason=reason))
+            uses = list(messages[-1].tool_uses)
+            at = unanswered.pop(each.tool_call_id)
+            uses[at] = replace(uses[at], state="done", result=each.content)
+            messages[-1] = replace(messages[-1], tool_uses=tuple(uses))
+        elif isinstance(each, _Said):
+            if not messages or not _ends_with_calls(messages[-1]):
+                add("assistant", "")
+            before = len(messages[-1].tool_uses)
+            messages[-1] = _with_part(messages[-1], each)
+            unanswered = {call.id: at for at, call in enumerate(each.tool_calls or (), start=before)}
+        elif each.role == "user":
+            add("user", each.content)
+            unanswered = {}
+    if not messages:
+        raise Problem(400, words["import_unknown"])
     return chat, messages
+
+
+def _ends_with_calls(message: StoredMessage) -> bool:
+    """Whether what an assistant says next belongs to this answer."""
+    return bool(message.tool_uses) and message.tool_uses[-1].round_end == len(message.content)
+
+
+def _with_part(answer: StoredMessage, said: _Said) -> StoredMessage:
+    """The answer with what the model said next, and called then: without results for now."""
+    content = "\n\n".join(filter(None, (answer.content, said.content)))
+    reasoning = "\n\n".join(filter(None, (answer.reasoning, said.reasoning_content)))
+    number = answer.tool_uses[-1].round + 1 if answer.tool_uses else 0
+    calls = [
+        ToolUse(
+            new_tool_use_id(),
+            call.function.name,
+            call.function.arguments,
+            "interrupted",
+            number,
+            content_at=len(content),
+            reasoning_at=len(reasoning),
+            round_end=len(content),
+        )
+        for call in said.tool_calls or ()
+    ]
+    if len(answer.tool_uses) + len(calls) > MAX_TOOL_USES:
+        reason = f"an answer of more than {MAX_TOOL_USES} calls"
+        raise Problem(400, words["import_invalid"].format(place="messages", reason=reason))
+    return replace(
+        answer,
+        content=content,
+        reasoning=reasoning,
+        generation_id=answer.generation_id or new_generation_id(),
+        tool_uses=(*answer.tool_uses, *calls),
+    )
 
 
 def _parse(body: bytes) -> Any:
@@ -260,4 +387,6 @@ def _checked(model: type[M], data: Any) -> M:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"]))[:100]
-        raise Problem(400, words["import_invalid"].format(place=place, reason=first["msg"])) from None
+        no_role = first["type"].startswith("union_tag")
+        reason = "a role is system, developer, user, assistant or tool" if no_role else first["msg"]
+        raise Problem(400, words["import_invalid"].format(place=place, reason=reason)) from None

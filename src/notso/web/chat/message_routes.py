@@ -19,23 +19,26 @@ from notso.web.wording import words
 
 router = APIRouter(prefix="/chats/{chat_id}/messages/{message_id}", dependencies=[Depends(guarded)])
 
-Part = Literal["answer", "reasoning", "all"]
+Part = Literal["answer", "reasoning", "all", "note"]
 
 
 @router.get("")
-async def show_message(request: Request, state: Shared, owner: Owner, chat_id: str, message_id: str) -> Response:
+async def show_message(
+    request: Request, state: Shared, owner: Owner, chat_id: str, message_id: str, after: str = ""
+) -> Response:
     """One message as it is now, with the composer's buttons to match: what a page fetches when a stream is done."""
     chat = await find_chat(state, owner, chat_id)
     message = await find_message(state, owner, chat_id, message_id)
-    return await turn_view(request, state, owner, chat, [message.id], settled=not message.active)
+    return await turn_view(request, state, owner, chat, [message.id], settled=not message.active, after=after)
 
 
 @router.get("/text")
 async def text(state: Shared, owner: Owner, chat_id: str, message_id: str, part: Part = "answer") -> Response:
-    """A message as it was written, Markdown and all, to be copied."""
+    """A message as it was written, Markdown and all, to be copied; `note`: why it failed."""
     message = await find_message(state, owner, chat_id, message_id)
     thoughts = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
     texts = {"answer": message.content, "reasoning": message.reasoning, "all": thoughts + message.content}
+    texts["note"] = message.note
     return PlainTextResponse(texts[part])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from notso.web.chat.engine_port import Event
+from notso.web.chat.figures import Figures
 from notso.web.chat.prompt_clock import PromptClock, Reading
 from notso.web.chat.turn_log import Figure
 from notso.web.wording import ordinal, words
@@ -39,7 +40,7 @@ class Narration:
         self._writing_since = 0.0
         self._thinking_since = self._thinking_until = 0.0
         self._answering = False
-        self._tokens = self._thought_tokens = 0
+        self._tokens = self._thought_tokens = self._thought_tokens_before = 0
 
     @property
     def began(self) -> bool:
@@ -51,6 +52,17 @@ class Narration:
         """How long it thought, once it has finished thinking."""
         until = self._thinking_until
         return self._thought_before + (until - self._thinking_since if until else 0.0)
+
+    @property
+    def _all_thought_tokens(self) -> int:
+        return self._thought_tokens_before + self._thought_tokens
+
+    def next_part(self, now: float) -> Narration:
+        """For what the engine says next, once tools have been used: what was thought and seen so far counts on."""
+        after = Narration(now, thought_before_s=self.thinking_s)
+        after.dropped_messages, after._thought_tokens_before = self.dropped_messages, self._all_thought_tokens
+        after.first_token_s = self.first_token_s
+        return after
 
     def take(self, event: Event, now: float) -> None:
         """One event."""
@@ -65,7 +77,7 @@ class Narration:
             case "reasoning" | "text":
                 if not self._writing_since:
                     self._writing_since = now
-                    self.first_token_s = now - self._asked
+                    self.first_token_s = self.first_token_s or now - self._asked
                 self._tokens = max(event.tokens, self._tokens + 1)
                 if event.kind == "reasoning":
                     self._thinking_since = self._thinking_since or now
@@ -88,8 +100,7 @@ class Narration:
             rate = round((self._tokens - 1) / seconds, 1) if seconds > WORTH_SAYING_S else 0.0
             detail = words["detail_writing"].format(tokens=self._tokens, rate=rate) if rate else ""
             progress = {"tokens": self._tokens, "rate": rate, "seconds": int(seconds)}
-            label = words["phase_generating"] if self._answering else thought
-            return Saying(phase, label, thought, detail, progress)
+            return Saying(phase, words[f"phase_{phase}"], thought, detail, progress)
         if self._reading is not None:
             return self._say_reading(self._reading, now)
         if self._place:
@@ -97,12 +108,34 @@ class Narration:
             return Saying("queued", label, "", "", {"place": self._place})
         return Saying("queued", words["phase_queued"], "", "", {})
 
+    def figures(self, now: float, budget: int | None) -> Figures:
+        """How things stand, in figures."""
+        reading, wrote_from = self._reading, self._writing_since
+        began = self._reading_since or wrote_from
+        thinking_until = self._thinking_until or (now if self._thinking_since else 0.0)
+        return Figures(
+            place=0 if began else self._place,
+            queue_s=began - self._asked if began else 0.0,
+            prompt_tokens=reading.new_tokens + reading.cached_tokens if reading else 0,
+            cached_tokens=reading.cached_tokens if reading else 0,
+            read_tokens=reading.new_tokens_done if reading else 0,
+            reading_s=(wrote_from or now) - self._reading_since if self._reading_since else 0.0,
+            thinking_tokens=self._thought_tokens,
+            thinking_s=self._thought_before + thinking_until - self._thinking_since,
+            budget=budget,
+            written_tokens=self._tokens,
+            writing_s=now - wrote_from if wrote_from else 0.0,
+            first_token_s=self.first_token_s,
+        )
+
     def _thought(self, now: float) -> str:
         if not self._thinking_since:
             return ""
         seconds = self._thought_before + (self._thinking_until or now) - self._thinking_since
         name = "thought_for" if self._thinking_until else "phase_thinking_for"
-        return words[name].format(seconds=int(seconds)) + words["thought_tokens"].format(tokens=self._thought_tokens)
+        return words[name].format(seconds=int(seconds)) + words["thought_tokens"].format(
+            tokens=self._all_thought_tokens
+        )
 
     def _say_reading(self, reading: Reading, now: float) -> Saying:
         progress: dict[str, Figure] = {

@@ -7,6 +7,7 @@ from itertools import zip_longest
 
 from notso.web.chat.attachments import with_attachments
 from notso.web.chat.engine_port import Message
+from notso.web.chat.tool_rounds import answer_messages
 from notso.web.store.protocol import StoredMessage
 
 SUMMARY_HEADING = "Summary of the conversation so far:"
@@ -16,11 +17,14 @@ SUMMARY_REQUEST = (
 )
 
 
-def prompt_messages(line: Sequence[StoredMessage], system_prompt: str = "") -> tuple[Message, ...]:
-    """System text, the newest summary in place of all that is above it, then questions and answers without thoughts.
+def prompt_messages(
+    line: Sequence[StoredMessage], system_prompt: str = "", *, keep_thinking: bool = False
+) -> tuple[Message, ...]:
+    """System text, the newest summary in place of all that is above it, then questions and answers, calls of tools and
+    their results among them; thoughts are left out unless `keep_thinking`.
 
-    An earlier question that failed without a word of answer is left out: one that did not fit would make every later
-    one fail. The last message of `line` is always kept.
+    An earlier question that failed without a word of answer is left out, with the tools' results: what did not fit
+    would make every later one fail. The last message of `line` is always kept.
     """
     summary = next((at for at in reversed(range(len(line))) if _stands(line[at])), None)
     system = [system_prompt.strip()] if system_prompt.strip() else []
@@ -33,14 +37,9 @@ def prompt_messages(line: Sequence[StoredMessage], system_prompt: str = "") -> t
             continue
         if message.role == "user":
             messages.append(Message("user", with_attachments(message.content, message.attachments)))
-        elif message.content and not message.active:
-            messages.append(Message("assistant", message.content))
+        elif not message.active:
+            messages += answer_messages(message, keep_thinking=keep_thinking)
     return tuple(messages)
-
-
-def unfinished_answer(answer: StoredMessage) -> Message:
-    """An answer that shall be written on, thoughts included."""
-    return Message("assistant", answer.content, reasoning_content=answer.reasoning or None)
 
 
 def _stands(message: StoredMessage) -> bool:
@@ -48,5 +47,8 @@ def _stands(message: StoredMessage) -> bool:
 
 
 def _left_out(message: StoredMessage, after: StoredMessage) -> bool:
-    failed_empty = after.role == "assistant" and after.state == "failed" and not after.content
-    return message.role == "user" and failed_empty
+    return _failed_empty(after if message.role == "user" else message)
+
+
+def _failed_empty(message: StoredMessage) -> bool:
+    return message.role == "assistant" and message.state == "failed" and not message.content

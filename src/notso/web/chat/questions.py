@@ -11,7 +11,9 @@ from typing import Literal
 from notso.web.chat.attachments import attachments_from
 from notso.web.chat.chat_settings import ChatSettings, settings_from
 from notso.web.chat.engine_port import Message, Request, SamplingParams
-from notso.web.chat.prompt import SUMMARY_REQUEST, prompt_messages, unfinished_answer
+from notso.web.chat.fitting import check_fits
+from notso.web.chat.prompt import SUMMARY_REQUEST, prompt_messages
+from notso.web.chat.tool_choice import offer_in
 from notso.web.chat.turn import Turn
 from notso.web.ids import is_id, new_generation_id, new_id
 from notso.web.problems import Problem
@@ -39,9 +41,12 @@ async def ask(
         _check_text(text, limit, may_be_empty=bool(attachments))
         check_admission(state)
         question = replace(_message(chat, "user", text), attachments=attachments)
+        await check_fits(state, owner, chat, question, instead_of)
         new_turn = NewTurn(question, _new_answer(chat), _key(fields), instead_of)
         new = chat if is_new else None
         accepted = await _begin(state, owner, chat, new_turn.answer, lambda: state.store.add_turn(owner, new_turn, new))
+        if accepted.repeated and accepted.question.content != text:
+            raise Problem(409, words["error_sent_before"])  # its answer was lost on the way, and the text changed since
     except Problem as problem:
         problem.draft = text
         raise
@@ -85,10 +90,22 @@ async def summarise(state: State, owner: str, chat: Chat, fields: dict[str, str]
         accepted = _accepted(await _once_free(state, lambda: state.store.add_answer(owner, new)))
         if accepted.repeated:
             return accepted
-        messages = (*prompt_messages(shown, settings.system_prompt), Message("user", SUMMARY_REQUEST))
-        params = SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS)
-        request = Request(messages, params, thinking=False, date=chat.prompt_date, owner=owner)
-        state.turns.start(Turn(accepted.answer, replace(request, when_full="drop_oldest")))
+        messages = (
+            *prompt_messages(shown, settings.system_prompt, keep_thinking=settings.keep_thinking),
+            Message("user", SUMMARY_REQUEST),
+        )
+        await state.toolbox.ready(settings.tool_names)
+        request = Request(
+            messages,
+            SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0),
+            thinking=chat.thinking,  # this and the tools as in the chat itself, so that its cached prompt serves
+            tools=state.toolbox.definitions(settings.tool_names),
+            tool_choice="none",
+            date=chat.prompt_date,
+            owner=owner,
+            when_full="drop_oldest",
+        )
+        state.turns.start(Turn(accepted.answer, request))
     return accepted
 
 
@@ -116,6 +133,8 @@ def check_admission(state: State) -> None:
     """Whether another turn may begin. Raises Problem."""
     if state.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=15)
+    if state.store.read_only:
+        raise Problem(503, words["read_only"])
     if state.engine.state in ("failed", "stopped"):
         raise Problem(503, words["error_not_loaded"].format(reason=state.engine.failure))
     if state.turns.waiting >= state.settings.max_waiting_turns:
@@ -137,20 +156,19 @@ async def _start(state: State, owner: str, chat: Chat, accepted: TurnAccepted, *
     settings = await settings_of(state, owner, chat)
     answer = accepted.answer
     line = line_to(await state.store.messages(owner, chat.id), accepted.question.id)
-    messages = prompt_messages(line, settings.system_prompt)
-    thinking, resumed = chat.thinking, bool(answer.content or answer.reasoning)
-    if resumed:
-        messages, thinking = (*messages, unfinished_answer(answer)), bool(answer.reasoning)
+    await state.toolbox.ready(settings.tool_names)
+    offer = offer_in(state, owner, chat, settings, line)
     request = Request(
-        messages,
+        prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking),
         settings.sampling,
-        thinking=thinking,
+        thinking=chat.thinking,
+        tools=offer.definitions if offer is not None else None,
         date=chat.prompt_date,
         owner=owner,
-        continue_last=resumed,
         when_full=settings.when_full,
     )
-    state.turns.start(Turn(answer, request, hurry=hurry and resumed and not answer.content))
+    in_thought = bool(answer.reasoning) and not answer.content
+    state.turns.start(Turn(answer, request, offer, settings.keep_thinking, hurry and in_thought))
 
 
 async def _once_free(state: State, store: StoreCall) -> TurnAccepted | TurnRefused:

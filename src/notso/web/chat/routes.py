@@ -13,25 +13,28 @@ from starlette.responses import RedirectResponse
 from notso.web.access import guarded
 from notso.web.chat.chat_settings import changed
 from notso.web.chat.questions import ask, new_chat
-from notso.web.chat.stream import counted, feed_events, finished_log, last_number, turn_events
+from notso.web.chat.stream import both, counted, feed_events, finished_log, last_number, turn_events
 from notso.web.chat.turn_log import TurnLog
 from notso.web.chat.views import (
     Owner,
     Shared,
     back,
     chat_page,
+    details_context,
     find_chat,
     find_generation,
+    path_of,
     status_context,
     tab_of,
     turn_view,
 )
 from notso.web.forms import read_form
 from notso.web.ids import is_generation_id, is_id
-from notso.web.pages import answer_html, is_fragment, reasoning_html
+from notso.web.pages import is_fragment, reasoning_html
 from notso.web.problems import Problem
 from notso.web.state import State
-from notso.web.store.protocol import Chat
+from notso.web.store.protocol import Chat, StoredMessage
+from notso.web.store.tree import Shown
 from notso.web.wording import words
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -105,30 +108,39 @@ async def answer_now(request: Request, state: Shared, owner: Owner, generation_i
     return back(request, f"/chats/{answer.chat_id}")
 
 
-async def attached(state: Shared, owner: Owner, generation_id: str) -> tuple[str, TurnLog]:
-    """The message and log behind a stream. Everything that can be refused is refused here, before the first byte."""
+async def attached(state: Shared, owner: Owner, generation_id: str) -> tuple[StoredMessage, TurnLog]:
+    """The answer and log behind a stream. Everything that can be refused is refused here, before the first byte."""
     answer = await find_generation(state, owner, generation_id)
     if state.answer_streams.full(owner):
         raise Problem(429, words["error_streams"], retry_after_seconds=5)
     turn = state.turns.find(generation_id)
     if turn is not None:
-        return answer.id, turn.log
+        return answer, turn.log
     answer = await find_generation(state, owner, generation_id)  # it may have ended between the two looks
     html = await asyncio.get_running_loop().run_in_executor(
-        state.renderer, lambda: (str(answer_html(answer)), str(reasoning_html(answer)))
+        state.renderer, lambda: (str(state.pages.answer_html(answer)), str(reasoning_html(answer)))
     )
-    return answer.id, finished_log(answer, *html)
+    return answer, finished_log(answer, *html)
 
 
 @router.get("/generations/{generation_id}/events")
 async def events(
-    target: Annotated[tuple[str, TurnLog], Depends(attached)],
+    target: Annotated[tuple[StoredMessage, TurnLog], Depends(attached)],
     state: Shared,
     owner: Owner,
+    tab: str = "",
+    after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> EventSourceResponse:
-    """Attach to an answer: a snapshot or what came after Last-Event-ID, then the rest as it comes, then `done`."""
-    events = turn_events(*target, last_number(last_event_id))
+    """Attach to an answer: a snapshot or what came after Last-Event-ID, then the rest as it comes, then `done`.
+
+    A page that says where it stands with `after` hears here what it hears from /feed while no answer comes.
+    """
+    answer, log = target
+    events = turn_events(answer.id, log, last_number(last_event_id))
+    if after:
+        others = feed_events(state.feed, after, owner, answer.chat_id, tab, numbered=False)
+        events = both(events, others)
     return EventSourceResponse(counted(state.answer_streams, owner, events), headers={"X-Accel-Buffering": "no"})
 
 
@@ -149,14 +161,28 @@ async def feed(
 
 
 @router.get("/status")
-async def status(request: Request, state: Shared) -> Response:
+async def status(request: Request, state: Shared, owner: Owner, chat: str = "") -> Response:
     """What the status pill and the banner ask for while a model loads or is fetched, and until questions are answered.
 
     The pill's own words are left alone meanwhile: the stream of an answer on the page sets them.
     """
-    context = status_context(state)
+    context = status_context(state) | details_context(state, await _path_if_any(state, owner, chat))
     context["polling"] = context["polling"] or state.turns.unfinished > 0
-    return await state.pages.respond(request, "_status.html", **context)
+    where = f"/chats/{chat}" if is_id(chat) else ""
+    return await state.pages.respond(request, "_status.html", **context, where=where)
+
+
+@router.get("/status/details")
+async def status_details(request: Request, state: Shared, owner: Owner, chat: str = "") -> Response:
+    """What stands behind the pill: asked for again and again for as long as a person looks at it."""
+    path = await _path_if_any(state, owner, chat)
+    context = status_context(state) | details_context(state, path)
+    return await state.pages.respond(request, "_status_watch.html", **context, delay_ms=1000 if path else 3000)
+
+
+async def _path_if_any(state: State, owner: str, chat_id: str) -> list[Shown]:
+    chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
+    return await path_of(state, owner, chat) if chat is not None else []
 
 
 async def _with_toggle(state: State, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:

@@ -9,16 +9,19 @@ from datetime import date
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
+from notso.smollm3 import process_memory
 from notso.web.access import guarded
 from notso.web.chat.attachments import attachments_from
 from notso.web.chat.chat_settings import ChatSettings, changed, settings_from, shown_defaults, shown_values
-from notso.web.chat.engine_port import ModelError
+from notso.web.chat.engine_port import ModelError, thinking_set_by
 from notso.web.chat.estimate import draft_message, measure
 from notso.web.chat.questions import settings_of
-from notso.web.chat.views import Owner, Shared, find_chat, path_of
+from notso.web.chat.views import NamedChat, Owner, Shared, find_chat, path_of
 from notso.web.forms import read_form
+from notso.web.ids import is_id
 from notso.web.pages import is_fragment
 from notso.web.state import State
+from notso.web.store.folder import DataFolder, look_at
 from notso.web.store.protocol import Chat
 from notso.web.wording import words
 
@@ -26,27 +29,17 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 
 @router.get("/settings")
-async def show_defaults(request: Request, state: Shared, owner: Owner) -> Response:
-    """What new chats begin with."""
-    return await _show(request, state, owner, None)
+@router.get("/chats/{chat_id}/settings")
+async def show_settings(request: Request, state: Shared, owner: Owner, chat: NamedChat) -> Response:
+    """What new chats begin with, or what a chat has otherwise."""
+    return await _show(request, state, owner, chat)
 
 
 @router.post("/settings")
-async def change_defaults(request: Request, state: Shared, owner: Owner) -> Response:
-    """Change what chats have that say nothing else."""
-    return await _change(request, state, owner, None)
-
-
-@router.get("/chats/{chat_id}/settings")
-async def show_settings(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
-    """What a chat has otherwise than the defaults."""
-    return await _show(request, state, owner, await find_chat(state, owner, chat_id))
-
-
 @router.post("/chats/{chat_id}/settings")
-async def change_settings(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def change_settings(request: Request, state: Shared, owner: Owner, chat: NamedChat) -> Response:
     """Change them; fields that are not sent stay as they are, empty ones go back to the default."""
-    return await _change(request, state, owner, await find_chat(state, owner, chat_id))
+    return await _change(request, state, owner, chat)
 
 
 @router.post("/estimate")
@@ -58,7 +51,10 @@ async def estimate_new(request: Request, state: Shared, owner: Owner) -> Respons
 @router.post("/chats/{chat_id}/estimate")
 async def estimate(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
     """What a chat with the draft at its end takes of the context, and what reading it would cost."""
-    return await _estimate(request, state, owner, await find_chat(state, owner, chat_id))
+    chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
+    if chat is None and is_fragment(request):
+        return Response(status_code=204)  # deleted a moment ago, and the page is about to leave it
+    return await _estimate(request, state, owner, chat or await find_chat(state, owner, chat_id))
 
 
 async def _show(
@@ -71,20 +67,30 @@ async def _show(
     problems: Mapping[str, str] | None = None,
     saved: bool = False,
     toast: Mapping[str, str] | None = None,
+    thinking: bool = True,
 ) -> Response:
     own = await state.store.defaults(owner)
+    settings = settings_from(own, chat.settings if chat is not None else {})
     values = shown_values(own if chat is None else chat.settings)
     return await state.pages.respond(
         request,
         "_settings.html" if is_fragment(request) else "settings.html",
         400 if problems else 200,
+        part=is_fragment(request),
         chat=chat,
         values=values | dict(typed or {}),
         defaults=shown_defaults(ChatSettings() if chat is None else settings_from(own)),
         problems=dict(problems or {}),
         saved=saved,
         toast=toast,
+        folder=await _folder(state),
+        thinking=thinking if chat is None else chat.thinking,
+        thinking_fixed=thinking_set_by(settings.system_prompt),
     )
+
+
+async def _folder(state: State) -> DataFolder:
+    return await asyncio.to_thread(look_at, state.settings.directory)
 
 
 async def _change(request: Request, state: State, owner: str, chat: Chat | None) -> Response:
@@ -106,7 +112,8 @@ async def _change(request: Request, state: State, owner: str, chat: Chat | None)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}" if chat is not None else "/", 303)
     toast = {"text": _told(form, chat), "undo_url": ""} if by_command else None
-    return await _show(request, state, owner, chat, saved=not by_command, toast=toast)
+    thinking = "thinking" in form  # of a page that has no chat yet
+    return await _show(request, state, owner, chat, saved=not by_command, toast=toast, thinking=thinking)
 
 
 def _told(form: Mapping[str, str], chat: Chat | None) -> str:
@@ -134,9 +141,10 @@ async def _estimate(request: Request, state: State, owner: str, chat: Chat | Non
             draft,
             settings,
             thinking="thinking" in fields,
+            tools=state.toolbox.definitions(settings.tool_names),
             date=chat.prompt_date if chat is not None else date.today(),
             owner=owner,
         )
     except ModelError:
         return Response(status_code=204)  # the engine is just going away; the next keystroke asks again
-    return await state.pages.respond(request, "_meter.html", chat=chat, meter=meter)
+    return await state.pages.respond(request, "_meter.html", chat=chat, meter=meter, memory=process_memory())

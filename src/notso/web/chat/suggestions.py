@@ -4,14 +4,14 @@ that something does.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import OrderedDict
 from dataclasses import replace
 
 from notso.web.chat.chat_settings import ChatSettings
 from notso.web.chat.engine_host import EngineHost, Job
-from notso.web.chat.engine_port import Event, Message, Request
+from notso.web.chat.engine_port import Message, Request, Tool
+from notso.web.chat.idle_work import whole_text
 from notso.web.chat.turns import Turns
 from notso.web.store.protocol import Chat
 
@@ -49,14 +49,22 @@ class Suggestions:
             self._job = None
 
     async def after(
-        self, answer_id: str, owner: str, chat: Chat, messages: tuple[Message, ...], settings: ChatSettings
+        self,
+        answer_id: str,
+        owner: str,
+        chat: Chat,
+        messages: tuple[Message, ...],
+        settings: ChatSettings,
+        tools: list[Tool] | None = None,
     ) -> list[str]:
-        """Questions to follow that answer; none where the engine is busy or had nothing good to say."""
+        """Questions to follow that answer; none where the engine is busy or had nothing good to say. The tools are told
+        of because the chat's cached prompt begins with them, and may not be called.
+        """
         if answer_id in self._made:
             return self._made[answer_id]
         if not settings.suggestions or not self.idle:
             return []
-        text = await self._generate(owner, chat, messages, settings)
+        text = await self._generate(owner, chat, messages, settings, tools)
         if text is None:
             return []
         self._made[answer_id] = questions_in(text)
@@ -65,38 +73,25 @@ class Suggestions:
         return self._made[answer_id]
 
     async def _generate(
-        self, owner: str, chat: Chat, messages: tuple[Message, ...], settings: ChatSettings
+        self, owner: str, chat: Chat, messages: tuple[Message, ...], settings: ChatSettings, tools: list[Tool] | None
     ) -> str | None:
         self.cancel()
-        events: list[Event] = []
-        ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
         params = replace(settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
         request = Request(
             (*messages, Message("user", REQUEST)),
             params,
             thinking=chat.thinking,  # as in the chat itself, so that its cached prompt serves
+            tools=tools,
+            tool_choice="none",
             date=chat.prompt_date,
             priority="background",
             owner=owner,
         )
 
-        def end(failure: BaseException | None) -> None:
-            if not ended.done():
-                ended.set_result(failure)
+        def begun(job: Job) -> None:
+            self._job = job
 
-        job = Job(request, events=events.extend, ended=end)
-        self._job = job
-        self._engine.submit(job)
-        try:
-            failure = await asyncio.wait_for(ended, WAIT_SECONDS)
-        except TimeoutError:
-            return None
-        finally:
-            job.stop()
-            if self._job is job:
-                self._job = None
-        finished = any(event.finish_reason in ("stop", "length") for event in events if event.kind == "end")
-        return "".join(event.text for event in events if event.kind == "text") if finished and not failure else None
+        return await whole_text(self._engine, request, WAIT_SECONDS, begun)
 
 
 def questions_in(text: str) -> list[str]:

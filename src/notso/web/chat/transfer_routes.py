@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
 from markupsafe import Markup
-from starlette.responses import RedirectResponse
+from starlette.responses import FileResponse, RedirectResponse
+from starlette.types import Receive, Scope, Send
 
 from notso.web.access import guarded
 from notso.web.assets import STATIC_DIRECTORY
@@ -18,7 +20,9 @@ from notso.web.chat.export import export_json, export_markdown, file_name
 from notso.web.chat.imports import read_chats
 from notso.web.chat.questions import title_of
 from notso.web.chat.views import Owner, Shared, find_chat, tab_of
+from notso.web.errors import StorageDamagedError
 from notso.web.forms import FORM_TYPE, read_form
+from notso.web.ids import new_id
 from notso.web.pages import is_fragment
 from notso.web.problems import Problem
 from notso.web.store.tree import shown_path
@@ -48,9 +52,31 @@ async def export_chat(request: Request, state: Shared, owner: Owner, chat_id: st
 
 @router.get("/export")
 async def export_all(state: Shared, owner: Owner) -> Response:
-    """Every chat, as JSON."""
-    chats = [(chat, await state.store.messages(owner, chat.id)) for chat in await state.store.chats(owner)]
-    return _download(await asyncio.to_thread(_json, export_json, chats), "application/json", "notso-chats.json")
+    """Every chat, as JSON; of a damaged database those that can be read, and the file's name says if not all can."""
+    chats, name = [], "notso-chats.json"
+    for chat in await state.store.chats(owner):
+        try:
+            chats.append((chat, await state.store.messages(owner, chat.id)))
+        except StorageDamagedError:
+            name = "notso-chats-not-all.json"
+    return _download(await asyncio.to_thread(_json, export_json, chats), "application/json", name)
+
+
+@router.get("/backup")
+async def backup(state: Shared) -> Response:
+    """All there is, as a file that can stand in the database's place. One at a time: each is as large again."""
+    if state.backing_up.locked():
+        raise Problem(429, words["error_backing_up"], retry_after_seconds=10)
+    await state.backing_up.acquire()
+    copy = state.settings.directory / f"backup-{new_id()}.db"
+    try:
+        await state.store.backup(copy)
+    except BaseException:
+        copy.unlink(missing_ok=True)
+        state.backing_up.release()
+        raise
+    name = f"notso-backup-{date.today().isoformat()}.db"
+    return _PassingFile(state.backing_up, copy, media_type="application/vnd.sqlite3", filename=name)
 
 
 @router.post("/import")
@@ -71,6 +97,21 @@ async def import_chats(request: Request, state: Shared, owner: Owner) -> Respons
     if is_fragment(request):
         return Response(status_code=204, headers={"HX-Redirect": address})
     return RedirectResponse(address, 303)
+
+
+class _PassingFile(FileResponse):
+    """A file that is gone once it was sent, or its reader was; then `held` is released."""
+
+    def __init__(self, held: asyncio.Lock, path: Path, **options: Any) -> None:
+        super().__init__(path, **options)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._held.release()
+            await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
 
 
 def _json(make: Callable[..., object], chats: object) -> bytes:

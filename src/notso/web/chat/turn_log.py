@@ -1,21 +1,30 @@
 """What a turn has said so far, kept so that any number of readers can come, leave and come back.
 
 A reader names the last number it saw and gets everything after it as one update, however much that is: closed blocks
-to append, and the open tails as they are now. So a slow reader costs nothing but itself, and none can miss or double
-a block.
+to append, the open tails as they are now, and what changed in the cards of tool calls. So a slow reader costs nothing
+but itself, and none can miss or double a block.
+
+Readers are woken together, at most ten times a second and more seldom where they are many: what comes in between
+travels with the next update. So what they have to be sent can be written once for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 ChannelName = Literal["reasoning", "answer"]
 CHANNELS: tuple[ChannelName, ...] = ("reasoning", "answer")
 Figure = int | float | None
+UPDATE_SECONDS = 0.1
+"""Readers are told of news no sooner than so long after the last."""
+SECONDS_FOR_READER = 0.002
+"""And no sooner than so long for each of them: sending takes a part of it, and what is left is the model's."""
+CARD_MARK = "<!--tool-->"
+"""Stands for a card in an answer's HTML that is kept: what left the sanitiser holds no comments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +36,19 @@ class ChannelUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class Card:
+    """A tool call as HTML: all of it, and the two places in it that change."""
+
+    whole: str
+    state: str
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """One reader's next step. `snapshot`: it replaces all the reader has. `number` is what to name next time.
 
+    `cards` are those that the reader has and that changed since; `asking` is the call that waits for permission.
     `label` is the pill's word, `thought` stands above the thoughts, `detail` beside the moving dots; `progress` holds
     the same in figures.
     """
@@ -37,6 +56,8 @@ class Update:
     number: int
     snapshot: bool
     channels: dict[ChannelName, ChannelUpdate]
+    cards: Mapping[str, Card]
+    asking: str
     phase: str
     label: str
     thought: str
@@ -44,9 +65,20 @@ class Update:
     progress: Mapping[str, Figure]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a reader is: the last number it saw, None before the first, and what it was told last of what is told
+    only when it changes."""
+
+    number: int | None
+    phase: str | None = None
+    asking: str | None = None
+    progress: tuple[tuple[str, Figure], ...] = ()
+
+
 @dataclass(slots=True)
 class _Channel:
-    closed: list[tuple[int, str]] = field(default_factory=list)
+    closed: list[tuple[int, str, str]] = field(default_factory=list)  # number, HTML, or else the id of a card
     tail: str = ""
     tail_number: int = 0
 
@@ -64,8 +96,28 @@ class TurnLog:
         self.progress: Mapping[str, Figure] = {}
         self.figures: Mapping[str, Figure] = {}
         self.error: str | None = None
+        self.words = 0
+        self.asking = ""
+        self.cards: dict[str, Card] = {}
+        self._card_numbers: dict[str, int] = {}
         self._channels: dict[ChannelName, _Channel] = {name: _Channel() for name in CHANNELS}
+        self.encoded: dict[Place, tuple[bytes, Place]] = {}
+        """What readers at a place are sent next, and where they are then. For those who encode: empty after each
+        change."""
+        self._readers = 0
+        self._told = 0  # the number that readers were woken for
+        self._told_at = float("-inf")
+        self._later: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """One reader more while it lasts."""
+        self._readers += 1
+        try:
+            yield
+        finally:
+            self._readers -= 1
 
     def write(self, channel: ChannelName, closed: str, tail: str) -> None:
         """Append a closed block (may be '') and set the open tail."""
@@ -74,9 +126,24 @@ class TurnLog:
             return
         self.number += 1
         if closed:
-            target.closed.append((self.number, closed))
+            target.closed.append((self.number, closed, ""))
         if tail != target.tail:
             target.tail, target.tail_number = tail, self.number
+        self._wake()
+
+    def put_card(self, card_id: str, card: Card) -> None:
+        """Append a card to the answer, or change it in its place."""
+        self.number += 1
+        if card_id not in self.cards:
+            self._channels["answer"].closed.append((self.number, "", card_id))
+        self.cards[card_id] = card
+        self._card_numbers[card_id] = self.number
+        self._wake()
+
+    def ask(self, card_id: str) -> None:
+        """Which card waits for a person's permission; '' for none."""
+        self.asking = card_id
+        self.number += 1
         self._wake()
 
     def set_phase(self, phase: str, label: str) -> None:
@@ -103,38 +170,58 @@ class TurnLog:
         self._wake()
 
     def html(self, channel: ChannelName) -> str:
-        """All of a channel, closed and open."""
+        """All of a channel, closed and open, with a mark in the place of each card."""
         target = self._channels[channel]
-        return "".join(html for _, html in target.closed) + target.tail
+        return "".join(html or CARD_MARK for _, html, _ in target.closed) + target.tail
 
     def since(self, number: int | None) -> Update:
         """Everything after `number`. None, or a number this log never gave, gets a snapshot."""
         snapshot = number is None or not 0 <= number <= self.number
         start = -1 if snapshot or number is None else number
         channels: dict[ChannelName, ChannelUpdate] = {}
+        fresh: set[str] = set()
         for name, channel in self._channels.items():
-            append = "".join(html for at, html in channel.closed if at > start)
+            new = [(html, card_id) for at, html, card_id in channel.closed if at > start]
+            append = "".join(html or self.cards[card_id].whole for html, card_id in new)
+            fresh.update(card_id for _, card_id in new)
             tail = channel.tail if channel.tail_number > start else None
             if snapshot or append or tail is not None:
                 channels[name] = ChannelUpdate(append, tail)
-        return Update(self.number, snapshot, channels, self.phase, self.label, self.thought, self.detail, self.progress)
+        changed = {
+            name: self.cards[name] for name, at in self._card_numbers.items() if at > start and name not in fresh
+        }
+        said = (self.phase, self.label, self.thought, self.detail, self.progress)
+        return Update(self.number, snapshot, channels, changed, self.asking, *said)
 
     async def wait(self, number: int, seconds: float) -> bool:
-        """Wait until something after `number` is there. False when `seconds` passed without."""
-        if self.number > number:
-            return True
-        try:
-            return await asyncio.wait_for(self._changed.wait(), seconds)
-        except TimeoutError:
-            return False
-
-    async def ending(self, seconds: float) -> None:
-        """Let so much time pass, or less if the end comes."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        while not self.finished and (left := deadline - asyncio.get_running_loop().time()) > 0:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+        """Wait until readers are told of something after `number`. False when `seconds` passed without."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._told <= number:
+                    await self._changed.wait()
+        return self._told > number
 
     def _wake(self) -> None:
+        self.encoded.clear()
+        if self.finished or not self._readers:
+            self._tell_readers()
+        elif self._later is None:
+            loop = asyncio.get_running_loop()
+            due = self._told_at + max(UPDATE_SECONDS, SECONDS_FOR_READER * self._readers)
+            if due <= loop.time():
+                self._told_at = loop.time()
+                self._tell_readers()
+            else:
+                self._later = loop.call_at(due, self._tell_later)
+
+    def _tell_later(self) -> None:
+        self._told_at = asyncio.get_running_loop().time()
+        self._tell_readers()
+
+    def _tell_readers(self) -> None:
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        self._told = self.number
         self._changed.set()
         self._changed = asyncio.Event()

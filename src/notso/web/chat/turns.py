@@ -10,9 +10,12 @@ from concurrent.futures import Executor
 
 from notso.web.chat.engine_host import EngineHost
 from notso.web.chat.engine_port import FinishReason, Usage
+from notso.web.chat.figures import Figures
 from notso.web.chat.follower import Follower
+from notso.web.chat.tool_calls import Permission
 from notso.web.chat.turn import Turn
-from notso.web.store.protocol import ChatStore
+from notso.web.chat.turn_log import Card
+from notso.web.store.protocol import ChatStore, ToolUse
 from notso.web.wording import words
 
 logger = logging.getLogger("notso.web.turns")
@@ -28,13 +31,21 @@ class Turns:
     `at_start` with each that begins.
     """
 
-    def __init__(self, store: ChatStore, engine: EngineHost, renderer: Executor, max_answer_characters: int) -> None:
+    def __init__(
+        self,
+        store: ChatStore,
+        engine: EngineHost,
+        renderer: Executor,
+        max_answer_characters: int,
+        card: Callable[[ToolUse], Card],
+    ) -> None:
         self.at_start: list[Callable[[Turn], None]] = []
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self._store = store
         self._engine = engine
         self._renderer = renderer
         self._max_answer_characters = max_answer_characters
+        self._card = card
         self._followers: dict[str, Follower] = {}
         self._finished: dict[str, Turn] = {}
         self._expected: set[str] = set()
@@ -52,16 +63,21 @@ class Turns:
 
     def start(self, turn: Turn) -> None:
         """Hand a stored turn to the engine."""
-        follower = Follower(turn, self._store, self._renderer, self._max_answer_characters)
+        follower = Follower(
+            turn, self._store, self._renderer, self._max_answer_characters, self._engine.submit, self._card
+        )
         self._followers[turn.id] = follower
-        if self._engine.state == "loading":
-            turn.log.set_phase("loading", words["phase_loading"])
+        asks_engine = not follower.calls.open
+        if asks_engine:
+            phase = "loading" if self._engine.state == "loading" else "queued"
+            turn.log.set_phase(phase, words[f"phase_{phase}"])  # it may be in a long step before it says a word
         for tell in self.at_start:
             tell(turn)
         task = asyncio.create_task(self._follow(follower))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._engine.submit(follower.job)
+        if asks_engine:
+            self._engine.submit(follower.job)
 
     @contextlib.contextmanager
     def expecting(self, generation_id: str) -> Iterator[None]:
@@ -81,6 +97,11 @@ class Turns:
         follower = self._followers.get(generation_id)
         return follower.turn if follower else self._finished.get(generation_id)
 
+    def figures(self, generation_id: str) -> Figures | None:
+        """How a turn stands that runs or waits."""
+        follower = self._followers.get(generation_id)
+        return follower.figures if follower is not None else None
+
     def stop(self, generation_id: str, *, interrupted: bool = False) -> bool:
         """Ask a turn to end; a waiting one ends at once. False when no such turn runs or waits."""
         follower = self._followers.get(generation_id)
@@ -94,7 +115,18 @@ class Turns:
             follower.end(None)
         else:
             follower.job.stop()
+        follower.stop()
         return True
+
+    def asking(self, generation_id: str) -> ToolUse | None:
+        """The call of this turn that waits for a person's permission."""
+        follower = self._followers.get(generation_id)
+        return follower.calls.asking if follower is not None and not follower.turn.cancelled else None
+
+    def permit(self, generation_id: str, call_id: str, permission: Permission) -> bool:
+        """A person's word on that call. False when it does not wait for one."""
+        follower = self._followers.get(generation_id)
+        return follower is not None and follower.calls.permit(call_id, permission)
 
     def answer_now(self, generation_id: str) -> bool:
         """End a turn's thinking. False when no such turn runs or waits."""
@@ -109,10 +141,11 @@ class Turns:
             if follower.turn.answer.chat_id == chat_id:
                 self.stop(generation_id)
 
-    def interrupt_all(self) -> None:
-        """The server is going away: end every turn with what it has."""
-        for generation_id in list(self._followers):
-            self.stop(generation_id, interrupted=True)
+    def interrupt_all(self, *, asking_only: bool = False) -> None:
+        """The server is going away: end every turn with what it has, or those that wait for a person."""
+        for generation_id, follower in list(self._followers.items()):
+            if not asking_only or follower.calls.asking is not None:
+                self.stop(generation_id, interrupted=True)
 
     async def settled(self) -> None:
         """Return when every turn has ended and is saved."""

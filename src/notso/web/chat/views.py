@@ -9,7 +9,9 @@ from fastapi import Depends, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.web.access import owner_of
-from notso.web.chat.chat_settings import shown_values
+from notso.web.chat.chat_settings import ChatSettings, settings_from, shown_values
+from notso.web.chat.engine_port import thinking_set_by
+from notso.web.chat.figures import Figures, figures_of
 from notso.web.ids import is_generation_id, is_id, new_id
 from notso.web.models.facts import model_facts
 from notso.web.pages import is_fragment
@@ -39,13 +41,19 @@ async def chat_page(
 
     `through` names a message that the shown branch shall pass, without remembering that.
     """
+    revision = state.feed.revision  # before what is shown is looked up: what changes meanwhile is heard of
     path = await path_of(state, owner, chat, through) if chat is not None else []
+    settings = await _settings_in(state, owner, chat)
     return await state.pages.respond(
         request,
         "chat.html",
         problem.status if problem else 200,
-        **composer_context(chat, path),
+        **composer_context(state, chat, path),
         **status_context(state),
+        **details_context(state, path),
+        thinking=chat is None or chat.thinking,
+        thinking_fixed=thinking_set_by(settings.system_prompt),
+        raw_questions=settings.raw_questions,
         chats=await state.store.chats(owner),
         path=path,
         settled=_just_ended(path),
@@ -53,7 +61,7 @@ async def chat_page(
         draft=problem.draft if problem else "",
         toast=toast,
         tab=new_id(),
-        revision=state.feed.revision,
+        revision=revision,
     )
 
 
@@ -65,32 +73,49 @@ async def turns_view(
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
+    in_step = in_step_context(request, state)
     path = await path_of(state, owner, chat)
     return await state.pages.respond(
         request,
         "_turns.html",
-        **composer_context(chat, path),
+        **in_step,
+        **composer_context(state, chat, path),
         **status_context(state),
         chats=await state.store.chats(owner),
+        raw_questions=(await _settings_in(state, owner, chat)).raw_questions,
         path=path,
         toast=toast,
     )
 
 
 async def turn_view(
-    request: Request, state: State, owner: str, chat: Chat, message_ids: list[str], *, settled: bool
+    request: Request, state: State, owner: str, chat: Chat, message_ids: list[str], *, settled: bool, after: str = ""
 ) -> Response:
-    """Some messages as they are now, with the composer's buttons to match. `settled`: their stream has ended."""
+    """Some messages as they are now, with the composer's buttons to match. `settled`: their stream has ended;
+    `after`: what the page has heard of other tabs' doings.
+    """
+    in_step = in_step_context(request, state, after)
     path = await path_of(state, owner, chat, through=message_ids[-1])
     return await state.pages.respond(
         request,
         "_turn.html",
-        **composer_context(chat, path),
+        **in_step,
+        **composer_context(state, chat, path),
         **status_context(state),
         chats=await state.store.chats(owner),
+        raw_questions=(await _settings_in(state, owner, chat)).raw_questions,
         path=[shown for shown in path if shown.message.id in message_ids],
         settled=settled,
     )
+
+
+def in_step_context(request: Request, state: State, after: str = "") -> dict[str, Any]:
+    """What a page needs to hear of other tabs' doings from here on, or from `after` on: to be taken before looking."""
+    return {"tab": tab_of(request), "revision": after or state.feed.revision}
+
+
+async def _settings_in(state: State, owner: str, chat: Chat | None) -> ChatSettings:
+    return settings_from(await state.store.defaults(owner), chat.settings if chat is not None else {})
 
 
 def _just_ended(path: list[Shown]) -> bool:
@@ -99,16 +124,18 @@ def _just_ended(path: list[Shown]) -> bool:
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 
-def composer_context(chat: Chat | None, path: list[Shown]) -> dict[str, Any]:
-    """What the composer needs to know."""
+def composer_context(state: State, chat: Chat | None, path: list[Shown]) -> dict[str, Any]:
+    """What the composer needs to know, and the call that waits for permission."""
     answering = next((shown.message for shown in path if shown.message.active), None)
     values = shown_values(chat.settings if chat is not None else {})
     return {
         "chat": chat,
         "answering": answering,
+        "asking": state.turns.asking(answering.generation_id or "") if answering is not None else None,
         "key": new_id(),
         "keys": [new_id() for _ in range(4)],
         "last_id": path[-1].message.id if path else "",
+        "last_question": next((each.message.id for each in reversed(path) if each.message.role == "user"), ""),
         "thinking_budget": values["thinking_budget"],
     }
 
@@ -124,6 +151,23 @@ def status_context(state: State) -> dict[str, Any]:
         "facts": model_facts(engine),
         "download": download,
         "polling": polling,
+        "read_only": state.store.read_only,
+    }
+
+
+def details_context(state: State, path: list[Shown]) -> dict[str, Any]:
+    """What stands behind the pill, besides the model: the last answer in figures, and what went wrong last."""
+    answers = [shown.message for shown in path if shown.message.role == "assistant"]
+    last = answers[-1] if answers else None
+    figures: Figures | None = None
+    if last is not None:
+        figures = state.turns.figures(last.generation_id or "") or figures_of(last)
+    failed = next((answer for answer in reversed(answers) if answer.state == "failed" and answer.note), None)
+    return {
+        "figures": figures,
+        "failed": failed,
+        "last_is_active": last is not None and last.active,
+        "working": state.turns.unfinished > 0,
     }
 
 
@@ -149,6 +193,15 @@ async def find_chat(state: State, owner: str, chat_id: str) -> Chat:
     if chat is None:
         raise Problem(404, words["error_unknown_chat"])
     return chat
+
+
+async def _named_chat(request: Request, state: Shared, owner: Owner) -> Chat | None:
+    chat_id = request.path_params.get("chat_id")
+    return await find_chat(state, owner, chat_id) if chat_id is not None else None
+
+
+NamedChat = Annotated[Chat | None, Depends(_named_chat)]
+"""The chat that an address names; None of one that is about new chats. 404 where there is none of that name."""
 
 
 async def find_message(state: State, owner: str, chat_id: str, message_id: str) -> StoredMessage:

@@ -65,6 +65,12 @@ class Inventory:
         """The model a form means."""
         return next((each for each in self.installed if each.key == key), None)
 
+    def like(self, name: str) -> list[Installed]:
+        """The models a person may mean by a name or a part of one."""
+        wanted = name.casefold().strip()
+        found = [each for each in self.installed if wanted and wanted in f"{each.key} {each.model.name}".casefold()]
+        return [each for each in found if each.model.name.casefold() == wanted] or found
+
 
 def take_inventory(info: ModelInfo | None, folder: Path | None) -> Inventory:
     """Look through the disk: the demo, the cache, and `folder`, where the model lay that the server began with."""

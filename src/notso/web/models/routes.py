@@ -62,10 +62,19 @@ async def stop_download(request: Request, state: Shared) -> Response:
 
 @router.post("/models/switch")
 async def switch_model(request: Request, state: Shared) -> Response:
-    """Load another model in place of this one. Chats stay; answers under way end with what they have."""
+    """Load another model in place of this one. Chats stay; answers under way end with what they have.
+
+    A command names it as a person would, by a part of its name that only one has.
+    """
     fields = await read_form(request)
-    chosen = (await _inventory(state)).find(fields.get("model", ""))
-    shelf = state.shelf
+    name, inventory, shelf = fields.get("model", ""), await _inventory(state), state.shelf
+    chosen = inventory.find(name)
+    if chosen is None and "command" in fields:
+        likely = inventory.like(name)
+        if len(likely) > 1:
+            names = ", ".join(each.model.name for each in likely)
+            raise Problem(400, words["error_models_fit"].format(names=names))
+        chosen = likely[0] if likely else None
     if chosen is None or shelf is None:
         raise Problem(404, words["error_unknown_model"])
     if state.stopping:
@@ -73,9 +82,10 @@ async def switch_model(request: Request, state: Shared) -> Response:
     path = chosen.path
     state.engine.switch(lambda: shelf.load(path))
     chat = fields.get("chat", "")
-    if is_id(chat):
-        return RedirectResponse(f"/chats/{chat}", 303)
-    return RedirectResponse("/" if "chat" in fields else "/models", 303)
+    address = f"/chats/{chat}" if is_id(chat) else "/" if "chat" in fields else "/models"
+    if is_fragment(request):
+        return Response(status_code=204, headers={"HX-Redirect": address})
+    return RedirectResponse(address, 303)
 
 
 async def _shown(request: Request, state: State) -> Response:
@@ -85,13 +95,16 @@ async def _shown(request: Request, state: State) -> Response:
 
 
 async def _context(state: State) -> dict[str, Any]:
+    inventory = await _inventory(
+        state
+    )  # first: what is read below is of one moment, or the page may wait for what has come
     engine, download = state.engine, state.downloads.current
     return {
         "engine_state": engine.state,
         "failure": engine.failure,
         "facts": model_facts(engine),
         "download": download,
-        "inventory": await _inventory(state),
+        "inventory": inventory,
         "can_switch": state.shelf is not None,
         "busy": state.turns.unfinished,
         "polling": engine.state == "loading" or (download is not None and download.active),

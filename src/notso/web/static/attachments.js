@@ -44,10 +44,9 @@
     event.target.value = "";
     text.focus();
   });
-  const carriesFiles = (event) => event.dataTransfer?.types.includes("Files");
   for (const name of ["dragover", "dragleave", "drop"]) {
     document.addEventListener(name, (event) => {
-      if (!carriesFiles(event)) return;
+      if (!event.dataTransfer?.types.includes("Files")) return;
       event.preventDefault();
       document.body.classList.toggle("dropping", name === "dragover");
       if (name === "drop") take(event.dataTransfer.files);
@@ -67,11 +66,13 @@
     text.focus();
   });
   document.getElementById("import").addEventListener("change", async ({ target }) => {
+    const problem = document.getElementById("import-problem");
     const headers = { "Content-Type": "application/json", "HX-Request": "true" };
-    const answer = await fetch("/import", { method: "POST", headers, body: target.files[0] });
+    try {
+      const answer = await fetch("/import", { method: "POST", headers, body: target.files[0] });
+      if (answer.ok) return location.assign(answer.headers.get("HX-Redirect"));
+      problem.textContent = (await answer.text()).replace(/<[^>]*>|⚠/g, "").trim();
+    } catch { problem.textContent = problem.dataset.offline; }
     target.value = "";
-    const place = answer.headers.get("HX-Redirect");
-    if (answer.ok) location.assign(place ?? "/");
-    else document.getElementById("import-problem").textContent = (await answer.text()).replace(/<[^>]*>/g, "").trim();
   });
 }

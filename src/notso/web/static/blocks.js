@@ -1,5 +1,4 @@
-// What blocks get once they are closed: formulas are typeset, code can be copied, wrapped and unfolded. KaTeX comes only
-// to pages that show a formula.
+// Closed blocks: formulas are typeset (KaTeX comes only where there is one), code can be copied, wrapped, unfolded.
 {
   const { katex: address, katexCss } = document.currentScript.dataset;
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 };
@@ -43,7 +42,6 @@
     if (!button) return;
     if (button.dataset.copy) return copy(button, await (await fetch(button.dataset.copy)).text());
     if (button.matches(".copy-code")) return copy(button, block.querySelector("code").textContent);
-    const pressed = block.classList.toggle(button.matches(".wrap-code") ? "wrapped" : "unfolded");
-    button.setAttribute("aria-pressed", pressed);
+    button.setAttribute("aria-pressed", block.classList.toggle(button.matches(".wrap-code") ? "wrapped" : "unfolded"));
   });
 }

@@ -1,18 +1,24 @@
 // The input: Enter sends (Shift+Enter is a new line, an input method or a touch keyboard keeps its Enter), the question
-// is shown before the server has it, and comes back into the input when the server does not take it.
+// is shown before the server has it, and comes back when the server does not take it. A draft survives a reload.
 {
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
   const problem = document.getElementById("composer-problem");
-  let [pending, sent] = [null, ""];
-  const send = () => { if (!form.querySelector("[data-stop]") && (text.value.trim() || !text.required)) form.requestSubmit(); };
-  const drop = () => { pending?.remove(); pending = null; };
+  let [pending, sent, drafts, held] = [null, "", null, null];
+  try { drafts = sessionStorage; } catch { /* a browser that keeps nothing */ }
+  const draft = `draft ${location.pathname}`;
+  const keep = () => drafts?.setItem(draft, text.value);
+  text.value ||= drafts?.getItem(draft) ?? "";
+  const giveBack = () => { text.value ||= sent; keep(); };
   text.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.isComposing) return;
     if (document.documentElement.dataset.enter === "off" || matchMedia("(pointer: coarse)").matches) return;
     event.preventDefault();
-    send();
+    if (form.querySelector("[data-stop]")) problem.textContent = form.dataset.running;
+    else if (text.value.trim() || !text.required) form.requestSubmit();
   });
+  text.addEventListener("input", keep);
+  form.addEventListener("submit", () => { drafts?.removeItem(draft); });
   form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); }); // a file is a message
   form.addEventListener("formdata", ({ formData }) => {
     formData.set("text", text.value.replace(/^\/\//, "/")); // two slashes: no command, but a text that begins with one
@@ -30,19 +36,22 @@
   form.addEventListener("htmx:after:request", (event) => {
     const { sourceElement, response } = event.detail.ctx;
     if (sourceElement !== form) return;
-    drop(); // the answer is put in its place before the next paint
+    pending.remove(); // the answer is put in its place before the next paint
     if (response.status === 200) document.getElementById("attachments").replaceChildren();
-    else text.value ||= sent;
+    else giveBack();
     form.dispatchEvent(new Event("change", { bubbles: true }));
   });
-  form.addEventListener("htmx:error", (event) => {
-    if (event.detail.ctx?.sourceElement !== form) return;
-    drop();
-    text.value ||= sent;
-    problem.textContent = form.dataset.offline;
+  document.addEventListener("htmx:error", (event) => {
+    const source = event.detail.ctx?.sourceElement;
+    if (!source?.matches("form, button")) return;
+    if (source === form) { pending.remove(); giveBack(); }
+    problem.textContent = source === form ? form.dataset.offline : form.dataset.silent;
   });
-  document.addEventListener("click", (event) => {
-    const chip = event.target.closest("[data-say]");
-    if (chip) { text.value = chip.textContent.trim(); send(); }
+  // Focus that went with what was replaced comes to the input; not by touch, where that would call the keyboard.
+  for (const kind of ["pointerdown", "focusin"]) {
+    document.addEventListener(kind, ({ target }) => { held = kind === "focusin" ? target : null; });
+  }
+  document.addEventListener("htmx:after:swap", () => {
+    if (held && document.activeElement === document.body && !matchMedia("(pointer: coarse)").matches) text.focus();
   });
 }

@@ -3,8 +3,7 @@
   const scroller = document.getElementById("scroller");
   const newest = document.getElementById("newest");
   const wanted = () => document.documentElement.dataset.follow === "on";
-  let following = !location.hash.startsWith("#msg-");
-  let last = 0;
+  let [following, last] = [!location.hash.startsWith("#msg-"), 0];
   const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; };
   const look = () => {
     // Only going up means leaving: text may have grown by more than a screen since the last look.
@@ -17,6 +16,7 @@
   };
   scroller.addEventListener("scroll", look, { passive: true });
   newest.addEventListener("click", () => { following = wanted(); toEnd(); });
+  scroller.addEventListener("click", ({ target }) => { following &&= !target.closest("summary"); }); // it is looked at
   document.getElementById("composer").addEventListener("submit", () => { following = true; });
   new ResizeObserver(() => { if (following) toEnd(); else look(); }).observe(document.getElementById("turns"));
   new ResizeObserver(() => { if (following) toEnd(); }).observe(scroller);

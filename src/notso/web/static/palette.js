@@ -34,7 +34,7 @@
       document.getElementById("announcer").textContent = palette.dataset.announce.replace("{count}", shown.length);
     }
   };
-  const write = (value) => { text.value = value; draw(); text.focus(); };
+  const write = (value) => { text.value = value; text.dispatchEvent(new Event("input", { bubbles: true })); text.focus(); };
   const set = (control, on) => { if (control && control.checked !== on) control.click(); };
   const acts = {
     open: (option) => document.getElementById(option.dataset.sheet).showPopover(),
@@ -45,7 +45,8 @@
     go: (option, argument) => location.assign(option.dataset.target + (option.dataset.target.endsWith("/") ? argument || "md" : "")),
     choose: (option, argument) => set(document.querySelector(`[name=${option.dataset.target}][value="${argument}"]`), true),
     thinking: (option, argument) => {
-      const toggle = form.elements.thinking;
+      const toggle = form.querySelector("[role=switch]");
+      if (toggle.disabled) return problem.textContent = toggle.closest("label").title;
       if (!/^\d+$/.test(argument)) return set(toggle, argument ? argument !== "off" : !toggle.checked);
       set(toggle, true);
       const budget = form.elements.thinking_budget;
@@ -54,8 +55,7 @@
       budget.dispatchEvent(new Event("change", { bubbles: true }));
     },
     post: (option, argument) => {
-      const field = option.querySelector("input");
-      if (field) field.value = argument;
+      option.querySelector("input").value = argument;
       option.dispatchEvent(new Event("run"));
     },
   };
@@ -64,9 +64,9 @@
     if (!option.dataset.name.startsWith(name.toLowerCase())) return write(`/${option.dataset.name} `); // offered, not run
     const said = argument.trim().toLowerCase();
     const fits = new RegExp(`^(?:${option.dataset.takes})?$`).test(said);
-    problem.textContent = "needsChat" in option.dataset ? palette.dataset.needsChat : fits ? "" : option.dataset.misused;
+    problem.textContent = option.dataset.refused ?? (fits ? "" : option.dataset.misused);
     if (fits) write(""); // what does not fit stays to be mended
-    if (!problem.textContent) acts[said || !option.dataset.sheet ? option.dataset.act : "open"](option, said);
+    if (!problem.textContent) acts[(!said && option.dataset.bare) || option.dataset.act](option, said);
   };
   text.addEventListener("input", () => { closed = false; draw(); });
   text.addEventListener("keydown", (event) => {

@@ -20,8 +20,7 @@
     const control = near ?? (row && [...document.querySelectorAll(row.dataset.press)].at(-1));
     if (!control) return;
     event.preventDefault();
-    if (control.matches("textarea")) control.focus();
-    else control.click();
+    control.matches("textarea") ? control.focus() : control.click();
   });
   // Lists of links are walked with the arrow keys, beginning in the input above them.
   document.addEventListener("keydown", (event) => {

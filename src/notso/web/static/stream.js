@@ -10,38 +10,28 @@
     else article.dataset.seen = id;
   });
 
-  // The next update, or the connection, puts other words in this one's place.
-  document.addEventListener("htmx:sse:error", () => {
-    const label = document.getElementById("status-label");
-    if (label.textContent !== label.dataset.reconnecting) label.dataset.before = label.textContent;
-    label.textContent = label.dataset.reconnecting;
-  });
-  document.addEventListener("htmx:sse:after:connection", () => {
-    const label = document.getElementById("status-label");
-    if (label.textContent === label.dataset.reconnecting) label.textContent = label.dataset.before;
-  });
+  const mark = document.getElementById("status").classList;
+  const lost = (isLost) => ({ target }) => target.closest?.("[aria-busy], #listening") && mark.toggle("lost", isLost);
+  for (const kind of ["htmx:sse:error", "htmx:error"]) document.addEventListener(kind, lost(true));
+  document.addEventListener("htmx:sse:after:connection", lost(false));
 
-  // Thoughts are open while they come and fold when they end, unless touched: then they stay as the reader left them.
+  // Thoughts are open while they come and fold when they end, unless touched: then they, and the cards of tools, stay as
+  // the reader left them.
   const wanted = new Map();
-  const panelOf = (node) => node.closest?.("details.reasoning");
-  document.addEventListener("click", (event) => {
-    const panel = panelOf(event.target);
-    if (panel) wanted.set(panel.dataset.message, event.target.closest("summary") ? !panel.open : true);
-  });
-  document.addEventListener("wheel", (event) => {
-    const panel = panelOf(event.target);
-    if (panel) wanted.set(panel.dataset.message, true);
-  }, { passive: true });
+  const touch = (event) => {
+    const panel = event.target.closest?.("[data-panel]");
+    const folds = event.type === "click" && event.target.closest("summary");
+    if (panel) wanted.set(panel.dataset.panel, folds ? !panel.open : panel.open);
+  };
+  for (const kind of ["click", "wheel"]) document.addEventListener(kind, touch, { passive: true });
   document.addEventListener("status", (event) => {
-    const { message, state } = JSON.parse(event.detail.data);
+    const { state } = JSON.parse(event.detail.data);
+    const panel = event.target.querySelector("details.reasoning");
     event.target.dataset.phase = state;
-    if (["queued", "loading", "reading", "thinking"].includes(state) || wanted.has(message)) return;
-    for (const panel of event.target.querySelectorAll("details.reasoning")) panel.open = false;
+    if (!["queued", "loading", "reading", "thinking"].includes(state)) panel.open &&= wanted.has(panel.dataset.panel);
   });
   document.addEventListener("htmx:before:settle", (event) => {
-    for (const node of event.detail.newContent) {
-      const panel = node.querySelector?.("details.reasoning");
-      if (panel && wanted.has(panel.dataset.message)) panel.open = wanted.get(panel.dataset.message);
-    }
+    const panels = event.detail.newContent.flatMap((node) => [...(node.querySelectorAll?.("[data-panel]") ?? [])]);
+    for (const panel of panels) panel.open = wanted.get(panel.dataset.panel) ?? panel.open;
   });
 }

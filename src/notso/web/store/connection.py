@@ -40,6 +40,31 @@ def open_writer(path: Path) -> sqlite3.Connection:
         return connection
 
 
+def is_damaged(path: Path) -> bool:
+    """Whether the file, after an unclean end, fails its check but can still be read (DB6). Nothing is written, not even
+    the log folded in. Raises StorageDamagedError where nothing can be read."""
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    reader = open_reader(path)
+    try:
+        with storage_errors():
+            version = int(reader.execute("PRAGMA user_version").fetchone()[0])
+            if not 0 < version <= SCHEMA_VERSION:
+                return False  # for `open_writer` to judge
+            if not reader.execute("SELECT 1 FROM facts WHERE name = 'open'").fetchone():
+                return False  # it was closed well
+            sound = _is_sound(reader)
+        if not sound:
+            logger.error("the database failed its check and is open for reading only")
+            with storage_errors():
+                reader.execute("SELECT id FROM chats").fetchall()
+            if version < SCHEMA_VERSION:
+                raise StorageDamagedError(DAMAGED)
+        return not sound
+    finally:
+        reader.close()
+
+
 def open_reader(path: Path) -> sqlite3.Connection:
     """A connection that reads and nothing else."""
     with storage_errors():
@@ -58,6 +83,13 @@ def close_writer(connection: sqlite3.Connection) -> None:
         connection.execute("DELETE FROM facts WHERE name = 'open'")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
+
+
+def copy(connection: sqlite3.Connection, target: Path) -> None:
+    """A whole and orderly copy in place of `target`, made by the writer, outside of any transaction (DB2)."""
+    target.unlink(missing_ok=True)
+    _make_private(target)
+    connection.execute("VACUUM INTO ?", (str(target),))
 
 
 @contextlib.contextmanager
@@ -81,7 +113,7 @@ def storage_errors() -> Iterator[None]:
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
         logger.error("database: %s (%s)", type(error).__name__, name)
-        if name.startswith("SQLITE_FULL"):
+        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no room for the log's index
             raise StorageFullError("the disk is full: free some space, nothing was lost") from error
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise StorageDamagedError(DAMAGED) from error
@@ -101,11 +133,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
     pragmas += ["mmap_size=0"] + (["fullfsync=ON"] if sys.platform == "darwin" else [])
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
-    if existed and version > 0:
-        if connection.execute("SELECT 1 FROM facts WHERE name = 'open'").fetchone():
-            _check(connection)
-        if version < SCHEMA_VERSION:
-            _copy(connection, path.with_name(f"{path.stem}-before-{SCHEMA_VERSION}.db"))
+    if existed and 0 < version < SCHEMA_VERSION:
+        copy(connection, path.with_name(f"{path.stem}-before-{SCHEMA_VERSION}.db"))
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         with transaction(connection):
             for statement in _statements(script):
@@ -114,15 +143,11 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
     connection.execute("INSERT OR REPLACE INTO facts VALUES ('open', '1')")
 
 
-def _check(connection: sqlite3.Connection) -> None:
-    if [row[0] for row in connection.execute("PRAGMA quick_check")] != ["ok"]:
-        raise StorageDamagedError(DAMAGED)
-
-
-def _copy(connection: sqlite3.Connection, target: Path) -> None:
-    target.unlink(missing_ok=True)
-    connection.execute("VACUUM INTO ?", (str(target),))
-    target.chmod(0o600)
+def _is_sound(connection: sqlite3.Connection) -> bool:
+    try:
+        return [row[0] for row in connection.execute("PRAGMA quick_check")] == ["ok"]
+    except sqlite3.DatabaseError:  # some damage ends the check itself
+        return False
 
 
 def _make_private(path: Path) -> None:

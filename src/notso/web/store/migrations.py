@@ -94,6 +94,22 @@ MIGRATIONS: tuple[str, ...] = (
     INSERT INTO texts (rowid, body) SELECT number, content FROM indexed
         JOIN messages ON messages.id = indexed.message_id;
     """,
+    # Responses that programs go on from: the body as it was told, and the conversation it ended.
+    """
+    CREATE TABLE responses (
+        id TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        previous_id TEXT,
+        body TEXT NOT NULL,
+        conversation TEXT NOT NULL,
+        created_ms INTEGER NOT NULL
+    ) STRICT;
+    CREATE INDEX responses_by_age ON responses (owner, created_ms);
+    """,
+    # 4: what an answer called tools for, and what came of it.
+    """
+    ALTER TABLE messages ADD COLUMN tool_uses TEXT NOT NULL DEFAULT '[]';
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from notso.smollm3 import Message
 
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
 MessageKind = Literal["turn", "summary"]
+ToolState = Literal["waiting", "running", "done", "failed", "denied", "interrupted"]
 SettingValue = str | int | float | bool
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
 
@@ -56,13 +60,40 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolUse:
+    """A call the model made while it answered, and what came of it.
+
+    `arguments` is the JSON object the model wrote; `result` what it read. Calls with the same `round` were written in
+    one go. `content_at` and `reasoning_at` say how many characters of the answer and of its thoughts came before,
+    `round_end` how many of the answer there were when the model left off to wait for results.
+    `waiting`: for a person's permission; what was going on when the server went away is `interrupted`.
+    """
+
+    id: str
+    name: str
+    arguments: str
+    state: ToolState
+    round: int = 0
+    result: str = ""
+    duration_ms: float = 0.0
+    content_at: int = 0
+    reasoning_at: int = 0
+    round_end: int = 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is a result that the model can read."""
+        return self.state in ("done", "failed", "denied")
+
+
+@dataclass(frozen=True, slots=True)
 class StoredMessage:
     """One message of the tree: `parent_id` is what it follows, `chosen_child` the version last shown after it.
 
     A question is always `done`; an answer has a generation id, by which its stream is found. A `summary` stands, for
     the model, in the place of all that is above it. `note` says in a person's words why an answer failed or was cut;
-    `dropped_messages` older ones did not fit into its prompt. `answer_html` and `reasoning_html` were made by
-    renderer version `renderer` (0: not rendered).
+    `dropped_messages` older ones did not fit into its prompt; `tool_uses` are its calls, in order.
+    `answer_html` and `reasoning_html` were made by renderer version `renderer` (0: not rendered).
     """
 
     id: str
@@ -84,6 +115,7 @@ class StoredMessage:
     edited: bool = False
     attachments: tuple[Attachment, ...] = ()
     dropped_messages: int = 0
+    tool_uses: tuple[ToolUse, ...] = ()
 
     @property
     def active(self) -> bool:
@@ -139,12 +171,27 @@ class SearchHit:
     snippet: str
 
 
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A program's response: its `body` as it was told, and the conversation that the next one goes on from."""
+
+    id: str
+    previous_id: str | None
+    body: Mapping[str, Any]
+    conversation: tuple[Message, ...]
+    created_ms: int
+
+
 class ChatStore(Protocol):
     """Conversations of one owner at a time; every method names the owner, and a foreign id is an unknown one.
 
     A write has been committed to disk when its method returns. Methods raise StorageError. Where a method returns a
     bool, False means that there is no such thing.
     """
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the data is damaged: it can be read as far as it goes, and every write raises StorageDamagedError."""
 
     async def open(self) -> None: ...
 
@@ -214,5 +261,15 @@ class ChatStore(Protocol):
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         """Store a whole chat; parents come before their children."""
 
+    async def backup(self, target: Path) -> None:
+        """Write everything, as it is at one moment, to a new file."""
+
     async def save_answer(self, answer: StoredMessage) -> None:
-        """Write text, state, note, numbers and HTML of an answer. A deleted one stays deleted."""
+        """Write text, tool calls, state, note, numbers and HTML of an answer. A deleted one stays deleted."""
+
+    async def save_response(self, owner: str, response: StoredResponse) -> None:
+        """Keep a response, the newest thousand of each owner."""
+
+    async def response(self, owner: str, response_id: str) -> StoredResponse | None: ...
+
+    async def delete_response(self, owner: str, response_id: str) -> bool: ...

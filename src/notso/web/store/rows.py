@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from datetime import date
 
-from notso.web.store.protocol import Attachment, Chat, Numbers, SettingValue, StoredMessage
+from notso.web.store.protocol import Attachment, Chat, Numbers, SettingValue, StoredMessage, ToolUse
 
 _PLAIN: tuple[str, ...] = (
     "id",
@@ -33,7 +34,7 @@ _SAVED: tuple[str, ...] = (
     "reasoning_html",
     "renderer",
 )
-_SAVED += ("dropped_messages",)
+_SAVED += ("dropped_messages", "tool_uses")
 _SAVE = f"UPDATE messages SET {', '.join(f'{name} = ?' for name in _SAVED)} WHERE id = ?"
 
 
@@ -53,13 +54,18 @@ def chat_of(row: sqlite3.Row) -> Chat:
 
 
 def message_of(row: sqlite3.Row) -> StoredMessage:
-    """A row of `messages`."""
-    return StoredMessage(
+    """A row of `messages`. A call that nobody can finish any more was interrupted."""
+    message = StoredMessage(
         **{name: row[name] for name in _PLAIN},
         numbers=Numbers(**{name: row[name] for name in _NUMBERS}),
         edited=bool(row["edited"]),
         attachments=tuple(Attachment(**each) for each in json.loads(row["attachments"])),
+        tool_uses=tuple(ToolUse(**each) for each in json.loads(row["tool_uses"])),
     )
+    if message.active or all(use.settled for use in message.tool_uses):
+        return message
+    uses = (use if use.settled else replace(use, state="interrupted") for use in message.tool_uses)
+    return replace(message, tool_uses=tuple(uses))
 
 
 def insert_chat(db: sqlite3.Connection, owner: str, chat: Chat) -> None:
@@ -92,7 +98,8 @@ def insert_message(db: sqlite3.Connection, owner: str, message: StoredMessage, k
 
 def update_answer(db: sqlite3.Connection, answer: StoredMessage) -> bool:
     """Everything about an answer that changes while it is written."""
-    values = [getattr(answer.numbers if name in _NUMBERS else answer, name) for name in _SAVED]
+    texts = {"tool_uses": json.dumps([asdict(use) for use in answer.tool_uses])}
+    values = [texts.get(name, getattr(answer.numbers if name in _NUMBERS else answer, name)) for name in _SAVED]
     return db.execute(_SAVE, (*values, answer.id)).rowcount > 0
 
 

@@ -7,11 +7,22 @@ import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from notso.web.store import trash, turns
-from notso.web.store.connection import close_writer, open_reader, open_writer, storage_errors, transaction
+from notso.web.errors import StorageDamagedError
+from notso.web.store import responses, trash, turns
+from notso.web.store.connection import (
+    DAMAGED,
+    close_writer,
+    copy,
+    is_damaged,
+    open_reader,
+    open_writer,
+    storage_errors,
+    transaction,
+)
 from notso.web.store.directory_lock import DirectoryLock
 from notso.web.store.protocol import (
     Chat,
@@ -20,6 +31,7 @@ from notso.web.store.protocol import (
     SearchHit,
     SettingValue,
     StoredMessage,
+    StoredResponse,
     TurnAccepted,
     TurnRefused,
 )
@@ -40,13 +52,16 @@ class SQLiteStore:
         self._lock: DirectoryLock | None = None
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self.read_only = False
 
     async def open(self) -> None:
         """Lock the directory, bring the schema up to date, mark what a crash left running as interrupted.
 
+        A damaged file is opened for reading only, and left as it is.
+
         Opening an open store does nothing.
         """
-        if self._writer is None:
+        if self._writer is None and not self.read_only:
             await asyncio.get_running_loop().run_in_executor(self._write_thread, self._open)
 
     async def close(self) -> None:
@@ -72,14 +87,14 @@ class SQLiteStore:
             "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position",
             *(chat_id, owner),
         )
-        return [message_of(row) for row in rows]
+        return [self._message(row) for row in rows]
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
         rows = await self._read(
             "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL",
             *(message_id, chat_id, owner),
         )
-        return message_of(rows[0]) if rows else None
+        return self._message(rows[0]) if rows else None
 
     async def generation(self, owner: str, generation_id: str) -> StoredMessage | None:
         rows = await self._read(
@@ -87,7 +102,11 @@ class SQLiteStore:
             " WHERE generation_id = ? AND messages.owner = ? AND messages.trash_id IS NULL",
             *(generation_id, owner),
         )
-        return message_of(rows[0]) if rows else None
+        return self._message(rows[0]) if rows else None
+
+    def _message(self, row: sqlite3.Row) -> StoredMessage:
+        message = message_of(row)
+        return replace(message, state="interrupted") if self.read_only and message.active else message
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
         return await self._look(lambda db: find(db, owner, query, limit))
@@ -156,17 +175,40 @@ class SQLiteStore:
     async def save_answer(self, answer: StoredMessage) -> None:
         await self._write(lambda db: turns.save_answer(db, answer))
 
+    async def backup(self, target: Path) -> None:
+        def run() -> None:
+            with storage_errors():
+                copy(self._require_writer(), target)
+
+        await asyncio.get_running_loop().run_in_executor(self._write_thread, run)
+
+    async def save_response(self, owner: str, response: StoredResponse) -> None:
+        await self._write(lambda db: responses.save_response(db, owner, response))
+
+    async def response(self, owner: str, response_id: str) -> StoredResponse | None:
+        rows = await self._read("SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
+        return responses.response_of(rows[0]) if rows else None
+
+    async def delete_response(self, owner: str, response_id: str) -> bool:
+        return await self._change("DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
+
     # ---- threads
 
     async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def run() -> T:
             with storage_errors():
-                if self._writer is None:
-                    raise sqlite3.ProgrammingError("closed")
-                with transaction(self._writer):
-                    return work(self._writer)
+                writer = self._require_writer()
+                with transaction(writer):
+                    return work(writer)
 
         return await asyncio.get_running_loop().run_in_executor(self._write_thread, run)
+
+    def _require_writer(self) -> sqlite3.Connection:
+        if self.read_only:
+            raise StorageDamagedError(DAMAGED)
+        if self._writer is None:
+            raise sqlite3.ProgrammingError("closed")
+        return self._writer
 
     async def _change(self, sql: str, *parameters: str | float | bool | None) -> bool:
         return await self._write(lambda db: db.execute(sql, parameters).rowcount > 0)
@@ -186,6 +228,11 @@ class SQLiteStore:
     def _open(self) -> None:
         self._lock = DirectoryLock(self._directory)
         try:
+            for left in self._directory.glob("backup-*.db"):  # their readers went away
+                left.unlink(missing_ok=True)
+            self.read_only = is_damaged(self._path)
+            if self.read_only:
+                return
             self._writer = open_writer(self._path)
             with storage_errors(), transaction(self._writer):
                 self._writer.execute("UPDATE messages SET state = 'interrupted' WHERE state IN ('queued', 'running')")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -27,10 +27,13 @@ N = TypeVar("N", bound=Node)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A message on the shown branch, with the ids of all its versions (itself included), oldest first."""
+    """A message on the shown branch, with the ids of all its versions (itself included), oldest first; and the nearest
+    questions above and below it."""
 
     message: StoredMessage
     versions: tuple[str, ...]
+    question_before: str | None = None
+    question_after: str | None = None
 
     @property
     def version(self) -> int:
@@ -51,10 +54,20 @@ class Shown:
 def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None) -> list[Shown]:
     """The branch to show: what was chosen, else the newest; through a given message where one is named."""
     children = _children(messages)
+    line = branch(messages, chosen_root, through)
+    before, after = _questions_before(line), reversed([*_questions_before(reversed(line))])
     return [
-        Shown(message, tuple(other.id for other in children[message.parent_id]))
-        for message in branch(messages, chosen_root, through)
+        Shown(message, tuple(other.id for other in children[message.parent_id]), above, below)
+        for message, above, below in zip(line, before, after, strict=True)
     ]
+
+
+def _questions_before(line: Iterable[StoredMessage]) -> Iterator[str | None]:
+    """For each message the nearest question that came before it in `line`."""
+    question = None
+    for message in line:
+        yield question
+        question = message.id if message.role == "user" else question
 
 
 def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = None) -> list[N]:

@@ -94,7 +94,10 @@ def edit_answer(db: sqlite3.Connection, owner: str, chat_id: str, message_id: st
     answer = _message(db, owner, chat_id, message_id)
     if answer is None or answer.role != "assistant" or answer.active:
         return False
-    answer = replace(answer, content=content, renderer=0, answer_html="", reasoning_html="")
+    uses = tuple(
+        replace(use, content_at=0, round_end=0) for use in answer.tool_uses
+    )  # the new text comes after all calls
+    answer = replace(answer, content=content, tool_uses=uses, renderer=0, answer_html="", reasoning_html="")
     update_answer(db, answer)
     db.execute("UPDATE messages SET edited = 1 WHERE id = ?", (message_id,))
     index_message(db, owner, answer)

@@ -1,0 +1,316 @@
+"""Many chats and long ones: how long a running chat stands still, how soon the next turn begins, what a restart costs,
+and what memory long contexts take.
+
+    python benchmarks/chats.py build/synth-3b.gguf
+    python benchmarks/chats.py build/synth-3b.gguf --parts gap --out benchmarks/results/chats.json
+
+- gap: an answer is written while a prompt of 4,096 tokens is read; every gap between two of its tokens.
+- turn: from asking for the second turn to its first token, for 1, 16 and 64 new tokens, beside a decode step.
+- restore: 8,192 tokens of conversation, written by one process, come back in others, from the page cache and from the
+  disk, beside reading the files and nothing else.
+- memory-64k, memory-128k: resident memory with the whole context filled, in k8v4 and k4v3.
+
+Each part runs in a process of its own and takes about a minute; `--out` replaces the figures of those that ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from notso import Engine, SamplingParams, __version__
+from notso.smollm3.engine_meter import AnswerWatch, EngineMeter
+from notso.smollm3.kv_formats import KVChoice
+from notso.smollm3.machine import StolenTime, describe_machine
+from notso.smollm3.residency import Residency
+
+PROMPT_TOKENS = 4096
+FIRST_TURN_TOKENS = 512
+ANSWER_TOKENS = 24
+NEW_TOKENS = (1, 16, 64)
+KEPT_TOKENS = 8192
+SETTLE_SECONDS = 120.0
+BLOCK_TOKENS = 128
+MEMORY_PARTS: dict[str, tuple[int, KVChoice]] = {"memory-64k": (65_536, "k8v4"), "memory-128k": (131_072, "k4v3")}
+
+Figures = dict[str, Any]
+
+
+def gap(file: Path, chats: int = 1) -> Figures:
+    """Gaps between the tokens of answers while a long prompt is read beside them."""
+    with load(file, PROMPT_TOKENS + 2048) as engine:
+        meter = EngineMeter(engine, seed=1)
+        # The pace of reading is known, as in an engine that has read before.
+        meter.watched(meter.draw(FIRST_TURN_TOKENS), 1)
+        running = [AnswerWatch(engine.submit(meter.draw(8), meter.params(1500))) for _ in range(chats)]
+        while min(len(watch.times) for watch in running) < 16:
+            time.sleep(0.01)
+        asked = time.perf_counter()
+        other = AnswerWatch(engine.submit(meter.draw(PROMPT_TOKENS), meter.params(1)))
+        other.finish()
+        answered = time.perf_counter()
+        for watch in running:
+            watch.stop()
+        timed = [(at - asked, step) for watch in running for at, step in gaps(watch)]
+        during = [step for at, step in timed if 0 < at <= answered - asked]
+        before = [step for at, step in timed if at <= 0]
+        longest = sorted((step, at) for at, step in timed if 0 < at <= answered - asked)[:-6:-1]
+        return about(engine) | {
+            "chats": chats,
+            "prompt_tokens": PROMPT_TOKENS,
+            "prompt_s": round(answered - asked, 2),
+            "step_ms": milliseconds(statistics.median(before)),
+            "gaps": len(during),
+            **{f"gap_ms_p{share}": milliseconds(quantile(during, share)) for share in (50, 90, 99)},
+            "gap_ms_max": milliseconds(max(during)),
+            "longest": [{"ms": milliseconds(step), "at_s": round(at, 2)} for step, at in longest],
+        }
+
+
+def turn(file: Path, repeats: int = 3) -> Figures:
+    """The first token of second turns."""
+    firsts: dict[int, list[float]] = {new: [] for new in NEW_TOKENS}
+    steps: list[float] = []
+    with load(file, 2048) as engine:
+        meter = EngineMeter(engine, seed=1)
+        for _ in range(repeats + 1):
+            for new in NEW_TOKENS:
+                began, step, first = second_turn(engine, meter, new)
+                steps.append(step)
+                firsts[new].append(first)
+        for new in NEW_TOKENS:
+            del firsts[new][0]  # the first round brings pages and recorded steps in
+        step = statistics.median(steps)
+        return about(engine) | {
+            "first_turn_tokens": FIRST_TURN_TOKENS + ANSWER_TOKENS,
+            "step_ms": milliseconds(step),
+            "turns": [
+                {"new_tokens": new, "cached_tokens": began, "ms": milliseconds(statistics.median(values))}
+                | {"ms_min": milliseconds(min(values)), "ms_max": milliseconds(max(values))}
+                for new, values in firsts.items()
+            ],
+            "repeats": repeats,
+        }
+
+
+def second_turn(engine: Engine, meter: EngineMeter, new: int) -> tuple[int, float, float]:
+    """Tokens it found cached, seconds of a decode step in the first turn, seconds to its first token."""
+    word = next(iter(meter.params(1).logit_bias))  # an answer of one word again and again: its tokens are known
+    params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, logit_bias={word: 100.0})
+    prompt = meter.draw(FIRST_TURN_TOKENS)
+    first_turn = AnswerWatch(engine.submit(prompt, params))
+    first_turn.finish()
+    following = prompt + [word] * ANSWER_TOKENS + meter.draw(new)
+    asked = time.perf_counter()
+    watch = AnswerWatch(engine.submit(following, meter.params(1)))
+    watch.finish()
+    return watch.usage.cached_tokens, statistics.median(first_turn.steps), watch.times[0] - asked
+
+
+def restore(file: Path) -> Figures:
+    """Write a conversation in one process; bring it back in others, from the page cache and from the disk."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        written = run_alone(file, "restore-write", folder)
+        files = [path for path in Path(folder).iterdir() if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
+        warm = run_alone(file, "restore-read", folder)
+        drop_from_memory(files)
+        cold = run_alone(file, "restore-read", folder)
+        drop_from_memory(files)
+        began = time.perf_counter()
+        for path in files:
+            path.read_bytes()
+        plain = time.perf_counter() - began
+    rows = [{"files_in": "memory", **warm}, {"files_in": "disk", **cold}]
+    return {
+        "tokens": KEPT_TOKENS,
+        "files_mb": round(size / 1e6, 1),
+        "written_s": written["s"],
+        "read_s": round(plain, 3),
+        "rows": rows,
+    }
+
+
+def drop_from_memory(files: list[Path]) -> None:
+    """What is read next has to come from the disk."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def restore_write(file: Path, folder: str) -> Figures:
+    """The conversation is laid from copies, written by the engine as any other."""
+    with load(file, KEPT_TOKENS + 512, cache_dir=folder) as engine:
+        meter = EngineMeter(engine, seed=1)
+        began = time.perf_counter()
+        meter.watched(meter.prompt(KEPT_TOKENS, 1), 1)
+        shelf = engine._shelf
+        assert shelf is not None
+        while shelf.has_work:
+            time.sleep(0.05)
+        shelf._files.flush()
+        return {"s": round(time.perf_counter() - began, 2)}
+
+
+def restore_read(file: Path, folder: str) -> Figures:
+    """The first token behind what was kept, and the one after the same again with all in memory."""
+    with load(file, KEPT_TOKENS + 512, cache_dir=folder) as engine:
+        meter = EngineMeter(engine, seed=1)
+        prompt = meter.draw(KEPT_TOKENS)  # the same seed, the same conversation
+        meter.watched(meter.draw(1), 4)
+        first, found = first_token(engine, meter, [*prompt, *meter.draw(1)])
+        again, _ = first_token(engine, meter, [*prompt, *meter.draw(1)])
+        return about(engine) | {
+            "cached_tokens": found,
+            "first_token_s": round(first, 3),
+            "first_token_again_s": round(again, 3),
+            "restore_s": round(first - again, 3),
+        }
+
+
+def first_token(engine: Engine, meter: EngineMeter, prompt: list[int]) -> tuple[float, int]:
+    """Seconds to it, and how much of the prompt was cached."""
+    asked = time.perf_counter()
+    watch = AnswerWatch(engine.submit(prompt, meter.params(1)))
+    watch.finish()
+    return watch.times[0] - asked, watch.usage.cached_tokens
+
+
+def memory(file: Path, context: int, kv: KVChoice) -> Figures:
+    """Resident memory with a filled context: at its highest, and while an answer stands at its end."""
+    with load(file, context, kv=kv) as engine:
+        meter = EngineMeter(engine, seed=1)
+        depth = context - BLOCK_TOKENS
+        watch = meter.watched(meter.prompt(depth, BLOCK_TOKENS - 16), 16)
+        if watch.usage.cached_tokens < depth:
+            sys.exit("the context was not filled")
+        return about(engine) | {
+            "context_tokens": context,
+            "kv_format": kv,
+            "peak_mb": round(memory_mb("VmHWM"), 1),
+            "resident_mb": round(memory_mb("VmRSS"), 1),
+            "anonymous_mb": round(memory_mb("RssAnon"), 1),
+            "file_mb": round(memory_mb("RssFile"), 1),
+            "kv_mb": round(engine.info.kv_bytes / 1e6, 1),
+            "step_ms": milliseconds(statistics.median(watch.steps)),
+        }
+
+
+def memory_mb(name: str) -> float:
+    """A line of /proc/self/status in 10^6 bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(f"{name}:"))
+
+
+def load(file: Path, context: int, kv: KVChoice = "auto", cache_dir: str | None = None) -> Engine:
+    """As `notso serve` would, but without guessing ahead, and the weights where they are to stay: just after a start,
+    which is when conversations come back, in the file."""
+    weights: Residency = "hugepages" if cache_dir is None else "mmap"
+    engine = Engine.load(file, context_tokens=context, kv=kv, cache_dir=cache_dir, speculation=False, weights=weights)
+    engine.settle(SETTLE_SECONDS)
+    return engine
+
+
+def about(engine: Engine) -> Figures:
+    """What the figures hold for."""
+    info = engine.info
+    return {"kernels": info.kernels, "threads": info.threads, "weights": engine.weights_residency}
+
+
+def gaps(watch: AnswerWatch) -> list[tuple[float, float]]:
+    """When each token but the first came, and how long after the one before."""
+    return list(zip(watch.times[1:], watch.steps, strict=True))
+
+
+def quantile(values: list[float], percent: int) -> float:
+    """The smallest value that so many percent do not exceed."""
+    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
+
+
+def milliseconds(seconds: float) -> float:
+    return round(1000 * seconds, 1)
+
+
+class BusyTime:
+    """What other programs took of the processors since this was made: gaps and turns feel it."""
+
+    def __init__(self) -> None:
+        self._busy, self._ours, self._began = busy_seconds(), child_seconds(), time.monotonic()
+
+    def others_percent(self) -> float:
+        others = busy_seconds() - self._busy - (child_seconds() - self._ours)
+        return max(0.0, 100 * others / (time.monotonic() - self._began) / (os.cpu_count() or 1))
+
+
+def busy_seconds() -> float:
+    """Of all processors, since they were started: everything but idling and waiting for disks."""
+    spent = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return (sum(spent) - spent[3] - spent[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def child_seconds() -> float:
+    """What processes of ours took that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+PARTS = ("gap", "turn", "restore", *MEMORY_PARTS)
+
+
+def run_part(file: Path, part: str, folder: str) -> Figures:
+    """One part, in this process."""
+    if part in MEMORY_PARTS:
+        return memory(file, *MEMORY_PARTS[part])
+    if part == "restore-write":
+        return restore_write(file, folder)
+    if part == "restore-read":
+        return restore_read(file, folder)
+    return {"gap": gap, "turn": turn, "restore": restore}[part](file)
+
+
+def run_alone(file: Path, part: str, folder: str = "") -> Figures:
+    """One part, in a process of its own."""
+    command = [sys.executable, __file__, str(file), "--here", part, "--folder", folder]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: Figures = json.loads(run.stdout)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--here", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.here:
+        print(json.dumps(run_part(given.file, given.here, given.folder)))
+        return
+    result: Figures = {"chats": {}}
+    if given.out is not None and given.out.exists():
+        result = json.loads(given.out.read_text())
+    for part in given.parts:
+        stolen, busy = StolenTime(), BusyTime()
+        figures = run_alone(given.file, part)
+        machine = describe_machine() | {"stolen_percent": round(stolen.percent(), 2)}
+        machine["others_percent"] = round(busy.others_percent(), 2)
+        result["chats"][part] = figures | {"machine": machine, "version": __version__}
+        print(json.dumps({part: figures}, indent=1))
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

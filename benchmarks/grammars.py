@@ -1,0 +1,101 @@
+"""What holding an answer to a grammar costs: microseconds for each token's mask, and for each row it is put on.
+
+    python benchmarks/grammars.py
+    python benchmarks/grammars.py --gguf SmolLM3-Q4_K_M.gguf
+
+Each grammar is followed for some hundred tokens drawn at random among those it allows, which is harder than following
+a model: chance looks for strange places. `mask` asks which tokens may follow, `row` puts minus infinity on the others.
+The tokenizer is that of the file given (its tensors are not read), else the demo model's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from notso.qtensor.gguf import GGUFFile
+from notso.smollm3 import Grammar
+from notso.smollm3.grammar import Grammars, answer_part
+from notso.smollm3.guide import Guide
+from notso.smollm3.hub import demo_path
+from notso.smollm3.tokenizer import Tokenizer
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["new", "old", "lost"]}},
+        "address": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+    "required": ["name", "age", "tags"],
+}
+CASES = {
+    "any object": Grammar("json_object"),
+    "a schema": Grammar("json_schema", json.dumps(PERSON)),
+    "1,000 values": Grammar("json_schema", json.dumps({"enum": [f"value {number}" for number in range(1000)]})),
+    "a telephone number": Grammar("regex", r"\+?[0-9]{2,3}( [0-9]{2,4}){2,4}"),
+    "nested choices": Grammar("lark", 'start: /[a-z]+/ start | "(" start ")" | /[0-9]+/'),
+}
+
+
+def follow(
+    grammars: Grammars, tokenizer: Tokenizer, grammar: Grammar, tokens: int
+) -> tuple[float, list[float], list[float]]:
+    """Seconds to begin, for each mask, and for each row (mask included)."""
+    chance = np.random.default_rng(1)
+    logits = chance.standard_normal(tokenizer.vocab_size).astype(np.float32)
+    masks: list[float] = []
+    rows: list[float] = []
+    start = time.perf_counter()
+    matcher = grammars.matcher([answer_part(grammar)], "grammar")
+    begun = time.perf_counter() - start
+    while len(masks) < tokens:
+        start = time.perf_counter()
+        allowed = np.flatnonzero(matcher.allowed())
+        masks.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        Guide(tokenizer, matcher).restrict(logits, in_reasoning=False)
+        rows.append(time.perf_counter() - start)
+        going_on = [int(token) for token in allowed if token not in tokenizer.end_ids]
+        if going_on:
+            matcher.take(int(chance.choice(going_on)))
+        if not going_on or matcher.is_over:
+            matcher = grammars.matcher([answer_part(grammar)], "grammar")
+    return begun, masks, rows
+
+
+def main() -> None:
+    """Print a row for each grammar."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gguf", type=Path, help="whose tokenizer; default: the demo model's")
+    parser.add_argument("--tokens", type=int, default=300)
+    arguments = parser.parse_args()
+    path = arguments.gguf or demo_path()
+    tokenizer = Tokenizer.from_gguf(GGUFFile.open(path).metadata, path)
+    grammars = Grammars(tokenizer)
+    start = time.perf_counter()
+    grammars.matcher([answer_part(Grammar("regex", "a"))], "grammar")
+    print(
+        f"{tokenizer.vocab_size:,} tokens; the library's own vocabulary took {time.perf_counter() - start:.2f} s once"
+    )
+    print("| grammar | begin, ms | mask, us: median | 99 of 100 | most | row, us: median |")
+    print("|---|---|---|---|---|---|")
+    for name, grammar in CASES.items():
+        begun, masks, rows = follow(grammars, tokenizer, grammar, arguments.tokens)
+        median, late = statistics.median(masks), statistics.quantiles(masks, n=100)[-1]
+        figures = (1e3 * begun, 1e6 * median, 1e6 * late, 1e6 * max(masks), 1e6 * statistics.median(rows))
+        print(
+            f"| {name} | "
+            + " | ".join(f"{figure:.1f}" if figure < 10 else f"{figure:.0f}" for figure in figures)
+            + " |"
+        )
+
+
+if __name__ == "__main__":
+    main()

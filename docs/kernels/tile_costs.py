@@ -1,0 +1,38 @@
+"""What the AMX kernels ask of tiles and of vectors, on any machine with AVX-512: the table in tiles-amx.md.
+
+    python docs/kernels/tile_costs.py
+
+Tile instructions are counted by an emulation, everything else is timed with the tiles left out; where the processor has
+AMX the kernels themselves are timed too. Builds tests/native/tile_costs.cpp in build/tile_costs (a minute).
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "build" / "tile_costs"
+
+
+def main() -> None:
+    beside = Path(sys.executable).parent  # where the build tools of the virtual environment are
+    options = ["-DSANITIZE=", "-DQTENSOR_OPTIMISE=-O3", f"-DCMAKE_MAKE_PROGRAM={beside / 'ninja'}"]
+    configure = [
+        str(beside / "cmake"),
+        "-G",
+        "Ninja",
+        *options,
+        "-S",
+        str(ROOT / "tests" / "native"),
+        "-B",
+        str(FOLDER),
+    ]
+    for command in (configure, [str(beside / "ninja"), "-C", str(FOLDER), "tile_costs"]):
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    raise SystemExit(subprocess.run([FOLDER / "tile_costs"]).returncode)
+
+
+if __name__ == "__main__":
+    main()

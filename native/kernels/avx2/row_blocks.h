@@ -1,0 +1,77 @@
+// Four rows of one 256-block, unpacked for broadcasting to columns: see x86_column_tiles.h.
+
+constexpr int kTileRows = 4;
+struct alignas(64) RowBlocks {
+  uint8_t q[kTileRows][256];
+  int32_t scale[kTileRows][16];        // of each sub-block, or each group of 16, in both words
+  int16_t scale_pairs[kTileRows][16];  // the same, two to a dword
+  int16_t min_pairs[kTileRows][8];
+  float d[kTileRows], dmin[kTileRows];
+};
+
+// vpmaddwd wants a scale in both words.
+inline void store_scales(__m128i words, int32_t* to) {
+  const __m256i dwords = _mm256_cvtepu16_epi32(words);
+  _mm256_store_si256((__m256i*)to, _mm256_or_si256(dwords, _mm256_slli_epi32(dwords, 16)));
+}
+
+template <class Quant, int C>
+QTENSOR_INLINE void store_pair(const uint8_t* block, uint8_t* to) {
+  __m256i even, odd;
+  Quant::template pair<C>(block, even, odd);
+  _mm256_store_si256((__m256i*)(to + 64 * C), even);
+  _mm256_store_si256((__m256i*)(to + 64 * C + 32), odd);
+}
+template <class Quant>
+QTENSOR_INLINE void store_values(const uint8_t* block, uint8_t* to) {
+  store_pair<Quant, 0>(block, to);
+  store_pair<Quant, 1>(block, to);
+  store_pair<Quant, 2>(block, to);
+  store_pair<Quant, 3>(block, to);
+}
+
+template <class Quant, int LARGEST>
+struct RowsWithMins {
+  static constexpr bool has_min = true;
+  static constexpr int group = 32, largest = LARGEST;
+  static constexpr int64_t bytes = Quant::bytes;
+  static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks& to) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kTileRows; r++) {
+      const ScaleBytes packed = unpack_scales(place[r] + 4);
+      const __m128i scale = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)packed.scale));
+      store_scales(scale, to.scale[r]);
+      _mm_store_si128((__m128i*)to.scale_pairs[r], scale);
+      const __m128i min = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)packed.min));
+      _mm_store_si128((__m128i*)to.min_pairs[r], min);
+      store_values<Quant>(place[r], to.q[r]);
+      half d, dmin;
+      __builtin_memcpy(&d, place[r], 2);
+      __builtin_memcpy(&dmin, place[r] + 2, 2);
+      to.d[r] = half_to_float(d);
+      to.dmin[r] = half_to_float(dmin);
+    }
+  }
+};
+
+template <class Quant, int LARGEST>
+struct RowsWithOffset {
+  static constexpr bool has_min = false;
+  static constexpr int group = 16, largest = LARGEST;
+  static constexpr int64_t bytes = Quant::bytes;
+  static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks& to) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kTileRows; r++) {
+      const uint8_t* const block = place[r];
+      const __m256i scale =
+          _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockQ6_K, scales))));
+      _mm256_store_si256((__m256i*)to.scale_pairs[r], scale);
+      store_scales(_mm256_castsi256_si128(scale), to.scale[r]);
+      store_scales(_mm256_extracti128_si256(scale, 1), to.scale[r] + 8);
+      store_values<Quant>(block, to.q[r]);
+      half d;
+      __builtin_memcpy(&d, block + offsetof(BlockQ6_K, d), 2);
+      to.d[r] = half_to_float(d);
+    }
+  }
+};

@@ -1,0 +1,41 @@
+// Between rows, as tiles have them, and columns, as everything else does.
+
+// Rows of 16 dwords to columns of 16 dwords.
+inline void transpose16(__m512i (&r)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; i++) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; i++) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+// acc[row][column] of sixteen rows to y, whose columns are y_stride apart.
+inline void store_columns(const float* acc, float* y, int64_t y_stride, int64_t columns, bool past_cache) {
+  __m512i r[16];
+  for (int i = 0; i < 16; i++) r[i] = _mm512_load_si512(acc + 16 * i);
+  transpose16(r);
+  for (int64_t c = 0; c < columns; c++) {
+    if (past_cache)
+      _mm512_stream_si512((__m512i*)(y + c * y_stride), r[c]);
+    else
+      _mm512_storeu_si512(y + c * y_stride, r[c]);
+  }
+}

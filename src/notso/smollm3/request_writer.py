@@ -1,0 +1,116 @@
+"""From what is asked to a request that the engine can run: checked, rendered, and with all it will need."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import cast
+
+from notso.smollm3.answer import Answer
+from notso.smollm3.answer_options import CompleteOptions, PromptInput
+from notso.smollm3.errors import ContextLengthError, InvalidRequestError
+from notso.smollm3.generation import Generation
+from notso.smollm3.grammar import Grammars
+from notso.smollm3.guide import guide_for
+from notso.smollm3.logprobs import token_logprob
+from notso.smollm3.messages import Event, Message
+from notso.smollm3.prompt import ANSWER_TOKENS, Prompt, PromptWriter, checked_ids
+from notso.smollm3.request import Request
+from notso.smollm3.sampling import Sampler
+from notso.smollm3.sampling_params import SamplingParams
+from notso.smollm3.sequence import RANKS
+from notso.smollm3.sequence import Sequence as ScheduledSequence
+from notso.smollm3.speculation import Proposer
+from notso.smollm3.step_costs import StepCosts
+from notso.smollm3.tokenizer import Tokenizer
+
+GUESSED_FROM_TOKENS = 32_768
+"""How far back guesses at the next tokens look: further back costs memory that long contexts need."""
+
+
+class RequestWriter:
+    """Writes the requests of one loaded model. Safe to use from several threads.
+
+    changed: called when a reader steers its answer. costs: what guesses are priced by; None: nothing is guessed.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptWriter,
+        tokenizer: Tokenizer,
+        context_tokens: int,
+        *,
+        changed: Callable[[], None],
+        costs: StepCosts | None,
+    ) -> None:
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._grammars = Grammars(tokenizer)
+        self._context_tokens = context_tokens
+        self._changed = changed
+        self._costs = costs
+        thinking = (tokenizer.think_open_id, tokenizer.think_close_id)
+        self._unguessed = tokenizer.control_ids | {token for token in thinking if token is not None}
+
+    def write(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions, root: bytes) -> Request:
+        """A request, under the key `root`, that nothing has been done for yet.
+
+        Raises InvalidRequestError, ContextLengthError or TemplateError.
+        """
+        prompt = self._prompt(asked, params, options)
+        tokenizer, length = self._tokenizer, len(prompt.ids)
+        room = self._context_tokens - length
+        if room < (params.max_tokens or 1):
+            raise ContextLengthError(length + (params.max_tokens or 1), self._context_tokens)
+        guide = guide_for(options, tokenizer, self._grammars, may_think=prompt.may_think, begun=prompt.begun)
+        is_guided = guide is not None and guide.has_grammar
+        may_call = bool(options.tools) and options.tool_choice != "none" and not (is_guided and prompt.begun)
+        top, dropped = options.top_logprobs, prompt.dropped_messages
+        return Request(
+            sequence=ScheduledSequence(prompt.ids, root=root, rank=RANKS[options.priority]),
+            generation=Generation(self._changed),
+            sampler=Sampler(params, secrets.randbits(63) if params.seed is None else params.seed, tokenizer.vocab_size),
+            answer=Answer(
+                tokenizer,
+                prompt.ids,
+                params.stop,
+                may_call,
+                prompt.goes_on,
+                isinstance(asked, str),
+                one_call=not options.parallel_tool_calls,
+                is_guided=is_guided,
+            ),
+            most=params.max_tokens or room,
+            thinking_budget=params.thinking_budget,
+            closing=self._prompts.end_of_thought,
+            propose=None if self._costs is None else partial(self._proposer, prompt.ids, self._costs),
+            guide=guide,
+            describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
+            opening=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
+        )
+
+    def _prompt(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions) -> Prompt:
+        if not hasattr(asked, "__len__") or len(asked) == 0:
+            raise InvalidRequestError("messages or token ids are needed: there is nothing to answer", param="messages")
+        if isinstance(asked, str):
+            options.require_for_prompt(is_text=True)
+            return Prompt(self._tokenizer.encode(asked), goes_on=True)
+        if not isinstance(asked[0], Message):
+            options.require_for_prompt(is_text=False)
+            ids = checked_ids(cast(Sequence[int], asked), self._tokenizer.vocab_size)
+            return Prompt(ids, may_think=self._prompts.may_think(ids))
+        return self._prompts.write_for(
+            cast(Sequence[Message], asked),
+            options.thinking,
+            options.tools,
+            options.date,
+            continue_last=options.continue_last,
+            when_full=options.when_full,
+            context_tokens=self._context_tokens,
+            kept_free=params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4),
+            least_free=params.max_tokens or 1,
+        )
+
+    def _proposer(self, ids: list[int], costs: StepCosts) -> Proposer:
+        return Proposer(ids[-GUESSED_FROM_TOKENS:], never=self._unguessed, costs=costs)

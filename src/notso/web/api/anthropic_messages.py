@@ -1,0 +1,39 @@
+"""The Anthropic API: messages, whole or as a stream, and their length beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import JSONResponse, Response
+
+from notso.web.access import guarded
+from notso.web.api.anthropic_form import MessageForm
+from notso.web.api.anthropic_request import parse_count_request, parse_message_request
+from notso.web.api.chat_response import model_id, new_id
+from notso.web.api.model_names import require_model
+from notso.web.api.serving import Owner, Shared, answer, known, read_body, ready_engine
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+
+@router.post("/v1/messages")
+async def messages(request: Request, state: Shared, owner: Owner) -> Response:
+    """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""
+    asked = await read_body(request, parse_message_request)
+    return await answer(
+        request, state, owner, asked, lambda info: MessageForm(asked, model_id(info), new_id("msg", "_"))
+    )
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request, state: Shared) -> Response:
+    """How many tokens the model would read."""
+    asked = await read_body(request, parse_count_request)
+    engine, info = ready_engine(state)
+    require_model(asked.model, info)
+    try:
+        count = await asyncio.to_thread(engine.count_tokens, asked.messages, asked.thinking, asked.tools)
+    except Exception as error:
+        raise known(error, asked.names) from error
+    return JSONResponse({"input_tokens": count})

@@ -1,0 +1,45 @@
+"""Responses that programs asked to be kept, written and read."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import asdict
+from typing import Any
+
+from notso.smollm3 import Message, ToolCall
+from notso.web.store.protocol import StoredResponse
+
+MOST_KEPT = 1000
+
+
+def save_response(db: sqlite3.Connection, owner: str, response: StoredResponse) -> None:
+    """Keep one, or keep it once more. The oldest go when there are more than enough."""
+    db.execute(
+        "INSERT OR REPLACE INTO responses (id, owner, previous_id, body, conversation, created_ms)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            response.id,
+            owner,
+            response.previous_id,
+            json.dumps(response.body, ensure_ascii=False),
+            json.dumps([asdict(message) for message in response.conversation], ensure_ascii=False),
+            response.created_ms,
+        ),
+    )
+    db.execute(
+        "DELETE FROM responses WHERE owner = ? AND id NOT IN"
+        " (SELECT id FROM responses WHERE owner = ? ORDER BY created_ms DESC, id DESC LIMIT ?)",
+        (owner, owner, MOST_KEPT),
+    )
+
+
+def response_of(row: sqlite3.Row) -> StoredResponse:
+    """One as it was kept."""
+    messages = tuple(_message(entry) for entry in json.loads(row["conversation"]))
+    return StoredResponse(row["id"], row["previous_id"], json.loads(row["body"]), messages, row["created_ms"])
+
+
+def _message(entry: dict[str, Any]) -> Message:
+    calls = tuple(ToolCall(**call) for call in entry.pop("tool_calls"))
+    return Message(**entry, tool_calls=calls)

@@ -1,0 +1,287 @@
+"""Exact arithmetic: a grammar of its own over fractions, with a bound on everything that could grow.
+
+sum     = product (('+' | '-') product)*
+product = signed (('*' | '/' | '//' | '%') signed)*
+signed  = ('+' | '-') signed | power
+power   = atom (('**' | '^') signed)?
+atom    = number | 'pi' | name '(' sum (',' sum)* ')' | '(' sum ')'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+from fractions import Fraction
+from typing import Any
+
+from notso.web.errors import ToolError
+from notso.web.tools.chat_tool import ChatTool, Surroundings
+
+MAX_CHARACTERS = 1_000
+MAX_DEPTH = 60
+MAX_BITS = 8_192  # of a numerator or a denominator: about 2,466 digits
+MAX_FACTORIAL = 500
+MAX_DECIMALS = 40  # as many are shown of a finite fraction; longer ones are rounded
+ROUNDED_DIGITS = 20
+INNER_DIGITS = 60  # of a root that is no fraction
+
+_TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)|([a-z]+)|(\*\*|//|[-+*/%^(),]))")
+_SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")"})
+_PI = Fraction("3.14159265358979323846264338327950288419716939937510582097494")
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """`exact`: no root and no constant was rounded on the way."""
+
+    value: Fraction
+    exact: bool = True
+
+
+def calculate(expression: str) -> str:
+    """The value of an expression: whole, as a finite decimal, or rounded and marked so. Raises ToolError."""
+    if len(expression) > MAX_CHARACTERS:
+        raise ToolError(f"the expression is longer than {MAX_CHARACTERS} characters")
+    parser = _Parser(_tokens(expression.translate(_SAME).rstrip("=? \n\t")))
+    return _written(parser.whole())
+
+
+def _tokens(text: str) -> list[str]:
+    tokens, position = [], 0
+    while text[position:].strip():
+        match = _TOKEN.match(text, position)
+        if match is None:
+            wrong = text[position:].strip()[:1]
+            raise ToolError(f"{wrong!r} cannot be computed; there are numbers, + - * / // % ^ and {_names()}")
+        tokens.append(match[1] or match[2] or match[3])
+        position = match.end()
+    return tokens
+
+
+class _Parser:
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self._tokens = tokens
+        self._at = 0
+        self._depth = 0
+
+    def whole(self) -> _Number:
+        if not self._tokens:
+            raise ToolError("there is nothing to compute")
+        number = self._sum()
+        if self._at < len(self._tokens):
+            raise ToolError(f"{self._tokens[self._at]!r} is not expected there")
+        return number
+
+    def _next(self, *wanted: str) -> str:
+        """The next token if it is one of those, else ''."""
+        if self._at < len(self._tokens) and self._tokens[self._at] in wanted:
+            self._at += 1
+            return self._tokens[self._at - 1]
+        return ""
+
+    def _expect(self, sign: str) -> None:
+        if not self._next(sign):
+            raise ToolError(f"{sign!r} is missing")
+
+    def _sum(self) -> _Number:
+        left = self._product()
+        while sign := self._next("+", "-"):
+            right = self._product()
+            value = left.value + right.value if sign == "+" else left.value - right.value
+            left = _bounded(value, left.exact and right.exact)
+        return left
+
+    def _product(self) -> _Number:
+        left = self._signed()
+        while sign := self._next("*", "/", "//", "%"):
+            left = _multiplied(sign, left, self._signed())
+        return left
+
+    def _signed(self) -> _Number:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ToolError(f"it is nested deeper than {MAX_DEPTH}")
+        sign = self._next("+", "-")
+        number = self._signed() if sign else self._power()
+        self._depth -= 1
+        return _Number(-number.value, number.exact) if sign == "-" else number
+
+    def _power(self) -> _Number:
+        base = self._atom()
+        return _raised(base, self._signed()) if self._next("**", "^") else base
+
+    def _atom(self) -> _Number:
+        if self._next("("):
+            number = self._sum()
+            self._expect(")")
+            return number
+        if self._at == len(self._tokens):
+            raise ToolError("something is missing at the end")
+        token = self._tokens[self._at]
+        self._at += 1
+        if token[0].isdigit() or token[0] == ".":
+            return _literal(token)
+        if token == "pi":
+            return _Number(_PI, exact=False)
+        if token not in _FUNCTIONS:
+            known = f"there is no {token!r}; there are: {_names()}" if token.isalpha() else f"{token!r} is misplaced"
+            raise ToolError(known)
+        self._expect("(")
+        arguments = [self._sum()]
+        while self._next(","):
+            arguments.append(self._sum())
+        self._expect(")")
+        least, most, function = _FUNCTIONS[token]
+        if not least <= len(arguments) <= most:
+            raise ToolError(f"{token} does not take {len(arguments)} numbers")
+        made = function([each.value for each in arguments])
+        return _bounded(made.value, made.exact and all(each.exact for each in arguments))
+
+
+def _literal(token: str) -> _Number:
+    _, _, exponent = token.lower().partition("e")
+    if exponent and abs(int(exponent)) > MAX_BITS // 4:
+        raise ToolError("the numbers become too large")
+    return _bounded(Fraction(token))
+
+
+def _multiplied(sign: str, left: _Number, right: _Number) -> _Number:
+    if sign != "*" and right.value == 0:
+        raise ToolError("division by zero")
+    value: Fraction
+    if sign == "*":
+        value = left.value * right.value
+    elif sign == "/":
+        value = left.value / right.value
+    elif sign == "//":
+        value = Fraction(left.value // right.value)
+    else:
+        value = left.value % right.value
+    return _bounded(value, left.exact and right.exact)
+
+
+def _raised(base: _Number, exponent: _Number) -> _Number:
+    exact = base.exact and exponent.exact
+    if exponent.value == Fraction(1, 2):
+        root = _root([base.value])
+        return _Number(root.value, root.exact and exact)
+    if exponent.value.denominator != 1:
+        raise ToolError("only whole powers and square roots can be computed")
+    power = int(exponent.value)
+    if base.value == 0 and power < 0:
+        raise ToolError("division by zero")
+    bits = max(base.value.numerator.bit_length(), base.value.denominator.bit_length())
+    if abs(base.value) != 1 and base.value != 0 and bits * abs(power) > 2 * MAX_BITS:  # before it is computed
+        raise ToolError("the numbers become too large")
+    if abs(base.value) == 1:
+        power %= 2
+    return _bounded(base.value**power, exact) if base.value else _Number(Fraction(0**power), exact)
+
+
+def _bounded(value: Fraction, exact: bool = True) -> _Number:
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
+        raise ToolError("the numbers become too large")
+    return _Number(value, exact)
+
+
+def _root(numbers: Sequence[Fraction]) -> _Number:
+    value = numbers[0]
+    if value < 0:
+        raise ToolError("a negative number has no square root")
+    top, bottom = math.isqrt(value.numerator), math.isqrt(value.denominator)
+    if top * top == value.numerator and bottom * bottom == value.denominator:
+        return _Number(Fraction(top, bottom))
+    scale = 10 ** (2 * INNER_DIGITS)
+    return _Number(Fraction(math.isqrt(value.numerator * scale * scale // value.denominator), scale), exact=False)
+
+
+def _rounded(numbers: Sequence[Fraction]) -> _Number:
+    places = numbers[1] if len(numbers) > 1 else Fraction(0)
+    if places.denominator != 1 or abs(places) > MAX_DECIMALS:
+        raise ToolError(f"round takes at most {MAX_DECIMALS} places")
+    return _Number(Fraction(round(numbers[0], int(places))))
+
+
+def _factorial(numbers: Sequence[Fraction]) -> _Number:
+    number = numbers[0]
+    if number.denominator != 1 or not 0 <= number <= MAX_FACTORIAL:
+        raise ToolError(f"factorial takes a whole number from 0 to {MAX_FACTORIAL}")
+    return _Number(Fraction(math.factorial(int(number))))
+
+
+def _of_integers(function: Callable[..., int]) -> Callable[[Sequence[Fraction]], _Number]:
+    def apply(numbers: Sequence[Fraction]) -> _Number:
+        if any(number.denominator != 1 for number in numbers):
+            raise ToolError("that takes whole numbers")
+        return _Number(Fraction(function(*(int(number) for number in numbers))))
+
+    return apply
+
+
+_FUNCTIONS: dict[str, tuple[int, int, Callable[[Sequence[Fraction]], _Number]]] = {
+    "sqrt": (1, 1, _root),
+    "abs": (1, 1, lambda numbers: _Number(abs(numbers[0]))),
+    "round": (1, 2, _rounded),
+    "floor": (1, 1, lambda numbers: _Number(Fraction(math.floor(numbers[0])))),
+    "ceil": (1, 1, lambda numbers: _Number(Fraction(math.ceil(numbers[0])))),
+    "min": (1, 50, lambda numbers: _Number(min(numbers))),
+    "max": (1, 50, lambda numbers: _Number(max(numbers))),
+    "gcd": (1, 50, _of_integers(math.gcd)),
+    "lcm": (1, 50, _of_integers(math.lcm)),
+    "factorial": (1, 1, _factorial),
+}
+
+
+def _names() -> str:
+    return ", ".join([*_FUNCTIONS, "pi"])
+
+
+def _written(number: _Number) -> str:
+    value = number.value
+    if number.exact and value.denominator == 1:
+        return str(value.numerator)
+    decimals = _decimals(value.denominator)
+    if number.exact and decimals is not None:
+        whole = str(abs(value.numerator) * 10**decimals // value.denominator).rjust(decimals + 1, "0")
+        return f"{'-' if value < 0 else ''}{whole[:-decimals]}.{whole[-decimals:]}"
+    context = Context(prec=ROUNDED_DIGITS, rounding=ROUND_HALF_EVEN, Emax=99_999, Emin=-99_999)
+    near = context.divide(Decimal(value.numerator), Decimal(value.denominator)).normalize(context)
+    shown = format(near, "f") if -ROUNDED_DIGITS < near.adjusted() < ROUNDED_DIGITS else str(near)
+    fraction = f"{value.numerator}/{value.denominator}"
+    return f"{shown} (rounded; exactly {fraction})" if number.exact and len(fraction) <= 24 else f"{shown} (rounded)"
+
+
+def _decimals(denominator: int) -> int | None:
+    """How many decimals a fraction with this denominator has; None for more than are shown, or without end."""
+    twos = fives = 0
+    while denominator % 2 == 0:
+        denominator //= 2
+        twos += 1
+    while denominator % 5 == 0:
+        denominator //= 5
+        fives += 1
+    most = max(twos, fives)
+    return most if denominator == 1 and most <= MAX_DECIMALS else None
+
+
+async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    return await asyncio.to_thread(calculate, arguments["expression"])
+
+
+CALCULATOR = ChatTool(
+    name="calculator",
+    description=(
+        "Evaluate an arithmetic expression exactly: + - * / // % ^, parentheses, sqrt, abs, round, floor, ceil, min,"
+        " max, gcd, lcm, factorial, pi."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {"expression": {"type": "string", "description": "For example (2 + 3) * 4"}},
+        "required": ["expression"],
+    },
+    run=_run,
+)

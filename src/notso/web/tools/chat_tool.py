@@ -1,0 +1,69 @@
+"""A tool as a plain value: what the model is told of it, and the function behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from notso.web.chat.engine_port import Tool
+from notso.web.errors import ToolError
+from notso.web.store.protocol import Attachment, ChatStore
+
+MAX_ARGUMENT_CHARACTERS = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a tool may know of the chat it is called in. `attachments` are those of the branch the model answers in."""
+
+    owner: str
+    chat_id: str
+    store: ChatStore
+    attachments: tuple[Attachment, ...] = ()
+
+
+Run = Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]
+"""From checked arguments to the text the model reads. Raises ToolError, whose sentence the model reads instead."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatTool:
+    """`parameters` is the JSON schema of the arguments; `origin` names the server it comes from ('': built in).
+
+    After `seconds` a call is given up.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    run: Run
+    origin: str = ""
+    seconds: float = field(default=10.0)
+
+    @property
+    def definition(self) -> Tool:
+        """The tool as the engine is given it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+def check_arguments(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Hold arguments to the little of JSON schema that built-in tools use: which there are, and their types.
+
+    Raises ToolError, which names what is missing, unknown or of another type.
+    """
+    properties: Mapping[str, Any] = parameters.get("properties", {})
+    for name in parameters.get("required", ()):
+        if name not in arguments:
+            raise ToolError(f"the argument {name} is missing")
+    for name, value in arguments.items():
+        if name not in properties:
+            raise ToolError(f"there is no argument {name}; there are: {', '.join(properties) or 'none'}")
+        kind = properties[name].get("type")
+        if kind == "string" and not isinstance(value, str):
+            raise ToolError(f"the argument {name} must be a text")
+        if kind == "integer" and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ToolError(f"the argument {name} must be a whole number")
+        if isinstance(value, str) and len(value) > MAX_ARGUMENT_CHARACTERS:
+            raise ToolError(f"the argument {name} is longer than {MAX_ARGUMENT_CHARACTERS} characters")

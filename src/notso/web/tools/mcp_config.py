@@ -1,0 +1,79 @@
+"""The file that names MCP servers, in the usual form: {"mcpServers": {name: {command, args, env}}}."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from notso.web.errors import SettingsError
+
+MAX_FILE_BYTES = 262_144
+MAX_SERVERS = 8
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,31}")
+_KNOWN = {"command", "args", "env", "cwd", "type", "transport", "disabled"}
+
+
+@dataclass(frozen=True, slots=True)
+class McpEntry:
+    """How one server is started: a program that speaks MCP over its standard input and output."""
+
+    name: str
+    command: str
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+    cwd: str | None = None
+
+
+def read_mcp_config(path: Path) -> list[McpEntry]:
+    """The servers of a file, without those that it disables. Raises SettingsError, which says what is wrong."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _error(f"{path} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise _error(f"{path.name} is larger than {MAX_FILE_BYTES} bytes")
+    try:
+        content = json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise _error(f"{path.name} is not JSON") from error
+    servers = content.get("mcpServers") if isinstance(content, dict) else None
+    if not isinstance(servers, dict):
+        raise _error(f'{path.name} needs an object "mcpServers"')
+    entries = [_entry(name, entry) for name, entry in servers.items() if not _is_disabled(entry)]
+    if len(entries) > MAX_SERVERS:
+        raise _error(f"at most {MAX_SERVERS} servers can be used, {path.name} names {len(entries)}")
+    return entries
+
+
+def _is_disabled(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("disabled") is True
+
+
+def _entry(name: str, entry: Any) -> McpEntry:
+    if not _NAME.fullmatch(name):
+        raise _error(f"{name!r} is no name for a server: letters, digits and - are, up to 32")
+    if not isinstance(entry, dict):
+        raise _error(f"{name}: an object is needed")
+    if "url" in entry or entry.get("type", entry.get("transport", "stdio")) != "stdio":
+        raise _error(f"{name}: only servers that are started as a program (stdio) can be used, none at an address")
+    unknown = sorted(set(entry) - _KNOWN)
+    if unknown:
+        raise _error(f"{name}: {unknown[0]!r} is not known; there are: {', '.join(sorted(_KNOWN))}")
+    command, args, env, cwd = entry.get("command"), entry.get("args", []), entry.get("env", {}), entry.get("cwd")
+    if not isinstance(command, str) or not command.strip():
+        raise _error(f"{name}: a command is needed")
+    if not isinstance(args, list) or not all(isinstance(each, str) for each in args):
+        raise _error(f"{name}: args must be a list of texts")
+    if not isinstance(env, dict) or not all(isinstance(each, str) for each in env.values()):
+        raise _error(f"{name}: env must map names to texts")
+    if cwd is not None and not isinstance(cwd, str):
+        raise _error(f"{name}: cwd must be a text")
+    return McpEntry(name, command, tuple(args), dict(env), cwd)
+
+
+def _error(message: str) -> SettingsError:
+    return SettingsError(message, setting="mcp_config")

@@ -1,0 +1,204 @@
+"""Tools of other programs: MCP servers, each started as a child process, watched, and started again when it is needed.
+
+This is the only module that imports `mcp`, which comes with the extra of that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp.types import CallToolResult, TextContent
+
+from notso.web.errors import ToolError
+from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.mcp_config import McpEntry
+
+logger = logging.getLogger("notso.web.mcp")
+
+START_SECONDS = 20.0
+CALL_SECONDS = 60.0
+STOP_SECONDS = 8.0
+MAX_TOOLS = 24  # of all servers together: a model is told of each that is on
+MAX_PAGES = 10
+MAX_DESCRIPTION_CHARACTERS = 600
+MAX_SCHEMA_CHARACTERS = 6_000
+MAX_NAME_CHARACTERS = 64
+CONNECTION_CLOSED = -32_000
+
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class McpServer:
+    """One server. Its connection lives in a task of its own, since it must be closed where it was opened.
+
+    `tools` stay listed when the server has gone: the next call starts it again. `failure` says why it is not running.
+    """
+
+    def __init__(self, entry: McpEntry) -> None:
+        self.entry = entry
+        self.tools: tuple[ChatTool, ...] = ()
+        self.failure = ""
+        self._client: Client | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> bool:
+        """Whether it runs, after an attempt to start it where it does not."""
+        async with self._starting:
+            if self._client is not None:
+                return True
+            await self.stop()
+            self._over = asyncio.Event()
+            up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._live(up, self._over))
+            try:
+                await asyncio.wait_for(asyncio.shield(up), START_SECONDS)
+            except TimeoutError:
+                self.failure = f"it did not answer within {START_SECONDS:g} s"
+                await self.stop()
+            except ToolError as error:
+                self.failure = str(error)
+            else:
+                self.failure = ""
+            if self.failure:
+                logger.warning("MCP server %s: %s", self.entry.name, self.failure)
+            return not self.failure
+
+    async def stop(self) -> None:
+        """End the child process, if there is one."""
+        task, self._task = self._task, None
+        self._over.set()
+        if task is None:
+            return
+        if self._client is None:
+            task.cancel()  # it waits for a server that says nothing
+        self._client = None
+        _, late = await asyncio.wait([task], timeout=STOP_SECONDS)
+        for each in late:
+            each.cancel()
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """What the tool says. Raises ToolError: it failed, or the server has gone and does not come back."""
+        if not await self.start() or self._client is None:
+            raise ToolError(f"the server {self.entry.name} is not running: {self.failure}")
+        try:
+            return _text_of(await self._client.call_tool(name, dict(arguments)))
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                self.failure = "it has ended"
+                await self.stop()
+                raise ToolError(f"the server {self.entry.name} ended during the call") from error
+            raise ToolError(" ".join(str(error.message).split())[:500]) from error
+
+    async def _live(self, up: asyncio.Future[None], over: asyncio.Event) -> None:
+        entry = self.entry
+        parameters = StdioServerParameters(
+            command=entry.command, args=list(entry.args), env=dict(entry.env) or None, cwd=entry.cwd
+        )
+        try:
+            # What a server writes beside its messages is its own; it may quote what it was asked.
+            with Path(os.devnull).open("w") as nowhere:
+                async with Client(stdio_client(parameters, errlog=nowhere)) as client:
+                    self.tools = await self._listed(client)
+                    self._client = client
+                    if not up.done():
+                        up.set_result(None)
+                    await over.wait()
+        except Exception as error:
+            if not up.done():
+                up.set_exception(ToolError(_reason(error)))
+        finally:
+            self._client = None
+            if not up.done():
+                up.cancel()
+
+    async def _listed(self, client: Client) -> tuple[ChatTool, ...]:
+        tools: dict[str, ChatTool] = {}
+        cursor: str | None = None
+        for _ in range(MAX_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            for tool in page.tools:
+                name = _UNFIT.sub("_", f"{self.entry.name}__{tool.name}")[:MAX_NAME_CHARACTERS]
+                if name in tools or len(json.dumps(tool.input_schema)) > MAX_SCHEMA_CHARACTERS:
+                    logger.warning("MCP server %s: a tool was left out: %s", self.entry.name, name)
+                    continue
+                said = " ".join((tool.description or tool.title or "").split())[:MAX_DESCRIPTION_CHARACTERS]
+                tools[name] = ChatTool(
+                    name, said, tool.input_schema, self._caller(tool.name), self.entry.name, CALL_SECONDS
+                )
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        return tuple(tools.values())
+
+    def _caller(self, name: str) -> Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]:
+        async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+            return await self.call(name, arguments)
+
+        return run
+
+
+class McpServers:
+    """All servers of a configuration. Everything here runs on the event loop."""
+
+    def __init__(self, entries: Sequence[McpEntry]) -> None:
+        self._entries = entries
+        self._servers: list[McpServer] = []
+        self._starting: asyncio.Future[list[bool]] | None = None
+
+    def start(self) -> None:
+        """Begin to start them, all at once; nobody waits for that yet."""
+        self._servers = [McpServer(entry) for entry in self._entries]
+        self._starting = asyncio.ensure_future(asyncio.gather(*(server.start() for server in self._servers)))
+
+    async def ready(self) -> None:
+        """Wait until each has either come up or failed to."""
+        if self._starting is not None:
+            await asyncio.shield(self._starting)
+
+    async def close(self) -> None:
+        """End them all."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        await asyncio.gather(*(server.stop() for server in self._servers))
+
+    def tools(self) -> tuple[ChatTool, ...]:
+        """What they offer, as named by server and tool."""
+        return tuple(tool for server in self._servers for tool in server.tools)[:MAX_TOOLS]
+
+    def failures(self) -> dict[str, str]:
+        """The servers that are not running, and why."""
+        return {server.entry.name: server.failure for server in self._servers if server.failure}
+
+
+def _text_of(result: CallToolResult) -> str:
+    parts = [each.text if isinstance(each, TextContent) else f"[{each.type} left out]" for each in result.content]
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    text = "\n".join(parts)
+    if result.is_error:
+        raise ToolError(text or "the tool failed")
+    return text
+
+
+def _reason(error: BaseException) -> str:
+    """One line about why a server did not come up, without paths or secrets."""
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    if isinstance(error, FileNotFoundError):
+        return "there is no such program"
+    if isinstance(error, OSError):
+        return error.strerror or "it could not be started"
+    if isinstance(error, MCPError):
+        return "it ended at once" if error.code == CONNECTION_CLOSED else "it does not speak MCP as it should"
+    return "it could not be started"

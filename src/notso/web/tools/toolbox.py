@@ -1,0 +1,111 @@
+"""All tools there are, found by name, and how one is run: bounded in time and output, never raising."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from notso.web.chat.engine_port import Tool
+from notso.web.errors import NotsoError, ToolError
+from notso.web.tools.attachment_reader import ATTACHMENT_READER
+from notso.web.tools.calculator import CALCULATOR
+from notso.web.tools.chat_search import CHAT_SEARCH
+from notso.web.tools.chat_tool import ChatTool, Surroundings, check_arguments
+from notso.web.tools.clock import CLOCK
+
+logger = logging.getLogger("notso.web.tools")
+
+MAX_RESULT_CHARACTERS = 8_000
+BUILT_IN: tuple[ChatTool, ...] = (CALCULATOR, CLOCK, CHAT_SEARCH, ATTACHMENT_READER)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a call: `text` is what the model reads."""
+
+    state: Literal["done", "failed"]
+    text: str
+    duration_ms: float = 0.0
+
+
+class Others(Protocol):
+    """Where further tools come from."""
+
+    def tools(self) -> Sequence[ChatTool]:
+        """Those there are at the moment."""
+
+    def failures(self) -> Mapping[str, str]:
+        """What is not running, and why."""
+
+    async def ready(self) -> None:
+        """Wait until it is known which there are."""
+
+
+class Toolbox:
+    """The built-in tools, and those that `others` has."""
+
+    def __init__(self, others: Others | None = None) -> None:
+        self._others = others
+
+    async def ready(self, names: Iterable[str] | None = None) -> None:
+        """Wait until all tools are known, or those of that name: nobody waits for a server whose tools are not used."""
+        if self._others is not None and (names is None or set(names) - {tool.name for tool in BUILT_IN}):
+            await self._others.ready()
+
+    def failures(self) -> Mapping[str, str]:
+        """Which servers of tools are not running, and why."""
+        return self._others.failures() if self._others is not None else {}
+
+    def all(self) -> tuple[ChatTool, ...]:
+        """Every tool, in the order in which they are shown and told to the model."""
+        return (*BUILT_IN, *(self._others.tools() if self._others is not None else ()))
+
+    def find(self, name: str) -> ChatTool | None:
+        """The tool of that name."""
+        return next((tool for tool in self.all() if tool.name == name), None)
+
+    def chosen(self, names: Iterable[str]) -> tuple[ChatTool, ...]:
+        """Those of them that were chosen; a name that no tool has is passed over."""
+        wanted = frozenset(names)
+        return tuple(tool for tool in self.all() if tool.name in wanted)
+
+    def definitions(self, names: Iterable[str]) -> list[Tool] | None:
+        """The chosen ones as the engine is told of them; None for none."""
+        return [tool.definition for tool in self.chosen(names)] or None
+
+
+async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Outcome:
+    """Call a tool with arguments as the model wrote them, a JSON object. What goes wrong is told to the model."""
+    started = time.monotonic()
+
+    def outcome(state: Literal["done", "failed"], text: str) -> Outcome:
+        return Outcome(state, cut(text), 1000 * (time.monotonic() - started))
+
+    try:
+        given = json.loads(arguments)
+        if not tool.origin:
+            check_arguments(tool.parameters, given)
+        text = await asyncio.wait_for(tool.run(given, surroundings), tool.seconds)
+    except ToolError as error:
+        return outcome("failed", f"error: {error}")
+    except TimeoutError:
+        return outcome("failed", f"error: {tool.name} did not answer within {tool.seconds:g} s")
+    except NotsoError as error:
+        return outcome("failed", f"error: {error}")
+    except Exception:
+        logger.exception("the tool %s failed", tool.name)
+        return outcome("failed", f"error: {tool.name} failed")
+    return outcome("done", text)
+
+
+def cut(text: str) -> str:
+    """A result that the context can take, and that says so where it was longer; never characters no store holds."""
+    text = text.replace("\x00", " ").encode("utf-8", "replace").decode()
+    if len(text) <= MAX_RESULT_CHARACTERS:
+        return text
+    return f"{text[:MAX_RESULT_CHARACTERS]}\n[cut: {MAX_RESULT_CHARACTERS:,} of {len(text):,} characters]"

@@ -1,0 +1,67 @@
+"""What tests of the page do again and again, in a person's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Locator, Page, expect
+
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+
+
+def ask(page: Page, text: str) -> None:
+    """Write it and press Enter."""
+    page.locator("#text").fill(text)
+    page.locator("#text").press("Enter")
+
+
+def answers(page: Page) -> Locator:
+    """All answers that are shown."""
+    return page.locator("#turns article.assistant")
+
+
+def questions(page: Page) -> Locator:
+    """All questions that are shown."""
+    return page.locator("#turns article.user")
+
+
+def last_answer(page: Page) -> Locator:
+    """The newest answer."""
+    return answers(page).last
+
+
+def finished(page: Page, count: int = 1, *, state: str = "done") -> None:
+    """So many answers are shown, and the newest has ended."""
+    expect(answers(page)).to_have_count(count)
+    expect(last_answer(page)).to_have_attribute("data-state", state)
+
+
+def begin(page: Page, text: str = "Hello") -> None:
+    """A first question, and its answer to the end."""
+    ask(page, text)
+    page.wait_for_url("**/chats/*")
+    finished(page)
+
+
+def until(page: Page, condition: str, argument: Any = None) -> None:
+    """Look again and again (the page's policy forbids Playwright's own way, which evaluates text)."""
+    for _ in range(2400):
+        if page.evaluate(condition, argument):
+            return
+        page.wait_for_timeout(25)
+    raise AssertionError(condition)
+
+
+def imported(page: Page, messages: list[dict[str, str]]) -> None:
+    """Open a chat of these messages, as an import makes it."""
+    place = page.evaluate(
+        """async (messages) => {
+            const headers = { "Content-Type": "application/json", "HX-Request": "true" };
+            const answer = await fetch("/import", { method: "POST", headers, body: JSON.stringify({ messages }) });
+            return answer.headers.get("HX-Redirect") ?? `${answer.status} ${await answer.text()}`;
+        }""",
+        messages,
+    )
+    assert place.startswith("/chats/"), place
+    page.goto("/".join(page.url.split("/")[:3]) + place)

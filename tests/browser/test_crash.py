@@ -1,0 +1,115 @@
+"""`notso serve` in a process of its own, killed with SIGKILL in the middle of an answer, as the browser sees it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from browser.conversation import answers, ask, begin, finished, last_answer
+from playwright.sync_api import Page, expect
+
+PACE_S = 0.06  # the demo model would be done before anybody could kill it
+SERVE = """
+import sys, time
+from notso.smollm3.engine_core import EngineCore
+step, pace = EngineCore._step, float(sys.argv.pop(1))
+def slow_step(core):
+    time.sleep(pace)
+    step(core)
+EngineCore._step = slow_step
+from notso.cli import main
+sys.argv = ["notso", *sys.argv[1:]]
+main()
+"""
+
+
+class Process:
+    """`notso serve` on the demo model."""
+
+    def __init__(self, folder: Path, port: int, pace_s: float) -> None:
+        folder.mkdir(exist_ok=True)
+        homes = {"HOME": str(folder), "XDG_DATA_HOME": "", "XDG_CACHE_HOME": "", "HF_HOME": str(folder / "hf")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("NOTSO_")}
+        options = ["serve", "--no-browser", "--plain", "--port", str(port), "--data-dir", str(folder / "data")]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(pace_s), *options], env=kept | homes, stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            except OSError:
+                assert self.process.poll() is None and time.monotonic() < deadline
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., tuple[str, Process]]]:
+    """Start it, always on the same port and folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    started: list[Process] = []
+
+    def begin_process(pace_s: float = 0) -> tuple[str, Process]:
+        started.append(Process(tmp_path, port, pace_s))
+        return f"http://127.0.0.1:{port}/", started[-1]
+
+    yield begin_process
+    for process in started:
+        process.kill()
+
+
+def test_killed_in_an_answer_and_started_again(
+    start: Callable[..., tuple[str, Process]], open_page: Callable[..., Page], picture: Callable[..., None]
+) -> None:
+    url, process = start(PACE_S)
+    page = open_page(
+        url, expected="htmx:sse:error|ERR_CONNECTION|ERR_INCOMPLETE|ERR_NETWORK|Failed to fetch|htmx:error"
+    )
+    ask(page, "/temp 0")
+    expect(page.locator("#toasts")).to_contain_text("Temperature 0")
+    ask(page, "Tell me a story")
+    page.wait_for_url("**/chats/*")
+    expect(last_answer(page).locator(".answer")).to_contain_text("Once there was a small model")
+    saved = ""
+    while not saved:  # what is on the disk, a second or so behind what is shown
+        page.wait_for_timeout(100)
+        html = page.request.get(page.url).text()
+        saved = re.sub(r"<[^>]*>", "", re.findall(r'-answer-closed">(.*?)</div>', html, re.DOTALL)[0]).strip()
+    process.kill()
+    expect(page.locator("#status .reconnecting")).to_be_visible()
+    picture(page, "gone")
+
+    start()
+    finished(page, state="interrupted")
+    expect(last_answer(page)).to_contain_text("The server stopped while this answer was being written.")
+    expect(last_answer(page).locator("summary")).to_contain_text("Thought")
+    part = last_answer(page).locator(".answer").inner_text().strip()
+    assert part.startswith(saved) and len(part) < 800
+    picture(page, "interrupted")
+    message = last_answer(page).get_attribute("id")
+    page.get_by_role("button", name="Continue").click()
+    expect(last_answer(page).locator(".answer")).to_contain_text("The end.")
+    finished(page)
+    assert last_answer(page).get_attribute("id") == message
+    whole = last_answer(page).locator(".answer").inner_text().strip()
+    assert whole.startswith(part) and whole.count("Once there was") == 1
+
+    page.get_by_role("link", name="New chat").click()
+    begin(page, "Tell me a story")
+    assert last_answer(page).locator(".answer").inner_text().strip() == whole, "as if it had never been interrupted"
+    expect(answers(page)).to_have_count(1)

@@ -1,0 +1,140 @@
+"""Waiting and limits, on the real engine: the queue, the reading of a prompt, the thinking budget, the pill, and what
+happens where the context ends.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from browser.conversation import answers, ask, begin, finished, last_answer
+from browser.demo_engine import DemoEngine
+from playwright.sync_api import Page, expect
+
+Serve = Callable[..., Any]
+Open = Callable[..., Page]
+Picture = Callable[..., None]
+
+
+def test_who_waits_is_told_the_place_and_can_leave(
+    serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
+    url = serve(lambda: demo.load(max_num_seqs=1)).url
+    first = open_page(url)
+    demo.pace_s = 0.05
+    demo.dictate("word " * 3000)
+    ask(first, "Go on for long")
+    expect(first.locator("#status-label")).to_have_text("Generating")
+    second, third = open_page(url), open_page(url)  # each a browser of its own: one has but six connections
+    for page, place in ((second, "1st"), (third, "2nd")):
+        ask(page, "Hello")
+        expect(page.locator("#status-label")).to_have_text(f"Queued ({place})")
+    picture(third)
+    second.get_by_role("button", name="Stop").click()
+    finished(second, state="stopped")
+    expect(third.locator("#status-label")).to_have_text("Queued (1st)")
+    first.get_by_role("button", name="Stop").click()
+    finished(first, state="stopped")
+    finished(third)
+
+
+def test_an_engine_that_is_busy_with_a_long_step_is_told_of_in_words(
+    serve: Serve, open_page: Open, demo: DemoEngine
+) -> None:
+    page = open_page(serve(demo.load).url)
+    expect(page.get_by_text("Demo model.")).to_be_visible()
+    demo.hold_all()
+    ask(page, "Hello")
+    page.wait_for_url("**/chats/*")
+    demo.reached()
+    expect(page.locator("#status-label")).to_have_text("Queued")
+    demo.release()
+    finished(page)
+
+
+def test_reading_a_long_prompt_is_told(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+    page = open_page(serve(lambda: demo.load(rows=32)).url)
+    begin(page, "Tell me a story")
+    demo.pace_s = 0.05
+    demo.hold("reading", 900)
+    ask(page, "word " * 1500)
+    expect(page.locator("#status-label")).to_have_text(re.compile(r"Reading prompt [1-9]\d? %"))
+    expect(last_answer(page)).to_contain_text(
+        re.compile(r"[\d,]+ of [1-9][\d,]+ new tokens \(\d+ from cache\), \d+ s left")
+    )
+    picture(page, dark=True)
+    page.get_by_role("button", name="Stop").click()
+    finished(page, 2, state="stopped")
+    demo.release()
+
+
+def test_the_pill_tells_what_is_behind_it(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+    page = open_page(serve(demo.load).url)
+    begin(page, "Tell me a story")
+    page.reload()
+    page.locator("#status .pill").click()
+    details = page.locator("#status-details")
+    for said in ("demo", "4,096", "tokens/s", "Memory", "kernels"):
+        expect(details).to_contain_text(re.compile(said, re.IGNORECASE))
+    picture(page, dark=True)
+
+
+def test_a_thought_ends_at_its_budget_and_the_answer_begins(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    begin(page)
+    with page.expect_response("**/thinking"):
+        page.locator("#budget").select_option("256")
+    page.reload()
+    expect(page.locator("#budget")).to_have_value("256")
+    ask(page, "/thinking 20")
+    expect(page.locator("#budget")).to_have_value("20")
+    demo.dictate("So it is.", "A thought. " * 300)
+    ask(page, "Think")
+    finished(page, 2)
+    expect(last_answer(page).locator(".answer")).to_contain_text("So it is.")
+    summary = last_answer(page).locator("summary").text_content() or ""
+    assert 20 <= int(re.findall(r"(\d+) tokens", summary)[0]) < 40, summary
+
+
+def test_where_the_context_ends_the_answer_says_so(
+    serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture
+) -> None:
+    page = open_page(serve(lambda: demo.load(context_tokens=512)).url, expected="status of 400|response:error")
+    demo.dictate("word " * 2000)
+    ask(page, "Go on for ever")
+    finished(page)
+    expect(last_answer(page)).to_contain_text("The answer reached its length limit.")
+    expect(last_answer(page).get_by_role("button", name="Continue")).to_be_visible()
+    expect(page.locator("#meter .meter")).to_have_class(re.compile("bad"))
+    picture(page, "full", dark=True)
+    ask(page, "And now?")
+    expect(page.locator("#composer-problem")).to_contain_text(re.compile(r"does not fit: \d+ tokens.*512"))
+    expect(page.locator("#text")).to_have_value("And now?")
+    picture(page, "refused")
+    page.get_by_role("button", name="Settings").click()
+    page.locator("#set-when_full").select_option("drop_oldest")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("Saved.")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.locator("#text").press("Enter")
+    finished(page, 2)
+    expect(last_answer(page)).to_contain_text("messages did not fit and were left out.")
+
+
+def test_a_limit_of_tokens_ends_an_answer_which_can_go_on(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    page.get_by_role("button", name="Settings").click()
+    page.locator("#set-max_tokens").fill("40")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("Saved.")).to_be_visible()
+    page.keyboard.press("Escape")
+    begin(page, "Tell me a story")
+    expect(last_answer(page)).to_contain_text("The answer reached its length limit.")
+    before = last_answer(page).locator(".answer").inner_text()
+    assert before.startswith("Once")
+    last_answer(page).get_by_role("button", name="Continue").click()
+    expect(last_answer(page).locator(".answer")).not_to_have_text(before, use_inner_text=True)
+    finished(page)
+    assert last_answer(page).locator(".answer").inner_text().startswith(before.rstrip())
+    expect(answers(page)).to_have_count(1)

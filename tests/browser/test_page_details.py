@@ -1,0 +1,272 @@
+"""What a person notices on the second day: drafts that stay, words where there was silence, what is behind figures."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from browser.conversation import ask
+from browser.demo_engine import DemoEngine
+from playwright.sync_api import Page, expect
+
+from notso.web.models.installed import Shelf
+from notso.web.scripted_engine import ScriptedEngine
+
+Serve = Callable[..., Any]
+Open = Callable[..., Page]
+NO_ANSWER = "ERR_CONNECTION|ERR_INTERNET_DISCONNECTED|Failed to fetch|htmx:sse:error|ERR_INCOMPLETE|ERR_EMPTY"
+
+
+def answered(page: Page, count: int = 1) -> None:
+    expect(page.locator("article.assistant[data-state=done]")).to_have_count(count, timeout=60_000)
+
+
+def reload_until_answered(page: Page) -> None:
+    """What a person without scripts does, and what the page tells them to do."""
+    for _ in range(600):
+        if page.locator("article.assistant[data-state=done]").count():
+            return
+        expect(page.get_by_text("Reload this page to see it")).to_be_visible()
+        page.wait_for_timeout(100)
+        page.reload()
+    raise AssertionError("no answer came")
+
+
+def test_a_draft_survives_a_reload_and_not_its_sending(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    page.locator("#text").fill("half a thought")
+    page.reload()
+    expect(page.locator("#text")).to_have_value("half a thought")
+    page.locator("#text").press("Enter")
+    answered(page)
+    page.reload()
+    expect(page.locator("#text")).to_have_value("")
+    page.locator("#text").fill("another")
+    page.goto(page.url.split("/chats")[0])
+    expect(page.locator("#text")).to_have_value("")
+    page.go_back()
+    expect(page.locator("#text")).to_have_value("another")
+
+
+def test_enter_while_an_answer_is_written_says_why_nothing_is_sent(
+    serve: Serve, open_page: Open, demo: DemoEngine
+) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.hold("thinking")
+    ask(page, "Hello")
+    expect(page.locator("[data-stop]")).to_be_visible()
+    ask(page, "And another thing")
+    problem = page.locator("#composer-problem")
+    expect(problem).to_contain_text("An answer is being written")
+    assert problem.evaluate("e => getComputedStyle(e, '::before').content").startswith('"⚠')
+    assert page.locator("#text").input_value() == "And another thing"
+    demo.release()
+    answered(page)
+    expect(problem).to_be_empty()
+
+
+def test_with_the_server_gone_every_action_says_so(
+    serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path
+) -> None:
+    server = serve(demo.load)
+    page = open_page(server.url, expected=NO_ANSWER)
+    ask(page, "Hello")
+    answered(page)
+    server.close()
+    file = tmp_path / "chats.json"
+    file.write_text("{}")
+    page.locator("#sidebar").get_by_role("button", name="Settings").click()
+    page.locator("#import").set_input_files(file)
+    expect(page.locator("#import-problem")).to_contain_text("The server did not answer")
+    page.keyboard.press("Escape")
+    page.locator("article.assistant [data-regenerate]").click()
+    expect(page.locator("#composer-problem")).to_contain_text("The server did not answer")
+    ask(page, "Hello?")
+    expect(page.locator("#composer-problem")).to_contain_text("Your text is still here")
+    expect(page.locator("#text")).to_have_value("Hello?")
+    expect(page.locator(".reconnecting")).to_be_visible()
+
+
+def test_too_long_a_question_comes_back(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url, expected="status of 400|response:error")
+    ask(page, "Hello")
+    answered(page)
+    ask(page, "w " * 5000)
+    expect(page.locator("#composer-problem")).to_contain_text("This message does not fit")
+    assert page.locator("#text").input_value().startswith("w w")
+    assert page.locator("article.user").count() == 1
+
+
+def test_without_a_script_one_can_ask_read_search_and_export(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    server = serve(demo.load)
+    page = open_page(server.url, java_script_enabled=False)
+    page.locator("#text").fill("What is SmolLM3?")
+    page.get_by_role("button", name="Send").click()
+    page.wait_for_url("**/chats/*")
+    expect(page.locator("article.user .bubble")).to_have_text("What is SmolLM3?")
+    reload_until_answered(page)
+    assert "SmolLM3" in page.locator("article.assistant .answer").inner_text()
+    with page.expect_download() as export:
+        page.locator("[popovertarget=chat-menu]").click()  # popovers need no script
+        page.get_by_role("link", name="Markdown").click()
+    assert "What is SmolLM3?" in Path(export.value.path()).read_text()
+    page.locator("article.assistant").get_by_role("button", name="Answer again").click()
+    reload_until_answered(page)
+    expect(page.locator(".versions")).to_contain_text("2/2")
+    page.get_by_role("link", name="Search").click()
+    page.locator("#search-text").fill("smollm3")
+    page.locator("#search-text").press("Enter")
+    expect(page.locator(".hits mark").first).to_be_visible()
+    page.locator(".hits a").first.click()
+    expect(page.locator("article.user .bubble")).to_have_text("What is SmolLM3?")
+    page.get_by_role("link", name="Settings").click()
+    page.locator("#set-temperature").fill("0.3")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#composer")).to_be_visible()
+
+
+def test_the_pill_tells_figures_for_as_long_as_it_is_open(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.hold("thinking")
+    ask(page, "Hello")
+    expect(page.locator("[data-stop]")).to_be_visible()
+    page.locator(".pill").click()
+    facts = page.locator("#status-facts")
+    expect(facts).to_contain_text("This answer")
+    expect(facts).to_contain_text("1 being answered")
+    demo.release()
+    expect(facts).to_contain_text("The last answer")
+    expect(facts).to_contain_text("First word")
+    page.keyboard.press("Escape")
+    page.wait_for_timeout(1500)  # what was under way when it closed
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(2500)
+    assert not [url for url in asked if "/status" in url], "nobody looks, nothing is asked"
+
+
+def test_memory_and_the_data_folder_are_shown(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url, viewport={"width": 1300, "height": 800})
+    expect(page.locator("#meter .memory")).to_contain_text(re.compile(r" [MG]B of memory"))
+    page.locator("#meter button").click()
+    expect(page.locator("#meter-details")).to_contain_text("in use")
+    page.keyboard.press("Escape")
+    page.locator("#sidebar").get_by_role("button", name="Settings").click()
+    expect(page.locator("#data-folder")).to_contain_text("All is kept in /")
+
+
+def test_old_thinking_is_kept_and_dropped(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    ask(page, "What is 27 + 48?")
+    answered(page)
+    page.locator("#sidebar").get_by_role("button", name="Settings").click()
+    page.locator("#set-keep_thinking").select_option("on")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#model-settings")).to_contain_text("Saved")
+    page.keyboard.press("Escape")
+    page.locator("#meter button").click()
+    drop = page.locator("#meter-details").get_by_role("button", name="Drop old thinking")
+    expect(drop).to_be_visible()
+    before = int(page.locator("#meter [role=meter]").get_attribute("aria-valuenow") or 0)
+    drop.click()
+    expect(page.locator("#toasts")).to_contain_text("Earlier thinking off")
+    expect(page.locator("#meter-details button", has_text="Drop old thinking")).to_have_count(0)
+    assert int(page.locator("#meter [role=meter]").get_attribute("aria-valuenow") or 0) < before
+
+
+def test_instructions_that_set_thinking_are_shown_at_once(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url, viewport={"width": 320, "height": 640})
+    page.locator("#text").fill("/settings")
+    page.locator("#text").press("Enter")
+    page.locator("#set-system_prompt").fill("Be brief. /no_think")
+    page.get_by_role("button", name="Save").click()
+    switch = page.locator("#thinking-switch")
+    expect(switch).to_contain_text("set by system text")
+    page.keyboard.press("Escape")
+    expect(switch.get_by_role("switch")).to_be_disabled()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    page.locator("#text").fill("/thinking on")
+    page.locator("#text").press("Enter")
+    expect(page.locator("#composer-problem")).to_contain_text("in the instructions sets this")
+
+
+def test_from_question_to_question(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    demo.always("A line.\n\n" * 40)
+    page = open_page(serve(demo.load).url)
+    for number in range(1, 4):
+        ask(page, f"Question {number}")
+        answered(page, number)
+    for key, wanted in (("ArrowUp", 3), ("ArrowUp", 2), ("ArrowUp", 1), ("ArrowDown", 2), ("ArrowDown", 3)):
+        page.keyboard.press(f"Alt+{key}")
+        expect(page.locator("article.user:focus .bubble")).to_have_text(f"Question {wanted}")
+        expect(page.locator("article.user").nth(wanted - 1)).to_be_in_viewport()
+    page.locator("article.user").nth(1).get_by_role("link", name="Question before").click()
+    expect(page.locator("article.user").first).to_be_in_viewport()
+
+
+def test_another_model_by_a_part_of_its_name(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    """The engine that is taken is scripted, since it must go by another name than the one before."""
+    gate = threading.Event()
+    shelf = Shelf(lambda path: ScriptedEngine(name="Another" if gate.wait(60) else "Nobody waited for"))
+    page = open_page(serve(demo.load, shelf=shelf).url, expected="status of 404|response:error")
+    ask(page, "/model nonsense")
+    expect(page.locator("#composer-problem")).to_contain_text("There is no such model")
+    ask(page, "/model demo")
+    expect(page.locator("#status-label")).to_have_text("Loading")
+    expect(page.locator(".model-name, #meter .count")).to_have_count(0)
+    gate.set()
+    expect(page.locator("#meter .count")).to_be_visible()
+    expect(page.locator(".model-name")).to_have_text("Another")
+    page.locator("#text").fill("/model")
+    page.locator("#text").press("Enter")
+    page.wait_for_url("**/models")
+
+
+def test_questions_as_markdown(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    ask(page, "Is **this** bold?")
+    answered(page)
+    expect(page.locator(".bubble strong")).to_have_count(0)
+    page.locator("#sidebar").get_by_role("button", name="Settings").click()
+    page.locator("#set-raw_questions").select_option("off")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator("#model-settings")).to_contain_text("Saved")
+    page.reload()
+    expect(page.locator(".bubble strong")).to_have_text("this")
+
+
+def test_a_lost_connection_leaves_something_to_press(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    server = serve(demo.load)
+    page = open_page(server.url, expected=NO_ANSWER)
+    demo.hold("thinking")
+    ask(page, "Hello")
+    expect(page.locator("[data-stop]")).to_be_visible()
+    expect(page.locator(".reload")).to_be_hidden()
+    page.context.set_offline(True)
+    demo.release()
+    server.close()
+    expect(page.locator(".reconnecting")).to_be_visible()
+    expect(page.locator(".reload")).to_be_visible()
+
+
+def test_suggestions_move_nothing(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    demo.always("A line.\n\n" * 40)
+    demo.suggestions = "Why is that?\nWhere is it now?\nWho said so first?"
+    server = serve(demo.load)
+    for width in (1100, 320):
+        page = open_page(server.url, viewport={"width": width, "height": 640})
+        page.locator("#text").fill("Hello")
+        page.locator("#composer-action").click()
+        answered(page)
+        before = page.locator("#composer").bounding_box()
+        expect(page.locator("#suggestions button")).to_have_count(3)
+        assert page.locator("#composer").bounding_box() == before
+        last, chips = (
+            page.locator("article.assistant footer").bounding_box(),
+            page.locator("#suggestions").bounding_box(),
+        )
+        assert last and chips and last["y"] + last["height"] <= chips["y"] + 1, "they lie over nothing"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,0 +1,153 @@
+"""The list of chats, on the real engine: titles, search, pin, delete and undo, files out and in, tabs in step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from browser.conversation import answers, ask, begin, finished, questions
+from browser.demo_engine import DemoEngine
+from playwright.sync_api import Page, expect
+
+Serve = Callable[..., Any]
+Open = Callable[..., Page]
+Picture = Callable[..., None]
+
+
+def test_a_chat_is_called_what_it_was_asked_first(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    text = "\n\nPlease   tell me something about the walrus and where it may be found in winter\nand more"
+    page.locator("#text").fill(text)
+    page.get_by_role("button", name="Send").click()
+    page.wait_for_url("**/chats/*")
+    finished(page)
+    title = "Please tell me something about the walrus and…"
+    expect(page.get_by_role("heading", name=title)).to_be_visible()
+    expect(page.locator("#chat-list").get_by_role("link", name=title)).to_have_attribute("aria-current", "page")
+    expect(page.locator("#chat-list")).to_contain_text("Today")
+    expect(page).to_have_title(f"{title} · notso")
+
+
+def test_the_list_of_chats_follows(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+    server = serve(demo.load)
+    first = open_page(server.url)
+    second = open_page(server.url, like=first)
+    begin(first, "Apples and pears")
+    link = second.locator("#chat-list").get_by_role("link", name="Apples and pears")
+    expect(link).to_be_visible()
+    first.locator("#chat-list li").hover()
+    first.locator("#chat-list").get_by_role("button", name="Pin: Apples and pears").click()
+    for page in (first, second):
+        expect(page.locator("#chat-list")).to_contain_text("Pinned")
+    picture(first)
+    first.locator("#chat-list").get_by_role("button", name="Unpin: Apples and pears").click()
+    for page in (first, second):
+        expect(page.locator("#chat-list")).not_to_contain_text("Pinned")
+    first.get_by_role("button", name="Chat menu").click()
+    first.get_by_label("Title").fill("Fruit")
+    first.get_by_role("button", name="Rename").click()
+    expect(second.locator("#chat-list").get_by_role("link", name="Fruit")).to_be_visible()
+
+
+def test_delete_and_undo(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    begin(page, "To be deleted")
+    said = answers(page).locator(".answer").inner_text()
+    page.locator("#chat-list li").hover()
+    page.locator("#chat-list").get_by_role("button", name="Delete this chat: To be deleted").click()
+    page.wait_for_url("**/?undo=*")
+    expect(page.locator("#toasts")).to_contain_text("Chat deleted.")
+    expect(page.locator("#chat-list")).not_to_contain_text("To be deleted")
+    page.get_by_role("button", name="Undo").click()
+    page.wait_for_url("**/chats/*")
+    expect(answers(page).locator(".answer")).to_have_text(said, use_inner_text=True)
+
+
+def test_a_chat_deleted_in_another_tab(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    server = serve(demo.load)
+    page = open_page(server.url, expected="status of 404|response:error")
+    demo.hold("thinking")
+    ask(page, "Go on")
+    page.wait_for_url("**/chats/*")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    other = open_page(server.url, like=page)
+    other.locator("#chat-list li").hover()
+    other.locator("#chat-list").get_by_role("button", name="Delete this chat: Go on").click()
+    expect(page.locator("#turns")).to_contain_text("There is no such chat.")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(page.locator("#status-label")).to_have_text("Idle")
+    ask(page, "Still here?")
+    expect(page.locator("#composer-problem")).to_contain_text("There is no such chat.")
+    expect(page.locator("#text")).to_have_value("Still here?")
+    other.get_by_role("button", name="Undo").click()
+    expect(questions(page)).to_contain_text("Go on")
+
+
+def test_clear_and_undo(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    begin(page)
+    page.get_by_role("button", name="Chat menu").click()
+    page.get_by_role("button", name="Empty this chat").click()
+    expect(answers(page)).to_have_count(0)
+    expect(page.locator("#toasts")).to_contain_text("Chat emptied.")
+    page.get_by_role("button", name="Undo").click()
+    expect(answers(page)).to_have_count(1)
+
+
+def test_search_finds_and_leads_there(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.dictate("On a floe, says answer number 1.")
+    demo.dictate("On the ice, says answer number 2.")
+    begin(page, "Where do walruses live?")
+    page.get_by_role("button", name="Answer again").click()
+    expect(answers(page)).to_contain_text("number 2.")
+    finished(page)
+    page.goto(page.url.partition("/chats")[0] + "/")
+    page.keyboard.press("Control+k")
+    page.locator("#search-text").fill("number 1")
+    hit = page.locator("#search-results a").first
+    expect(hit.locator("mark").first).to_be_visible()
+    picture(page, dark=True)
+    page.keyboard.press("ArrowDown")
+    expect(hit).to_be_focused()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/chats/*")
+    expect(answers(page)).to_contain_text("number 1.")
+
+
+def test_a_chat_goes_out_as_a_file_and_comes_back(
+    serve: Serve, open_page: Open, demo: DemoEngine, tmp_path: Path
+) -> None:
+    page = open_page(serve(demo.load).url, expected="status of 400")
+    begin(page, "What is 27 + 48?")
+    page.get_by_role("button", name="Answer again").click()
+    expect(answers(page)).to_contain_text("2/2")
+    finished(page)
+    said = answers(page).locator(".answer").inner_text()
+    files = {}
+    for kind, label in (("md", "Markdown"), ("json", "JSON"), ("html", "HTML")):
+        page.get_by_role("button", name="Chat menu").click()
+        with page.expect_download() as download:
+            page.locator("#chat-menu").get_by_role("link", name=label).click()
+        files[kind] = tmp_path / download.value.suggested_filename
+        download.value.save_as(files[kind])
+        page.keyboard.press("Escape")
+    assert said in files["md"].read_text("utf-8") and files["md"].suffix == ".md"
+    assert said in files["html"].read_text("utf-8") and "<script" not in files["html"].read_text("utf-8")
+    assert json.loads(files["json"].read_text("utf-8"))
+    page.get_by_role("button", name="Settings").click()
+    page.locator("#import").set_input_files(files["json"])
+    expect(page.locator("#chat-list li")).to_have_count(2)
+    page.locator("#chat-list").get_by_role("link", name="What is 27 + 48?").first.click()
+    expect(answers(page).locator(".answer")).to_have_text(said, use_inner_text=True)
+    expect(answers(page)).to_contain_text("2/2")
+    (tmp_path / "broken.json").write_text('{"chats": [')
+    page.get_by_role("button", name="Settings").click()
+    page.locator("#import").set_input_files(tmp_path / "broken.json")
+    expect(page.locator("#import-problem")).to_contain_text("not valid JSON")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Export all").click()
+    download.value.save_as(tmp_path / "all")
+    assert said.splitlines()[0] in (tmp_path / "all").read_text("utf-8")

@@ -1,0 +1,110 @@
+"""Tools on the page, on the real engine: the demo model calls the calculator, a person allows it, it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from notso.smollm3 import Engine
+
+QUESTION = "What is 1234 * 77?"
+
+WATCH_SHIFTS = """
+    window.shifts = 0;
+    new PerformanceObserver((list) => {
+        for (const entry of list.getEntries()) if (!entry.hadRecentInput) shifts += entry.value;
+    }).observe({ type: "layout-shift", buffered: true });
+"""
+
+
+@pytest.fixture
+def page(serve: Callable[..., Any], open_page: Callable[..., Page]) -> Page:
+    """A new chat whose tools were switched on where a person does it."""
+    page = open_page(serve(lambda: Engine.load(context_tokens=2048)).url)
+    page.click("[popovertarget=settings]")
+    page.check("#tool-calculator")
+    expect(page.locator("#tool-settings")).to_contain_text("Together they take")
+    page.keyboard.press("Escape")
+    return page
+
+
+def ask(page: Page, question: str = QUESTION) -> None:
+    page.fill("#text", question)
+    page.keyboard.press("Enter")
+
+
+def test_a_call_is_asked_for_by_keyboard_and_shown(page: Page) -> None:
+    page.add_init_script(WATCH_SHIFTS)
+    ask(page)
+    box = page.locator(".permission")
+    expect(box).to_contain_text("asks to use the tool calculator")
+    expect(box.locator("pre")).to_contain_text('"expression": "1234 * 77"')
+    expect(page.locator("#status-label")).to_have_text("Using a tool: calculator")
+    expect(page.locator("#announcer")).to_contain_text("asks to use a tool")
+    expect(page.locator(".tool-card")).to_contain_text("waiting for permission")
+    expect(page.locator("#text")).to_be_focused()
+    card = page.locator(".tool-card > summary")
+    card.focus()
+    page.keyboard.press("Enter")
+    box.locator("button").first.focus()
+    page.keyboard.press("Enter")
+    answer = page.locator("article.assistant")
+    expect(answer.locator(".numbers")).to_be_visible()
+    expect(answer).to_contain_text("1234 * 77 = 95018")
+    expect(page.locator(".permission")).to_have_count(0)
+    expect(page.locator(".tool-card")).to_have_count(1)
+    expect(card).to_contain_text("done")
+    expect(page.locator(".tool-card pre").last).to_be_visible()  # what was opened stays open when the answer is whole
+    expect(page.locator(".tool-card pre").last).to_have_text("95018")
+    page.reload()
+    expect(page.locator(".tool-card > summary")).to_contain_text("done")
+    expect(page.locator("article.assistant")).to_contain_text("1234 * 77 = 95018")
+    assert page.evaluate("window.shifts") < 0.01
+
+
+def test_reload_and_a_second_tab_while_it_waits(page: Page, open_page: Callable[..., Page]) -> None:
+    ask(page)
+    expect(page.locator(".permission")).to_be_visible()
+    page.reload()
+    expect(page.locator(".permission button")).to_have_count(3)
+    other = open_page(page.url, like=page)
+    expect(other.locator(".permission button")).to_have_count(3)
+    other.click(".permission button:has-text('Deny')")
+    for each in (page, other):
+        expect(each.locator(".permission")).to_have_count(0)
+        expect(each.locator(".tool-card")).to_have_count(1)
+        expect(each.locator(".tool-state")).to_have_text("denied")
+        expect(each.locator("article.assistant .numbers")).to_be_visible()
+
+
+def test_stop_while_it_waits_then_go_on(page: Page) -> None:
+    ask(page)
+    expect(page.locator(".permission")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("article.assistant footer")).to_contain_text("Stopped")
+    expect(page.locator(".tool-state")).to_have_text("interrupted")
+    page.click("[data-continue]")
+    page.click(".permission button:has-text('Allow in this chat')")
+    expect(page.locator("article.assistant")).to_contain_text("1234 * 77 = 95018")
+    expect(page.locator("article.assistant .numbers")).to_be_visible()
+    ask(page, "What is 12 * 12?")
+    expect(page.locator("article.assistant").last).to_contain_text("12 * 12 = 144")
+    expect(page.locator(".tool-card")).to_have_count(2)
+
+
+def test_it_fits_on_a_phone(serve: Callable[..., Any], open_page: Callable[..., Page]) -> None:
+    server = serve(lambda: Engine.load(context_tokens=2048))
+    page = open_page(server.url + "tools", viewport={"width": 320, "height": 640})
+    page.check("#tool-calculator")
+    page.click("#tool-settings button")  # a page of its own, which works without scripts
+    expect(page.locator("#tool-settings")).to_contain_text("Together they take")
+    page.goto(server.url)
+    ask(page)
+    expect(page.locator(".permission button").last).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    for button in page.locator(".permission button").all():
+        box = button.bounding_box()
+        assert box is not None and box["height"] >= 44 and box["x"] + box["width"] <= 320

@@ -1,0 +1,60 @@
+"""A wire between a browser and a server that can be cut and mended."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+
+class Wire:
+    """Listens on a port of its own and carries everything to the server's. Cut, all connections break and new ones are
+    refused."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._ends: set[socket.socket] = set()
+        self._whole = True
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Break it."""
+        self._whole = False
+        for end in list(self._ends):
+            self._end(end)
+
+    def mend(self) -> None:
+        """Let connections through again."""
+        self._whole = True
+
+    def close(self) -> None:
+        """For good."""
+        self.cut()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                if not self._whole:
+                    near.close()
+                    continue
+                far = socket.create_connection(("127.0.0.1", self._to))
+                self._ends |= {near, far}
+                for source, target in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                target.sendall(data)
+        self._end(source)
+        self._end(target)
+
+    def _end(self, end: socket.socket) -> None:
+        self._ends.discard(end)
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        end.close()

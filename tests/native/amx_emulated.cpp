@@ -1,0 +1,22 @@
+// The AMX kernels compiled a second time, on emulated tiles: a family of its own that only tests can reach.
+#include "emulated_tiles.h"
+
+#define kAmxKernels kAmxEmulatedKernels
+#define QTENSOR_TABLE_NAME "amx-emulated"
+#include "../../native/kernels/amx/table.cpp"
+
+TileCounts& tile_counts() {
+  static TileCounts counts;
+  return counts;
+}
+
+// For tests that have the module and not its source: configures, zeros, loads, stores, products of bytes and of floats.
+extern "C" __attribute__((visibility("default"))) void emulated_tile_counts(int64_t* six) {
+  const TileCounts& counts = tile_counts();
+  six[0] = counts.configures;
+  six[1] = counts.zeros;
+  six[2] = counts.loads;
+  six[3] = counts.stores;
+  six[4] = counts.byte_products;
+  six[5] = counts.float_products;
+}

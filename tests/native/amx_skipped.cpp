@@ -1,0 +1,6 @@
+// The AMX kernels without their tiles, to be timed.
+#include "skipped_tiles.h"
+
+#define kAmxKernels kAmxSkippedKernels
+#define QTENSOR_TABLE_NAME "amx without tiles"
+#include "../../native/kernels/amx/table.cpp"

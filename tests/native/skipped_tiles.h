@@ -1,0 +1,26 @@
+// Tile instructions that do nothing: what is left of the AMX kernels is what they cost beside the tiles, which any
+// machine with AVX-512 can time (tile_costs.cpp). The results are worth nothing.
+#pragma once
+
+#include <immintrin.h>
+
+#undef _tile_zero
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_release
+#undef _tile_dpbssd
+#undef _tile_dpbsud
+#undef _tile_dpbusd
+#undef _tile_dpbuud
+#undef _tile_dpbf16ps
+#define QTENSOR_SKIPPED_TILE __asm__ volatile("" ::: "memory")
+#define QTENSOR_LOAD_TILE_CONFIG(config) (void)config
+#define _tile_zero(to) QTENSOR_SKIPPED_TILE
+#define _tile_loadd(to, from, stride) QTENSOR_SKIPPED_TILE
+#define _tile_stored(from, to, stride) QTENSOR_SKIPPED_TILE
+#define _tile_release() QTENSOR_SKIPPED_TILE
+#define _tile_dpbssd(sum, left, right) QTENSOR_SKIPPED_TILE
+#define _tile_dpbsud(sum, left, right) QTENSOR_SKIPPED_TILE
+#define _tile_dpbusd(sum, left, right) QTENSOR_SKIPPED_TILE
+#define _tile_dpbuud(sum, left, right) QTENSOR_SKIPPED_TILE
+#define _tile_dpbf16ps(sum, left, right) QTENSOR_SKIPPED_TILE

@@ -1,0 +1,240 @@
+// What the AMX kernels ask of tiles and of vectors, and what the other scheme of bfloat16_panels.h does, on one thread:
+// tile instructions counted by the emulation, all else timed with the tiles left out, AVX-512 for comparison, and the
+// real thing where the processor has it. Prints a table; docs/kernels/tile_costs.py builds and runs it.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bfloat16_panels.h"
+#include "cpu_features.h"
+#include "guarded.h"
+#include "kernel_table.h"
+#include "tile_counts.h"
+
+namespace qtensor {
+extern const KernelTable kAmxEmulatedKernels, kAmxSkippedKernels;
+}
+using namespace qtensor;
+
+namespace {
+
+// Cycles by performance.md 4.1: a product takes 16, a load from the first cache 8; a store one for each row.
+constexpr double kProductCycles = 16, kLoadCycles = 8, kStoreCycles = 16;
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// The clock under wide vectors, which may be a lower one: additions that wait for one another take a cycle each.
+double clock_ghz() {
+  double best = 0;
+  for (int i = 0; i < 2000; i++) {  // short, so that some are not interrupted
+    constexpr int64_t kRounds = 20'000;
+    const auto start = Clock::now();
+    for (int64_t j = 0; j < kRounds; j++)
+      __asm__ volatile(
+          "vpaddd %%zmm0, %%zmm0, %%zmm0\n\tvpaddd %%zmm0, %%zmm0, %%zmm0\n\t"
+          "vpaddd %%zmm0, %%zmm0, %%zmm0\n\tvpaddd %%zmm0, %%zmm0, %%zmm0" ::
+              : "xmm0");
+    best = std::max(best, 4.0 * kRounds / seconds_since(start) / 1e9);
+  }
+  return best;
+}
+
+double least_seconds(const std::function<void()>& call) {
+  call();
+  double best = 1e9;
+  const auto begin = Clock::now();
+  for (int i = 0; i < 7 || seconds_since(begin) < 0.2; i++) {
+    const auto start = Clock::now();
+    call();
+    best = std::min(best, seconds_since(start));
+  }
+  return best;
+}
+
+// One way of doing it: a family, and the other scheme with the same kind of tiles (null: it has none).
+struct Way {
+  const KernelTable& table;
+  const Bfloat16Panels* panels;
+};
+struct Case {
+  std::string name;
+  double units;       // what the figures are per
+  double operations;  // per unit, a multiply-add counted as two
+  std::function<void(const Way&)> prepare, run;
+};
+
+struct Memory {
+  uint8_t* at;
+  explicit Memory(int64_t bytes)
+      : at(static_cast<uint8_t*>(std::aligned_alloc(4096, size_t(bytes + 8191) / 4096 * 4096))) {
+    if (at == nullptr) std::abort();
+  }
+};
+
+// Pieces of 128 rows over 1,024 x 2,048 weights, which the second cache holds; per 16 rows and block of 256.
+Case product(const char* name, Format format, int64_t columns, bool other_scheme = false) {
+  constexpr int64_t kRows = 1024, kBlocks = 8;
+  const int64_t bytes = format == Format::Q4_K ? sizeof(BlockQ4_K) : sizeof(BlockQ6_K), row_bytes = kBlocks * bytes;
+  Random random{7};
+  uint8_t* const weight = Memory(kRows * row_bytes + (1 << 20)).at;
+  for (int64_t i = 0; i < kRows * row_bytes; i += 8) {
+    const uint64_t word = random.bits();
+    std::memcpy(weight + i, &word, 8);
+  }
+  for (int64_t i = 0; i < kRows * kBlocks; i++) {
+    const half ordinary[2] = {0x2c00, 0x2c00};
+    std::memcpy(weight + i * bytes + (format == Format::Q4_K ? 0 : 208), ordinary, format == Format::Q4_K ? 4 : 2);
+  }
+  auto* const x = reinterpret_cast<BlockQ8K*>(Memory(columns * kBlocks * int64_t(sizeof(BlockQ8K))).at);
+  std::vector<float> floats(size_t(columns * kBlocks * 256));
+  for (float& v : floats) v = random.real();
+  for (int64_t c = 0; c < columns; c++)
+    kGenericKernels.quantize_q8k(floats.data() + c * kBlocks * 256, kBlocks * 256, x + c * kBlocks);
+  float* const y = reinterpret_cast<float*>(Memory(columns * kRows * 4).at);
+  uint8_t *const packed = Memory(1 << 24).at, *const scratch = Memory(1 << 24).at;
+  std::memset(scratch, 0, 1 << 24);
+  auto* const bfloats = reinterpret_cast<uint16_t*>(Memory(columns * kBlocks * 512).at);
+  const auto by_bytes = [=](const KernelTable& t) {
+    for (int64_t row = 0; row < kRows; row += 128) {
+      TileTask task{};
+      task.weight = weight + row * row_bytes;
+      task.row_bytes = row_bytes;
+      task.blocks = kBlocks;
+      task.packed = packed;
+      task.columns = columns;
+      task.y = y + row;
+      task.y_stride = kRows;
+      task.row_end = std::min<int64_t>(128, kRows - row);
+      task.past_cache = columns >= 128;
+      task.scratch = scratch;
+      (format == Format::Q4_K ? t.matmul_tiles_q4_k : t.matmul_tiles_q6_k)(task);
+    }
+  };
+  const auto by_bfloats = [=](const Bfloat16Panels& panels) {
+    panels.product(weight, kRows, kBlocks * 256, bfloats, columns, y, kRows, scratch);
+  };
+  return {std::string(name) + ", " + std::to_string(columns) + " columns", double(kRows / 16 * kBlocks),
+          2.0 * 16 * 256 * double(columns),
+          [=](const Way& way) {
+            if (other_scheme && way.panels != nullptr)
+              way.panels->pack(floats.data(), kBlocks * 256, columns, bfloats);
+            else
+              for (int64_t tile = 0; tile < (columns + 15) / 16; tile++)
+                for (int64_t block = 0; block < kBlocks; block++)
+                  way.table.pack_block(x, kBlocks, columns, tile, block, packed);
+          },
+          [=](const Way& way) {
+            if (other_scheme && way.panels != nullptr)
+              by_bfloats(*way.panels);
+            else
+              by_bytes(way.table);
+          }};
+}
+
+// The rows of a prompt that are taken together at a depth of 4,096, four query heads, one KV head of 128; per query and
+// tile of 128 positions.
+Case attention(CacheFormat format, const char* name, int64_t rows) {
+  constexpr int64_t kDim = 128, kTiles = 32, kShared = 4;
+  const int64_t queries = rows * kShared, bytes = head_bytes(format, kDim);
+  Random random{8};
+  uint8_t *const cache = Memory(2 * kTiles * bytes).at, *const recent = Memory(head_bytes(CacheFormat::k8v8, kDim)).at;
+  const auto fill = [&](uint8_t* at, CacheFormat f) {
+    for (int64_t i = 0; i < head_bytes(f, kDim); i++) at[i] = uint8_t(random.bits());
+    for (int64_t i = 0; i < 2 * kTilePositions; i++) {
+      const half ordinary = 0x2400;
+      std::memcpy(at + scales_at(f, kDim) + 2 * i, &ordinary, 2);
+    }
+  };
+  fill(recent, CacheFormat::k8v8);
+  auto* const tiles = new std::vector<const uint8_t*>;
+  auto* const others = new std::vector<const uint8_t*>(size_t(kTiles), recent);
+  for (int64_t i = 0; i < kTiles; i++) {
+    fill(cache + 2 * i * bytes, format);
+    tiles->push_back(cache + 2 * i * bytes);
+  }
+  auto* const q = new std::vector<float>(size_t(queries * kDim));
+  auto* const out = new std::vector<float>(size_t(queries * kDim));
+  auto* const limits = new std::vector<int64_t>;
+  auto* const from = new std::vector<const float*>;
+  auto* const to = new std::vector<float*>;
+  for (float& v : *q) v = random.real();
+  for (int64_t i = 0; i < queries; i++) {
+    limits->push_back(kTiles * kTilePositions - rows + 1 + i / kShared);
+    from->push_back(q->data() + i * kDim);
+    to->push_back(out->data() + i * kDim);
+  }
+  uint8_t* const scratch = Memory(byte_attention_scratch(queries, kDim)).at;
+  std::memset(scratch, 0, size_t(byte_attention_scratch(queries, kDim)));
+  return {std::string("attention ") + name + ", " + std::to_string(rows) + " rows", double(queries * kTiles),
+          4.0 * kDim * kTilePositions, [](const Way&) {},
+          [=](const Way& way) {
+            const KernelTable& t = way.table;
+            ByteAttentionTask task{};
+            task.q = from->data();
+            task.out = to->data();
+            task.limits = limits->data();
+            task.queries = queries;
+            task.dim = kDim;
+            task.format = format;
+            task.tiles = tiles->data();
+            task.recent = others->data();
+            task.scale = 0.09f;
+            task.by_tiles = t.attention_tile_rows > 0;
+            task.scratch = scratch;
+            t.attention_bytes(task);
+          }};
+}
+
+}  // namespace
+
+int main() {
+  const CpuFeatures cpu = detect_cpu_features();
+  if (!cpu.avx512_vnni) {
+    std::fprintf(stderr, "tile_costs: this CPU has no AVX-512 VNNI\n");
+    return 2;
+  }
+  const double ghz = clock_ghz();
+  std::printf(
+      "Cycles at %.2f GHz, one thread. Products, loads and stores are counted; their cycles are 16, 8 and 16 each.\n\n",
+      ghz);
+  std::printf(
+      "| per 16 rows and block, or query and tile | products | loads | stores | tile unit | all but tiles | avx512 | "
+      "amx | TF/s |\n");
+  std::printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+  std::vector<Case> cases;
+  for (int64_t columns : {16, 32, 48, 64, 512}) cases.push_back(product("Q4_K", Format::Q4_K, columns));
+  for (int64_t columns : {32, 64, 512})
+    cases.push_back(product("Q4_K by bfloat16 panels", Format::Q4_K, columns, true));
+  for (int64_t columns : {16, 32, 48, 64, 512}) cases.push_back(product("Q6_K", Format::Q6_K, columns));
+  for (int64_t rows : {4, 16, 32}) cases.push_back(attention(CacheFormat::k8v8, "k8v8", rows));
+  cases.push_back(attention(CacheFormat::k4v4, "k4v4", 32));
+  for (const Case& c : cases) {
+    TileCounts& counts = tile_counts();
+    const int64_t before[] = {counts.byte_products + counts.float_products, counts.loads, counts.stores};
+    c.prepare({kAmxEmulatedKernels, &kBfloat16PanelsEmulated});
+    c.run({kAmxEmulatedKernels, &kBfloat16PanelsEmulated});
+    const double products = double(counts.byte_products + counts.float_products - before[0]) / c.units;
+    const double loads = double(counts.loads - before[1]) / c.units,
+                 stores = double(counts.stores - before[2]) / c.units;
+    const double unit = std::max(products * kProductCycles, loads * kLoadCycles);
+    const auto cycles = [&](const Way& way) {
+      c.prepare(way);
+      return least_seconds([&] { c.run(way); }) * ghz * 1e9 / c.units;
+    };
+    std::printf("| %s | %.3g | %.3g | %.3g | %.0f | %.0f | %.0f | ", c.name.c_str(), products, loads, stores, unit,
+                cycles({kAmxSkippedKernels, &kBfloat16PanelsSkipped}), cycles({kAvx512Kernels, nullptr}));
+    if (cpu.amx_int8) {
+      const double real = cycles({kAmxKernels, &kBfloat16Panels});
+      std::printf("%.0f | %.3g |\n", real, c.operations / real * ghz / 1000);
+    } else {
+      std::printf("no AMX | |\n");
+    }
+    std::fflush(stdout);
+  }
+  return 0;
+}

@@ -1,0 +1,25 @@
+"""A mapped file that is cut short: the process says why it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import mmap, sys
+from notso.qtensor import backend
+
+backend.end_on_bus_errors(3, "it is gone")
+with open(sys.argv[1], "r+b") as file:
+    mapped = mmap.mmap(file.fileno(), 0)
+    file.truncate(0)
+    print(mapped[5000])
+"""
+
+
+def test_the_last_words_and_the_exit_code(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 8192)
+    run = subprocess.run([sys.executable, "-c", PROGRAM, str(path)], capture_output=True)
+    assert (run.returncode, run.stdout, run.stderr) == (3, b"", b"it is gone\n")

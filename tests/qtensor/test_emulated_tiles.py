@@ -1,0 +1,170 @@
+"""The AMX kernels on emulated tiles (tests/native/emulated_tiles.h): proved on machines that have none.
+
+The native module is linked a second time, with one family more, and the kernels' tests run on it in a process of its
+own. The same with a deliberate fault, which they must notice. Needs AVX-512 for what is not a tile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from notso.qtensor import backend
+
+ROOT = Path(__file__).parents[2]
+TESTS = Path(__file__).parent
+KERNEL_TESTS = ("matmul", "fused", "attention_bytes")
+NO_TILES = "not F32 and not F16 and not BF16"  # those kernels are the ones of AVX-512, as is attention over F16
+
+# Puts another native module in the place of the installed one, before anybody asks for it.
+REPLACE = """
+import importlib.util, sys
+name = "notso.qtensor._native"
+spec = importlib.util.spec_from_file_location(name, sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules[name] = module
+spec.loader.exec_module(module)
+from notso.qtensor import backend
+assert "amx-emulated" in backend.available_kernels() and backend.kernels() != "amx-emulated"
+"""
+# Of the families only those that the other tests, which run on the module as it is, do not compare already.
+RUN_TESTS = """
+import pytest
+backend.available_kernels = lambda: ["amx-emulated", "generic"]
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+COUNT = """
+import ctypes, json
+import numpy as np
+from notso.qtensor import ops
+from notso.qtensor.formats import Q4_K, Q6_K
+from notso.qtensor.reference.random_blocks import random_blocks
+from notso.qtensor.tensor import QTensor
+
+rng = np.random.default_rng(1)
+library = ctypes.CDLL(sys.argv[1])
+backend.set_threads(1)
+backend.use_kernels("amx-emulated")
+
+def counted(call):
+    before, after = (ctypes.c_int64 * 6)(), (ctypes.c_int64 * 6)()
+    library.emulated_tile_counts(before)
+    call()
+    library.emulated_tile_counts(after)
+    names = ("configures", "zeros", "loads", "stores", "byte_products", "float_products")
+    return {name: b - a for name, a, b in zip(names, before, after)}
+
+found = {}
+for format in (Q4_K, Q6_K):
+    weight = QTensor("w", format, (256, 512), random_blocks(format, 512, rng).reshape(-1))
+    for columns in (8, 16, 32, 48, 64, 96, 128):
+        x, y = rng.standard_normal((columns, 512), np.float32), ops.empty(columns, 256)
+        found[f"{format} {columns}"] = counted(lambda: ops.matmul(x, weight, y))
+pool = ops.key_value_pool(4, 1, 128, "k8v8")
+table, out = np.arange(4, dtype=np.int32).reshape(1, 4), np.empty((32, 4, 128), np.float32)
+q = rng.standard_normal((32, 4, 128), np.float32)
+for rows in (1, 3, 4, 8, 32):
+    at = np.arange(512 - rows, 512, dtype=np.int32), np.zeros(rows, np.int32), table
+    found[f"attention {rows}"] = counted(lambda: ops.attention(q[:rows], *at, pool, 0.1, out[:rows]))
+print(json.dumps(found))
+"""
+
+pytestmark = [
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif("avx512_vnni" not in backend.cpu_features(), reason="the AMX kernels need AVX-512 beside tiles"),
+]
+
+
+def tool(name: str) -> str:
+    """A program beside this Python or on the path."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def build_folder() -> Path | None:
+    """Where this Python's own module was built."""
+    for cache in sorted((ROOT / "build").glob("*/CMakeCache.txt")):
+        python = re.search(r"^Python_EXECUTABLE:\w+=(.+)$", cache.read_text(), re.MULTILINE)
+        if python and Path(python[1]).parent == Path(sys.executable).parent and (cache.parent / "build.ninja").exists():
+            return cache.parent
+    return None
+
+
+@pytest.fixture(scope="module")
+def emulated_module() -> Path:
+    """The native module with the family `amx-emulated`, beside the module itself: nearly all of it is there already."""
+    found, ninja = build_folder(), tool("ninja")
+    folder = found or ROOT / "build" / "emulated"
+    options = ["-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}"]
+    configure = [tool("cmake"), "-G", "Ninja", *options, "-S", str(ROOT), "-B", str(folder)]
+    for command in (*([] if found else [configure]), [ninja, "-C", str(folder), "_native_emulated"]):
+        run = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    (module,) = folder.glob("_native_emulated*.so")
+    return module
+
+
+def run_tests(module: Path, *arguments: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "EMULATED_TILE_FAULT": fault}
+    if not fault:
+        del environment["EMULATED_TILE_FAULT"]
+    command = [sys.executable, "-c", REPLACE + RUN_TESTS, str(module), "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=1000)
+
+
+def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path) -> None:
+    files = [str(TESTS / f"test_kernels_{name}.py") for name in KERNEL_TESTS]
+    run = run_tests(emulated_module, *files, "-k", NO_TILES)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    print(run.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("file", "test"),
+    [("matmul", "test_a_column_does_not_know_its_neighbours"), ("attention_bytes", "test_prefill_gives_the_bits")],
+)
+def test_a_row_too_few_in_the_tiles_is_noticed(emulated_module: Path, file: str, test: str) -> None:
+    """What the hardware would do without a word. Else the tests above prove nothing."""
+    run = run_tests(emulated_module, str(TESTS / f"test_kernels_{file}.py"), "-k", test, fault="short")
+    assert run.returncode == 1 and "amx-emulated differs from generic" in run.stdout, run.stdout[-3000:]
+
+
+def test_shapes_that_do_not_fit_are_refused(emulated_module: Path) -> None:
+    """What the hardware would answer with an invalid opcode."""
+    run = run_tests(emulated_module, str(TESTS / "test_kernels_matmul.py"), "-k", "neighbours", "-s", fault="uneven")
+    assert run.returncode < 0 and re.search("emulated tiles: tdp.*differ in rows", run.stderr), run.stderr[-2000:]
+
+
+def test_tile_instructions_are_counted_and_few(emulated_module: Path) -> None:
+    """A product takes 16 cycles and a load 8: with two loads for each product a kernel is bound by its loads."""
+    command = [sys.executable, "-c", REPLACE + COUNT, str(emulated_module)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = json.loads(run.stdout)
+    per_block = 2 * 256 // 16  # two blocks to a row, tiles of 16 rows
+    for name in ("Q4_K", "Q6_K"):
+        assert not any(found[f"{name} 8"].values()), "so few columns are not for tiles"
+        for columns in (16, 32, 48, 64, 96, 128):
+            counts, tiles = found[f"{name} {columns}"], columns // 16
+            assert counts["byte_products"] == per_block * tiles * 8, "two planes of four times 64 values"
+            assert counts["float_products"] == (per_block * tiles if name == "Q4_K" else 0)
+            products = counts["byte_products"] + counts["float_products"]
+            assert counts["loads"] <= (1.6 if columns == 16 else 1.25) * products
+            assert counts["stores"] == per_block * tiles * (3 if name == "Q4_K" else 2)
+    for rows in (1, 3):
+        assert not any(found[f"attention {rows}"].values()), "fewer than sixteen queries are not for tiles"
+    for rows in (4, 8, 32):
+        counts, per_tile = found[f"attention {rows}"], 4 * -(-rows * 4 // 16)
+        assert counts["byte_products"] == per_tile * (16 + 32), "scores in one plane, values in two"
+        assert counts["loads"] <= 1.1 * counts["byte_products"] and counts["stores"] == per_tile * 24
+        assert 1 <= counts["configures"] <= (os.cpu_count() or 1), "once for each thread that takes part"

@@ -1,0 +1,96 @@
+"""A small random model whose tokens are scripted, so that a test says exactly what a stream must be; it still runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from golden.random_models import RANDOM
+
+from notso.smollm3 import Engine, Event, SamplingParams, request_writer
+
+SMALL = replace(RANDOM, layers=4, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=300)
+END, THINK, THOUGHT = 258, 259, 260
+"""Ids of `<|im_end|>`, `<think>` and `</think>` in a random model; those below 256 are bytes."""
+PROMPT = [10, 20, 30]
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+
+
+@dataclass
+class Script:
+    """Tokens in place of sampled ones; after the last it raises, or goes on with `then`."""
+
+    tokens: list[int] = field(default_factory=list)
+    then: int | None = None
+    drawn: int = 0
+    pause_s: float = 0.0
+    actions: dict[int, Callable[[], None]] = field(default_factory=dict)
+
+    def at(self, draw: int, action: Callable[[], None]) -> None:
+        """What to do just before a draw (1 is the first) returns."""
+        self.actions[draw] = action
+
+    def say(self, *parts: int | str) -> None:
+        """Ids, and texts as their bytes."""
+        for part in parts:
+            self.tokens += [part] if isinstance(part, int) else part.encode()
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Have the engine draw what the script says."""
+    state = Script()
+
+    class Scripted:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def sample(self, logits: np.ndarray, history: Sequence[int], position: int) -> int:
+            assert np.isfinite(logits).all()
+            assert len(history) == position
+            state.drawn += 1
+            time.sleep(state.pause_s)
+            state.actions.get(state.drawn, lambda: None)()
+            if state.drawn > len(state.tokens) and state.then is not None:
+                return state.then
+            return state.tokens[state.drawn - 1]
+
+    monkeypatch.setattr(request_writer, "Sampler", Scripted)
+    return state
+
+
+def answered(events: Iterable[Event]) -> list[Event]:
+    """Without those that tell of the way to the first token."""
+    return [event for event in events if event.kind not in ("queued", "progress")]
+
+
+def run(engine: Engine, prompt: Sequence[int] = PROMPT, **options: Any) -> list[Event]:
+    """All events, after a look at their grammar: reasoning, text and calls, one usage, one end."""
+    params = options.pop("params", None) or SamplingParams(
+        **{name: options.pop(name) for name in ("max_tokens", "stop", "seed", "logit_bias") if name in options}
+    )
+    events = answered(engine.generate(prompt, params, **options))
+    assert [event.kind for event in events[-2:]] == ["usage", "end"]
+    assert {event.kind for event in events[:-2]} <= {"reasoning", "text", "tool_call"}
+    for event in events[:-2]:
+        assert bool(event.text) == (event.kind != "tool_call")
+        assert event.usage is None
+        assert event.finish_reason is None
+    return events
+
+
+def told(events: list[Event], kind: str) -> str:
+    return "".join(event.text for event in events if event.kind == kind)
+
+
+def tokens_used(events: list[Event]) -> tuple[int, int]:
+    """Completion and reasoning tokens."""
+    usage = events[-2].usage
+    assert usage is not None
+    assert usage.prompt_tokens == len(PROMPT)
+    assert usage.prompt_ms > 0
+    assert usage.completion_ms >= 0
+    return usage.completion_tokens, usage.reasoning_tokens

@@ -1,0 +1,79 @@
+"""The options are listed once, and what stands beside the list agrees with it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from inspect import signature
+from typing import get_type_hints
+
+import pytest
+
+from notso.smollm3 import AnswerOptions, CompleteOptions, Engine, InvalidRequestError, Message, SamplingParams
+
+GREEDY = SamplingParams(max_tokens=20, temperature=0)
+
+
+def test_the_complete_options_are_the_options() -> None:
+    assert get_type_hints(CompleteOptions) == get_type_hints(AnswerOptions)
+    assert list(CompleteOptions().options) == [each.name for each in fields(CompleteOptions)]
+    assert CompleteOptions(**CompleteOptions(thinking=False, owner="x").options) == CompleteOptions(
+        thinking=False, owner="x"
+    )
+
+
+def test_each_option_is_explained() -> None:
+    assert CompleteOptions.__doc__ is not None
+    for each in fields(CompleteOptions):
+        assert f"{each.name}:" in CompleteOptions.__doc__
+
+
+def test_no_engine_lists_them_again() -> None:
+    for method in (Engine.submit, Engine.generate):
+        assert not set(signature(method).parameters) & {each.name for each in fields(CompleteOptions)}
+
+
+def test_an_unknown_option_is_refused(demo_engine: Engine) -> None:
+    with pytest.raises(TypeError, match="colour"):
+        demo_engine.submit([Message("user", "hi")], colour="red")  # type: ignore[call-arg]
+
+
+def test_text_is_continued_as_it_is(demo_engine: Engine) -> None:
+    text = "<|im_start|>The answer is 3 + 4 = "
+    ids = demo_engine.tokenize(text)
+    assert demo_engine.tokenizer.control_ids.isdisjoint(ids)
+    assert demo_engine.detokenize(ids) == text
+    said, expected = ("".join(event.text for event in demo_engine.generate(prompt, GREEDY)) for prompt in (text, ids))
+    assert said.strip("\n") == expected.strip("\n") != ""
+    usage = list(demo_engine.generate(text, GREEDY))[-2].usage
+    assert usage is not None and usage.prompt_tokens == len(ids)
+
+
+def test_text_that_goes_on_with_tags_shows_them(demo_engine: Engine) -> None:
+    """Without a template there are no thoughts: what the model writes is the text."""
+    bias = SamplingParams(
+        max_tokens=3, temperature=0, logit_bias={demo_engine.tokenize("<think>", special=True)[0]: 100}
+    )
+    events = [event for event in demo_engine.generate("Well", bias) if event.text]
+    assert {event.kind for event in events} == {"text"}
+    assert "".join(event.text for event in events) == "<think>" * 3
+
+
+def test_control_tokens_are_known_by_their_spelling_when_asked_for(demo_engine: Engine) -> None:
+    text = "<|im_start|>user\nGrüße 🎉<|im_end|>"
+    ids = demo_engine.tokenize(text, special=True)
+    assert len(demo_engine.tokenizer.control_ids.intersection(ids)) == 2
+    assert len(ids) < len(demo_engine.tokenize(text))
+    assert demo_engine.detokenize(ids) == text
+    assert demo_engine.tokenize("") == [] and demo_engine.detokenize([]) == ""
+
+
+@pytest.mark.parametrize("ids", [[-1], [10**9], [1.5], ["x"]])
+def test_what_is_no_token_is_refused(demo_engine: Engine, ids: list[int]) -> None:
+    with pytest.raises(InvalidRequestError):
+        demo_engine.detokenize(ids)
+
+
+def test_text_that_is_no_unicode_is_refused(demo_engine: Engine) -> None:
+    for call in (demo_engine.tokenize, demo_engine.submit):
+        with pytest.raises(InvalidRequestError):
+            call("\ud800")

@@ -1,0 +1,110 @@
+"""Logits of a whole context: the same in pieces, beside answers and beside others who ask, and no answer waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from notso.smollm3 import Engine, SamplingParams
+from notso.smollm3.errors import EngineError
+
+IDS = [300 + i * i % 500 for i in range(300)]
+LONG = SamplingParams(max_tokens=600, temperature=0.0, logit_bias={400: 100.0})
+
+
+@pytest.fixture(scope="module", params=["k8v8", "k4v3"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine.load(context_tokens=1024, kv=request.param, max_num_seqs=2) as engine:
+        yield engine
+
+
+def test_answers_go_on_between_the_pieces(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = engine.logits(IDS)
+    steps: list[str] = []
+    run = engine._core.runner.run
+
+    def noted(chunks: Any, *rest: Any) -> Any:
+        steps.append("piece" if any(chunk.sequence.tokens == IDS for chunk in chunks) else "step")
+        return run(chunks, *rest)
+
+    answer = engine.submit([1, 2, 3], LONG)
+    assert answer.wait(1, 30)
+    monkeypatch.setattr(engine._core.runner, "run", noted)
+    beside = engine.logits(IDS)
+    answer.stop()
+    list(answer.events())
+    np.testing.assert_array_equal(alone, beside)
+    first, last = steps.index("piece"), len(steps) - steps[::-1].index("piece")
+    assert steps.count("piece") >= len(IDS) // 16
+    assert "piece piece piece" not in " ".join(steps[first:last])  # one may come in before the answer's own step
+
+
+def test_two_who_ask_at_once_get_what_each_gets_alone(engine: Engine) -> None:
+    asked = [IDS[:200], IDS[100:], IDS[50:90]]
+    alone = [engine.logits(ids) for ids in asked]
+    got: list[Any] = [None] * len(asked)
+
+    def ask(number: int) -> None:
+        got[number] = engine.logits(asked[number])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for ours, expected in zip(got, alone, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    cache = engine._core.scheduler.cache
+    assert cache.available == cache.blocks
+
+
+def test_closing_in_the_middle_is_told() -> None:
+    engine = Engine.load(context_tokens=1024)
+    run, begun = engine._core.runner.run, threading.Event()
+
+    def noted(*given: Any) -> Any:
+        begun.set()
+        return run(*given)
+
+    engine._core.runner.run = noted  # type: ignore[method-assign]
+    told: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            while True:
+                engine.logits(IDS)
+        except (EngineError, ValueError) as error:
+            told.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert begun.wait(30)
+    engine.close()
+    thread.join(30)
+    assert told and not thread.is_alive()
+
+
+def test_an_answer_waits_quietly_while_others_hold_the_cache(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, planned = engine._core, 0
+    cache, schedule = core.scheduler.cache, core.scheduler.schedule
+
+    def counted(*given: Any) -> Any:
+        nonlocal planned
+        planned += 1
+        return schedule(*given)
+
+    monkeypatch.setattr(core.scheduler, "schedule", counted)
+    held = core.call(lambda: [cache.take() for _ in range(cache.available)])
+    preempted = engine.stats().preemptions_total
+    answer = engine.submit(IDS, SamplingParams(max_tokens=2, temperature=0.0))
+    assert answer.wait(0, 30) and answer.read()[0].kind == "queued"
+    calls = 50
+    for _ in range(calls):
+        core.call(lambda: None)
+    assert planned <= calls + 5 and engine.stats().preemptions_total == preempted
+    core.call(lambda: [cache.release(block) for block in held])
+    assert list(answer.events())[-1].finish_reason == "length"

@@ -1,0 +1,373 @@
+"""Answers that must be something, from the real engine with the demo model."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import (
+    CompleteOptions,
+    Engine,
+    Event,
+    Grammar,
+    InvalidRequestError,
+    Message,
+    SamplingParams,
+    ToolCall,
+    ToolName,
+)
+
+SUM = [Message("user", "What is 27 + 48?")]
+WEATHER = [Message("user", "What is the weather in Paris?")]
+GREEDY = SamplingParams(max_tokens=300, temperature=0)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+SCHEMA = Grammar("json_schema", json.dumps(PERSON))
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather of a city.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 12}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "integer", "minimum": -99, "maximum": 99},
+                    "b": {"type": "integer", "minimum": -99, "maximum": 99},
+                },
+                "required": ["a", "b"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+def text(events: Sequence[Event], kind: str = "text") -> str:
+    return "".join(event.text for event in events if event.kind == kind)
+
+
+def calls(events: Sequence[Event]) -> list[ToolCall]:
+    return [event.tool_call for event in events if event.tool_call is not None]
+
+
+def is_person(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and set(found) == {"name", "age", "tags"}
+        and (isinstance(found["name"], str) and len(found["name"]) <= 12)
+        and (type(found["age"]) is int and 0 <= found["age"] <= 150)
+        and (isinstance(found["tags"], list) and len(found["tags"]) <= 3 and set(found["tags"]) <= {"a", "b"})
+    )
+
+
+def fits(call: ToolCall) -> bool:
+    arguments = json.loads(call.arguments)
+    if call.name == "get_weather":
+        return set(arguments) == {"city"} and isinstance(arguments["city"], str) and len(arguments["city"]) <= 12
+    if call.name == "add":
+        return set(arguments) == {"a", "b"} and all(
+            type(each) is int and -99 <= each <= 99 for each in arguments.values()
+        )
+    return call.name == "now" and arguments == {}
+
+
+def asked_at_random(count: int) -> list[tuple[list[Message], SamplingParams, dict[str, Any]]]:
+    chance = random.Random(7)
+    words = [
+        "What is",
+        "the weather",
+        "sum of",
+        "27",
+        "48",
+        "Paris",
+        "hello",
+        "JSON",
+        "{",
+        "}",
+        "who are you",
+        "<think>",
+    ]
+    asked = []
+    for number in range(count):
+        messages = [Message("user", " ".join(chance.choice(words) for _ in range(chance.randrange(1, 12))))]
+        params = SamplingParams(
+            max_tokens=chance.choice((40, 300)),
+            temperature=chance.choice((0, 0.6, 1.5, 2.0)),
+            seed=number,
+            repetition_penalty=chance.choice((1.0, 1.3)),
+            logit_bias={chance.randrange(3000): chance.choice((-100.0, 100.0))} if chance.random() < 0.5 else {},
+            thinking_budget=chance.choice((None, 0, 5, 20)),
+        )
+        asked.append((messages, params, {"thinking": chance.random() < 0.5}))
+    return asked
+
+
+def test_it_fits_its_schema_or_was_cut_for_its_length(demo_engine: Engine) -> None:
+    generations = [
+        demo_engine.submit(messages, params, grammar=SCHEMA, **options)
+        for messages, params, options in asked_at_random(50)
+    ]
+    complete = 0
+    for generation in generations:
+        events = list(generation.events())
+        if events[-1].finish_reason == "stop":
+            assert is_person(json.loads(text(events))), text(events)
+            complete += 1
+        else:
+            assert events[-1].finish_reason == "length"
+    assert complete >= 20
+
+
+def test_a_required_call_is_one_with_valid_arguments(demo_engine: Engine) -> None:
+    """Always: alone or several, any tool or the one named."""
+    chance = random.Random(8)
+    begun = []
+    for messages, params, options in asked_at_random(40):
+        choice = chance.choice(("required", ToolName("add"), ToolName("now")))
+        several = chance.random() < 0.5
+        generation = demo_engine.submit(
+            messages, params, tools=TOOLS, tool_choice=choice, parallel_tool_calls=several, **options
+        )
+        begun.append((generation, choice, several))
+    called = 0
+    for generation, choice, several in begun:
+        events = list(generation.events())
+        assert all(fits(call) for call in calls(events))
+        if events[-1].finish_reason == "length":
+            continue
+        assert events[-1].finish_reason == "tool_calls"
+        assert text(events) == ""
+        assert len(calls(events)) >= 1
+        if not several or isinstance(choice, ToolName):
+            assert len(calls(events)) == 1
+        if isinstance(choice, ToolName):
+            assert calls(events)[0].name == choice.name
+        called += 1
+    assert called >= 15
+
+
+def test_guesses_change_nothing() -> None:
+    """The same tokens with speculation and without, alone and among others."""
+    again = [Message("user", 'Say again: {"name": "a", "age": 7, "tags": []} {"name": "a", "age": 7, "tags": []}')]
+    results = set()
+    for speculation in (True, False):
+        with Engine.load(speculation=speculation) as engine:
+            others = [engine.submit(SUM, GREEDY) for _ in range(3)]
+            for messages in (again, SUM):
+                for options in ({"grammar": SCHEMA}, {"tools": TOOLS, "tool_choice": "required"}):
+                    events = list(engine.generate(messages, GREEDY, **options))  # type: ignore[arg-type]
+                    said = "".join(event.text for event in events) + str([call.arguments for call in calls(events)])
+                    results.add((messages[0].content, str(options), said))
+            for other in others:
+                other.stop()
+    assert len(results) == 4
+
+
+def test_an_answer_that_had_to_leave_goes_on_in_its_grammar() -> None:
+    """Background answers are put aside for urgent ones, and come back."""
+    with Engine.load(context_tokens=512, max_num_seqs=1) as engine:
+        expected = text(list(engine.generate(SUM, GREEDY, grammar=SCHEMA)))
+        low = engine.submit(SUM, GREEDY, grammar=SCHEMA, priority="background")
+        while not any(event.kind == "reasoning" for event in low.read()):
+            low.wait(len(low.read()), timeout_s=1)
+        high = engine.submit(SUM, GREEDY)
+        assert list(high.events())[-1].finish_reason == "stop"
+        events = list(low.events())
+        assert text(events) == expected
+        assert is_person(json.loads(expected))
+        kinds = [event.kind for event in events]
+        assert "queued" not in kinds[kinds.index("reasoning") :]
+
+
+def test_it_thinks_first_and_then_fits(demo_engine: Engine) -> None:
+    free = list(demo_engine.generate(SUM, GREEDY))
+    events = list(demo_engine.generate(SUM, GREEDY, grammar=SCHEMA))
+    assert text(events, "reasoning") == text(free, "reasoning") != ""
+    assert is_person(json.loads(text(events)))
+
+
+def test_the_end_within_a_thought_waits_for_the_answer(demo_engine: Engine) -> None:
+    """An end token may not come before the answer has begun: it would be none."""
+    ends = dict.fromkeys(demo_engine.tokenizer.end_ids, 100.0)
+    params = SamplingParams(max_tokens=400, temperature=0, logit_bias=ends, thinking_budget=30)
+    events = list(demo_engine.generate(SUM, params, grammar=SCHEMA))
+    assert is_person(json.loads(text(events)))
+    assert events[-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_the_text_is_all_of_it_whatever_it_looks_like(demo_engine: Engine, thinking: bool) -> None:
+    """Newlines at the front and tags spelt out are the answer's here."""
+    expression = r"\n\n<think>[0-9]{3}</think><tool_call>\{"
+    opening = demo_engine.tokenizer.tool_call_open_id
+    assert opening is not None
+    params = SamplingParams(max_tokens=300, temperature=0, logit_bias={opening: -100.0})
+    grammar = Grammar("regex", expression)
+    events = list(demo_engine.generate(SUM, params, grammar=grammar, tools=TOOLS, thinking=thinking))
+    assert re.fullmatch(expression, text(events))
+    assert events[-1].finish_reason == "stop"
+
+
+def test_the_end_of_the_grammar_is_the_end(demo_engine: Engine) -> None:
+    events = list(demo_engine.generate(SUM, GREEDY, grammar=Grammar("lark", 'start: "yes" | "no"'), thinking=False))
+    assert text(events) in ("yes", "no")
+    usage = events[-2].usage
+    assert usage is not None and usage.completion_tokens <= 4
+
+
+def test_a_stop_string_still_stops(demo_engine: Engine) -> None:
+    params = SamplingParams(max_tokens=300, temperature=0, stop=('"age',))
+    events = list(demo_engine.generate(SUM, params, grammar=SCHEMA, thinking=False))
+    assert text(events).startswith('{"name"') and '"age' not in text(events)
+    assert events[-1].finish_reason == "stop"
+
+
+def test_text_prompts_follow_a_grammar(demo_engine: Engine) -> None:
+    events = list(demo_engine.generate("The numbers are", GREEDY, grammar=Grammar("regex", " [0-9]+, [0-9]+\\.")))
+    assert re.fullmatch(r" \d+, \d+\.", text(events))
+
+
+def test_with_tools_it_calls_or_fits(demo_engine: Engine) -> None:
+    events = list(demo_engine.generate(WEATHER, GREEDY, tools=TOOLS, grammar=SCHEMA))
+    assert [call.name for call in calls(events)] == ["get_weather"]
+    assert events[-1].finish_reason == "tool_calls"
+    events = list(demo_engine.generate(SUM, GREEDY, tools=TOOLS, grammar=SCHEMA))
+    assert calls(events) == [] or text(events) == ""
+    kept = list(demo_engine.generate(WEATHER, GREEDY, tools=TOOLS, grammar=SCHEMA, tool_choice="none"))
+    assert is_person(json.loads(text(kept)))
+
+
+def test_more_of_an_answer_follows_its_grammar(demo_engine: Engine) -> None:
+    begun = '{"name": "Bob", "ag'
+    messages = [*SUM, Message("assistant", begun)]
+    events = list(demo_engine.generate(messages, GREEDY, thinking=False, continue_last=True, grammar=SCHEMA))
+    assert is_person(json.loads(begun + text(events)))
+    thought = [*SUM, Message("assistant", "", reasoning_content="27 + 48")]
+    events = list(demo_engine.generate(thought, GREEDY, continue_last=True, grammar=SCHEMA))
+    assert text(events, "reasoning") and is_person(json.loads(text(events)))
+    for begun in ("Well", '{"name": 5', '{"name": "a", "age": 1, "tags": []}'):
+        with pytest.raises(InvalidRequestError) as caught:
+            demo_engine.submit([*SUM, Message("assistant", begun)], continue_last=True, grammar=SCHEMA)
+        assert caught.value.param == "continue_last"
+
+
+# ---------------------------------------------------------------- tools
+
+
+def test_none_keeps_the_tools_in_the_prompt_and_calls_none(demo_engine: Engine) -> None:
+    """The prompt stays the same, so that what is cached of it serves on."""
+    auto = list(demo_engine.generate(WEATHER, GREEDY, tools=TOOLS))
+    assert [call.name for call in calls(auto)] == ["get_weather"]
+    none = list(demo_engine.generate(WEATHER, GREEDY, tools=TOOLS, tool_choice="none"))
+    assert calls(none) == [] and none[-1].finish_reason == "stop" and text(none)
+    assert none[-2].usage is not None and auto[-2].usage is not None
+    assert none[-2].usage.prompt_tokens == auto[-2].usage.prompt_tokens
+    opening = demo_engine.tokenizer.tool_call_open_id
+    assert opening is not None
+    pressed = SamplingParams(max_tokens=30, temperature=0, logit_bias={opening: 100.0})
+    assert calls(list(demo_engine.generate(WEATHER, pressed, tools=TOOLS, tool_choice="none", thinking=False))) == []
+
+
+def test_a_vocabulary_without_calls_can_be_asked_for_none(demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_engine.tokenizer, "tool_call_open_id", None)
+    with pytest.raises(InvalidRequestError, match="no token that begins a call") as refused:
+        demo_engine.submit(WEATHER, GREEDY, tools=TOOLS, tool_choice="required")
+    assert refused.value.param == "tool_choice"
+
+
+def test_one_call_and_no_more(demo_engine: Engine) -> None:
+    """Without a grammar too, and nothing after it shows."""
+    several = demo_engine.submit(WEATHER, GREEDY, tools=TOOLS, parallel_tool_calls=False)
+    events = list(several.events())
+    assert len(calls(events)) == 1
+    assert events[-1].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": ToolName("add")}, "tool_choice"),
+        ({"tool_choice": ToolName("subtract"), "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": "sometimes", "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": "required", "tools": TOOLS, "grammar": SCHEMA}, "grammar"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"grammar": "{}"}, "grammar"),
+        ({"grammar": Grammar("gbnf", "")}, "grammar"),  # type: ignore[arg-type]
+        ({"grammar": Grammar("json_schema", '{"not": {}}')}, "grammar"),
+        ({"tool_choice": "required", "tools": [{"function": {"name": "f", "parameters": {"not": {}}}}]}, "tools"),
+        ({"tool_choice": "required", "tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools"),
+        ({"tool_choice": "required", "tools": [{"function": {"parameters": {}}}]}, "tools"),
+        ({"tool_choice": "required", "tools": [{"function": 5}]}, "tools"),
+        ({"owner": "\ud800"}, "owner"),
+        ({"owner": 5}, "owner"),
+        ({"tools": 5}, "tools"),
+        ({"priority": "urgent"}, "priority"),
+        ({"when_full": "explode"}, "when_full"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_is_refused_by_name(demo_engine: Engine, options: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        demo_engine.submit(SUM, **options)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("prompt", ["text", [1, 2, 3]], ids=["text", "ids"])
+@pytest.mark.parametrize("option", [{"continue_last": True}, {"when_full": "drop_oldest"}, {"tools": TOOLS}])
+def test_a_prompt_as_it_is_has_no_use_for_what_messages_have(
+    demo_engine: Engine, prompt: Any, option: dict[str, Any]
+) -> None:
+    if isinstance(prompt, list) and "tools" in option:
+        assert list(demo_engine.generate(prompt, SamplingParams(max_tokens=2), **option))  # they may stand in the ids
+        return
+    with pytest.raises(InvalidRequestError) as caught:
+        demo_engine.submit(prompt, **option)
+    assert caught.value.param in option
+
+
+def test_thoughts_that_may_not_be_continued_are_no_beginning(demo_engine: Engine) -> None:
+    """Without thinking what was thought is left out, and the answer is a fresh one."""
+    messages = [*SUM, Message("assistant", "", reasoning_content="hm")]
+    fresh = demo_engine._request(SUM, GREEDY, CompleteOptions(thinking=False))
+    again = demo_engine._request(messages, GREEDY, CompleteOptions(thinking=False, continue_last=True))
+    assert again.sequence.tokens == fresh.sequence.tokens
+    expected, found = (
+        list(demo_engine.generate(m, GREEDY, thinking=False, continue_last=c))
+        for m, c in ((SUM, False), (messages, True))
+    )
+    assert text(found) == text(expected) != ""
+
+
+def test_an_owner_must_be_text_for_an_estimate_too(demo_engine: Engine) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        demo_engine.estimate(SUM, owner="\ud800")
+    assert caught.value.param == "owner"

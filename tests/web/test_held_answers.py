@@ -1,0 +1,196 @@
+"""Answers held to a form, and weighed, with the demo model behind: what the clients' own helpers make of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import anthropic
+import openai
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from notso.smollm3 import Engine
+
+HELLO: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
+CHAT = "/v1/chat/completions"
+AT_ONCE: dict[str, Any] = {"model": "notso-demo", "messages": HELLO, "reasoning_effort": "none"}
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+TOOLS = [tool("add", a={"type": "integer"}, b={"type": "integer"}), tool("paint", colour={"enum": ["red", "blue"]})]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One server with the demo model behind it."""
+    shared = request.getfixturevalue("shared")
+    settings = type(shared.state.settings)(port=0, data_dir=tmp_path_factory.mktemp("held"))
+    server = type(shared)(lambda: Engine.load(threads=1), settings)
+    yield server.ready()
+    server.close()
+
+
+def client_of(server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+
+
+class Sum(BaseModel):
+    """What is asked for, of bounded length: a small model might never end a number."""
+
+    model_config = ConfigDict(extra="forbid")
+    left: Annotated[int, Field(ge=0, le=99)]
+    sign: Literal["+", "-"]
+    right: Annotated[int, Field(ge=0, le=99)]
+
+
+@pytest.mark.parametrize("effort", ["none", "low"])
+def test_the_client_s_parser_gets_what_it_asked_for(served: Any, effort: Literal["none", "low"]) -> None:
+    client = client_of(served)
+    for seed in range(3):
+        answer = client.chat.completions.parse(
+            model="notso-demo", messages=HELLO, response_format=Sum, seed=seed, reasoning_effort=effort
+        )
+        assert isinstance(answer.choices[0].message.parsed, Sum) and answer.choices[0].finish_reason == "stop"
+    response = client.responses.parse(model="notso-demo", input="2 + 3", text_format=Sum, reasoning={"effort": effort})
+    assert isinstance(response.output_parsed, Sum)
+
+
+def test_a_stream_is_held_too(served: Any) -> None:
+    schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 4}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    ask: dict[str, Any] = AT_ONCE | {"response_format": wanted, "seed": 5}
+    whole = client_of(served).chat.completions.create(**ask).choices[0].message.content
+    chunks = client_of(served).chat.completions.create(**ask, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+    listed = json.loads(whole or "")
+    assert 2 <= len(listed) <= 4 and set(listed) <= {"a", "b"}
+
+
+def test_any_object_or_cut(served: Any) -> None:
+    for seed in range(4):
+        ask = AT_ONCE | {"response_format": {"type": "json_object"}, "seed": seed, "max_tokens": 200}
+        choice = client_of(served).chat.completions.create(**ask).choices[0]
+        assert choice.finish_reason == "length" or isinstance(json.loads(choice.message.content or ""), dict)
+
+
+def test_anthropic_s_form_of_it(served: Any) -> None:
+    client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0)
+    schema = Sum.model_json_schema()
+    message = client.messages.create(
+        model="notso-demo",
+        max_tokens=200,
+        messages=HELLO,
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+    )
+    (block,) = message.content
+    assert block.type == "text" and Sum.model_validate_json(block.text)
+    called = client.messages.create(
+        model="notso-demo",
+        max_tokens=200,
+        messages=HELLO,
+        tools=[{"name": "add", "input_schema": TOOLS[0]["function"]["parameters"]}],
+        tool_choice={"type": "any"},
+    )
+    assert called.stop_reason == "tool_use"
+    assert all(block.type == "tool_use" and block.input.keys() == {"a", "b"} for block in called.content)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_calls_that_must_be(served: Any, stream: bool) -> None:
+    named = {"type": "function", "function": {"name": "paint"}}
+    for choice, names in (("required", {"add", "paint"}), (named, {"paint"})):
+        ask: dict[str, Any] = AT_ONCE | {"tools": TOOLS, "tool_choice": choice, "seed": 1, "max_tokens": 300}
+        ask["parallel_tool_calls"] = False
+        if stream:
+            chunks = list(client_of(served).chat.completions.create(**ask, stream=True))
+            (call,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+            reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason]
+            assert reasons == ["tool_calls"]
+        else:
+            answer = client_of(served).chat.completions.create(**ask).choices[0]
+            (call,) = answer.message.tool_calls or []
+            assert answer.finish_reason == "tool_calls" and not answer.message.content
+        assert call.function.name in names
+        arguments = json.loads(call.function.arguments)
+        expected = {"add": {"a", "b"}, "paint": {"colour"}}[call.function.name]
+        assert arguments.keys() == expected and arguments.get("colour", "red") in ("red", "blue")
+
+
+def test_what_cannot_be_held_is_refused_by_name(served: Any) -> None:
+    def schema(source: Any) -> dict[str, Any]:
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": source}}}
+
+    deep: dict[str, Any] = {}
+    for _ in range(17):
+        deep = {"properties": {"a": deep}}
+    bad_tool = [{"type": "function", "function": {"name": "f", "parameters": {"type": "foo"}}}]
+    rows: list[tuple[dict[str, Any], str]] = [
+        (schema({"type": "foo"}), "response_format"),
+        (schema({"unknownKeyword": 1}), "response_format"),
+        (schema(deep), "response_format.json_schema.schema"),
+        (schema({"type": "string", "pattern": "(((((((((("}), "response_format"),
+        ({"tools": bad_tool, "tool_choice": "required"}, "tools"),
+    ]
+    for fields, param in rows:
+        error = served.client.post(CHAT, json=AT_ONCE | fields)
+        assert error.status_code == 400 and error.json()["error"]["param"] == param, error.text
+
+
+def test_log_probabilities_are_the_model_s_own(served: Any) -> None:
+    ask: dict[str, Any] = AT_ONCE | {"logprobs": True, "top_logprobs": 5, "max_tokens": 12}
+    greedy = client_of(served).chat.completions.create(**ask, temperature=0).choices[0]
+    assert greedy.logprobs and greedy.logprobs.content
+    said = b"".join(bytes(entry.bytes or []) for entry in greedy.logprobs.content)
+    assert said.decode() == greedy.message.content
+    for entry in greedy.logprobs.content:
+        assert len(entry.top_logprobs) == 5 and entry.top_logprobs[0].token == entry.token
+        assert entry.logprob == entry.top_logprobs[0].logprob <= 0
+        assert sum(math.exp(other.logprob) for other in entry.top_logprobs) <= 1.0001
+    biased = (
+        client_of(served)
+        .chat.completions.create(**ask | {"max_tokens": 1}, temperature=0, logit_bias={"5": 100})
+        .choices[0]
+    )
+    assert biased.logprobs and biased.logprobs.content and biased.logprobs.content[0].logprob < -5, "before the bias"
+
+
+def test_streamed_log_probabilities_are_the_whole_ones(served: Any) -> None:
+    ask: dict[str, Any] = {"messages": HELLO, "logprobs": True, "top_logprobs": 1, "seed": 2, "max_tokens": 80}
+    whole = served.client.post(CHAT, json=ask).json()["choices"][0]["logprobs"]
+    streamed: dict[str, list[Any]] = {"content": [], "reasoning_content": []}
+    for chunk in client_of(served).chat.completions.create(model="notso-demo", **ask, stream=True):
+        told = chunk.choices[0].to_dict().get("logprobs") or {}
+        for name, listed in streamed.items():
+            listed += told.get(name) or []  # type: ignore[attr-defined]
+    assert streamed["content"] == whole["content"] and streamed["reasoning_content"] == whole["reasoning_content"]
+    assert whole["reasoning_content"]
+
+
+def test_the_older_form_of_them(served: Any) -> None:
+    answer = client_of(served).completions.create(model="notso-demo", prompt="2 + 3", logprobs=3, temperature=0)
+    told = answer.choices[0].logprobs
+    assert told and told.tokens and told.token_logprobs and told.top_logprobs
+    assert "".join(told.tokens) == answer.choices[0].text
+    for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
+        assert top[token] == logprob == max(top.values())
+
+
+def test_no_more_calls_than_one(served: Any) -> None:
+    for seed in range(3):
+        ask: dict[str, Any] = AT_ONCE | {"tools": TOOLS, "parallel_tool_calls": False, "seed": seed, "max_tokens": 100}
+        assert len(client_of(served).chat.completions.create(**ask).choices[0].message.tool_calls or []) <= 1
+
+
+def test_strict_is_held_where_a_call_must_be(served: Any) -> None:
+    strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True}}]
+    refused = served.client.post(CHAT, json=AT_ONCE | {"tools": strict})
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "tools.0.function.strict"
+    taken = served.client.post(CHAT, json=AT_ONCE | {"tools": strict, "tool_choice": "required", "max_tokens": 200})
+    assert taken.status_code == 200 and taken.json()["choices"][0]["finish_reason"] in ("tool_calls", "length")
