@@ -24,7 +24,7 @@ def test_several_chats_are_answered_at_once(start: Start) -> None:
     asked = [server.ask(str(number)) for number in range(4)]
     server.wait(lambda: all(server.stored(each).content for each in asked[:3]))
     assert server.state.turns.unfinished == 4 and server.state.turns.waiting == 1
-    assert "Queued (1st)" in server.stream(asked[3], until=lambda event: True)[0].data
+    assert "Queued (1st)" in server.stream(asked[3], until=lambda event: "Queued (1st)" in event.data)[-1].data
     for each in asked:
         server.client.post(f"/generations/{each.generation_id}/stop", data={})
     assert {server.finished(each).state for each in asked} == {"stopped"}
