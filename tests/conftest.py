@@ -50,6 +50,7 @@ class FakeHub:
     knows_ranges: bool = True
     extra: bytes = b""  # sent after the content, against all promises
     bytes_per_second: float = 0.0
+    trickles_from: int | None = None  # from here on it takes minutes: who looks at a transfer need not hurry
     redirect_to: str = ""
     requests: list[tuple[str, str | None]] = field(default_factory=list)  # method and Range
     tokens: list[str | None] = field(default_factory=list)  # Authorization of each GET
@@ -104,10 +105,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.hub.cuts:
             body = body[: self.hub.cuts.pop(0)]
             self.close_connection = True
-        for at in range(0, len(body), 65536):
-            self.wfile.write(body[at : at + 65536])
-            if self.hub.bytes_per_second:
-                time.sleep(65536 / self.hub.bytes_per_second)
+        at = 0
+        while at < len(body):
+            trickles = self.hub.trickles_from is not None and start + at >= self.hub.trickles_from
+            size, pace = (512, 25_000) if trickles else (65536, self.hub.bytes_per_second)
+            self.wfile.write(body[at : at + size])
+            at += size
+            if pace:
+                time.sleep(size / pace)
 
     def _answer(self, status: int, **headers: str) -> None:
         self.send_response(status)

@@ -32,7 +32,7 @@ def violations(page: Page) -> list[str]:
 def test_fetch_stop_reload_resume_and_use(
     serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: hub.KnownFile
 ) -> None:
-    fake_hub.bytes_per_second = 500_000
+    fake_hub.bytes_per_second, fake_hub.trickles_from = 500_000, 1_000_000
     server = serve(lambda: load(None), shelf=Shelf(load))
     page = open_page(server.url)
     page.get_by_role("link", name="Fetch SmolLM3-3B").click()
@@ -58,7 +58,7 @@ def test_fetch_stop_reload_resume_and_use(
     expect(page.locator("#models-poll")).to_have_count(0)
     kept = download.part_path(official_file).stat().st_size
 
-    fake_hub.bytes_per_second = 0
+    fake_hub.bytes_per_second, fake_hub.trickles_from = 0, None
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_text("its SHA-256 is the published one")).to_be_visible()
     assert fake_hub.gets[-1] == f"bytes={kept}-"
@@ -88,7 +88,7 @@ def test_degraded_it_says_why_and_the_demo_answers(serve: Serve, open_page: Open
 def test_nothing_for_axe_to_find(
     serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: hub.KnownFile, scheme: str, width: int
 ) -> None:
-    fake_hub.bytes_per_second = 300_000
+    fake_hub.bytes_per_second, fake_hub.trickles_from = 300_000, 600_000
     server = serve(lambda: load(None), shelf=Shelf(load))
     page = open_page(
         server.url + "models", color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True

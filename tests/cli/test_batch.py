@@ -27,12 +27,14 @@ Run = Callable[..., Any]
 class ManyAnswers:
     """An engine that answers each question with the question, in the order of its choosing, from a thread of its own.
 
-    `refuses` maps a question to the error it raises; a NotsoError in `fails` comes as an event instead.
+    `refuses` maps a question to the error it raises; a NotsoError in `fails` comes as an event instead. It answers no
+    more than `most`, and while fewer than `awaits` questions are there and `asked` has fewer than `in_all`, none.
     """
 
-    def __init__(self, *, slots: int = 4, pace_seconds: float = 0.0) -> None:
+    def __init__(self, *, slots: int = 4, most: int = 1 << 30) -> None:
         self.info = ModelInfo("Many Answers", "", False, 8, 8, 4096, max_num_seqs=slots)
-        self.pace_seconds = pace_seconds
+        self.most = most
+        self.awaits = self.in_all = 0
         self.refuses: dict[str, NotsoError] = {}
         self.fails: dict[str, NotsoError] = {}
         self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
@@ -62,11 +64,13 @@ class ManyAnswers:
         self._thread.join(60)
 
     def _run(self) -> None:
-        while not self._closed.wait(0.002 if not self.pace_seconds else self.pace_seconds):
+        while not self._closed.wait(0.002):
             with self._lock:
-                if not self._waiting:
+                is_early = len(self._waiting) < self.awaits and len(self.asked) < self.in_all
+                if not self._waiting or not self.most or is_early:
                     continue
                 question, params, generation = self._waiting.pop()  # the last first: order is nobody's promise
+                self.most -= 1
             if question in self.fails:
                 generation.write([Event("error", error=self.fails[question])], last=True)
                 continue
@@ -139,6 +143,7 @@ def test_every_request_is_answered_once(many: ManyAnswers, notso: Run, tmp_path:
 
 def test_many_are_in_flight_and_give_way_to_others(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", [entry(number) for number in range(40)])
+    many.awaits, many.in_all = 4, 40
     assert notso("batch", str(source), str(tmp_path / "out.jsonl")).code == 0
     assert 4 <= many.most_at_once <= 8, "as many as are written at once, and as many ready to follow"
     assert {options["priority"] for _, _, options in many.asked} == {"background"}
@@ -282,18 +287,18 @@ def test_an_empty_batch_loads_nothing(notso: Run, tmp_path: Path) -> None:
     assert result.code == 0 and "0 requests: none." in result.err
 
 
-SLOW = """
+PART = """
 import sys
 sys.path.insert(0, {folder!r})
 from test_batch import ManyAnswers
 from notso.cli import engines
-engines.open_engine = ManyAnswers(pace_seconds=0.02).open
+engines.open_engine = ManyAnswers(most={most}).open
 """
 
 
 def start(process: Callable[..., Any], source: Path, out: Path, done: int) -> Any:
-    """A batch in a process of its own, once it has written `done` answers."""
-    setup = SLOW.format(folder=str(Path(__file__).parent))
+    """A batch in a process of its own, once it has written `done` answers; its engine gives few more."""
+    setup = PART.format(folder=str(Path(__file__).parent), most=done + 3)
     running = process("batch", str(source), str(out), setup=setup)
     deadline = time.monotonic() + 60
     while not out.exists() or out.read_bytes().count(b"\n") < done:

@@ -69,7 +69,7 @@ def test_offline_is_obeyed(fake_hub: Any, official_file: hub.KnownFile, notso: R
 def test_after_ctrl_c_the_same_command_goes_on(
     fake_hub: Any, official_file: hub.KnownFile, process: Callable[..., Any], notso: Run
 ) -> None:
-    fake_hub.bytes_per_second = 1_500_000
+    fake_hub.trickles_from = 600_000
     setup = f"from notso.smollm3 import hub\nhub.KNOWN_FILES = (hub.{official_file!r},)"
     part = hub.blob_path(official_file).with_name(f"{official_file.sha256}.incomplete")
     run = process("pull", "Q4_K_M", setup=setup)
@@ -84,7 +84,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
     assert err.endswith(b"Stopped; the same command goes on from here.\n")
     assert fake_hub.requests == [("HEAD", None), ("GET", None)]  # and nothing else is told to anyone
     kept = part.stat().st_size
-    fake_hub.bytes_per_second = 0
+    fake_hub.trickles_from = None
 
     told = json.loads(notso("pull", "Q4_K_M", "--json").out)
 

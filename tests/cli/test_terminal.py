@@ -44,7 +44,7 @@ def on_a_terminal(code: str, **environment: str) -> str:
     os.close(theirs)
     written = b""
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and select.select([ours], [], [], 30)[0]:
+    while time.monotonic() < deadline and select.select([ours], [], [], 60)[0]:
         try:
             data = os.read(ours, 65536)
         except OSError:  # Linux: the other end is closed

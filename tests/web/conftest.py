@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 import threading
@@ -86,6 +87,32 @@ class Screen:
         return "".join(self.parts.get(f"#msg-{message_id}-{channel}-{part}", "") for part in ("closed", "tail"))
 
 
+class Shown:
+    """What a reader has seen so far: an engine that waits for it says nothing that nobody was there to be told.
+
+    `server.stream(asked, until=shown)` tells it what comes; the engine's script calls `shown.wait`.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[SSE] = []
+        self._more = threading.Condition()
+
+    def __call__(self, event: SSE) -> bool:
+        with self._more:
+            self.events.append(event)
+            self._more.notify_all()
+        return False
+
+    def wait(self, what: Callable[[SSE], bool], times: int = 1) -> None:
+        """Until the reader saw so many events of that kind."""
+        with self._more:
+            assert self._more.wait_for(lambda: sum(map(what, self.events)) >= times, 60), "the reader never saw it"
+
+    def wait_for_state(self, state: str) -> None:
+        """Until the reader was told of that state."""
+        self.wait(lambda event: event.event == "status" and json.loads(event.data)["state"] == state)
+
+
 @dataclass
 class Asked:
     chat_id: str
@@ -105,7 +132,7 @@ class Running:
         self._thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
         self._thread.start()
         self._wait(lambda: self.server.started or not self._thread.is_alive())
-        self.client = httpx.Client(base_url=self.address, timeout=30)
+        self.client = httpx.Client(base_url=self.address, timeout=60)
 
     @property
     def state(self) -> State:
@@ -121,7 +148,7 @@ class Running:
 
         loop = self.state.engine._loop
         assert loop is not None
-        return asyncio.run_coroutine_threadsafe(run(), loop).result(30)
+        return asyncio.run_coroutine_threadsafe(run(), loop).result(60)
 
     def ready(self) -> Running:
         self._wait(lambda: self.client.get("/health").status_code == 200)
@@ -150,7 +177,7 @@ class Running:
         until: Callable[[SSE], bool] = lambda event: False,
         limit: int = 1_000_000,
     ) -> list[SSE]:
-        """Attach and read to the end of the stream, or until `until` an event or `limit` events."""
+        """Attach and read to the end of the stream, or to the event for which `until` is true, or `limit` events."""
         reader, headers = EventReader(), ({"Last-Event-ID": last_id} if last_id is not None else {})
         url = f"/generations/{asked.generation_id}/events"
         with self.client.stream("GET", url, headers=headers) as response:
@@ -159,19 +186,21 @@ class Running:
             for chunk in response.iter_raw():
                 seen = len(reader.events)
                 reader.feed(chunk)
-                if any(until(event) for event in reader.events[seen:]) or len(reader.events) >= limit:
-                    break
-        return reader.events[:limit]
+                for number, event in enumerate(reader.events[seen:], start=seen + 1):
+                    if until(event) or number == limit:
+                        return reader.events[:number]
+        return reader.events
 
-    def finished(self, asked: Asked, *, seconds: float = 30) -> Any:
-        """The stored answer once it has ended."""
-        self._wait(lambda: not self.stored(asked).active, seconds)
+    def finished(self, asked: Asked) -> Any:
+        """The stored answer once it has ended and everybody was told."""
+        self._wait(lambda: not self.stored(asked).active)
+        self._wait(lambda: self.on_loop(lambda: self.state.turns.figures(asked.generation_id)) is None)
         return self.stored(asked)
 
     def raw(self, request: bytes) -> bytes:
         """What comes back for bytes no HTTP client would send."""
         host, _, port = self.address.removeprefix("http://").rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(request)
             return b"".join(iter(lambda: connection.recv(65_536), b""))
 
@@ -185,7 +214,7 @@ class Running:
         assert not self._thread.is_alive()
 
     @staticmethod
-    def _wait(condition: Callable[[], bool], seconds: float = 30) -> None:
+    def _wait(condition: Callable[[], bool], seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "waited too long"
@@ -233,6 +262,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.fixture
 def screen() -> Screen:
     return Screen()
+
+
+@pytest.fixture
+def shown() -> Shown:
+    return Shown()
 
 
 @pytest.fixture

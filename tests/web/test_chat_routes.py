@@ -100,7 +100,7 @@ def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch
     assert engine.forgotten == 0
     answer = server.client.post(f"/chats/{asked.chat_id}/delete", data={})
     trash = answer.headers["location"].partition("=")[2]
-    server.wait(lambda: engine.forgotten == 1, 10)  # and asked before, undo would take it back
+    server.wait(lambda: engine.forgotten == 1)  # and asked before, undo would take it back
     assert server.client.post(f"/undo/{trash}", data={}).status_code == 404
 
 
@@ -283,15 +283,21 @@ def test_streams_are_counted_by_owner(start: Start) -> None:
     for each in opened:
         each.__exit__(None, None, None)
     server.wait(lambda: not server.state.answer_streams.full("local"))
-    server.wait(lambda: not server.state.answer_streams._open, 10)
+    server.wait(lambda: not server.state.answer_streams._open)
     assert server.stream(asked, until=lambda event: True)
     server.client.post(f"/generations/{asked.generation_id}/stop", data={})
 
 
-def test_named_events_carry_figures(start: Start) -> None:
-    server = start(ScriptedEngine(lambda m, t: say("word " * 60, "hm " * 20), pace_seconds=0.01)).ready()
+def test_named_events_carry_figures(start: Start, shown: Any) -> None:
+    def waits(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        yield from say("", "hm " * 20)
+        shown.wait(lambda event: event.event == "progress" and '"thinking"' in event.data)
+        yield from say("word " * 60)
+        shown.wait(lambda event: event.event == "progress" and json.loads(event.data).get("tokens", 0) > 30)
+
+    server = start(ScriptedEngine(waits)).ready()
     asked = server.ask("one")
-    events = server.stream(asked)
+    events = server.stream(asked, until=shown)
     figures = [json.loads(event.data) for event in events if event.event == "progress"]
     assert {each["message"] for each in figures} == {asked.message_id}
     assert {"reading", "thinking", "generating"} >= {each["phase"] for each in figures} >= {"thinking", "generating"}

@@ -255,7 +255,7 @@ def test_while_it_loads_clients_are_told_to_wait(start: Start) -> None:
     gate = threading.Event()
 
     def slow() -> ScriptedEngine:
-        gate.wait(30)
+        gate.wait(60)
         return ScriptedEngine()
 
     server = start(slow)
@@ -299,7 +299,8 @@ def begin_stopping(server: Any) -> threading.Thread:
 
 
 def test_a_stopping_server_lets_answers_end(start: Start) -> None:
-    engine = ScriptedEngine(lambda messages, thinking: say("word " * 20, piece=5), pace_seconds=0.05)
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 20, piece=5))
+    engine.gate.clear()
     server = start(engine, drain_seconds=60).ready()
     found: list[list[str]] = []
     reading = threading.Thread(target=lambda: found.append(stream_lines(server)), daemon=True)
@@ -308,6 +309,7 @@ def test_a_stopping_server_lets_answers_end(start: Start) -> None:
     stopping = begin_stopping(server)
     refused = server.client.post("/v1/chat/completions", json={"messages": HELLO})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    engine.gate.set()
     reading.join(60)
     stopping.join(60)
     assert not stopping.is_alive() and found[0][-1] == "[DONE]"

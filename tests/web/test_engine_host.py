@@ -36,7 +36,7 @@ def test_another_model_takes_over_and_the_chats_stay(start: Start) -> None:
 
     def load() -> ScriptedEngine:
         order.append(("loading", old.closed))
-        assert gate.wait(20)
+        assert gate.wait(60)
         return ScriptedEngine(lambda messages, thinking: say("New words."), name="New")
 
     server = start(old).ready()
@@ -90,7 +90,7 @@ def test_stop_reaches_a_question_that_waits_for_the_model(start: Start) -> None:
     gate = threading.Event()
 
     def load() -> ScriptedEngine:
-        assert gate.wait(20)
+        assert gate.wait(60)
         return engine
 
     engine = ScriptedEngine()

@@ -53,7 +53,7 @@ def test_the_loop_stays_free_under_hostile_text_and_large_forms(start: Start) ->
             == 400
         )
         server.client.post("/chats", data={"text": "é" * 150_000 + "\x00", "key": new_id()})
-    server.finished(asked, seconds=60)
+    server.finished(asked)
     assert server.client.get(f"/chats/{asked.chat_id}").status_code == 200
     probe.finish()
     assert len(probe.lags) > 50
@@ -68,7 +68,7 @@ def test_living_is_answered_while_the_engine_holds_its_thread(start: Start) -> N
     release = threading.Event()
 
     def busy(messages: Any, thinking: bool) -> Any:
-        assert release.wait(30)
+        assert release.wait(60)
         return say("done")
 
     server = start(ScriptedEngine(busy)).ready()

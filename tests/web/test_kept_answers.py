@@ -108,7 +108,7 @@ def test_two_read_the_same(start: Start) -> None:
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(30)
+        reader.join(60)
     assert len(found) == 3 and len({tuple(events(text)) for text in found}) == 1 and said(events(found[0])) == LONG
 
 
@@ -223,7 +223,9 @@ def test_answer_now(start: Start) -> None:
             text += chunk
             if not hurried and "reasoning_content" in text:
                 id = re.findall(r'"id":"(chatcmpl-\w+)"', text)[0]
-                told = httpx.post(f"{server.address}{CHAT}/control", json={"id": id, "action": "reasoning_end"})
+                told = httpx.post(
+                    f"{server.address}{CHAT}/control", json={"id": id, "action": "reasoning_end"}, timeout=60
+                )
                 assert told.json() == {"id": id, "action": "reasoning_end", "success": True}
                 hurried = True
     chunks = [json.loads(data) for data in re.findall(r"^data: (\{.*)$", text, re.MULTILINE)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import threading
-import time
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
@@ -85,21 +84,21 @@ def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_
 
 
 def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file: hub.KnownFile) -> None:
-    fake_hub.bytes_per_second = 800_000
+    fake_hub.bytes_per_second, fake_hub.trickles_from = 800_000, 2_200_000
     server = start(ScriptedEngine()).ready()
     begin(server, official_file)
     server.wait(lambda: (server.state.downloads.current.bytes_per_s or 0) > 0)
     fragment = server.client.get("/models/download", headers={"HX-Request": "true"}).text
-    assert re.search(r"of 3 MB, \d+ %, [\d.]+ kB/s, \d+ s left", text_of(fragment)), text_of(fragment)
+    assert re.search(r"of 3 MB, \d+ %, [\d.]+ [kM]B/s, \d+ s left", text_of(fragment)), text_of(fragment)
     assert 'hx-trigger="every 1s"' in fragment and "<html" not in fragment and "/models/download/stop" in fragment
     assert re.search(r'<progress max="3000000" value="[1-9]\d+"', fragment)
     current = server.state.downloads.current
-    assert 10_000 < current.bytes_per_s < 1_600_000  # the machine may be busy
+    assert 10_000 < current.bytes_per_s < 3_000_000  # the machine may be busy, and then get much of it at once
     assert current.seconds_left == pytest.approx((3_000_000 - current.done_bytes) / current.bytes_per_s)
     assert '<meta http-equiv="refresh"' in page(server), "without a script the page still moves"
     status = server.client.get("/status", headers={"HX-Request": "true"}).text
     assert re.search(r"Fetching small:Q4_K_M: \d+ %, \d+ s left", text_of(status)) and "every 1s" in status
-    fake_hub.bytes_per_second = 0
+    fake_hub.bytes_per_second, fake_hub.trickles_from = 0, None
     wait_for(server, "done")
     assert "hx-trigger" not in server.client.get("/models/download", headers={"HX-Request": "true"}).text
 
@@ -107,7 +106,7 @@ def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file:
 def test_stop_then_resume_after_a_restart(
     start: Start, fake_hub: Any, official_file: hub.KnownFile, tmp_path: Path
 ) -> None:
-    fake_hub.bytes_per_second = 1_500_000
+    fake_hub.trickles_from = 600_000
     server = start(ScriptedEngine()).ready()
     begin(server, official_file)
     server.wait(lambda: download.part_path(official_file).exists() and _kept(official_file) > 500_000)
@@ -116,7 +115,7 @@ def test_stop_then_resume_after_a_restart(
     stopped = wait_for(server, "stopped")
     kept = _kept(official_file)
     assert stopped.done_bytes <= kept < 3_000_000 and not stopped.active
-    fake_hub.bytes_per_second = 0
+    fake_hub.trickles_from = None
     fake_hub.requests.clear()
 
     other = start(ScriptedEngine(), data_dir=tmp_path / "other").ready()
@@ -133,7 +132,7 @@ def _kept(file: hub.KnownFile) -> int:
 
 
 def test_a_closing_server_keeps_what_has_arrived(start: Start, fake_hub: Any, official_file: hub.KnownFile) -> None:
-    fake_hub.bytes_per_second = 1_000_000
+    fake_hub.trickles_from = 400_000
     server = start(ScriptedEngine()).ready()
     begin(server, official_file)
     server.wait(lambda: download.part_path(official_file).exists() and _kept(official_file) > 300_000)
@@ -190,7 +189,7 @@ def test_one_download_at_a_time(
 ) -> None:
     other = dataclasses.replace(official_file, name="other", filename="Other.gguf", sha256="0" * 64)
     monkeypatch.setattr(hub, "KNOWN_FILES", (official_file, other))
-    fake_hub.bytes_per_second = 300_000
+    fake_hub.trickles_from = 300_000
     server = start(ScriptedEngine()).ready()
     begin(server, official_file)
     assert begin(server, official_file).status_code == 303, "asked for twice it is still one"
@@ -291,8 +290,7 @@ def test_an_answer_under_way_ends_with_what_it_has(start: Start, own_home: Path)
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 5000, piece=5), pace_seconds=0.01)
     server = start(engine, shelf=Shelf(lambda path: named("demo"))).ready()
     asked = server.ask("Hello")
-    server.wait(lambda: "word" in str(server.stored(asked).content) or len(engine.requests) == 1)
-    time.sleep(0.3)
+    server.wait(lambda: "word" in server.stored(asked).content)
     assert "Answers being written end there (1)." in text_of(page(server))
     server.client.post("/models/switch", data={"model": "demo"})
     assert server.finished(asked).state == "interrupted" and "word" in server.stored(asked).content
@@ -302,7 +300,7 @@ def test_while_it_loads_the_page_says_so(start: Start, own_home: Path) -> None:
     gate = threading.Event()
 
     def slow() -> ScriptedEngine:
-        gate.wait(30)
+        gate.wait(60)
         return ScriptedEngine()
 
     server = start(slow)
@@ -325,7 +323,7 @@ def test_a_model_that_is_loaded_while_the_page_is_made_is_not_waited_for(
     gate, inventory = threading.Event(), models_routes.take_inventory
 
     def slow() -> ScriptedEngine:
-        gate.wait(30)
+        gate.wait(60)
         return ScriptedEngine()
 
     def meanwhile(*given: Any) -> Any:

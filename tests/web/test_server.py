@@ -50,7 +50,7 @@ class Process:
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
-        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.client = httpx.Client(base_url=self.url, timeout=60)
 
     def ask(self, words: int) -> str:
         answer = self.client.post("/chats", data={"text": str(words), "key": new_id()})
@@ -58,7 +58,7 @@ class Process:
         return str(answer.headers["location"])
 
     def wait_for(self, text: str, path: str) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while text not in self.client.get(path).text:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -66,7 +66,7 @@ class Process:
     def end(self) -> tuple[int, str]:
         assert self.process.stdout is not None
         output = self.process.stdout.read()
-        return self.process.wait(30), output
+        return self.process.wait(60), output
 
 
 @pytest.fixture
