@@ -65,35 +65,28 @@ inline void prefetch_block(const uint8_t* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + i), _MM_HINT_T0);
 }
 
-// Asks memory for the blocks of later rows while a group of rows is read, block by block. Either line after line, as
-// they lie in memory, into the second cache, the group and 8 KiB ahead: so every line is asked for once and in order.
-// Or at the same place below each row, the group and one row ahead. Which is faster depends on the processor: see
-// docs/kernels/gemv.md. There also why Intel's are shown a line in eight of what is 32 KiB farther still.
+// Asks memory for the blocks of later rows while a group of rows is read, block by block: line after line, as they lie
+// in memory, into the second cache, the group and 8 KiB ahead. So every line is asked for once and in order. Without
+// AMX, Intel's are shown a line in eight of what is 32 KiB farther still. Figures: docs/kernels/gemv.md.
 constexpr int64_t kFarther = 32768, kFartherStep = 512;
+inline bool touches_farther() { return kTouchFarther && __builtin_cpu_is("intel"); }
+
 template <int ROWS>
 class Ahead {
  public:
   Ahead(const uint8_t* row, int64_t row_bytes, int64_t block_bytes)
-      : next_(row + (kPrefetchInOrder ? ROWS * row_bytes + 8192 : (ROWS + 1) * row_bytes)),
-        row_bytes_(row_bytes),
-        block_bytes_(block_bytes),
-        farther_(__builtin_cpu_is("intel")) {}
+      : next_(row + ROWS * row_bytes + 8192), block_bytes_(block_bytes), farther_(touches_farther()) {}
   QTENSOR_INLINE void ask() {
-    if (kPrefetchInOrder) {
-      for (int64_t i = 0; i < ROWS * block_bytes_; i += 64) _mm_prefetch((const char*)(next_ + i), _MM_HINT_T1);
-      if (farther_)
-        for (int64_t i = kFarther; i < kFarther + ROWS * block_bytes_; i += kFartherStep)
-          _mm_prefetch((const char*)(next_ + i), _MM_HINT_T2);
-      next_ += ROWS * block_bytes_;
-    } else {
-      for (int r = 0; r < ROWS; r++) prefetch_block(next_ + r * row_bytes_, block_bytes_);
-      next_ += block_bytes_;
-    }
+    for (int64_t i = 0; i < ROWS * block_bytes_; i += 64) _mm_prefetch((const char*)(next_ + i), _MM_HINT_T1);
+    if (farther_)
+      for (int64_t i = kFarther; i < kFarther + ROWS * block_bytes_; i += kFartherStep)
+        _mm_prefetch((const char*)(next_ + i), _MM_HINT_T2);
+    next_ += ROWS * block_bytes_;
   }
 
  private:
   const uint8_t* next_;
-  int64_t row_bytes_, block_bytes_;
+  int64_t block_bytes_;
   bool farther_;
 };
 
@@ -102,7 +95,7 @@ class Ahead {
 class AheadInOrder {
  public:
   AheadInOrder(const uint8_t* row, int64_t rows, int64_t row_bytes)
-      : next_(row + rows * row_bytes + 8192), due_(next_), farther_(__builtin_cpu_is("intel")) {}
+      : next_(row + rows * row_bytes + 8192), due_(next_), farther_(touches_farther()) {}
   QTENSOR_INLINE void ask(int64_t bytes) {
     for (due_ += bytes; next_ < due_; next_ += 64) {
       _mm_prefetch((const char*)next_, _MM_HINT_T1);

@@ -17,7 +17,7 @@
 namespace qtensor {
 namespace {
 
-constexpr bool kPrefetchInOrder = false;
+constexpr bool kTouchFarther = false;
 // clang-format off: each of these builds on the ones before it
 #include "../../native/kernels/amx/tiles.h"
 #include "../../native/kernels/avx512/columns.h"

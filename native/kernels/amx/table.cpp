@@ -7,7 +7,7 @@ namespace qtensor {
 namespace {
 
 constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 4;
-constexpr bool kPrefetchInOrder = false;
+constexpr bool kTouchFarther = false;
 // clang-format off: each of these builds on the ones before it
 #include "../avx512/vec16.h"
 #include "../float_kernels.h"
@@ -41,7 +41,7 @@ const KernelTable kAmxKernels = {
 #endif
 #include "../table_entries.h"
     .attention_tile_rows = 32,
-    .tile_columns = 9,
+    .tile_columns = 5,
     .tile_rows = 16 * kPanelTiles,
 #include "../tile_entries.h"
 };

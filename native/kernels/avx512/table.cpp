@@ -7,7 +7,7 @@ namespace qtensor {
 namespace {
 
 constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 4;
-constexpr bool kPrefetchInOrder = true;
+constexpr bool kTouchFarther = true;
 // clang-format off: each of these builds on the ones before it
 #include "vec16.h"
 #include "../float_kernels.h"
