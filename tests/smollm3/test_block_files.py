@@ -16,7 +16,7 @@ def test_a_block_is_found_at_once_and_after_a_restart(opened: Open) -> None:
     assert not files.has(key(1)) and files.get(key(1), TOKENS) is None
     assert files.put(key(1), TOKENS, content(1))
     assert files.has(key(1)) and files.get(key(1), TOKENS) == content(1)
-    assert files.flush(10)
+    assert files.flush(60)
     assert files.get(key(1), TOKENS) == content(1)
     files.close()
 
@@ -41,7 +41,7 @@ def test_it_is_read_into_parts_of_memory_that_are_there(
         assert files.read_into(parts, key(1), TOKENS)
         assert b"".join(parts) == content(1)
         assert not any(memory[SIZE + 1 : -7]) and not any(memory[SIZE - 8 : SIZE])
-        files.flush(10)
+        files.flush(60)
 
 
 def test_other_tokens_under_the_same_key_are_a_miss(opened: Open) -> None:
@@ -50,7 +50,7 @@ def test_other_tokens_under_the_same_key_are_a_miss(opened: Open) -> None:
     for _ in range(2):
         assert files.get(key(1), [*TOKENS[:-1], 8]) is None and files.get(key(1), TOKENS[:-1]) is None
         assert files.get(key(1), TOKENS) == content(1)
-        files.flush(10)
+        files.flush(60)
 
 
 def test_a_tail_tells_its_tokens_and_the_later_one_takes_its_place(opened: Open) -> None:
@@ -60,7 +60,7 @@ def test_a_tail_tells_its_tokens_and_the_later_one_takes_its_place(opened: Open)
     for seed, tokens in ((2, [1, 2, 3]), (3, [1, 2, 3, 4, 5])):
         assert files.put(key(1), tokens, content(seed), is_tail=True)
         assert files.tail(key(1)) == tokens
-        files.flush(10)
+        files.flush(60)
         assert files.tail(key(1)) == tokens
         assert files.get(key(1), tokens, is_tail=True) == content(seed)
     assert files.get(key(1), TOKENS) == content(1)

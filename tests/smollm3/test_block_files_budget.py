@@ -22,10 +22,10 @@ def test_over_the_budget_the_least_recently_read_goes_first(opened: Open) -> Non
     files = opened(budget=3 * one)
     for i in range(3):
         files.put(key(i), TOKENS, content(i))
-    files.flush(10)
+    files.flush(60)
     assert files.get(key(0), TOKENS)
     files.put(key(3), TOKENS, content(3))
-    files.flush(10)
+    files.flush(60)
     assert [files.has(key(i)) for i in range(4)] == [True, False, True, True]
     time.sleep(0.02)  # the time stamps of files are coarse
     assert files.get(key(2), TOKENS)  # and so it is after a restart
@@ -34,7 +34,7 @@ def test_over_the_budget_the_least_recently_read_goes_first(opened: Open) -> Non
     again = opened(budget=3 * one)
     again.put(key(4), TOKENS, content(4))
     again.put(key(5), TOKENS, content(5))
-    again.flush(10)
+    again.flush(60)
     assert [again.has(key(i)) for i in range(6)] == [False, False, True, False, True, True]
 
 
@@ -57,7 +57,7 @@ def test_never_over_budget_whatever_comes(opened: Open, tmp_path: Path) -> None:
         if source.random() < 0.02:
             files.remove(bytes([source.randrange(5)]))
         if source.random() < 0.1:
-            files.flush(10)
+            files.flush(60)
             on_disk = sum(file.stat().st_size for file in (tmp_path / "kv").glob("*.kv1"))
             assert on_disk == files.used_bytes <= budget
 
@@ -88,7 +88,7 @@ def test_a_full_disk_turns_writing_off_with_one_warning(
 ) -> None:
     files = opened()
     files.put(key(1), TOKENS, content(1))
-    files.flush(10)
+    files.flush(60)
 
     def full(descriptor: int, data: object) -> int:
         raise OSError(28, "No space left on device")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,14 +28,21 @@ def test_answers_go_on_between_the_pieces(engine: Engine, monkeypatch: pytest.Mo
     steps: list[str] = []
     run = engine._core.runner.run
 
+    is_done = threading.Event()
+
     def noted(chunks: Any, *rest: Any) -> Any:
-        steps.append("piece" if any(chunk.sequence.tokens == IDS for chunk in chunks) else "step")
+        is_piece = any(chunk.sequence.tokens == IDS for chunk in chunks)
+        until = time.monotonic() + 60
+        while not (is_piece or engine._core._inbox or is_done.is_set()):  # the answer would be through before the rest
+            assert time.monotonic() < until
+            time.sleep(0.0005)
+        steps.append("piece" if is_piece else "step")
         return run(chunks, *rest)
 
-    answer = engine.submit([1, 2, 3], LONG)
-    assert answer.wait(1, 30)
     monkeypatch.setattr(engine._core.runner, "run", noted)
+    answer = engine.submit([1, 2, 3], LONG)
     beside = engine.logits(IDS)
+    is_done.set()
     answer.stop()
     list(answer.events())
     np.testing.assert_array_equal(alone, beside)
@@ -82,9 +90,9 @@ def test_closing_in_the_middle_is_told() -> None:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    assert begun.wait(30)
+    assert begun.wait(60)
     engine.close()
-    thread.join(30)
+    thread.join(60)
     assert told and not thread.is_alive()
 
 
@@ -101,7 +109,7 @@ def test_an_answer_waits_quietly_while_others_hold_the_cache(engine: Engine, mon
     held = core.call(lambda: [cache.take() for _ in range(cache.available)])
     preempted = engine.stats().preemptions_total
     answer = engine.submit(IDS, SamplingParams(max_tokens=2, temperature=0.0))
-    assert answer.wait(0, 30) and answer.read()[0].kind == "queued"
+    assert answer.wait(0, 60) and answer.read()[0].kind == "queued"
     calls = 50
     for _ in range(calls):
         core.call(lambda: None)

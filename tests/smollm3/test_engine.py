@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from scripted_tokens import (
 )
 
 from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, InvalidRequestError, SamplingParams
+from notso.smollm3.generation import Generation
 
 
 @pytest.fixture(scope="module")
@@ -184,9 +186,17 @@ def test_cancelled_before_anything_was_read(engine: Engine) -> None:
     assert tokens_used(events)[0] < 40 - len(PROMPT)
 
 
-def test_cancelled_on_the_way(engine: Engine, script: Script) -> None:
+def test_cancelled_on_the_way(engine: Engine, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steps are waited for, and the one that was under way is the last."""
-    script.then, script.pause_s = ord("a"), 0.1
+    heard, stop = threading.Event(), Generation.stop
+
+    def noted(generation: Generation) -> None:
+        stop(generation)
+        heard.set()
+
+    monkeypatch.setattr(Generation, "stop", noted)
+    script.then = ord("a")
+    script.at(4, lambda: heard.wait(60))
     events = run(engine, cancelled=lambda: script.drawn >= 3)
     assert told(events, "text") == "a" * tokens_used(events)[0]
     assert events[-1].finish_reason == "cancelled"

@@ -232,7 +232,7 @@ def check_books(engine: Engine) -> None:
 def test_closing_in_the_middle_ends_every_answer(tmp_path: Path) -> None:
     path = SMALL.write(tmp_path / "small.gguf")
     source = random.Random(SEED)
-    before = threading.active_count()
+    before, _ = held(tmp_path)
     for round_number in range(12):
         engine = Engine.load(path, context_tokens=400, max_num_seqs=3, threads=1, weights="mmap")
         begun = [(case, engine.submit(case.prompt, case.params)) for case in cases(source)]
@@ -242,4 +242,5 @@ def test_closing_in_the_middle_ends_every_answer(tmp_path: Path) -> None:
             assert generation.wait(1 << 30, timeout_s=60) and generation.read()[-1].kind == "end"
         with pytest.raises(Exception, match="closed"):
             engine.submit([1], SamplingParams(max_tokens=1))
-    assert threading.active_count() == before
+    after, _ = held(tmp_path)  # other tests' threads may come to their end meanwhile
+    assert len(after) <= len(before), (before, after)

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from smollm3.held_engine import held
 
 from notso.smollm3 import Engine, Event, Message, SamplingParams
 
@@ -47,12 +48,12 @@ def test_a_budget_that_is_not_used_up_changes_nothing(demo_engine: Engine) -> No
 @pytest.mark.parametrize("early", [True, False])
 def test_answer_now(demo_engine: Engine, early: bool) -> None:
     """Asked for before it thinks, or in the middle of the thought."""
-    generation = demo_engine.submit(SUM, GREEDY)
-    seen = 0
-    while not early and not text(generation.read(), "reasoning"):
-        generation.wait(seen, 5)
-        seen = len(generation.read())
-    generation.answer_now()
+    with held(demo_engine):
+        generation = demo_engine.submit(SUM, GREEDY)
+        if early:
+            generation.answer_now()
+        else:  # by the thread that thinks, which would be through before another has heard of it
+            generation.subscribe(lambda: generation.answer_now() if text(generation.read(), "reasoning") else None)
     events = list(generation.events())
     full = text(list(demo_engine.generate(SUM, GREEDY)), "reasoning")
     assert len(text(events, "reasoning")) < len(full)
@@ -94,10 +95,10 @@ def test_a_subscriber_hears_of_everything_and_may_fail(demo_engine: Engine) -> N
 
 def test_waiting_ones_hear_of_their_place_and_can_be_stopped_there() -> None:
     with Engine.load(context_tokens=512, max_num_seqs=1) as engine:
-        first = engine.submit(SUM, GREEDY)
-        others = [engine.submit([Message("user", f"What is {n} + 2?")], GREEDY) for n in range(3)]
-        others[1].wait(0)
-        others[1].stop()
+        with held(engine):
+            first = engine.submit(SUM, GREEDY)
+            others = [engine.submit([Message("user", f"What is {n} + 2?")], GREEDY) for n in range(3)]
+            others[1].subscribe(others[1].stop)
         ends = [list(generation.events()) for generation in (first, *others)]
         assert [events[-1].finish_reason for events in ends] == ["stop", "stop", "cancelled", "stop"]
         places = [[event.place for event in events if event.kind == "queued"] for events in ends]
@@ -114,15 +115,14 @@ def test_waiting_ones_hear_of_their_place_and_can_be_stopped_there() -> None:
 def test_people_come_before_programs_and_these_before_the_background() -> None:
     order: list[str] = []
     with Engine.load(context_tokens=512, max_num_seqs=1) as engine:
-        blocker = engine.submit(SUM, GREEDY)
-        blocker.wait(0)
         generations = []
-        for priority in ("background", "api", "interactive"):
-            generation = engine.submit(SUM, SamplingParams(max_tokens=2, temperature=0), priority=priority)  # type: ignore[arg-type]
-            generation.subscribe(
-                lambda g=generation, p=priority: order.append(p) if g.finished and p not in order else None  # type: ignore[misc]
-            )
-            generations.append(generation)
+        with held(engine):
+            for priority in ("background", "api", "interactive"):
+                generation = engine.submit(SUM, SamplingParams(max_tokens=2, temperature=0), priority=priority)  # type: ignore[arg-type]
+                generation.subscribe(
+                    lambda g=generation, p=priority: order.append(p) if g.finished and p not in order else None  # type: ignore[misc]
+                )
+                generations.append(generation)
         for generation in generations:
             list(generation.events())
     assert order == ["interactive", "api", "background"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from datetime import date
 from typing import Any
 
 import pytest
+from smollm3.held_engine import held
 
 from notso.smollm3 import Engine, NotsoError
 from notso.web.chat.engine_port import ChatEngine, Event, Generation, Message, SamplingParams
@@ -29,6 +31,19 @@ def engine(request: pytest.FixtureRequest) -> Iterator[ChatEngine]:
     engine: ChatEngine = ScriptedEngine(slots=4) if request.param == "scripted" else Engine.load()
     yield engine
     engine.close()
+
+
+@contextlib.contextmanager
+def waiting(engine: ChatEngine) -> Iterator[None]:
+    """It says nothing meanwhile."""
+    if isinstance(engine, Engine):
+        with held(engine):
+            yield
+    else:
+        assert isinstance(engine, ScriptedEngine)
+        engine.gate.clear()
+        yield
+        engine.gate.set()
 
 
 def kinds(events: list[Event]) -> list[str]:
@@ -157,12 +172,9 @@ def test_a_stopped_question_that_waits_says_so_too() -> None:
 
 def test_answer_now_ends_the_thought(engine: ChatEngine) -> None:
     whole = list(engine.submit(QUESTION, GREEDY).events())
-    if isinstance(engine, ScriptedEngine):
-        engine.gate.clear()
-    generation = engine.submit(QUESTION, GREEDY)
-    generation.answer_now()
-    if isinstance(engine, ScriptedEngine):
-        engine.gate.set()
+    with waiting(engine):
+        generation = engine.submit(QUESTION, GREEDY)
+        generation.answer_now()
     hurried = ended(generation)
     assert len(text(hurried, "reasoning")) < len(text(whole, "reasoning"))
     assert text(hurried, "text") and hurried[-1].finish_reason == "stop"

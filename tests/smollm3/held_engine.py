@@ -1,0 +1,28 @@
+"""An engine that takes no step while a test arranges what it is to find."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from notso.smollm3 import Engine
+
+
+@contextlib.contextmanager
+def held(engine: Engine) -> Iterator[None]:
+    """What is submitted meanwhile is taken in together at the end; readers may be in place by then."""
+    is_held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_held.set()
+        release.wait(60)
+
+    holding = threading.Thread(target=engine._core.call, args=(hold,))
+    holding.start()
+    assert is_held.wait(60)
+    try:
+        yield
+    finally:
+        release.set()
+        holding.join(60)
