@@ -105,6 +105,7 @@ def test_a_whole_chat_by_keyboard_alone(
     page.keyboard.type("Is it so?")
     page.keyboard.press("Enter")
     finished(page)
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
     assert page.evaluate("document.activeElement.id") == "text", "the focus stays where one writes"
     reached: list[str] = []
     for _ in range(60):

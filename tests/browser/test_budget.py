@@ -154,7 +154,7 @@ def test_an_answer_of_ten_thousand_tokens_stays_smooth(
     ask(page, "Write a book")
     expect(last_answer(page).locator(".answer")).to_contain_text("Paragraph 20 ")
     page.locator("#text").fill("The input can be used meanwhile")
-    finished(page)
+    expect(last_answer(page)).to_have_attribute("data-state", "done", timeout=180_000)
     expect(last_answer(page).locator(".answer p")).to_have_count(number + 1)
     expect(last_answer(page).locator(".answer p").last).to_be_in_viewport()
     expect(page.locator("#text")).to_have_value("The input can be used meanwhile")

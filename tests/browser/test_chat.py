@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser.conversation import answers, ask, begin, finished, last_answer, questions
+from browser.conversation import answers, ask, begin, finished, last_answer, questions, until
 from browser.demo_engine import DemoEngine
 from browser.wire import Wire
 from playwright.sync_api import Page, expect
@@ -44,10 +44,14 @@ def test_open_ask_watch_reload(serve: Serve, open_page: Open, demo: DemoEngine, 
     expect(page.get_by_text("Demo model.")).to_be_visible()
     expect(page.get_by_text("Nothing you type leaves it.")).to_be_visible()
     picture(page, "greeting", dark=True)
-    demo.pace_s = 0.03
+    demo.hold("thinking", 3)
     ask(page, "What is 27 + 48?")
     page.wait_for_url("**/chats/*")
     expect(questions(page)).to_have_text(re.compile("What is 27"))
+    for pieces, (part, tokens) in enumerate((("thinking", 12), ("answer", 2), ("answer", 6)), start=1):
+        until(page, "pieces => window.lengths?.length >= pieces", pieces)
+        demo.hold(part, tokens)
+    demo.release()
     finished(page)
     assert len(page.evaluate("lengths")) > 3, "it arrived in pieces"
     panel = last_answer(page).locator("details.reasoning")
@@ -66,7 +70,6 @@ def test_open_ask_watch_reload(serve: Serve, open_page: Open, demo: DemoEngine, 
     assert "<think>" not in answer + thoughts
     expect(page.locator("#status-label")).to_have_text("Idle")
     expect(page.locator("#sidebar").get_by_role("link", name="What is 27 + 48?")).to_be_visible()
-    demo.pace_s = 0
     ask(page, "Thank you")
     finished(page, 2)
     assert page.evaluate("document.activeElement.id") == "text"
@@ -149,6 +152,7 @@ def test_two_tabs_see_the_same_and_one_stops_both(serve: Serve, open_page: Open,
     second = open_page(first.url, like=first)
     for page in (first, second):
         expect(last_answer(page).locator(".answer")).to_contain_text("1, 2, 3, 4")
+    demo.hold_all()
     ask(second, "Not now")  # Enter does nothing while the answer runs: the text stays
     assert second.locator("#text").input_value() == "Not now"
     second.get_by_role("button", name="Stop").click()

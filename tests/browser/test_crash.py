@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from random import SystemRandom
 
 import pytest
 from browser.conversation import answers, ask, begin, finished, last_answer
@@ -53,15 +55,21 @@ class Process:
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(60)
+
+
+def unused_port() -> int:
+    """Below those that the system gives out: while the server is away nobody is given its port."""
+    while True:
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", SystemRandom().randrange(20_000, 32_000)))
+            return int(free.getsockname()[1])
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., tuple[str, Process]]]:
     """Start it, always on the same port and folder."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = unused_port()
     started: list[Process] = []
 
     def begin_process(pace_s: float = 0) -> tuple[str, Process]:

@@ -117,8 +117,7 @@ def test_colours_the_reader_forces_leave_everything_visible(chat: Callable[..., 
     background = "getComputedStyle(document.querySelector('.switch .track')).backgroundColor"
     on = page.evaluate(background)
     page.get_by_role("switch", name="Thinking").locator("..").click()
-    page.wait_for_timeout(300)  # it fades
-    assert page.evaluate(background) != on, "the switch shows its state without shadows"
+    until(page, f"on => {background} !== on", on)  # it shows its state without shadows
     for selector in ("#composer", "#text", ".bubble", "#status .pill"):
         assert page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).borderTopStyle") == "solid"
 

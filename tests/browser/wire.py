@@ -38,11 +38,12 @@ class Wire:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                if not self._whole:
-                    near.close()
-                    continue
                 far = socket.create_connection(("127.0.0.1", self._to))
                 self._ends |= {near, far}
+                if not self._whole:  # asked when both can be found: it may be cut at any moment
+                    self._end(near)
+                    self._end(far)
+                    continue
                 for source, target in ((near, far), (far, near)):
                     threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
 
