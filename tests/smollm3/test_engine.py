@@ -180,14 +180,9 @@ def test_logits_fill_the_context_but_no_more(engine: Engine) -> None:
 # ---------------------------------------------------------------- stopping and failing
 
 
-def test_cancelled_before_anything_was_read(engine: Engine) -> None:
-    events = run(engine, cancelled=lambda: True)
-    assert events[-1].finish_reason == "cancelled"
-    assert tokens_used(events)[0] < 40 - len(PROMPT)
-
-
-def test_cancelled_on_the_way(engine: Engine, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three steps are waited for, and the one that was under way is the last."""
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Whether anything was stopped: what is drawn would be at its end before another thread is heard."""
     heard, stop = threading.Event(), Generation.stop
 
     def noted(generation: Generation) -> None:
@@ -195,8 +190,21 @@ def test_cancelled_on_the_way(engine: Engine, script: Script, monkeypatch: pytes
         heard.set()
 
     monkeypatch.setattr(Generation, "stop", noted)
+    return heard
+
+
+def test_cancelled_before_anything_was_read(engine: Engine, script: Script, stopped: threading.Event) -> None:
     script.then = ord("a")
-    script.at(4, lambda: heard.wait(60))
+    script.at(1, lambda: stopped.wait(60))
+    events = run(engine, cancelled=lambda: True)
+    assert events[-1].finish_reason == "cancelled"
+    assert tokens_used(events)[0] < 40 - len(PROMPT)
+
+
+def test_cancelled_on_the_way(engine: Engine, script: Script, stopped: threading.Event) -> None:
+    """Three steps are waited for, and the one that was under way is the last."""
+    script.then = ord("a")
+    script.at(4, lambda: stopped.wait(60))
     events = run(engine, cancelled=lambda: script.drawn >= 3)
     assert told(events, "text") == "a" * tokens_used(events)[0]
     assert events[-1].finish_reason == "cancelled"

@@ -80,7 +80,6 @@ def test_readers_come_late_leave_early_and_see_the_same(demo_engine: Engine) -> 
 
 
 def test_a_subscriber_hears_of_everything_and_may_fail(demo_engine: Engine) -> None:
-    generation = demo_engine.submit(SUM, GREEDY)
     heard = threading.Event()
 
     def notify() -> None:
@@ -88,7 +87,9 @@ def test_a_subscriber_hears_of_everything_and_may_fail(demo_engine: Engine) -> N
             heard.set()
         raise RuntimeError("a reader's own fault")
 
-    generation.subscribe(notify)
+    with held(demo_engine):  # who subscribes when something is there is told so, and fails, in his own thread
+        generation = demo_engine.submit(SUM, GREEDY)
+        generation.subscribe(notify)
     assert heard.wait(60)
     assert text(list(generation.events()))
 
