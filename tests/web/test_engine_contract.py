@@ -217,6 +217,22 @@ def test_counting_and_estimating(engine: ChatEngine) -> None:
     assert estimate.seconds is None or estimate.seconds >= 0
 
 
+def test_who_hears_of_the_end_finds_the_place_free(engine: ChatEngine) -> None:
+    ended(engine.submit(QUESTION, GREEDY))
+    heard = threading.Event()
+    running: list[int] = []
+
+    def look() -> None:
+        if generation.finished:
+            running.append(engine.stats().running)
+            heard.set()
+
+    with waiting(engine):
+        generation = engine.submit(QUESTION, GREEDY)
+        generation.subscribe(look)
+    assert heard.wait(60) and running == [0]
+
+
 def test_idle_statistics(engine: ChatEngine) -> None:
     ended(engine.submit(QUESTION, GREEDY))
     deadline = time.monotonic() + 60

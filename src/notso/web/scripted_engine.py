@@ -256,13 +256,13 @@ class ScriptedEngine:
             return
         try:
             self.requests.append(generation.request)
-            self._perform(generation)
+            last = self._perform(generation)
         except Exception as error:  # a script's own fault must end its generation too
-            generation.put(Event("error", error=EngineError(f"the script failed: {error}")))
-        finally:
-            with self._moved:
-                self._running -= 1
-                self._moved.notify_all()
+            last = Event("error", error=EngineError(f"the script failed: {error}"))
+        with self._moved:
+            self._running -= 1
+            self._moved.notify_all()
+        generation.put(last)  # who hears of the end finds the place free
 
     def _wait_in_queue(self, generation: ScriptedGeneration) -> bool:
         place = 0
@@ -282,7 +282,8 @@ class ScriptedEngine:
             with self._moved:
                 self._moved.wait(0.01)
 
-    def _perform(self, generation: ScriptedGeneration) -> None:
+    def _perform(self, generation: ScriptedGeneration) -> Event:
+        """Say it all but the last event."""
         request = generation.request
         started = time.perf_counter()
         counts = {"reasoning": 0, "text": 0}
@@ -303,8 +304,7 @@ class ScriptedEngine:
             called = called or event.kind == "tool_call"
             generation.put(event)
         if self.failure is not None and not stopped:
-            generation.put(Event("error", error=self.failure))
-            return
+            return Event("error", error=self.failure)
         usage = Usage(
             prompt_tokens=length,
             completion_tokens=sum(counts.values()),
@@ -312,7 +312,7 @@ class ScriptedEngine:
             completion_ms=1000 * (time.perf_counter() - started),
         )
         generation.put(Event("usage", usage=usage))
-        generation.put(Event("end", finish_reason="cancelled" if stopped else "tool_calls" if called else "stop"))
+        return Event("end", finish_reason="cancelled" if stopped else "tool_calls" if called else "stop")
 
     def _is_stopped(self, generation: ScriptedGeneration) -> bool:
         """Keep the pace. True when stopped."""
