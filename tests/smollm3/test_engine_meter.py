@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from notso.smollm3 import Engine, SamplingParams
 from notso.smollm3.benchmark import BenchmarkPlan
 from notso.smollm3.engine_meter import NEW_TURN_TOKENS, EngineMeter
 from notso.smollm3.errors import EngineError
+from notso.smollm3.generation import Generation
 from notso.smollm3.kv_formats import KV_FORMATS
 
 DEPTH = 700
@@ -51,6 +53,21 @@ def test_a_prompt_is_timed(meter: EngineMeter) -> None:
 def test_answers_that_have_to_wait_are_no_batch(meter: EngineMeter) -> None:
     with pytest.raises(EngineError, match="max_num_seqs"):
         meter.measure(("batch", 6, 5))
+
+
+def test_answers_of_a_batch_begin_together_however_slowly_they_are_asked_for(
+    engine: Engine, meter: EngineMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Generation] = []
+    submit = engine.submit
+
+    def slow(*asked: Any) -> Generation:
+        assert not (begun and begun[-1].wait(0, timeout_s=0.1)), "one goes on before the next is asked for"
+        begun.append(submit(*asked))
+        return begun[-1]
+
+    monkeypatch.setattr(engine, "submit", slow)
+    assert len(meter.measure(("batch", 6, 4))) == 6 and len(begun) == 4
 
 
 def test_choosing_a_token_is_timed(meter: EngineMeter) -> None:

@@ -88,7 +88,11 @@ class EngineMeter:
     def _batch(self, sequences: int, tokens: int) -> list[float]:
         """Steps of the sequence that began last, while all the others went on."""
         prompts = [self.draw(SHORT_TOKENS) for _ in range(sequences)]
-        watches = [AnswerWatch(self._engine.submit(prompt, self.params(tokens + LATE_TOKENS))) for prompt in prompts]
+        params = self.params(tokens + LATE_TOKENS)
+        # Between two steps: begun one by one, the first might be at their end before the last are asked for.
+        watches = self._engine._core.call(
+            lambda: [AnswerWatch(self._engine.submit(prompt, params)) for prompt in prompts]
+        )
         while min(len(watch.times) for watch in watches) <= tokens and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
