@@ -52,7 +52,8 @@ def test_an_answer_is_counted(start: Start) -> None:
 
 
 def test_a_stopped_answer_is_no_success(start: Start) -> None:
-    engine = ScriptedEngine(pace_seconds=0.3)
+    engine = ScriptedEngine()
+    engine.gate.clear()
     server = start(engine).ready()
     asked = server.ask("Hello")
     server.wait(lambda: len(engine.requests) == 1)

@@ -24,6 +24,7 @@ from notso.web.store.directory_lock import DirectoryLock
 
 PROGRAM = """
 import sys
+import time
 from pathlib import Path
 from notso.web.chat import follower
 from notso.web.scripted_engine import ScriptedEngine, say
@@ -31,8 +32,14 @@ from notso.web.server import serve
 from notso.web.settings import Settings
 
 follower.SAVE_SECONDS = 0.2
-script = lambda messages, thinking: say("word " * int(messages[-1].content), piece=5)
-settings = Settings(port=0, data_dir=Path(sys.argv[1]), drain_seconds=float(sys.argv[2]))
+directory = Path(sys.argv[1])
+
+def script(messages, thinking):
+    yield from say("word " * int(messages[-1].content), piece=5)
+    while (directory / "hold").exists():
+        time.sleep(0.01)
+
+settings = Settings(port=0, data_dir=directory, drain_seconds=float(sys.argv[2]))
 serve(lambda: ScriptedEngine(script, pace_seconds=0.02), settings, on_ready=lambda url: print(url, flush=True))
 print("saved", flush=True)
 """
@@ -97,18 +104,20 @@ def test_after_kill_9_the_partial_answer_is_there_and_marked(process: Callable[.
     assert second.client.post(f"{chat}/messages", data={"text": "1", "key": new_id()}).status_code == 303
 
 
-def test_sigterm_lets_a_short_answer_end_and_refuses_new_ones(process: Callable[..., Process]) -> None:
-    first = process(drain_seconds=60.0)
-    chat = first.ask(150)
+def test_sigterm_lets_a_short_answer_end_and_refuses_new_ones(process: Callable[..., Process], tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()
+    first = process(drain_seconds=100.0)
+    chat = first.ask(20)
     first.process.send_signal(signal.SIGTERM)
     first.wait_for("stopping", "/health")
     assert first.client.get("/health").json() == {"status": "stopping"}
     assert first.client.get("/livez").status_code == 200
     refused = first.client.post("/chats", data={"text": "my words", "key": new_id()})
     assert refused.status_code == 503 and "my words" in refused.text and int(refused.headers["retry-after"]) > 0
+    (tmp_path / "hold").unlink()
     assert first.end() == (0, "saved\n")
     page = process().client.get(chat).text
-    assert 'data-state="done"' in page and page.count("word ") >= 149
+    assert 'data-state="done"' in page and page.count("word ") >= 19
 
 
 def test_a_long_answer_is_interrupted_with_its_text_and_streams_end(process: Callable[..., Process]) -> None:
