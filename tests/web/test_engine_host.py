@@ -21,7 +21,10 @@ def endless() -> Callable[[object, bool], Any]:
 def test_several_chats_are_answered_at_once(start: Start) -> None:
     engine = ScriptedEngine(endless(), pace_seconds=0.01, slots=3)
     server = start(engine).ready()
-    asked = [server.ask(str(number)) for number in range(4)]
+    asked = []
+    for number in range(4):  # one after another: two threads hand them over, and one may pass another
+        asked.append(server.ask(str(number)))
+        server.wait(lambda: engine.stats().running + engine.stats().waiting == len(asked))
     server.wait(lambda: all(server.stored(each).content for each in asked[:3]))
     assert server.state.turns.unfinished == 4 and server.state.turns.waiting == 1
     assert "Queued (1st)" in server.stream(asked[3], until=lambda event: "Queued (1st)" in event.data)[-1].data

@@ -90,9 +90,10 @@ def test_deleting_a_chat_stops_its_answer(start: Start) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 5000, piece=5), pace_seconds=0.01)
     server = start(engine).ready()
     asked = server.ask("Hello")
+    server.wait(lambda: len(engine.requests) == 1)
     other = server.ask("Next")
     assert server.client.post(f"/chats/{asked.chat_id}/delete").status_code == 303
-    server.wait(lambda: len(engine.requests) == 2, 3)
+    server.wait(lambda: len(engine.requests) == 2)
     assert server.client.get(f"/generations/{asked.generation_id}/events").status_code == 404
     server.client.post(f"/generations/{other.generation_id}/stop")
     server.finished(other)

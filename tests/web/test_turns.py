@@ -365,6 +365,7 @@ def test_too_many_waiting_turns_are_refused_with_a_time(start: Start) -> None:
     server.ask("running")
     server.wait(lambda: server.state.turns.waiting == 0)
     server.ask("waits")
+    server.wait(lambda: engine.stats().waiting == 1)
     second = server.ask("waits too")
     assert "Queued (2nd)" in server.stream(second, until=lambda event: "Queued (2nd)" in event.data)[-1].data
     answer = server.client.post("/chats", data={"text": "too much", "key": new_id()})
