@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,6 +69,19 @@ def test_answers_of_a_batch_begin_together_however_slowly_they_are_asked_for(
 
     monkeypatch.setattr(engine, "submit", slow)
     assert len(meter.measure(("batch", 6, 4))) == 6 and len(begun) == 4
+
+
+def test_answers_of_a_batch_may_be_stopped_between_two_steps(
+    engine: Engine, meter: EngineMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = engine._core._step
+
+    def and_pause() -> None:
+        step()
+        time.sleep(0.02)  # in which the last token is seen and all are stopped
+
+    monkeypatch.setattr(engine._core, "_step", and_pause)
+    assert len(meter.measure(("batch", 3, 4))) == 3
 
 
 def test_choosing_a_token_is_timed(meter: EngineMeter) -> None:

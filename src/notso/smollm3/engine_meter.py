@@ -93,7 +93,8 @@ class EngineMeter:
         watches = self._engine._core.call(
             lambda: [AnswerWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
-        while min(len(watch.times) for watch in watches) <= tokens and not any(w.finished for w in watches):
+        # One more than is timed: stopped after their last, those told first would seem to have ended before the others.
+        while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
             time.sleep(POLL_S)
         for watch in watches:
             watch.stop()
