@@ -8,7 +8,7 @@
 // The sums of mins run through the tiles too: sum_j m_j * sums32_j as bfloat16 with sums32 = high + low, both exact
 // (a multiple of 64 up to 64 * 64, and 0..63). The result stays below 2^24, so float32 holds it exactly in any order.
 //
-// One step is 16 rows x 32 columns x one 256-block: 16 integer and 2 bfloat16 tile products. The float step of the step
+// One step is 16 rows x 32 columns x one 256-block: 16 integer and 2 bfloat16 tile products. The float step of a step
 // before runs between them, out of a scratch copy of its tiles.
 
 // One column tile of one block, as pack_block lays it out.
@@ -58,9 +58,9 @@ struct alignas(64) RowTile {
   float d[16];
   float dmin[16];
 };
-// With many columns eight of them are unpacked, then used. Those 73 KB stay in L2; smaller panels would fit L1 but
-// stream the activations more often, which measured slower.
-constexpr int kPanelTiles = 8;
+// With many columns a panel of eight row tiles goes through the blocks together, so that the activations of a block
+// come from the third cache once for all of them; two of the eight are unpacked at a time, since two stay in L1.
+constexpr int kPanelTiles = 8, kGroupTiles = 2;
 
 // Of the eight words in the lane of each of four rows: words 2c and 2c + 1 of row r, each in half the lanes. In memory,
 // because gcc would build them anew each time, on the very port that shuffles need.
@@ -150,6 +150,7 @@ struct alignas(64) StepSums {
 // A step whose tiles are stored but whose floats are still due.
 struct Pending {
   const StepSums* sums = nullptr;
+  const float (*mins)[16][16] = nullptr;
   const RowTile* rows = nullptr;
   const PackedBlock* columns = nullptr;
   float* acc = nullptr;  // [column tile][row][column]
@@ -168,8 +169,7 @@ inline __attribute__((always_inline)) void float_step(const Pending& due, int fr
       const __m512i high = _mm512_load_si512(due.sums->high[t][r]), low = _mm512_load_si512(due.sums->low[t][r]);
       const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, Planes::shift), low);
       __m512 f = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), d);
-      if (Planes::has_min)
-        f = _mm512_fnmadd_ps(_mm512_load_ps(due.sums->mins[t][r]), _mm512_set1_ps(due.rows->dmin[r]), f);
+      if (Planes::has_min) f = _mm512_fnmadd_ps(_mm512_load_ps(due.mins[t][r]), _mm512_set1_ps(due.rows->dmin[r]), f);
       float* at = due.acc + (t * 16 + r) * 16;
       _mm512_store_ps(at, _mm512_fmadd_ps(f, dx[t], due.first ? _mm512_setzero_ps() : _mm512_load_ps(at)));
     }
@@ -199,7 +199,6 @@ inline __attribute__((always_inline)) void tile_part(const RowTile& rows, const 
     _tile_dpbusd(3, 5, 7);
   }
 }
-#undef QTENSOR_HIGH_PRODUCT
 
 template <class Planes, int COLUMN_TILES>
 inline __attribute__((always_inline)) void store_sums(const RowTile& rows, const PackedBlock* columns, StepSums& sums) {
@@ -243,6 +242,57 @@ inline __attribute__((always_inline)) void tile_step(const RowTile& rows, const 
   store_sums<Planes, COLUMN_TILES>(rows, columns, sums);
 }
 
+// One step among many. The integer tiles of the step before are stored when this one's first products are under way, so
+// that nobody waits for the last ones; its float step follows in shade(1) to shade(3) and in the next step's shade(0).
+// The mins of each column tile take tile 7 in turn. Few loads and little else that touches L1 is what counts here.
+template <class Planes, class Shade>
+inline __attribute__((always_inline)) void panel_step(const RowTile& rows, const PackedBlock* columns, StepSums* before,
+                                                      float (*mins)[16][16], Shade shade) {
+  const auto begin_mins = [&](const PackedBlock& column) __attribute__((always_inline)) {
+    _tile_zero(7);
+    _tile_loadd(4, rows.mins, 64);
+    _tile_loadd(5, column.sums, 64);
+    _tile_dpbf16ps(7, 4, 5);
+  };
+  before_tile_loads();
+  if (Planes::has_min) begin_mins(columns[0]);
+  shade(0);
+  before_tile_loads();
+  if (before != nullptr) {
+    _tile_stored(0, before->high[0], 64);
+    _tile_stored(1, before->high[1], 64);
+  }
+  _tile_zero(0);
+  _tile_zero(1);
+#pragma GCC unroll 4
+  for (int part = 0; part < 4; part++) {
+    _tile_loadd(4, rows.high[part], 64);
+    _tile_loadd(5, columns[0].q[part], 64);
+    _tile_loadd(6, columns[1].q[part], 64);
+    QTENSOR_HIGH_PRODUCT(0, 4, 5);
+    QTENSOR_HIGH_PRODUCT(1, 4, 6);
+    if (part == 0) {
+      if (before != nullptr) {
+        _tile_stored(2, before->low[0], 64);
+        _tile_stored(3, before->low[1], 64);
+      }
+      before_tile_loads();  // nor does gcc know that stores write
+      _tile_zero(2);
+      _tile_zero(3);
+    }
+    _tile_loadd(4, rows.low[part], 64);
+    _tile_dpbusd(2, 4, 5);
+    _tile_dpbusd(3, 4, 6);
+    if (Planes::has_min && part == 1) {
+      _tile_stored(7, mins[0], 64);
+      begin_mins(columns[1]);
+    }
+    if (part > 0) shade(part);
+  }
+  if (Planes::has_min) _tile_stored(7, mins[1], 64);
+}
+#undef QTENSOR_HIGH_PRODUCT
+
 // Four rows of one block, of sixteen that begin at `weight`.
 template <class Planes>
 inline __attribute__((always_inline)) void unpack_four(const uint8_t* weight, int64_t row_bytes, int row, RowTile& to) {
@@ -251,47 +301,72 @@ inline __attribute__((always_inline)) void unpack_four(const uint8_t* weight, in
   Planes::unpack(place, to, row);
 }
 
-// Row tiles of one panel through every block. acc: [column tile][row tile][16 rows][16 columns] for pairs of column
-// tiles: [pair][row tile][2][16][16].
+// One row tile after another with each pair of column tiles, then the floats that are still due.
+// at: [pair][row tile][column tile][16 rows][16 columns]. `between` is what else is done once per step.
+template <class Planes, class Between>
+inline __attribute__((always_inline)) void group_product(const RowTile* group, int count, const PackedBlock* columns,
+                                                         int64_t pairs, bool first, StepSums* sums, float* at,
+                                                         Between between) {
+  Pending due, last;
+  int turn = 0;  // integer sums are read before the next are stored, mins are not
+  for (int64_t c = 0; c < pairs; c++)
+    for (int tile = 0; tile < count; tile++, turn ^= 1, at += 512) {
+      between();
+      panel_step<Planes>(group[tile], columns + 2 * c, last.sums == nullptr ? nullptr : sums, sums[turn].mins,
+                         [&](int part) __attribute__((always_inline)) {
+                           if (due.sums != nullptr) float_step<Planes, 2>(due, (4 * part + 12) % 16);
+                           if (part == 0) due = last;
+                         });
+      last = {sums, sums[turn].mins, group + tile, columns + 2 * c, at, first};
+    }
+  if (due.sums != nullptr) float_step<Planes, 2>(due, 12);
+  _tile_stored(0, sums->high[0], 64);
+  _tile_stored(1, sums->high[1], 64);
+  _tile_stored(2, sums->low[0], 64);
+  _tile_stored(3, sums->low[1], 64);
+  before_tile_loads();
+  for (int from = 0; from < 16; from += 4) float_step<Planes, 2>(last, from);
+}
+
+// Row tiles of one panel through every block, group after group. acc: [group][pair][row tile][column tile][16][16].
 template <class Planes>
-inline void panel_product(const TileTask& t, int64_t row, int row_tiles, RowTile* panel, StepSums* sums, float* acc) {
-  const int64_t tiles = (t.columns + 15) / 16;
+inline void panel_product(const TileTask& t, int64_t row, int row_tiles, RowTile* group, StepSums* sums, float* acc) {
+  const int64_t tiles = (t.columns + 15) / 16, pairs = tiles / 2, rounded = (tiles + 1) / 2;
   for (int64_t b = 0; b < t.blocks; b++) {
-    for (int tile = 0; tile < row_tiles; tile++) {
-      const uint8_t* const weight = t.weight + (row + 16 * tile) * t.row_bytes + b * Planes::bytes;
-      for (int r = 0; r < 16; r += 4) {
-        for (int i = r; i < r + 4; i++) prefetch_block(weight + i * t.row_bytes + 2 * Planes::bytes, Planes::bytes);
-        unpack_four<Planes>(weight, t.row_bytes, r, panel[tile]);
-      }
-    }
     const auto* columns = reinterpret_cast<const PackedBlock*>(t.packed) + b * tiles;
-    Pending due;
-    int turn = 0;
-    int64_t c = 0;
-    for (; c + 2 <= tiles; c += 2)
-      for (int tile = 0; tile < row_tiles; tile++) {
-        StepSums& mine = sums[turn];
-        turn ^= 1;
-        tile_step<Planes, 2>(panel[tile], columns + c, mine, [&](int part) {
-          if (due.sums != nullptr) float_step<Planes, 2>(due, 4 * part);
-        });
-        due = {&mine, panel + tile, columns + c, acc + (c / 2 * row_tiles + tile) * 512, b == 0};
-      }
-    if (due.sums != nullptr)
-      for (int from = 0; from < 16; from += 4) float_step<Planes, 2>(due, from);
-    if (c < tiles)
-      for (int tile = 0; tile < row_tiles; tile++) {
-        tile_step<Planes, 1>(panel[tile], columns + c, sums[0], [](int) {});
-        due = {sums, panel + tile, columns + c, acc + (c / 2 * row_tiles + tile) * 512, b == 0};
-        for (int from = 0; from < 16; from += 4) float_step<Planes, 1>(due, from);
-      }
-  }
-  for (int64_t c = 0; c < tiles; c++)
-    for (int tile = 0; tile < row_tiles; tile++) {
-      const int64_t left = t.columns - 16 * c;
-      store_columns(acc + (c / 2 * row_tiles + tile) * 512 + c % 2 * 256, t.y + 16 * c * t.y_stride + row + 16 * tile,
-                    t.y_stride, left < 16 ? left : 16, t.past_cache);
+    // memory is asked for the weights of the block after the next one, or of the next panel, a few rows per step
+    const int64_t later = b + 2 < t.blocks ? 0 : 16 * row_tiles, block = b + 2 - (later > 0 ? t.blocks : 0);
+    const uint8_t* asked = t.weight + (row + later) * t.row_bytes + block * Planes::bytes;
+    int64_t share = 0;
+    const auto ask = [&]() __attribute__((always_inline)) {
+      for (share += 16; share >= pairs; share -= pairs, asked += t.row_bytes)
+        for (int64_t i = 0; i < Planes::bytes + 63; i += 64) _mm_prefetch((const char*)(asked + i), _MM_HINT_T1);
+    };
+    for (int first = 0; first < row_tiles; first += kGroupTiles) {
+      const int count = row_tiles - first < kGroupTiles ? row_tiles - first : kGroupTiles;
+      for (int tile = 0; tile < count; tile++)
+        for (int r = 0; r < 16; r += 4)
+          unpack_four<Planes>(t.weight + (row + 16 * (first + tile)) * t.row_bytes + b * Planes::bytes, t.row_bytes, r,
+                              group[tile]);
+      float* const mine = acc + first * rounded * 512;
+      group_product<Planes>(group, count, columns, pairs, b == 0, sums, mine, ask);
+      if (pairs < rounded)
+        for (int tile = 0; tile < count; tile++) {
+          tile_step<Planes, 1>(group[tile], columns + tiles - 1, *sums, [](int) {});
+          const Pending due = {
+              sums, sums->mins, group + tile, columns + tiles - 1, mine + (pairs * count + tile) * 512, b == 0};
+          for (int from = 0; from < 16; from += 4) float_step<Planes, 1>(due, from);
+        }
+      if (b + 1 < t.blocks) continue;
+      for (int64_t c = 0; c < tiles; c++)
+        for (int tile = 0; tile < count; tile++) {
+          const int64_t left = t.columns - 16 * c;
+          store_columns(mine + (c / 2 * count + tile) * 512 + c % 2 * 256,
+                        t.y + 16 * c * t.y_stride + row + 16 * (first + tile), t.y_stride, left < 16 ? left : 16,
+                        t.past_cache);
+        }
     }
+  }
 }
 
 // Few columns: unpacking takes longer than the products, so the block after the one at hand is unpacked between them,
@@ -345,7 +420,7 @@ inline void few_columns(const TileTask& t, RowTile* unpacked, StepSums* sums, fl
         else
           tile_step<Planes, 1>(mine, columns + 2 * step, sums[turn], shade);
         if (step == 0 && b == 0 && row > t.row_begin) store(row - 16, acc + (acc_turn ^ 1) * kAcc);
-        due = {sums + turn, &mine, columns + 2 * step, acc + acc_turn * kAcc + 512 * step, b == 0};
+        due = {sums + turn, sums[turn].mins, &mine, columns + 2 * step, acc + acc_turn * kAcc + 512 * step, b == 0};
         turn ^= 1;
       }
     }
@@ -361,29 +436,29 @@ inline void few_columns(const TileTask& t, RowTile* unpacked, StepSums* sums, fl
 template <class Planes>
 inline void matmul_tiles(const TileTask& t) {
   if (t.row_begin >= t.row_end) return;
-  auto* panel = reinterpret_cast<RowTile*>(t.scratch);
-  auto* sums = reinterpret_cast<StepSums*>(panel + kPanelTiles);
+  auto* unpacked = reinterpret_cast<RowTile*>(t.scratch);
+  auto* sums = reinterpret_cast<StepSums*>(unpacked + kGroupTiles);
   auto* acc = reinterpret_cast<float*>(sums + 2);
   if (Planes::has_min)  // the halves of mins that stay zero
-    for (int tile = 0; tile < kPanelTiles; tile++) __builtin_memset(panel[tile].mins, 0, sizeof panel[tile].mins);
+    for (int i = 0; i < kGroupTiles; i++) __builtin_memset(unpacked[i].mins, 0, sizeof unpacked[i].mins);
   configure_tiles();
   switch ((t.columns + 15) / 16) {
     case 1:
-      few_columns<Planes, 1>(t, panel, sums, acc);
+      few_columns<Planes, 1>(t, unpacked, sums, acc);
       break;
     case 2:
-      few_columns<Planes, 2>(t, panel, sums, acc);
+      few_columns<Planes, 2>(t, unpacked, sums, acc);
       break;
     case 3:
-      few_columns<Planes, 3>(t, panel, sums, acc);
+      few_columns<Planes, 3>(t, unpacked, sums, acc);
       break;
     case kFewTiles:
-      few_columns<Planes, 4>(t, panel, sums, acc);
+      few_columns<Planes, 4>(t, unpacked, sums, acc);
       break;
     default:
       for (int64_t row = t.row_begin; row < t.row_end; row += 16 * kPanelTiles) {
         const int64_t left = (t.row_end - row) / 16;
-        panel_product<Planes>(t, row, int(left < kPanelTiles ? left : kPanelTiles), panel, sums, acc);
+        panel_product<Planes>(t, row, int(left < kPanelTiles ? left : kPanelTiles), unpacked, sums, acc);
       }
   }
   _mm_sfence();
@@ -391,7 +466,7 @@ inline void matmul_tiles(const TileTask& t) {
 }
 int64_t packed_tile_bytes(int64_t blocks) { return blocks * int64_t(sizeof(PackedBlock)); }
 int64_t tile_scratch_bytes(int64_t columns) {
-  return int64_t(kPanelTiles * sizeof(RowTile) + 2 * sizeof(StepSums)) + (columns + 31) / 32 * kPanelTiles * 512 * 4;
+  return int64_t(kGroupTiles * sizeof(RowTile) + 2 * sizeof(StepSums)) + (columns + 31) / 32 * kPanelTiles * 512 * 4;
 }
 void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>>(t); }
 void matmul_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<Q5_K512>>(t); }
