@@ -376,9 +376,14 @@ constexpr int kFewTiles = 4;
 
 template <class Planes, int TILES>
 inline void few_columns(const TileTask& t, RowTile* unpacked, StepSums* sums, float* acc) {
-  constexpr int kSteps = (TILES + 1) / 2, kAcc = 512 * kSteps;
+  constexpr int kSteps = (TILES + 1) / 2, kAcc = 256 * TILES;
   const auto* const packed = reinterpret_cast<const PackedBlock*>(t.packed);
   const uint8_t* ahead = t.weight + (t.row_begin + 16) * t.row_bytes + 8192;
+  // With one column tile half of a StepSums is unused: the second one lies in its gaps, and less of L1 is wanted.
+  constexpr int64_t kApart = TILES == 1 ? int64_t(sizeof sums->high[0]) : int64_t(sizeof *sums);
+  const auto sums_at = [&](int i) -> StepSums& {
+    return *reinterpret_cast<StepSums*>(reinterpret_cast<uint8_t*>(sums) + i * kApart);
+  };
   Pending due;
   int turn = 0, item = 0, acc_turn = 0;
   for (int r = 0; r < 16; r += 4)
@@ -416,11 +421,12 @@ inline void few_columns(const TileTask& t, RowTile* unpacked, StepSums* sums, fl
           }
         };
         if (2 * step + 2 <= TILES)
-          tile_step<Planes, 2>(mine, columns + 2 * step, sums[turn], shade);
+          tile_step<Planes, 2>(mine, columns + 2 * step, sums_at(turn), shade);
         else
-          tile_step<Planes, 1>(mine, columns + 2 * step, sums[turn], shade);
+          tile_step<Planes, 1>(mine, columns + 2 * step, sums_at(turn), shade);
         if (step == 0 && b == 0 && row > t.row_begin) store(row - 16, acc + (acc_turn ^ 1) * kAcc);
-        due = {sums + turn, sums[turn].mins, &mine, columns + 2 * step, acc + acc_turn * kAcc + 512 * step, b == 0};
+        due = {&sums_at(turn), sums_at(turn).mins, &mine, columns + 2 * step, acc + acc_turn * kAcc + 512 * step,
+               b == 0};
         turn ^= 1;
       }
     }
