@@ -219,8 +219,7 @@ Step matmul(Matmul op) {
     });
     if (any_tiled && table.tile_columns > 0 && columns >= table.tile_columns) {
       const int64_t tiles = (columns + 15) / 16;
-      const int64_t packed_bytes =
-          (tiles * table.packed_tile_bytes(run.blocks) + 4095) / 4096 * 4096 + kScratchPlace;
+      const int64_t packed_bytes = (tiles * table.packed_tile_bytes(run.blocks) + 4095) / 4096 * 4096 + kScratchPlace;
       run.tile_scratch_bytes = (table.tile_scratch_bytes(columns) + 4095) / 4096 * 4096;
       run.packed =
           static_cast<uint8_t*>(memory(Use::packed).get(size_t(packed_bytes + run.tile_scratch_bytes * pool.size())));

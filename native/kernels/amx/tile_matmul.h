@@ -373,6 +373,7 @@ inline void panel_product(const TileTask& t, int64_t row, int row_tiles, RowTile
 // and the float step of the step before is done there too. Sixteen rows go through all blocks, then the next sixteen,
 // without a pause between: acc and the unpacked rows are there twice.
 constexpr int kFewTiles = 4;
+constexpr int64_t kFewFarther = 65536, kFewFartherStep = 256;  // a line in four is shown long before its turn
 
 template <class Planes, int TILES>
 inline void few_columns(const TileTask& t, RowTile* unpacked, StepSums* sums, float* acc) {
@@ -412,6 +413,8 @@ inline void few_columns(const TileTask& t, RowTile* unpacked, StepSums* sums, fl
           }
           if (more && (4 * step + part) % kSteps == 0) {
             for (int64_t i = 0; i < 4 * Planes::bytes; i += 64) _mm_prefetch((const char*)(ahead + i), _MM_HINT_T1);
+            for (int64_t i = kFewFarther; i < kFewFarther + 4 * Planes::bytes; i += kFewFartherStep)
+              _mm_prefetch((const char*)(ahead + i), _MM_HINT_T2);
             ahead += 4 * Planes::bytes;
             if (row == t.row_begin)  // nobody asked for these
               for (int r = 0; r < 4; r++)

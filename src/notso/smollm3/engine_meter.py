@@ -62,8 +62,9 @@ class EngineMeter:
 
     def first_token_s(self, depth: int) -> float:
         """Seconds from asking to the first token of an answer, with `depth` tokens cached and 16 new ones."""
+        prompt = self.prompt(depth, NEW_TURN_TOKENS)  # may itself have the engine read something
         asked = time.perf_counter()
-        return self.watched(self.prompt(depth, NEW_TURN_TOKENS), 1).times[0] - asked
+        return self.watched(prompt, 1).times[0] - asked
 
     def sampling_s(self, params: SamplingParams) -> float:
         """Median seconds to choose one token with these parameters from the logits of a random prompt."""
