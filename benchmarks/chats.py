@@ -6,6 +6,8 @@ and what memory long contexts take.
 
 - gap: an answer is written while a prompt of 4,096 tokens is read; every gap between two of its tokens.
 - turn: from asking for the second turn to its first token, for 1, 16 and 64 new tokens, beside a decode step.
+- next-turn: the same for a conversation of messages whose answer has ended, with and without thoughts before it: a
+  second question of eight words, asked at once and after a second in which the engine could read ahead.
 - restore: 8,192 tokens of conversation, written by one process, come back in others, from the page cache and from the
   disk, beside reading the files and nothing else.
 - memory-64k, memory-128k: resident memory with the whole context filled, in k8v4 and k4v3.
@@ -25,8 +27,10 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from notso import Engine, SamplingParams, __version__
+from notso import Engine, Message, SamplingParams, Usage, __version__
+from notso.smollm3 import request_writer
 from notso.smollm3.engine_meter import AnswerWatch, EngineMeter
 from notso.smollm3.kv_formats import KVChoice
 from notso.smollm3.machine import StolenTime, describe_machine
@@ -36,6 +40,10 @@ PROMPT_TOKENS = 4096
 FIRST_TURN_TOKENS = 512
 ANSWER_TOKENS = 24
 NEW_TOKENS = (1, 16, 64)
+PAUSE_S = 1.0
+QUESTION = "And what should I do about it now?"
+SENTENCE = "The sea is wide and cold. "
+QUESTION_TOKENS = 128
 KEPT_TOKENS = 8192
 SETTLE_SECONDS = 120.0
 BLOCK_TOKENS = 128
@@ -113,6 +121,50 @@ def second_turn(engine: Engine, meter: EngineMeter, new: int) -> tuple[int, floa
     watch = AnswerWatch(engine.submit(following, meter.params(1)))
     watch.finish()
     return watch.usage.cached_tokens, statistics.median(first_turn.steps), watch.times[0] - asked
+
+
+def next_turn(file: Path, repeats: int = 2) -> Figures:
+    """First tokens of second turns of conversations, asked for at once and after a second."""
+    rows, steps = [], list[float]()
+    with load(file, 2048) as engine:
+        meter = EngineMeter(engine, seed=1)
+        conversation(engine, meter, PAUSE_S, thinks=False)  # brings pages and recorded steps in
+        for thinks in (False, True):
+            for pause_s in (0.0, PAUSE_S):
+                timed = [conversation(engine, meter, pause_s, thinks) for _ in range(repeats)]
+                usage, firsts = timed[0][0], [first for _, first, _ in timed]
+                steps += [step for _, _, step in timed]
+                rows.append(
+                    {"thinks": thinks, "pause_s": pause_s, "prompt_tokens": usage.prompt_tokens}
+                    | {"cached_tokens": usage.cached_tokens, "ms": milliseconds(statistics.median(firsts))}
+                    | {"ms_min": milliseconds(min(firsts)), "ms_max": milliseconds(max(firsts))}
+                )
+        return about(engine) | {"step_ms": milliseconds(statistics.median(steps)), "turns": rows, "repeats": repeats}
+
+
+def conversation(engine: Engine, meter: EngineMeter, pause_s: float, thinks: bool) -> tuple[Usage, float, float]:
+    """What the second turn read, seconds to its first token, and seconds of a decode step of it."""
+    thought = f"<think>\n{SENTENCE}\n</think>\n" if thinks else ""
+    said = engine.tokenize(f"{thought}{6 * SENTENCE}<|im_end|>", special=True)
+    question = Message("user", engine.detokenize(meter.draw(QUESTION_TOKENS)))
+    with mock.patch.object(request_writer, "Sampler", lambda *_: Scripted(said)):
+        events = list(engine.generate([question], SamplingParams(max_tokens=len(said)), thinking=thinks))
+    answer = Message("assistant", "".join(event.text for event in events if event.kind == "text"))
+    time.sleep(pause_s)
+    asked = time.perf_counter()
+    watch = AnswerWatch(engine.submit([question, answer, Message("user", QUESTION)], meter.params(4), thinking=thinks))
+    watch.finish()
+    return watch.usage, watch.times[0] - asked, statistics.median(watch.steps)
+
+
+class Scripted:
+    """Draws given tokens: random weights end no answer by themselves."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._left = list(tokens)
+
+    def sample(self, *_: object) -> int:
+        return self._left.pop(0)
 
 
 def restore(file: Path) -> Figures:
@@ -264,7 +316,7 @@ def child_seconds() -> float:
     return times.children_user + times.children_system
 
 
-PARTS = ("gap", "turn", "restore", *MEMORY_PARTS)
+PARTS = ("gap", "turn", "next-turn", "restore", *MEMORY_PARTS)
 
 
 def run_part(file: Path, part: str, folder: str) -> Figures:
@@ -275,7 +327,7 @@ def run_part(file: Path, part: str, folder: str) -> Figures:
         return restore_write(file, folder)
     if part == "restore-read":
         return restore_read(file, folder)
-    return {"gap": gap, "turn": turn, "restore": restore}[part](file)
+    return {"gap": gap, "turn": turn, "next-turn": next_turn, "restore": restore}[part](file)
 
 
 def run_alone(file: Path, part: str, folder: str = "") -> Figures:

@@ -208,6 +208,16 @@ def turn_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def next_turn_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("decode step in the second turn, ms", f"{it['step_ms']:.0f}")]
+    for row in it["turns"]:
+        asked = f"asked {row['pause_s']:.0f} s after" if row["pause_s"] else "asked at once after"
+        answer = "thoughts and an answer" if row["thinks"] else "an answer"
+        new = row["prompt_tokens"] - row["cached_tokens"]
+        rows.append((f"first token of a turn {asked} {answer} ({new} new), ms", spread(row, "ms")))
+    return rows
+
+
 def restore_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for row in it["rows"]:
@@ -228,6 +238,7 @@ def memory_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
 CHATS = {
     "gap": gap_rows,
     "turn": turn_rows,
+    "next-turn": next_turn_rows,
     "restore": restore_rows,
     "memory-64k": memory_rows,
     "memory-128k": memory_rows,

@@ -142,7 +142,7 @@ def test_memory_for_what_is_on_disk_is_there_before_anyone_asks(tmp_path: Path) 
         answer(engine, PROMPT)
     with load(tmp_path) as engine:
         until = time.monotonic() + 60
-        while not engine._core._is_ready and time.monotonic() < until:
+        while not engine._core.idle_work._is_ready and time.monotonic() < until:
             time.sleep(0.01)
         assert engine._runner.cache._touched == 5  # six files
         assert answer(engine, PROMPT)[1] == len(PROMPT) - 1

@@ -185,6 +185,7 @@ class Engine:
         self._core.call(self._forget)
 
     def _forget(self) -> None:
+        self._core.idle_work.next_turns.forget()
         self._blocks.clear()
         if self._shelf is not None:
             self._shelf.clear()

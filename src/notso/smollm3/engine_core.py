@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import EngineError, ModelError, NotsoError
+from notso.smollm3.idle_work import IdleWork
 from notso.smollm3.kv_shelf import KVShelf
 from notso.smollm3.messages import EngineStats, Event, FinishReason, Progress
 from notso.smollm3.reading_pace import TILE_ROWS, ReadingPace
@@ -32,9 +33,8 @@ T = TypeVar("T")
 MIXED_STEP_S = 0.25
 """How long a step may take that reads a prompt while others are being answered: the gap between their tokens."""
 
-SHELF_S = 0.005
 SHELF_STEPS = 8
-"""Finished conversations go to the disk a block at a time: so often when idle, and in every so many steps."""
+"""Finished conversations go to the disk a block at a time, in every so many steps; when idle see idle_work.py."""
 
 NEAR_PLACES = 16
 """Who waits further back hears of a place once, and again when it is so near: else all would hear of every step."""
@@ -56,7 +56,7 @@ class EngineCore:
         self.costs = StepCosts()
         self._pace = ReadingPace(MIXED_STEP_S)
         self._shelf = shelf
-        self._is_ready = False  # the cache's memory, for what is on the shelf
+        self.idle_work = IdleWork(runner, scheduler, shelf)
         self._steps = 0
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -122,8 +122,8 @@ class EngineCore:
         cache = self.scheduler.cache
         return replace(
             self._stats,
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
+            running=len(self.scheduler.running) if self._requests else 0,  # else it is read ahead
+            waiting=len(self.scheduler.waiting) if self._requests else 0,
             kv_blocks=cache.blocks,
             kv_blocks_used=cache.blocks - cache.available,
             kv_blocks_cached=cache.cached,
@@ -143,6 +143,7 @@ class EngineCore:
             if self._ended:
                 raise EngineError("the engine is closed")
             self._inbox.append(work)
+            self.idle_work.disturb()
             self._wake.notify()
 
     # In the thread
@@ -158,7 +159,7 @@ class EngineCore:
             with self._wake:
                 has_steps = self._requests and not self._is_stuck
                 if not (self._inbox or has_steps or self._poked or self._closing):
-                    self._wake.wait(timeout=SHELF_S if self._has_idle_work() else 60.0)
+                    self._wake.wait(self.idle_work.nap_s(is_idle=not self._requests))
                 self._poked = self._is_stuck = False
             try:
                 self.runner.adopt_promoted()
@@ -170,14 +171,11 @@ class EngineCore:
                     self._shelf.work()
                 if self._requests:
                     self._step()
-                elif self._shelf is not None:
-                    self._is_ready = not self._shelf.make_ready()
+                else:
+                    self.idle_work.work(self._move_blocks, lambda: not (self._inbox or self._closing))
             except Exception as error:
                 _log.exception("a step failed")
                 self._fail_all(error)
-
-    def _has_idle_work(self) -> bool:
-        return self._shelf is not None and (self._shelf.has_work or not (self._is_ready or self._requests))
 
     def _finish(self) -> None:
         """Whatever happened: nobody is left waiting, and the folder is free."""
@@ -368,6 +366,7 @@ class EngineCore:
             Event("end", finish_reason=request.answer.finish_reason, stop=request.answer.stopped_by),
         ]
         self._leave(request, events)
+        self.idle_work.next_turns.note(request)
 
     def _fail(self, request: Request, error: NotsoError) -> None:
         self._leave(request, [Event("error", error=error)])
@@ -387,6 +386,7 @@ class EngineCore:
         except Exception:
             _log.exception("what an answer held was not given back")  # its readers hear of its end all the same
         self._idle_since = time.monotonic()
+        self.idle_work.disturb()
         request.generation.write(events, last=True)
 
     # Numbers

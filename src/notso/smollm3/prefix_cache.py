@@ -56,6 +56,11 @@ class PrefixCache:
         return len(self._blank) + len(self._unreferenced)
 
     @property
+    def blank(self) -> int:
+        """Blocks that `take` gives out before it forgets anything."""
+        return len(self._blank)
+
+    @property
     def cached(self) -> int:
         """Blocks kept for their content alone."""
         return len(self._unreferenced)
@@ -120,6 +125,25 @@ class PrefixCache:
                 best, most = block, common
         return best, most
 
+    def chain(self, root: bytes, tokens: Sequence[int]) -> list[int]:
+        """The full blocks that hold `tokens`, from the first of them after `root`, as far as they are known."""
+        blocks, parent = list[int](), root
+        for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            piece = tokens[at : at + BLOCK_TOKENS]
+            block = self.find(parent, piece)
+            if block is None:
+                break
+            blocks.append(block)
+            parent = block_key(parent, piece)
+        return blocks
+
+    def let_go_first(self, blocks: Sequence[int]) -> int:
+        """When room is needed, let go of these first, the last one before all; of how many that is so."""
+        cached = [block for block in blocks if block in self._unreferenced]
+        for block in cached:
+            self._unreferenced.move_to_end(block, last=False)
+        return len(cached)
+
     def take_over(self, block: int, length: int) -> bool:
         """Take a cached block to write on behind its first `length` tokens, if nobody refers to it and it has no more.
 
@@ -174,8 +198,8 @@ def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=KEY_BYTES).digest()
 
 
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with in common."""
+def common_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many tokens (or other things) two sequences begin with in common."""
     count = 0
     for ours, theirs in zip(a, b, strict=False):
         if ours != theirs:

@@ -10,6 +10,7 @@ from datetime import date as Date
 from notso.smollm3.chat_template import ChatTemplate
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
 from notso.smollm3.messages import Message, Tool, WhenFull
+from notso.smollm3.prefix_cache import common_length
 from notso.smollm3.tokenizer import Tokenizer, check_unicode
 
 CLOSE_SPELT = "</think>"
@@ -71,6 +72,22 @@ class PromptWriter:
         if not beginning:  # nothing of it is left: thoughts, and it may not think
             return Prompt(ids, may_think=self.may_think(ids))
         return Prompt(ids + beginning, goes_on=True, begun=begun.content)
+
+    def beginning(
+        self, messages: Sequence[Message], thinking: bool, tools: Sequence[Tool] | None, date: Date | None
+    ) -> list[int]:
+        """What every prompt begins with that goes on from `messages` with words of a person or of a tool; empty where
+        the template is not a known one, and takes a process of its own."""
+        template, encode = self.template, self._tokenizer.encode_runs
+        if not template.is_known:
+            return []
+        one, other = (
+            template.runs([*messages, Message("user", words)], thinking=thinking, tools=tools, date=date)
+            for words in ("a", "1")  # of no token in common
+        )
+        same = common_length(one, other)
+        ids, others = encode(one[same : same + 1]), encode(other[same : same + 1])
+        return encode(one[:same]) + ids[: common_length(ids, others)]
 
     def may_think(self, ids: Sequence[int]) -> bool:
         """Whether the last turn has no thought yet: the last special token is none of its tags."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from notso.smollm3.answer import Answer
 from notso.smollm3.generation import Generation
 from notso.smollm3.guide import Guide
-from notso.smollm3.messages import Event, TokenLogprob, Usage
+from notso.smollm3.messages import Event, Message, TokenLogprob, Usage
 from notso.smollm3.sampling import Floats, Sampler
 from notso.smollm3.sequence import Sequence
 from notso.smollm3.speculation import Proposer
@@ -19,8 +19,9 @@ from notso.smollm3.speculation import Proposer
 class Request:
     """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that end
     a thought for the model; `propose`: makes the one that guesses what comes next, once the answer is under way (None:
-    nobody does); `guide`: what keeps the answer to a grammar; `describe`: makes a token's log probabilities. Times in
-    seconds of `perf_counter`, 0 until they come."""
+    nobody does); `guide`: what keeps the answer to a grammar; `describe`: makes a token's log probabilities;
+    `next_ids`: writes what the next turn's prompt begins with, given the answer (empty: of no use). Times in seconds of
+    `perf_counter`, 0 until they come."""
 
     sequence: Sequence
     generation: Generation
@@ -32,6 +33,7 @@ class Request:
     propose: Callable[[], Proposer] | None = None
     guide: Guide | None = None
     describe: Callable[[Floats, int], TokenLogprob] | None = None
+    next_ids: Callable[[Message], list[int]] | None = None
     opening: list[Event] = field(default_factory=list)  # what to tell before anything else
     submitted: float = 0.0
     began: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -87,6 +88,7 @@ class RequestWriter:
             propose=None if self._costs is None else partial(self._proposer, prompt.ids, self._costs),
             guide=guide,
             describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
+            next_ids=None if is_guided or dropped else self._next_ids(asked, params, options),
             opening=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
         )
 
@@ -108,9 +110,30 @@ class RequestWriter:
             continue_last=options.continue_last,
             when_full=options.when_full,
             context_tokens=self._context_tokens,
-            kept_free=params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4),
+            kept_free=self._kept_free(params),
             least_free=params.max_tokens or 1,
         )
+
+    def _next_ids(
+        self, asked: PromptInput, params: SamplingParams, options: CompleteOptions
+    ) -> Callable[[Message], list[int]] | None:
+        """What writes the beginning of the next prompt, as long as it fits; None where no turn is to be expected."""
+        if not isinstance(asked[0], Message) or options.continue_last or options.priority == "background":
+            return None
+        messages = tuple(cast(Sequence[Message], asked))
+        keep = any(message.keep_reasoning for message in messages)
+        kept_free = self._kept_free(params) if options.when_full == "drop_oldest" else params.max_tokens or 1
+        most = self._context_tokens - kept_free
+
+        def write(answer: Message) -> list[int]:
+            history = [*messages, replace(answer, keep_reasoning=keep)]
+            ids = self._prompts.beginning(history, options.thinking, options.tools, options.date)
+            return ids if len(ids) < most else []
+
+        return write
+
+    def _kept_free(self, params: SamplingParams) -> int:
+        return params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4)
 
     def _proposer(self, ids: list[int], costs: StepCosts) -> Proposer:
         return Proposer(ids[-GUESSED_FROM_TOKENS:], never=self._unguessed, costs=costs)

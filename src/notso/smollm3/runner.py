@@ -59,24 +59,25 @@ class Runner:
         if promoted is not None:
             self.weights = promoted
 
-    def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool]) -> list[Floats] | None:
+    def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
         """Compute chunks: for each its logits (1 + drafts, vocab), valid until the next step; (0, vocab) if unwanted.
 
-        `go_on` is asked before each layer of a step that is long; None if it said no.
+        `go_on` is asked before each layer of a step that is long, or not recorded because it is done `once`; None if it
+        said no.
         """
         rows = sum(chunk.rows for chunk in chunks)
         wanted = [1 + len(chunk.drafts) if chunk.samples else 0 for chunk in chunks]
         for chunk in chunks:
             self.cache.place(chunk, _slot(chunk))
         shape = (rows, sum(wanted))
-        step, program = self._programs.get(shape, (None, None))
+        step, program = self._programs.get(shape, (None, None)) if not once else (None, None)
         if step is None:
             step = self._step.part(*shape)
         _fill(step, chunks, wanted)
         if program is not None:
             self._programs.move_to_end(shape)
             program.run()
-        elif rows <= RECORDED_ROWS:
+        elif rows <= RECORDED_ROWS and not once:
             program = ops.Program()
             with program.record():
                 self._model.forward(step)
