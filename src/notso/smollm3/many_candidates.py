@@ -14,18 +14,20 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
+_PIECE = 16_384  # taken at a time: memory for all at once would be fetched from the system each time
 _BUCKET_BITS = 16  # of a weight's 32 that a bucket does not tell apart: weights in it differ by less than a hundredth
 
 
-def draw_among_many(ids: Indices, weights: Floats, nucleus_sum: float | None, uniform: float) -> int:
-    """The candidate of `ids` (rising) with `weights` (float32, > 0) that `uniform` in [0, 1) falls on.
+def draw_among_many(weights: Floats, nucleus_sum: float | None, uniform: float) -> int:
+    """The index of `weights` (float32, >= 0) that `uniform` in [0, 1) falls on.
 
     It is the one that `ranked` and running sums would find, of the likeliest whose sum first reaches `nucleus_sum`
     (None: of all).
     """
-    bits = weights.view(np.uint32) >> np.uint32(_BUCKET_BITS)  # of floats above 0, larger ones have larger bits
-    buckets = (bits.max() - bits).astype(np.intp)
-    ends = np.cumsum(np.bincount(buckets, weights=weights))
+    # Of floats that are not below 0, larger ones have larger bits.
+    bits = (weights.view(np.uint32) >> np.uint32(_BUCKET_BITS)).astype(np.uint16)
+    buckets = bits.max() - bits
+    ends = np.cumsum(_bucket_sums(buckets, weights))
 
     def ranked_bucket(bucket: int) -> tuple[Indices, Doubles]:
         members = np.flatnonzero(buckets == bucket)
@@ -33,18 +35,27 @@ def draw_among_many(ids: Indices, weights: Floats, nucleus_sum: float | None, un
         before = ends[bucket - 1] if bucket else 0.0
         return order, before + np.cumsum(weights[order], dtype=np.float64)
 
-    last = len(ends) - 1
-    order, sums = ranked_bucket(last)
+    last = int(np.searchsorted(ends, ends[-1]))  # what lies behind weighs nothing
     if nucleus_sum is not None:
         last = min(int(np.searchsorted(ends, nucleus_sum)), last)
-        order, sums = ranked_bucket(last)
+    order, sums = ranked_bucket(last)
+    if nucleus_sum is not None:
         kept = int(np.searchsorted(sums, nucleus_sum)) + 1
         order, sums = order[:kept], sums[:kept]
     drawn = uniform * float(sums[-1])
     bucket = int(np.searchsorted(ends, drawn, side="right"))
     if bucket < last:
         order, sums = ranked_bucket(bucket)
-    return int(ids[order[min(int(np.searchsorted(sums, drawn, side="right")), len(order) - 1)]])
+    return int(order[min(int(np.searchsorted(sums, drawn, side="right")), len(order) - 1)])
+
+
+def _bucket_sums(buckets: NDArray[np.uint16], weights: Floats) -> Doubles:
+    """Sums of the weights in each bucket. They are exact in any order: in one, all have the same exponent."""
+    sums = np.zeros(int(buckets.max()) + 1)
+    for start in range(0, len(weights), _PIECE):
+        piece = slice(start, start + _PIECE)
+        sums += np.bincount(buckets[piece], weights=weights[piece], minlength=len(sums))
+    return sums
 
 
 def ranked(ids: Indices, weights: Floats) -> Indices:

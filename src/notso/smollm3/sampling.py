@@ -30,7 +30,7 @@ GREEDY_TEMPERATURE = 1e-5
 # nucleus of a usual distribution is a few dozen tokens out of 128,256, and sorting the rest would be wasted.
 _CANDIDATE_FLOORS = (1e-2, 1e-4, 1e-7)
 MANY = 8192
-"""Candidates from which on they are not all put in order. Which token is drawn does not depend on it."""
+"""Candidates up to which they are listed and put in order. Which token is drawn does not depend on it."""
 
 _LEAST_WEIGHT = float(np.finfo(np.float32).smallest_subnormal)
 
@@ -117,12 +117,17 @@ class Sampler:
         if rest:
             least, most = least * (1 - _ROUNDING), self.params.top_p * (total + rest) * (1 + _ROUNDING)
         ids = self._candidates(weights, most, bound)
-        if ids is not None and len(ids) > MANY and not self.params.top_k and not rest:
-            return draw_among_many(ids, weights[ids], least if self.params.top_p < 1.0 else None, uniform)
-        if ids is None or (rest and len(ids) > MANY):
-            return _UNSURE
+        if ids is None:
+            return _UNSURE if bound else self._draw_among_many(weights, least, uniform)
         ids, sums = self._filtered(ids, weights, least, most)
         return int(ids[_falls_on(sums, uniform)]) if len(ids) else _UNSURE
+
+    def _draw_among_many(self, weights: Floats, nucleus_sum: float, uniform: float) -> int:
+        end = nucleus_sum if self.params.top_p < 1.0 else None
+        if self.params.min_p <= 0.0:
+            return draw_among_many(weights, end, uniform)
+        ids = np.flatnonzero(weights >= np.float32(self.params.min_p))
+        return int(ids[draw_among_many(weights[ids], end, uniform)])
 
     def _best_biased(self, logits: Floats) -> int:
         """The argmax of logits with their bias, mostly without a copy of them."""
@@ -168,14 +173,18 @@ class Sampler:
         return scaled
 
     def _candidates(self, weights: Floats, nucleus_sum: float, bound: float) -> Indices | None:
-        """Rising indices that hold all that the filters leave; None where that would take weights up to `bound`."""
+        """Rising indices that hold all that the filters leave; None where there are too many to list, or some that do
+        not weigh more than `bound`."""
         top_k, top_p, min_p = self.params.top_k, self.params.top_p, self.params.min_p
         # Below min_p nothing is left, so there is no need to look; but top_p's share is one of all that top_k leaves.
         lowest = max(min_p, _LEAST_WEIGHT) if not top_k or top_p >= 1.0 else _LEAST_WEIGHT
         for floor in [*(floor for floor in _CANDIDATE_FLOORS if floor > lowest), lowest]:
             if floor <= bound:
                 return None
-            ids = np.flatnonzero(weights >= np.float32(floor))
+            listed = weights >= np.float32(floor)
+            if not top_k and np.count_nonzero(listed) > MANY:
+                return None
+            ids = np.flatnonzero(listed)
             if len(ids) >= top_k if top_k else weights[ids].sum(dtype=np.float64) >= nucleus_sum:
                 break
         if top_k and len(ids) > top_k:
