@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +333,36 @@ def test_many_ended_at_once_are_all_read(ask: Ask) -> None:
             cached = engine.estimate([*history, SHORT], thinking=False).cached_tokens
             assert cached == before_words(engine, history, thinking=False) or reason != "stop"
         assert "stop" in ended
+
+
+@pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
+def test_chats_side_by_side_say_what_each_says_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kv: KVFormat
+) -> None:
+    """Conversations of several turns, with pauses in which there is something to read ahead."""
+    monkeypatch.setattr(next_turn, "QUIET_S", 0.0)
+    params = SamplingParams(max_tokens=60, temperature=1.2, seed=3)
+
+    def chat(engine: Engine, number: int, pause_s: float) -> list[Message]:
+        history, rng = list[Message](), random.Random(number)
+        for turn in range(4):
+            history.append(Message("user", f"{number} {turn} {QUESTION.content[: rng.randrange(400)]}"))
+            answer = told(list(engine.generate(history, params, thinking=number % 2 == 0)))
+            history.append(Message("assistant", answer.content, answer.reasoning_content))
+            time.sleep(pause_s * rng.random())
+        return history
+
+    with Engine.load(context_tokens=1024, kv=kv, max_num_seqs=2, cache_dir=tmp_path) as engine:
+        reads = counted(engine)
+        with ThreadPoolExecutor(3) as threads:
+            together = list(threads.map(lambda number: chat(engine, number, 0.2), range(6)))
+        wait(engine)
+        stats = engine.stats()
+        assert reads and (stats.running, stats.waiting, stats.kv_blocks_used) == (0, 0, 0)
+    monkeypatch.setattr(next_turn, "QUIET_S", DAY_LONG)
+    for number, history in enumerate(together):
+        with Engine.load(context_tokens=1024, kv=kv) as engine:
+            assert chat(engine, number, 0.0) == history
 
 
 def counted(engine: Engine) -> list[int]:
