@@ -93,13 +93,15 @@ inline void k_quant_row(const MatmulTask& t, int64_t row, int64_t column) {
 
 template <class Quant>
 inline void matmul_k_quant(const MatmulTask& t) {
-  int64_t row = t.row_begin;
-  for (; row + 4 <= t.row_end; row += 4) {
+  const int64_t groups = (t.row_end - t.row_begin) / 4;
+  const bool quarters = reads_quarters();
+  for (int64_t group = 0; group < groups; group++) {
+    const FourRows rows = four_rows(t, group, quarters);
     int64_t c = 0;
-    for (; c + kColumnGroup <= t.columns; c += kColumnGroup) k_quant_four_rows<Quant, kColumnGroup>(t, row, c);
-    for (; c + 2 <= t.columns; c += 2) k_quant_four_rows<Quant, 2>(t, row, c);
-    for (; c < t.columns; c++) k_quant_four_rows<Quant, 1>(t, row, c);
+    for (; c + kColumnGroup <= t.columns; c += kColumnGroup) k_quant_four_rows<Quant, kColumnGroup>(t, rows, c);
+    for (; c + 2 <= t.columns; c += 2) k_quant_four_rows<Quant, 2>(t, rows, c);
+    for (; c < t.columns; c++) k_quant_four_rows<Quant, 1>(t, rows, c);
   }
-  for (; row < t.row_end; row++)
+  for (int64_t row = t.row_begin + 4 * groups; row < t.row_end; row++)
     for (int64_t c = 0; c < t.columns; c++) k_quant_row<Quant>(t, row, c);
 }

@@ -65,33 +65,61 @@ inline void prefetch_block(const uint8_t* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + i), _MM_HINT_T0);
 }
 
-// Asks memory for the blocks of later rows while a group of rows is read, block by block: line after line, as they lie
-// in memory, into the second cache, the group and 8 KiB ahead. So every line is asked for once and in order. Without
-// AMX, Intel's are shown a line in eight of what is 32 KiB farther still. Figures: docs/kernels/gemv.md.
-constexpr int64_t kFarther = 32768, kFartherStep = 512;
-inline bool touches_farther() { return kTouchFarther && __builtin_cpu_is("intel"); }
+// Which four rows of a piece are read together, block by block, and how memory is asked for later ones. Intel's
+// processors fetch ahead by themselves, page by page and some twenty lines in each: there every row is taken from
+// another quarter of the piece, so that four pages are read at a time, each in order, and lines are asked for shortly
+// before their turn, into the first cache. Elsewhere the rows are neighbours, and every line is asked for in the order
+// of memory, the four rows and 8 KiB ahead, into the second cache. Figures: docs/kernels/gemv.md.
+inline bool reads_quarters() { return __builtin_cpu_is("intel"); }
 
-template <int ROWS>
+struct FourRows {
+  int64_t first, apart;
+};
+inline FourRows four_rows(const MatmulTask& t, int64_t group, bool quarters) {
+  return quarters ? FourRows{t.row_begin + group, (t.row_end - t.row_begin) / 4} : FourRows{t.row_begin + 4 * group, 1};
+}
+inline void store_four_rows(float* y, FourRows rows, __m128 value) {
+  if (rows.apart == 1) return _mm_storeu_ps(y + rows.first, value);
+  alignas(16) float all[4];
+  _mm_store_ps(all, value);
+  for (int r = 0; r < 4; r++) y[rows.first + r * rows.apart] = all[r];
+}
+
+template <int64_t BLOCK_BYTES>
 class Ahead {
  public:
-  Ahead(const uint8_t* row, int64_t row_bytes, int64_t block_bytes)
-      : next_(row + ROWS * row_bytes + 8192), block_bytes_(block_bytes), farther_(touches_farther()) {}
-  QTENSOR_INLINE void ask() {
-    for (int64_t i = 0; i < ROWS * block_bytes_; i += 64) _mm_prefetch((const char*)(next_ + i), _MM_HINT_T1);
-    if (farther_)
-      for (int64_t i = kFarther; i < kFarther + ROWS * block_bytes_; i += kFartherStep)
-        _mm_prefetch((const char*)(next_ + i), _MM_HINT_T2);
-    next_ += ROWS * block_bytes_;
+  Ahead(const MatmulTask& t, FourRows rows)
+      : quarters_(rows.apart > 1),
+        next_(t.weight + (rows.first + 4) * t.row_bytes + 8192),
+        end_(t.weight + (t.row_begin + rows.apart) * t.row_bytes),
+        over_(3 * rows.apart * t.row_bytes) {}
+  // Call for each block, with where it lies in the four rows.
+  QTENSOR_INLINE void ask(const uint8_t* const* place) {
+    if (!quarters_) {
+      for (int64_t i = 0; i < 4 * BLOCK_BYTES; i += 64) _mm_prefetch((const char*)(next_ + i), _MM_HINT_T1);
+      next_ += 4 * BLOCK_BYTES;
+      return;
+    }
+    // behind the quarter's end the same quarter of the next piece follows
+    const int64_t later = place[0] + kShortly < end_ ? kShortly : kShortly + over_;
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++)
+      for (int64_t i = 0; i < BLOCK_BYTES; i += 64) _mm_prefetch((const char*)(place[r] + later + i), _MM_HINT_T0);
   }
 
  private:
-  const uint8_t* next_;
-  int64_t block_bytes_;
-  bool farther_;
+  static constexpr int64_t kShortly = 2048;
+  bool quarters_;
+  const uint8_t *next_, *end_;
+  int64_t over_;
 };
 
-// The same requests in order, as many bytes of them at a time as the caller has got on: while few products are made
-// between two rows, a burst of requests would stand in the way of the loads.
+// Without AMX, Intel's processors are shown a line in eight of what is 32 KiB farther than what is asked for.
+constexpr int64_t kFarther = 32768, kFartherStep = 512;
+inline bool touches_farther() { return kTouchFarther && __builtin_cpu_is("intel"); }
+
+// Requests in order, as many bytes of them at a time as the caller has got on: while few products are made between two
+// rows, a burst of requests would stand in the way of the loads.
 class AheadInOrder {
  public:
   AheadInOrder(const uint8_t* row, int64_t rows, int64_t row_bytes)

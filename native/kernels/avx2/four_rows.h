@@ -30,16 +30,16 @@ inline __m128i fold_lanes(__m256i rows01, __m256i rows23) {
 }
 
 template <class Quant, int COLUMNS>
-inline void k_quant_four_rows(const MatmulTask& t, int64_t row, int64_t column) {
+inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t column) {
   const int64_t blocks = t.blocks_per_column;
   const uint8_t* place[4];
-  for (int r = 0; r < 4; r++) place[r] = t.weight + (row + r) * t.row_bytes;
-  Ahead<4> ahead(place[0], t.row_bytes, Quant::bytes);
+  for (int r = 0; r < 4; r++) place[r] = t.weight + (rows.first + r * rows.apart) * t.row_bytes;
+  Ahead<Quant::bytes> ahead(t, rows);
   __m128 acc[COLUMNS];
   for (int c = 0; c < COLUMNS; c++) acc[c] = _mm_setzero_ps();
   const BlockQ8K* x = t.blocks + column * blocks;
   for (int64_t b = 0; b < blocks; b++, x++) {
-    ahead.ask();
+    ahead.ask(place);
     TwoHeaders headers[2];
     RowScales scale;
     if constexpr (Quant::has_min) {
@@ -75,5 +75,5 @@ inline void k_quant_four_rows(const MatmulTask& t, int64_t row, int64_t column) 
       acc[c] = _mm_fmadd_ps(f, _mm_set1_ps(xb.d), acc[c]);
     }
   }
-  for (int c = 0; c < COLUMNS; c++) _mm_storeu_ps(t.y + (column + c) * t.y_stride + row, acc[c]);
+  for (int c = 0; c < COLUMNS; c++) store_four_rows(t.y + (column + c) * t.y_stride, rows, acc[c]);
 }

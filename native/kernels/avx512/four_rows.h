@@ -24,18 +24,18 @@ inline void load_activations(const BlockQ8K& x, __m512i (&to)[4]) {
 // Columns share the unpacking of a row. With one or two of them activations are taken apart as the nibbles of 64 bytes
 // are, which saves unpacking and costs nothing while they stay in registers.
 template <class Quant, int COLUMNS>
-inline void k_quant_four_rows(const MatmulTask& t, int64_t row, int64_t column) {
+inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t column) {
   constexpr bool split = COLUMNS <= 2 && Quant::can_split;
   const int64_t blocks = t.blocks_per_column;
   const __m512i zero = _mm512_setzero_si512(), pattern = scale_order<Quant, split>();
   const uint8_t* place[4];
-  for (int r = 0; r < 4; r++) place[r] = t.weight + (row + r) * t.row_bytes;
-  Ahead<4> ahead(place[0], t.row_bytes, Quant::bytes);
+  for (int r = 0; r < 4; r++) place[r] = t.weight + (rows.first + r * rows.apart) * t.row_bytes;
+  Ahead<Quant::bytes> ahead(t, rows);
   __m128 acc[COLUMNS];
   for (int c = 0; c < COLUMNS; c++) acc[c] = _mm_setzero_ps();
   const BlockQ8K* x = t.blocks + column * blocks;
   for (int64_t b = 0; b < blocks; b++, x++) {
-    ahead.ask();
+    ahead.ask(place);
     const FourHeaders h = Quant::headers(place);
     const __m512i second = Quant::has_min ? _mm512_add_epi16(pattern, _mm512_set1_epi16(4)) : pattern;
     __m512i xv[COLUMNS][4], sum[COLUMNS][4];
@@ -74,5 +74,5 @@ inline void k_quant_four_rows(const MatmulTask& t, int64_t row, int64_t column) 
       acc[c] = _mm_fmadd_ps(f, _mm_set1_ps(xb.d), acc[c]);
     }
   }
-  for (int c = 0; c < COLUMNS; c++) _mm_storeu_ps(t.y + (column + c) * t.y_stride + row, acc[c]);
+  for (int c = 0; c < COLUMNS; c++) store_four_rows(t.y + (column + c) * t.y_stride, rows, acc[c]);
 }
