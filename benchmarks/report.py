@@ -87,6 +87,8 @@ def bench(name: str, result: dict[str, Any]) -> str:
     for row in result["first_token"]:
         rows.append([f"first token, {row['cached']:,} cached + {row['tokens']} new, ms", spread(row, "ms"), *empty])
     rows.append(["read bandwidth, GB/s", spread(result, "bandwidth_gb_s"), *empty])
+    if "bandwidth_in_order_gb_s" in result:  # older runs read in order only
+        rows.append(["read in order, GB/s", spread(result, "bandwidth_in_order_gb_s"), *empty])
     rows.append(["byte products, 10^12 operations/s", spread(result, "byte_tops"), *empty])
     theirs = ["", f"{peer['load_s']:.2f}", ""] if peer else [""]
     rows.append(["load, s", f"{result['load_s']:.2f}", *theirs])

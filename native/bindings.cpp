@@ -137,12 +137,15 @@ NB_MODULE(_native, m) {
 
   m.def(
       "read_memory",
-      [](Bytes data) {
+      [](Bytes data, int places) {
+        require(places == 1 || places == 2 || places == 4, "memory is read in 1, 2 or 4 places at a time");
         const nb::gil_scoped_release released;
         const std::lock_guard<std::mutex> lock(engine_mutex());
-        return read_memory(thread_pool(), data.data(), int64_t(data.size()));
+        return read_memory(thread_pool(), data.data(), int64_t(data.size()), places);
       },
-      exact("data"), "Reads every whole cache line once, on all threads; the exclusive or of their 64-bit words.");
+      exact("data"), nb::arg("places") = 1,
+      "Reads every whole cache line once, on all threads, each in so many places at a time; the exclusive or of their "
+      "64-bit words.");
   m.def(
       "multiply_bytes",
       [](int64_t products) {

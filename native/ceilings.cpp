@@ -15,12 +15,13 @@ constexpr int64_t kTasksPerThread = 8;  // so that a thread which was held up le
 
 }  // namespace
 
-uint64_t read_memory(ThreadPool& pool, const uint8_t* data, int64_t bytes) {
+uint64_t read_memory(ThreadPool& pool, const uint8_t* data, int64_t bytes, int places) {
   const KernelTable& table = kernels();
   std::atomic<uint64_t> all{0};
   auto task = [&](int64_t piece, int) {
     const int64_t start = piece * kPiece;
-    all.fetch_xor(table.read_lines(data + start, std::min(kPiece, bytes - start) / kLine), std::memory_order_relaxed);
+    const int64_t lines = std::min(kPiece, bytes - start) / kLine;
+    all.fetch_xor(table.read_lines(data + start, lines, places), std::memory_order_relaxed);
   };
   pool.run((bytes + kPiece - 1) / kPiece, task);
   return all.load();

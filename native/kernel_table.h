@@ -127,8 +127,9 @@ struct KernelTable {
   void (*round_head)(const float* x, int64_t dim, int bits, uint8_t* levels, half* scale);
   void (*attention_bytes)(const ByteAttentionTask&);
 
-  // No operations but ceilings. The exclusive or of the 64-bit words of so many cache lines:
-  uint64_t (*read_lines)(const uint8_t* data, int64_t lines);
+  // No operations but ceilings. The exclusive or of the 64-bit words of so many cache lines, which are read in order
+  // (1), or in 2 or 4 places at a time:
+  uint64_t (*read_lines)(const uint8_t* data, int64_t lines, int places);
   // `rounds` times `peak_products` byte products in registers; `random` holds 4096 bytes.
   int32_t (*byte_peak)(const int8_t* random, int64_t rounds);
   int64_t peak_products;

@@ -53,6 +53,11 @@ TileKernel tile_kernel(const KernelTable& table, Format format) {
                                   : table.matmul_tiles_q6_k;
 }
 
+// A quarter of so many rows is nowhere near a multiple of a page in the usual formats and widths: four rows that are
+// read together, one from each quarter, stay off each other's cache sets. A gated product goes from one weight to the
+// other with each piece, and takes twice as many: docs/kernels/gemv.md.
+constexpr int64_t kFewColumnsRows = 96;
+
 // Rows of one product that one worker computes.
 struct Piece {
   const Product* product;
@@ -63,7 +68,9 @@ std::vector<Piece> plan_pieces(const Matmul& op, int threads, int64_t tile_rows)
   int64_t rows = 0;
   for (const auto& product : op.products) rows += product.weight.rows;
   const int64_t even = std::max<int64_t>(rows / (threads * 8) / 16 * 16, 16);
-  const int64_t grain = std::min<int64_t>(even, tile_rows > 0 ? tile_rows : op.columns > 8 ? 64 : 128);
+  int64_t grain = tile_rows > 0 ? tile_rows : op.columns > 8 ? 64 : kFewColumnsRows;
+  if (op.columns <= 8 && op.combine == Combine::silu_mul) grain = std::max(grain, 2 * kFewColumnsRows);
+  grain = std::min(grain, even);
   std::vector<Piece> plan;
   for (const auto& product : op.products) {
     for (int64_t at = 0; at < product.weight.rows; at += grain)

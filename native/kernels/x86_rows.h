@@ -108,7 +108,7 @@ class Ahead {
   }
 
  private:
-  static constexpr int64_t kShortly = 2048;
+  static constexpr int64_t kShortly = 3072;
   bool quarters_;
   const uint8_t *next_, *end_;
   int64_t over_;

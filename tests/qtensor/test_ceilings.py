@@ -15,16 +15,25 @@ from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
 
 
+@pytest.mark.parametrize("family", backend.available_kernels())
+@pytest.mark.parametrize("places", ceilings.PLACES)
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("size", [64, (1 << 20) + 64, 5 << 20])
-def test_every_line_is_read_once(threads: int, size: int) -> None:
+@pytest.mark.parametrize("size", [64, 7 * 64, (1 << 20) + 64, 5 << 20])
+def test_every_line_is_read_once(size: int, threads: int, places: int, family: str) -> None:
     memory = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    before = backend.threads()
+    before = backend.threads(), backend.kernels()
     backend.set_threads(threads)
+    backend.use_kernels(family)
     try:
-        assert native.read_memory(memory) == np.bitwise_xor.reduce(memory.view(np.uint64))
+        assert native.read_memory(memory, places) == np.bitwise_xor.reduce(memory.view(np.uint64))
     finally:
-        backend.set_threads(before)
+        backend.set_threads(before[0])
+        backend.use_kernels(before[1])
+
+
+def test_other_numbers_of_places_are_refused() -> None:
+    with pytest.raises(OperandError):
+        ceilings.read_bandwidth(np.zeros(1 << 20, np.uint8), 3)
 
 
 @pytest.mark.parametrize("family", backend.available_kernels())

@@ -104,6 +104,7 @@ def table(result: dict[str, Any]) -> list[str]:
     ]
     rows = [["what", "median", "min", "max", "share of ceiling"]]
     rows.append(["read bandwidth, GB/s", *_spread(result, "bandwidth_gb_s"), "-"])
+    rows.append(["read in order, GB/s", *_spread(result, "bandwidth_in_order_gb_s"), "-"])
     rows.append(["byte products, 10^12/s", *_spread(result, "byte_tops", 2), "-"])
     for label, row in _rates(result):
         share = f"{100 * row['roofline']:.0f} %" if "roofline" in row else "-"

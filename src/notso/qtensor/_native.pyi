@@ -41,9 +41,9 @@ def thread_count() -> int:
 def set_thread_count(threads: int) -> None:
     """Replaces the thread pool; waits for running work."""
 
-def read_memory(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
+def read_memory(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], places: int = 1) -> int:
     """
-    Reads every whole cache line once, on all threads; the exclusive or of their 64-bit words.
+    Reads every whole cache line once, on all threads, each in so many places at a time; the exclusive or of their 64-bit words.
     """
 
 def multiply_bytes(products: int) -> int:
