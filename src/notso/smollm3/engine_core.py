@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from notso.smollm3.scheduler import FEW_ROWS, Chunk, Plan, Scheduler
 from notso.smollm3.sequence import Sequence
 from notso.smollm3.speculation import MOST_DRAFTS
 from notso.smollm3.step_costs import StepCosts
+from notso.smollm3.step_totals import StepTotals
 
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class EngineCore:
         self._requests: dict[Sequence, Request] = {}
         self._idle_since = time.monotonic()
         self._prompt_s_per_token = 0.0
-        self._stats = EngineStats()
+        self._totals = StepTotals()
         self._thread = threading.Thread(target=self._run, name="notso-engine", daemon=True)
         self._thread.start()
 
@@ -120,8 +121,8 @@ class EngineCore:
     def stats(self, weights_residency: str) -> EngineStats:
         """Counts at this moment and in all."""
         cache = self.scheduler.cache
-        return replace(
-            self._stats,
+        return EngineStats(
+            **asdict(self._totals),
             running=len(self.scheduler.running) if self._requests else 0,  # else it is read ahead
             waiting=len(self.scheduler.waiting) if self._requests else 0,
             kv_blocks=cache.blocks,
@@ -282,11 +283,8 @@ class EngineCore:
         request.began = request.told = time.perf_counter()
         if request.propose is not None:  # not before: it takes memory, and thousands may wait
             request.proposer = request.propose()
-        self._stats = replace(
-            self._stats,
-            prompt_tokens_total=self._stats.prompt_tokens_total + request.prompt_tokens,
-            cached_tokens_total=self._stats.cached_tokens_total + chunk.sequence.cached,
-        )
+        self._totals.prompt_tokens_total += request.prompt_tokens
+        self._totals.cached_tokens_total += chunk.sequence.cached
         request.generation.write([self._progress(request, chunk.start)])
 
     def _go_on(self, plan: Plan, layer: int) -> bool:
@@ -342,13 +340,9 @@ class EngineCore:
             right += 1
         self.scheduler.advance(chunk, right)
         request.judge(len(chunk.drafts), right)
-        drawn = right + 1
-        self._stats = replace(
-            self._stats,
-            generated_tokens_total=self._stats.generated_tokens_total + drawn,
-            drafted_tokens_total=self._stats.drafted_tokens_total + len(chunk.drafts),
-            accepted_tokens_total=self._stats.accepted_tokens_total + right,
-        )
+        self._totals.generated_tokens_total += right + 1
+        self._totals.drafted_tokens_total += len(chunk.drafts)
+        self._totals.accepted_tokens_total += right
         request.generation.write(events)
         self._end_if_over(request)
 
@@ -404,7 +398,7 @@ class EngineCore:
         reading = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
         if not reading:
             self.costs.observe(plan.rows, seconds)
-            self._stats = replace(self._stats, decode_tokens_per_s=len(plan.chunks) / seconds)
+            self._totals.decode_tokens_per_s = len(plan.chunks) / seconds
             return
         if len(reading) < len(plan.chunks):
             self._pace.observe(plan.rows, seconds)
@@ -412,4 +406,4 @@ class EngineCore:
             return  # takes as long as sixteen would: says nothing of a prompt's pace
         mean = self._prompt_s_per_token
         self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
-        self._stats = replace(self._stats, prefill_tokens_per_s=plan.rows / seconds)
+        self._totals.prefill_tokens_per_s = plan.rows / seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import accumulate, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -89,19 +90,15 @@ class Runner:
             return None
         for chunk in chunks:
             self.cache.settle(chunk)
-        return np.split(step.logits, np.cumsum(wanted)[:-1])
+        return [step.logits[end - count : end] for end, count in zip(accumulate(wanted), wanted, strict=True)]
 
 
 def _fill(step: Step, chunks: Sequence[Chunk], wanted: Sequence[int]) -> None:
-    row = sampled = 0
-    for chunk, count in zip(chunks, wanted, strict=True):
-        rows = slice(row, row + chunk.rows)
-        step.token_ids[rows] = chunk.tokens
-        step.positions[rows] = np.arange(chunk.start, chunk.start + chunk.rows)
-        step.sequences[rows] = _slot(chunk)
-        row += chunk.rows
-        step.sampled_rows[sampled : sampled + count] = np.arange(row - count, row)
-        sampled += count
+    step.token_ids[:] = [token for chunk in chunks for token in chunk.tokens]
+    step.positions[:] = [at for chunk in chunks for at in range(chunk.start, chunk.start + chunk.rows)]
+    step.sequences[:] = [slot for chunk in chunks for slot in repeat(_slot(chunk), chunk.rows)]
+    ends = zip(accumulate(chunk.rows for chunk in chunks), wanted, strict=True)
+    step.sampled_rows[:] = [row for end, count in ends for row in range(end - count, end)]
 
 
 def _slot(chunk: Chunk) -> int:
