@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from notso.smollm3 import Engine, Event, SamplingParams
+from notso.smollm3 import Engine, Event, SamplingParams, kv_cache
 from notso.smollm3.block_files import BlockFiles
 from notso.smollm3.kv_formats import KV_FORMATS, KVFormat
 from notso.smollm3.kv_shelf import LACKING_S
@@ -136,13 +136,16 @@ def test_a_process_that_only_reads_does_not_miss_a_block_for_ever(
         assert answer(second, PROMPT)[1] == len(PROMPT) - 1
 
 
-def test_memory_for_what_is_on_disk_is_there_before_anyone_asks(tmp_path: Path) -> None:
+def test_memory_for_what_is_on_disk_is_there_before_anyone_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_cache, "IDLE_BLOCKS", 0)
     with load(tmp_path) as engine:
-        assert engine._core._shelf is not None and engine._core._shelf.make_ready() is False
+        assert engine._core._shelf is not None and engine._core._shelf.ready_blocks == 0
         answer(engine, PROMPT)
     with load(tmp_path) as engine:
         until = time.monotonic() + 60
-        while not engine._core.idle_work._is_ready and time.monotonic() < until:
+        while not engine._core.idle_work._has_memory and time.monotonic() < until:
             time.sleep(0.01)
         assert engine._runner.cache._touched == 5  # six files
         assert answer(engine, PROMPT)[1] == len(PROMPT) - 1

@@ -32,6 +32,10 @@ PROBE_BYTES = 1 << 30
 PROBE_READS = 3  # the first also brings the pages in; the best of them is the ceiling
 SETTLE_SECONDS = 120.0
 
+CALM_SECONDS = 3.0
+"""After the probe's memory is given back: a virtual machine may tell its host some seconds later, which costs a step or
+two a tenth of a second."""
+
 METHOD = (
     "random prompts; greedy answers, timed token by token as a reader gets them; depth from copies of one block that "
     "was read; everything measured in turns, medians count"
@@ -235,6 +239,8 @@ class _Rounds:
         self.in_order.values.append(best[1])
         self.bandwidth.values.append(max(best.values()))
         self.products.values.append(2 * ceilings.byte_products() / 1e12)
+        del buffer
+        time.sleep(CALM_SECONDS)
 
     def _measure(self, task: Task) -> None:
         seconds = self._meter.measure(task)

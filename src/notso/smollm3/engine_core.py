@@ -227,7 +227,7 @@ class EngineCore:
         if logits is None:
             return  # nobody wants it any more
         self._count(plan, time.perf_counter() - started)
-        self.runner.cache.touch_ahead(max(chunk.sequence.blocks[-1] for chunk in plan.chunks))
+        self.runner.cache.touch_ahead(max(chunk.sequence.blocks[-1] for chunk in plan.chunks), plan.rows)
         for chunk, rows in zip(plan.chunks, logits, strict=True):
             request = self._requests[chunk.sequence]
             try:

@@ -10,37 +10,40 @@ from notso.smollm3.next_turn import NextTurns
 from notso.smollm3.runner import Runner
 from notso.smollm3.scheduler import Plan, Scheduler
 
-SHELF_S = 0.005
-"""Finished conversations go to the disk a block at a time: so often when idle."""
+TICK_S = 0.005
+"""Memory is had a little, and finished conversations go to the disk a block at a time: so often when idle."""
 
 LONGEST_NAP_S = 60.0
 
 
 class IdleWork:
-    """Memory for what is on the shelf, and the beginnings of next turns. The engine's thread calls, but for
-    `disturb`, which any may."""
+    """Memory for what comes next, and the beginnings of next turns. The engine's thread calls, but for `disturb`, which
+    any may."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, shelf: KVShelf | None) -> None:
+        self._cache = runner.cache
         self._shelf = shelf
-        self._is_ready = shelf is None  # the cache's memory, for what is on the shelf
+        self._has_memory = False
         self._quiet_since = time.monotonic()
         self.next_turns = NextTurns(runner, scheduler, shelf)
 
     def disturb(self) -> None:
         """Somebody asks for something, or an answer has ended."""
         self._quiet_since = time.monotonic()
+        self._has_memory = False
 
     def nap_s(self, is_idle: bool) -> float:
         """For how long there is nothing to do, unless somebody comes."""
         nap = LONGEST_NAP_S
-        if self._shelf is not None and (self._shelf.has_work or (is_idle and not self._is_ready)):
-            nap = SHELF_S
+        if (is_idle and not self._has_memory) or (self._shelf is not None and self._shelf.has_work):
+            nap = TICK_S
         return min(nap, self.next_turns.due_s(self._quiet_s)) if is_idle else nap
 
     def work(self, bring_back: Callable[[Plan], None], go_on: Callable[[], bool]) -> None:
         """A little, when nothing waits or runs; see `NextTurns.read`."""
-        if self._shelf is not None:
-            self._is_ready = not self._shelf.make_ready()
+        if not self._has_memory:
+            blocks = 0 if self._shelf is None else self._shelf.ready_blocks
+            self._has_memory = not self._cache.touch_idle(blocks)
         if not self.next_turns.due_s(self._quiet_s):
             self.next_turns.read(bring_back, go_on)
 

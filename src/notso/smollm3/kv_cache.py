@@ -19,9 +19,15 @@ from notso.smollm3.prefix_cache import OutOfBlocksError
 from notso.smollm3.scheduler import Chunk
 
 AHEAD_BLOCKS = 4
-LAYERS_AT_ONCE = 6
-"""Fresh memory is asked for so early, and for so many layers between two steps: a large page costs milliseconds, and
-without this all layers would want theirs in the same step."""
+MOST_LAYERS = 6
+"""Fresh memory is asked for so early, and for no more layers than so between two steps: a large page costs
+milliseconds, and without this all layers would want theirs in the same step."""
+
+IDLE_BLOCKS = 32
+"""While nobody asks, for so many: what the answers to come will want, all at once if they begin together."""
+
+IDLE_LAYERS = 2
+"""In so many layers at a time: somebody may ask at any moment."""
 
 Table = npt.NDArray[np.int32]
 
@@ -59,6 +65,7 @@ class KVCache:
         self._recent_pools = _companion_pools(config, recent_blocks or self.blocks) if self._is_small else []
         self._recent_table: Table = np.full((max_num_seqs, tiles), -1, np.int32)
         self._companions: dict[int, int] = {}
+        self._used = -1  # the last block that was
         self._touched = -1  # up to this block there is memory, and for the next in so many layers
         self._touched_layers = 0
         self._free = list(range(recent_blocks or self.blocks)) if self._is_small else []
@@ -97,29 +104,30 @@ class KVCache:
         for block in chunk.sequence.blocks[max(first, 1) : end]:
             self.forget(block)
 
-    def touch_ahead(self, block: int) -> None:
-        """`block` is in use by now: have memory where the next ones will lie, in a few layers at a time."""
-        if self._touched < min(block + AHEAD_BLOCKS, self.blocks - 1):
-            self._touched = max(self._touched, block)
-            self._touch_layers()
+    def touch_ahead(self, block: int, rows: int) -> None:
+        """A step of `rows` rows is done, and `block` in use by now: have memory where the next ones will lie, in as
+        many layers as keep up with such steps."""
+        self._used = max(self._used, block)
+        self._touched = max(self._touched, block)
+        layers = -(-rows * len(self.pools) // ops.TILE_POSITIONS)
+        self._touch(block + AHEAD_BLOCKS, min(layers, MOST_LAYERS))
 
-    def touch_more(self, blocks: int) -> bool:
-        """Have memory for the first `blocks` blocks, in a few layers at a time: they will be wanted at once. False if
-        it is all there."""
-        if self._touched >= min(blocks, self.blocks) - 1:
+    def touch_idle(self, blocks: int = 0) -> bool:
+        """Nobody asks: have a little more memory, for some blocks beyond those in use, or for the first `blocks` if
+        that is more. False if it is all there."""
+        return self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
+
+    def _touch(self, last: int, layers: int) -> bool:
+        if self._touched >= min(last, self.blocks - 1):
             return False
-        self._touch_layers()
-        return True
-
-    def _touch_layers(self) -> None:
-        following = min(self._touched + 1, self.blocks - 1)
-        first = self._touched_layers
-        for pool in self.pools[first : first + LAYERS_AT_ONCE]:
+        first, following = self._touched_layers, self._touched + 1
+        for pool in self.pools[first : first + layers]:
             for at in (0, -1):
                 pool.data[following, at] |= 0  # written, though with what is there
-        self._touched_layers += LAYERS_AT_ONCE
+        self._touched_layers += layers
         if self._touched_layers >= len(self.pools):
             self._touched, self._touched_layers = following, 0
+        return True
 
     def can_be_cut(self, block: int) -> bool:
         """Whether a part of the block's content can be used without the rest."""

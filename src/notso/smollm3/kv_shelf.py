@@ -104,10 +104,10 @@ class KVShelf:
                 break
             self._files.expect(key)
 
-    def make_ready(self) -> bool:
-        """When there is nothing to do: have a little more memory for what may come back from the disk, since fresh
-        memory can take longer than reading does. False once there is enough."""
-        return self._cache.touch_more(min(self._files.blocks, READY_BLOCKS))
+    @property
+    def ready_blocks(self) -> int:
+        """For how many blocks memory should be there: fresh memory can take longer than reading from the disk does."""
+        return min(self._files.blocks, READY_BLOCKS)
 
     def read_all(self, restores: list[Restore]) -> list[bool]:
         """Bring blocks back into their places, several at a time; False for each that is not there after all.

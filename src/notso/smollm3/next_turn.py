@@ -100,7 +100,7 @@ class NextTurns:
                 chunk.samples = False
             if plan.chunks and self._runner.run(plan.chunks, lambda _: go_on(), once=True) is not None:
                 self._scheduler.advance(plan.chunks[0])
-                self._runner.cache.touch_ahead(sequence.blocks[-1])
+                self._runner.cache.touch_ahead(sequence.blocks[-1], plan.rows)
                 note.tries = 0
             if not sequence.pending and self._shelf is not None:
                 self._shelf.offer(sequence)
