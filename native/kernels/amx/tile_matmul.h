@@ -157,8 +157,9 @@ struct Pending {
   bool first = false;    // there is nothing in acc yet
 };
 
-// The float step for rows [from, from + 4) of a finished step of COLUMN_TILES tiles.
-template <class Planes, int COLUMN_TILES>
+// The float step for rows [from, from + 4) of a finished step of COLUMN_TILES tiles. In acc rows and column tiles are
+// so many floats apart.
+template <class Planes, int COLUMN_TILES, int64_t ROWS_APART = 16, int64_t TILES_APART = 256>
 inline __attribute__((always_inline)) void float_step(const Pending& due, int from) {
   __m512 dx[COLUMN_TILES];
   for (int t = 0; t < COLUMN_TILES; t++) dx[t] = _mm512_load_ps(due.columns[t].d);
@@ -170,7 +171,7 @@ inline __attribute__((always_inline)) void float_step(const Pending& due, int fr
       const __m512i sum = _mm512_add_epi32(_mm512_slli_epi32(high, Planes::shift), low);
       __m512 f = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), d);
       if (Planes::has_min) f = _mm512_fnmadd_ps(_mm512_load_ps(due.mins[t][r]), _mm512_set1_ps(due.rows->dmin[r]), f);
-      float* at = due.acc + (t * 16 + r) * 16;
+      float* at = due.acc + t * TILES_APART + r * ROWS_APART;
       _mm512_store_ps(at, _mm512_fmadd_ps(f, dx[t], due.first ? _mm512_setzero_ps() : _mm512_load_ps(at)));
     }
   }
@@ -293,11 +294,11 @@ inline __attribute__((always_inline)) void panel_step(const RowTile& rows, const
 }
 #undef QTENSOR_HIGH_PRODUCT
 
-// Four rows of one block, of sixteen that begin at `weight`.
+// Four rows of one block, the first of them at `weight`, to rows [row, row + 4).
 template <class Planes>
 inline __attribute__((always_inline)) void unpack_four(const uint8_t* weight, int64_t row_bytes, int row, RowTile& to) {
   const uint8_t* place[4];
-  for (int r = 0; r < 4; r++) place[r] = weight + (row + r) * row_bytes;
+  for (int r = 0; r < 4; r++) place[r] = weight + r * row_bytes;
   Planes::unpack(place, to, row);
 }
 
@@ -346,8 +347,8 @@ inline void panel_product(const TileTask& t, int64_t row, int row_tiles, RowTile
       const int count = row_tiles - first < kGroupTiles ? row_tiles - first : kGroupTiles;
       for (int tile = 0; tile < count; tile++)
         for (int r = 0; r < 16; r += 4)
-          unpack_four<Planes>(t.weight + (row + 16 * (first + tile)) * t.row_bytes + b * Planes::bytes, t.row_bytes, r,
-                              group[tile]);
+          unpack_four<Planes>(t.weight + (row + 16 * (first + tile) + r) * t.row_bytes + b * Planes::bytes, t.row_bytes,
+                              r, group[tile]);
       float* const mine = acc + first * rounded * 512;
       group_product<Planes>(group, count, columns, pairs, b == 0, sums, mine, ask);
       if (pairs < rounded)
@@ -361,85 +362,85 @@ inline void panel_product(const TileTask& t, int64_t row, int row_tiles, RowTile
       for (int64_t c = 0; c < tiles; c++)
         for (int tile = 0; tile < count; tile++) {
           const int64_t left = t.columns - 16 * c;
-          store_columns(mine + (c / 2 * count + tile) * 512 + c % 2 * 256,
-                        t.y + 16 * c * t.y_stride + row + 16 * (first + tile), t.y_stride, left < 16 ? left : 16,
-                        t.past_cache);
+          const float* const from = mine + (c / 2 * count + tile) * 512 + c % 2 * 256;
+          store_columns([&](int64_t i) { return from + 16 * i; }, t.y + 16 * c * t.y_stride + row + 16 * (first + tile),
+                        t.y_stride, left < 16 ? left : 16, t.past_cache);
         }
     }
   }
 }
 
 // Few columns: unpacking takes longer than the products, so the block after the one at hand is unpacked between them,
-// and the float step of the step before is done there too. Sixteen rows go through all blocks, then the next sixteen,
-// without a pause between: acc and the unpacked rows are there twice.
+// and the float step of the step before is done there too, without a pause between one tile of rows and the next: the
+// unpacked rows are there twice.
+//
+// The sixteen rows of a tile come from sixteen equal parts of a panel, a row of each, then the next row of each. So
+// memory is read in sixteen places at a time, each in order, and asked for a little early: see Ahead in x86_rows.h.
+constexpr int64_t kFewShortly = 2048;
 constexpr int kFewTiles = 4;
-constexpr int64_t kFewFarther = 65536, kFewFartherStep = 256;  // a line in four is shown long before its turn
+constexpr int64_t kFewRowsApart = 16 * kPanelTiles, kFewTilesApart = 16 * kFewRowsApart;  // in acc: [part][row][column]
 
 template <class Planes, int TILES>
 inline void few_columns(const TileTask& t, RowTile* unpacked, StepSums* sums, float* acc) {
-  constexpr int kSteps = (TILES + 1) / 2, kAcc = 256 * TILES;
+  constexpr int kSteps = (TILES + 1) / 2;
   const auto* const packed = reinterpret_cast<const PackedBlock*>(t.packed);
-  const uint8_t* ahead = t.weight + (t.row_begin + 16) * t.row_bytes + 8192;
+  const int64_t part_rows = (t.row_end - t.row_begin) / 16, part_bytes = part_rows * t.row_bytes;
+  const uint8_t* const weight = t.weight + t.row_begin * t.row_bytes;
   // With one column tile half of a StepSums is unused: the second one lies in its gaps, and less of L1 is wanted.
   constexpr int64_t kApart = TILES == 1 ? int64_t(sizeof sums->high[0]) : int64_t(sizeof *sums);
   const auto sums_at = [&](int i) -> StepSums& {
     return *reinterpret_cast<StepSums*>(reinterpret_cast<uint8_t*>(sums) + i * kApart);
   };
   Pending due;
-  int turn = 0, item = 0, acc_turn = 0;
-  for (int r = 0; r < 16; r += 4)
-    unpack_four<Planes>(t.weight + t.row_begin * t.row_bytes, t.row_bytes, r, unpacked[0]);
-  const auto store = [&](int64_t row, const float* from) {
-    for (int c = 0; c < TILES; c++) {
-      const int64_t left = t.columns - 16 * c;
-      store_columns(from + 256 * c, t.y + 16 * c * t.y_stride + row, t.y_stride, left < 16 ? left : 16, t.past_cache);
-    }
+  const auto finish = [&](bool half, int from) __attribute__((always_inline)) {
+    if (half)
+      float_step<Planes, 1, kFewRowsApart, kFewTilesApart>(due, from);
+    else
+      float_step<Planes, 2, kFewRowsApart, kFewTilesApart>(due, from);
   };
-  for (int64_t row = t.row_begin; row < t.row_end; row += 16, acc_turn ^= 1)
+  int turn = 0, item = 0;
+  for (int r = 0; r < 16; r += 4) unpack_four<Planes>(weight + r * part_bytes, part_bytes, r, unpacked[0]);
+  for (int64_t row = 0; row < part_rows; row++)
     for (int64_t b = 0; b < t.blocks; b++, item ^= 1) {
-      const bool ends = b + 1 == t.blocks, more = !ends || row + 16 < t.row_end;
-      const uint8_t* const next = t.weight + (ends ? row + 16 : row) * t.row_bytes + (ends ? 0 : b + 1) * Planes::bytes;
+      const bool ends = b + 1 == t.blocks, more = !ends || row + 1 < part_rows;
+      const uint8_t* const next = weight + (ends ? row + 1 : row) * t.row_bytes + (ends ? 0 : b + 1) * Planes::bytes;
+      // behind a part's end the same part of the next panel follows
+      const int64_t later = kFewShortly + (next + kFewShortly < weight + part_bytes ? 0 : 15 * part_bytes);
       RowTile &mine = unpacked[item], &other = unpacked[item ^ 1];
       const PackedBlock* const columns = packed + b * TILES;
 #pragma GCC unroll 2
       for (int step = 0; step < kSteps; step++) {
         // What is due may still need the scales in `other`, so its rows come before those that are unpacked there.
         const auto shade = [&](int part) __attribute__((always_inline)) {
-          if (due.sums != nullptr) {
-            if (TILES % 2 == 1 && step == 0)
-              float_step<Planes, 1>(due, 4 * part);
-            else
-              float_step<Planes, 2>(due, 4 * part);
-          }
+          if (due.sums != nullptr) finish(TILES % 2 == 1 && step == 0, 4 * part);
+          const int four = (4 * step + part) / kSteps * 4;
           if (more && (4 * step + part) % kSteps == 0) {
-            for (int64_t i = 0; i < 4 * Planes::bytes; i += 64) _mm_prefetch((const char*)(ahead + i), _MM_HINT_T1);
-            for (int64_t i = kFewFarther; i < kFewFarther + 4 * Planes::bytes; i += kFewFartherStep)
-              _mm_prefetch((const char*)(ahead + i), _MM_HINT_T2);
-            ahead += 4 * Planes::bytes;
-            if (row == t.row_begin)  // nobody asked for these
-              for (int r = 0; r < 4; r++)
-                prefetch_block(next + ((4 * step + part) / kSteps * 4 + r) * t.row_bytes + 3 * Planes::bytes,
-                               Planes::bytes);
-            unpack_four<Planes>(next, t.row_bytes, (4 * step + part) / kSteps * 4, other);
+            for (int r = 0; r < 4; r++)
+              for (int64_t i = 0; i < Planes::bytes; i += 64)
+                _mm_prefetch((const char*)(next + (four + r) * part_bytes + later + i), _MM_HINT_T1);
+            unpack_four<Planes>(next + four * part_bytes, part_bytes, four, other);
           }
         };
         if (2 * step + 2 <= TILES)
           tile_step<Planes, 2>(mine, columns + 2 * step, sums_at(turn), shade);
         else
           tile_step<Planes, 1>(mine, columns + 2 * step, sums_at(turn), shade);
-        if (step == 0 && b == 0 && row > t.row_begin) store(row - 16, acc + (acc_turn ^ 1) * kAcc);
-        due = {&sums_at(turn), sums_at(turn).mins, &mine, columns + 2 * step, acc + acc_turn * kAcc + 512 * step,
-               b == 0};
+        float* const at = acc + 2 * step * kFewTilesApart + 16 * row;
+        due = {&sums_at(turn), sums_at(turn).mins, &mine, columns + 2 * step, at, b == 0};
         turn ^= 1;
       }
     }
-  for (int from = 0; from < 16; from += 4) {
-    if (TILES % 2 == 1)
-      float_step<Planes, 1>(due, from);
-    else
-      float_step<Planes, 2>(due, from);
+  for (int from = 0; from < 16; from += 4) finish(TILES % 2 == 1, from);
+  for (int c = 0; c < TILES; c++) {
+    const int64_t left = t.columns - 16 * c;
+    float* const y = t.y + 16 * c * t.y_stride + t.row_begin;
+    for (int64_t first = 0; first < 16 * part_rows; first += 16) {
+      const auto row_at = [&](int64_t i) {
+        return acc + c * kFewTilesApart + (first + i) / part_rows * kFewRowsApart + (first + i) % part_rows * 16;
+      };
+      store_columns(row_at, y + first, t.y_stride, left < 16 ? left : 16, t.past_cache);
+    }
   }
-  store(t.row_end - 16, acc + (acc_turn ^ 1) * kAcc);
 }
 
 template <class Planes>
@@ -451,24 +452,26 @@ inline void matmul_tiles(const TileTask& t) {
   if (Planes::has_min)  // the halves of mins that stay zero
     for (int i = 0; i < kGroupTiles; i++) __builtin_memset(unpacked[i].mins, 0, sizeof unpacked[i].mins);
   configure_tiles();
-  switch ((t.columns + 15) / 16) {
-    case 1:
-      few_columns<Planes, 1>(t, unpacked, sums, acc);
-      break;
-    case 2:
-      few_columns<Planes, 2>(t, unpacked, sums, acc);
-      break;
-    case 3:
-      few_columns<Planes, 3>(t, unpacked, sums, acc);
-      break;
-    case kFewTiles:
-      few_columns<Planes, 4>(t, unpacked, sums, acc);
-      break;
-    default:
-      for (int64_t row = t.row_begin; row < t.row_end; row += 16 * kPanelTiles) {
-        const int64_t left = (t.row_end - row) / 16;
-        panel_product<Planes>(t, row, int(left < kPanelTiles ? left : kPanelTiles), unpacked, sums, acc);
-      }
+  for (int64_t row = t.row_begin; row < t.row_end; row += 16 * kPanelTiles) {
+    TileTask panel = t;
+    panel.row_begin = row;
+    panel.row_end = t.row_end - row < 16 * kPanelTiles ? t.row_end : row + 16 * kPanelTiles;
+    switch ((t.columns + 15) / 16) {
+      case 1:
+        few_columns<Planes, 1>(panel, unpacked, sums, acc);
+        break;
+      case 2:
+        few_columns<Planes, 2>(panel, unpacked, sums, acc);
+        break;
+      case 3:
+        few_columns<Planes, 3>(panel, unpacked, sums, acc);
+        break;
+      case kFewTiles:
+        few_columns<Planes, 4>(panel, unpacked, sums, acc);
+        break;
+      default:
+        panel_product<Planes>(t, row, int((panel.row_end - row) / 16), unpacked, sums, acc);
+    }
   }
   _mm_sfence();
   _tile_release();

@@ -27,10 +27,11 @@ inline void transpose16(__m512i (&r)[16]) {
   }
 }
 
-// acc[row][column] of sixteen rows to y, whose columns are y_stride apart.
-inline void store_columns(const float* acc, float* y, int64_t y_stride, int64_t columns, bool past_cache) {
+// Sixteen rows, each of sixteen columns at row_at(its number), to y, whose columns are y_stride apart.
+template <class RowAt>
+inline void store_columns(RowAt row_at, float* y, int64_t y_stride, int64_t columns, bool past_cache) {
   __m512i r[16];
-  for (int i = 0; i < 16; i++) r[i] = _mm512_load_si512(acc + 16 * i);
+  for (int i = 0; i < 16; i++) r[i] = _mm512_load_si512(row_at(i));
   transpose16(r);
   for (int64_t c = 0; c < columns; c++) {
     if (past_cache)
