@@ -8,6 +8,8 @@ and what memory long contexts take.
 - turn: from asking for the second turn to its first token, for 1, 16 and 64 new tokens, beside a decode step.
 - next-turn: the same for a conversation of messages whose answer has ended, with and without thoughts before it: a
   second question of eight words, asked at once and after a second in which the engine could read ahead.
+- typed: the same for second questions of 8 and of 200 words, asked at once and a second or two after the engine was
+  told of them, as it is while they are typed.
 - restore: 8,192 tokens of conversation, written by one process, come back in others, from the page cache and from the
   disk, beside reading the files and nothing else.
 - memory-64k, memory-128k: resident memory with the whole context filled, in k8v4 and k4v3.
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -44,6 +47,9 @@ PAUSE_S = 1.0
 QUESTION = "And what should I do about it now?"
 SENTENCE = "The sea is wide and cold. "
 QUESTION_TOKENS = 128
+TYPED = ((8, 0.0), (8, PAUSE_S), (200, 0.0), (200, PAUSE_S), (200, 2 * PAUSE_S))
+"""Words, and how long before they are sent the engine is told of them (0: not at all)."""
+VOCABULARY = ["sea", "wide", "cold", "land", "fish", "ship", "wind", "rain", "stone", "river", "bird", "sand"]
 KEPT_TOKENS = 8192
 SETTLE_SECONDS = 120.0
 BLOCK_TOKENS = 128
@@ -142,17 +148,55 @@ def next_turn(file: Path, repeats: int = 2) -> Figures:
         return about(engine) | {"step_ms": milliseconds(statistics.median(steps)), "turns": rows, "repeats": repeats}
 
 
+def typed(file: Path, repeats: int = 3) -> Figures:
+    """First tokens of second turns whose words the engine was told of while they were typed, or not."""
+    rows, steps, words = [], list[float](), random.Random(1)
+    with load(file, 2048) as engine:
+        meter = EngineMeter(engine, seed=1)
+        for thinks in (False, True):
+            history = begun(engine, meter, thinks)
+            time.sleep(PAUSE_S)
+            for count, pause_s in TYPED:
+                timed = []
+                for _ in range(repeats + 1):
+                    draft = [*history, Message("user", " ".join(words.choices(VOCABULARY, k=count)))]
+                    if pause_s:
+                        engine.read_ahead(draft, thinking=thinks)
+                        time.sleep(pause_s)
+                    timed.append(answered(engine, meter, draft, thinks))
+                del timed[0]  # brings pages and recorded steps in
+                new = [usage.prompt_tokens - usage.cached_tokens for usage, _, _ in timed]
+                firsts = [first for _, first, _ in timed]
+                steps += [step for _, _, step in timed]
+                rows.append(
+                    {"thinks": thinks, "words": count, "pause_s": pause_s, "new_tokens": statistics.median(new)}
+                    | {"ms": milliseconds(statistics.median(firsts))}
+                    | {"ms_min": milliseconds(min(firsts)), "ms_max": milliseconds(max(firsts))}
+                )
+        return about(engine) | {"step_ms": milliseconds(statistics.median(steps)), "turns": rows, "repeats": repeats}
+
+
 def conversation(engine: Engine, meter: EngineMeter, pause_s: float, thinks: bool) -> tuple[Usage, float, float]:
     """What the second turn read, seconds to its first token, and seconds of a decode step of it."""
+    history = begun(engine, meter, thinks)
+    time.sleep(pause_s)
+    return answered(engine, meter, [*history, Message("user", QUESTION)], thinks)
+
+
+def begun(engine: Engine, meter: EngineMeter, thinks: bool) -> list[Message]:
+    """A question and its answer."""
     thought = f"<think>\n{SENTENCE}\n</think>\n" if thinks else ""
     said = engine.tokenize(f"{thought}{6 * SENTENCE}<|im_end|>", special=True)
     question = Message("user", engine.detokenize(meter.draw(QUESTION_TOKENS)))
     with mock.patch.object(request_writer, "Sampler", lambda *_: Scripted(said)):
         events = list(engine.generate([question], SamplingParams(max_tokens=len(said)), thinking=thinks))
-    answer = Message("assistant", "".join(event.text for event in events if event.kind == "text"))
-    time.sleep(pause_s)
+    return [question, Message("assistant", "".join(event.text for event in events if event.kind == "text"))]
+
+
+def answered(engine: Engine, meter: EngineMeter, messages: list[Message], thinks: bool) -> tuple[Usage, float, float]:
+    """What a turn read, seconds to its first token, and seconds of a decode step of it."""
     asked = time.perf_counter()
-    watch = AnswerWatch(engine.submit([question, answer, Message("user", QUESTION)], meter.params(4), thinking=thinks))
+    watch = AnswerWatch(engine.submit(messages, meter.params(4), thinking=thinks))
     watch.finish()
     return watch.usage, watch.times[0] - asked, statistics.median(watch.steps)
 
@@ -316,7 +360,7 @@ def child_seconds() -> float:
     return times.children_user + times.children_system
 
 
-PARTS = ("gap", "turn", "next-turn", "restore", *MEMORY_PARTS)
+PARTS = ("gap", "turn", "next-turn", "typed", "restore", *MEMORY_PARTS)
 
 
 def run_part(file: Path, part: str, folder: str) -> Figures:
@@ -327,7 +371,7 @@ def run_part(file: Path, part: str, folder: str) -> Figures:
         return restore_write(file, folder)
     if part == "restore-read":
         return restore_read(file, folder)
-    return {"gap": gap, "turn": turn, "next-turn": next_turn, "restore": restore}[part](file)
+    return {"gap": gap, "turn": turn, "next-turn": next_turn, "typed": typed, "restore": restore}[part](file)
 
 
 def run_alone(file: Path, part: str, folder: str = "") -> Figures:

@@ -220,6 +220,16 @@ def next_turn_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def typed_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("decode step in the second turn, ms", f"{it['step_ms']:.0f}")]
+    for row in it["turns"]:
+        told = f"read while typed, {row['pause_s']:.0f} s before" if row["pause_s"] else "not read while typed"
+        answer = "thoughts and an answer" if row["thinks"] else "an answer"
+        label = f"first token of {row['words']} words after {answer}, {told} ({row['new_tokens']} new), ms"
+        rows.append((label, spread(row, "ms")))
+    return rows
+
+
 def restore_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for row in it["rows"]:
@@ -241,6 +251,7 @@ CHATS = {
     "gap": gap_rows,
     "turn": turn_rows,
     "next-turn": next_turn_rows,
+    "typed": typed_rows,
     "restore": restore_rows,
     "memory-64k": memory_rows,
     "memory-128k": memory_rows,

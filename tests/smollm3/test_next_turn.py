@@ -14,19 +14,34 @@ from typing import Any
 import pytest
 from scripted_tokens import scripted
 from smollm3.held_engine import held
+from smollm3.two_turns import (
+    GREEDY,
+    QUESTION,
+    SAID,
+    SHORT,
+    TOOLS,
+    before_words,
+    counted,
+    load,
+    second_turn,
+    told,
+    until,
+    wait,
+)
 
-from notso.smollm3 import Engine, Event, Grammar, Message, SamplingParams, Tool, next_turn
+from notso.smollm3 import (
+    Engine,
+    Grammar,
+    Message,
+    SamplingParams,
+    next_turn,
+)
 from notso.smollm3.kv_formats import KV_FORMATS, KVFormat
-from notso.smollm3.prefix_cache import PrefixCache, block_key, common_length
+from notso.smollm3.prefix_cache import PrefixCache, block_key
 
 DAY_LONG = 86_400.0
-QUESTION = Message("user", "Tell me about the sea, and all that lives in it. " * 12)
-SHORT = Message("user", "Hello!")
 THOUGHT = "They ask about the sea. " * 30
-SAID = "The sea is wide, deep and cold, and its fish are many. " * 20
-GREEDY = SamplingParams(max_tokens=24, temperature=0)
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the sea"}}\n</tool_call>'
-TOOLS: list[Tool] = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 
 Ask = Callable[..., Message]
 
@@ -48,40 +63,6 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
             return told(list(engine.generate(messages, params, **options)))
 
     return ask
-
-
-def told(events: list[Event]) -> Message:
-    calls = tuple(event.tool_call for event in events if event.tool_call is not None)
-    text = {kind: "".join(event.text for event in events if event.kind == kind) for kind in ("text", "reasoning")}
-    return Message("assistant", text["text"], text["reasoning"], calls)
-
-
-def wait(engine: Engine) -> None:
-    until(lambda: not engine._core.idle_work.next_turns._notes)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def load(kv: KVFormat = "k8v8", context: int = 2048, folder: Path | None = None) -> Engine:
-    return Engine.load(context_tokens=context, kv=kv, cache_dir=folder, speculation=False)
-
-
-def before_words(engine: Engine, messages: Sequence[Message], **options: Any) -> int:
-    """Tokens of every prompt that goes on with a person's words."""
-    a, b = (engine.encode_chat([*messages, Message("user", words)], **options) for words in ("And?", "1 or 2?"))
-    return common_length(a, b)
-
-
-def second_turn(engine: Engine, messages: Sequence[Message], **options: Any) -> tuple[list[Event], int]:
-    events = list(engine.generate([*messages, Message("user", "And the land?")], GREEDY, **options))
-    usage = events[-2].usage
-    assert usage is not None
-    return [event for event in events if event.kind not in ("progress", "queued", "usage")], usage.cached_tokens
 
 
 # ---------------------------------------------------------------- what is found
@@ -363,18 +344,6 @@ def test_chats_side_by_side_say_what_each_says_alone(
     for number, history in enumerate(together):
         with Engine.load(context_tokens=1024, kv=kv) as engine:
             assert chat(engine, number, 0.0) == history
-
-
-def counted(engine: Engine) -> list[int]:
-    """A list that gets an entry with every step that reads ahead."""
-    reads, run = list[int](), engine._core.runner.run
-
-    def counting(chunks: Any, go_on: Any, *, once: bool = False) -> Any:
-        reads.extend([1] * once)
-        return run(chunks, go_on, once=once)
-
-    engine._core.runner.run = counting  # type: ignore[method-assign]
-    return reads
 
 
 # ---------------------------------------------------------------- blocks

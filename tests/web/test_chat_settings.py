@@ -26,6 +26,7 @@ GOOD = {
     "keep_thinking": [("on", True), ("off", False)],
     "raw_questions": [("on", True), ("off", False)],
     "titles": [("on", True), ("off", False)],
+    "read_ahead": [("on", True), ("off", False)],
     "when_full": [("stop", "stop"), ("drop_oldest", "drop_oldest")],
     "tools": [("clock", "clock"), (" clock  files__read clock ", "clock files__read"), ("none", "none")],
 }
@@ -41,6 +42,7 @@ BAD = {
     "keep_thinking": ["yes", "true"],
     "raw_questions": ["yes", "true"],
     "titles": ["yes", "true"],
+    "read_ahead": ["yes", "true"],
     "when_full": ["explode"],
     "tools": ["a,b", "<b>", "x" * 5000],
 }

@@ -217,6 +217,18 @@ def test_counting_and_estimating(engine: ChatEngine) -> None:
     assert estimate.seconds is None or estimate.seconds >= 0
 
 
+def test_a_draft_can_be_told_of_ahead(engine: ChatEngine) -> None:
+    options: dict[str, Any] = {"thinking": False, "date": date(2025, 7, 8), "when_full": "drop_oldest"}
+    before = list(engine.submit(QUESTION, GREEDY, **options).events())
+    engine.read_ahead(QUESTION, GREEDY, **options)
+    engine.read_ahead((*QUESTION, Message("assistant", "75"), Message("user", "And")), GREEDY, **options)
+    assert text(list(engine.submit(QUESTION, GREEDY, **options).events()), "text") == text(before, "text")
+    answered = (*QUESTION, Message("assistant", "75"))
+    for messages, wrong in (((), {}), (answered, {}), (QUESTION, {"owner": "\ud800"}), (QUESTION, {"when_full": "x"})):
+        with pytest.raises(NotsoError):
+            engine.read_ahead(messages, GREEDY, **wrong)  # type: ignore[arg-type]
+
+
 def test_who_hears_of_the_end_finds_the_place_free(engine: ChatEngine) -> None:
     ended(engine.submit(QUESTION, GREEDY))
     heard = threading.Event()

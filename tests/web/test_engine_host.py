@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from notso.smollm3 import ModelFileError
+from notso.web.ids import new_id
 from notso.web.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
@@ -104,6 +105,54 @@ def test_stop_reaches_a_question_that_waits_for_the_model(start: Start) -> None:
     gate.set()
     server.ready()
     assert engine.requests == []
+
+
+def test_what_is_typed_is_read_ahead_as_it_will_be_sent(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("one two three"))
+    server = start(engine).ready()
+    server.client.post("/settings", data={"system_prompt": "Be brief.", "tools": "clock", "max_tokens": "99"})
+
+    def typed(url: str, **fields: str) -> None:
+        assert server.client.post(f"{url}/estimate", data=fields, headers=FRAGMENT).status_code == 200
+
+    typed("", text="\na question\n", thinking="on")
+    asked = server.ask("\na question\n")
+    server.finished(asked)
+    server.wait(lambda: engine.drafts == engine.requests[:1])
+    url = f"/chats/{asked.chat_id}"
+    server.client.post(f"{url}/settings", data={"when_full": "drop_oldest", "keep_thinking": "on"})
+    typed(url, text="more", **{"file-1-name": "f", "file-1-text": "x y z"})
+    fields = {"text": "more", "key": new_id(), "file-1-name": "f", "file-1-text": "x y z"}
+    assert server.client.post(f"{url}/messages", data=fields, headers=FRAGMENT).status_code == 200
+    server.finished(server.last(asked.chat_id))
+    server.wait(lambda: len(engine.drafts) == 2)
+    draft, sent = engine.drafts[-1], engine.requests[-1]
+    assert draft == sent and draft.when_full == "drop_oldest" and not draft.thinking and draft.tools
+    assert draft.messages[-1].content.startswith("--- f ---\nx y z")
+
+
+def test_nothing_is_read_ahead_where_nothing_could_be_sent(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("one two three"))
+    server = start(engine).ready()
+
+    def typed(url: str, text: str) -> None:
+        assert server.client.post(f"{url}/estimate", data={"text": text}, headers=FRAGMENT).status_code == 200
+
+    typed("", "")
+    typed("", " \n ")
+    engine.gate.clear()
+    asked = server.ask("a question")
+    url = f"/chats/{asked.chat_id}"
+    typed(url, "while it is being answered")
+    engine.gate.set()
+    server.finished(asked)
+    typed(url, "first")
+    server.client.post(f"{url}/settings", data={"read_ahead": "off"})
+    typed(url, "where it is switched off")
+    typed(url, "w " * 5000)
+    typed("", "last")
+    server.wait(lambda: len(engine.drafts) >= 2)
+    assert [draft.messages[-1].content for draft in engine.drafts] == ["first", "last"]
 
 
 def test_the_meter_counts_what_is_there_and_what_is_typed(start: Start) -> None:

@@ -292,6 +292,20 @@ class Engine:
         self._core.submit(request)
         return request.generation
 
+    def read_ahead(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+    ) -> None:
+        """What `submit` is about to be asked for, while the last message is still being typed: its prompt is read while
+        nobody asks for anything, in place of what was to be read ahead for that owner before. Whatever is typed next,
+        the beginning of it serves; nothing of it goes to the disk.
+
+        Returns at once, and refuses what `submit` refuses.
+        """
+        self._require_open()
+        complete = CompleteOptions(**options)
+        ids, turn_at = self._requests.draft(messages, params or SamplingParams(), complete)
+        self._core.read_ahead(self._root(complete.owner), ids, turn_at)
+
     def generate(
         self,
         messages: PromptInput,

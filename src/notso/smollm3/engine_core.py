@@ -47,8 +47,8 @@ _log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Steps through all requests in a thread of its own. `submit`, `call`, `poke` and `stats` may be called from any;
-    the rest runs in that thread."""
+    """Steps through all requests in a thread of its own. `submit`, `read_ahead`, `call`, `poke` and `stats` may be
+    called from any; the rest runs in that thread."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, shelf: KVShelf | None = None) -> None:
         self.runner = runner
@@ -91,6 +91,10 @@ class EngineCore:
         """Let a request wait for its turn. Raises EngineError if the engine has ended."""
         request.submitted = time.perf_counter()
         self._post(lambda: self._take(request))
+
+    def read_ahead(self, root: bytes, ids: list[int], turn_at: int) -> None:
+        """Somebody types; see `NextTurns.draft`. Raises EngineError if the engine has ended."""
+        self._post(lambda: self.idle_work.next_turns.draft(root, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
         """Run something between two steps and return what it returns. Raises EngineError if the engine has ended, or
@@ -197,6 +201,7 @@ class EngineCore:
 
     def _take(self, request: Request) -> None:
         self._requests[request.sequence] = request
+        self.idle_work.next_turns.sent(request.sequence)
         if request.opening:
             request.generation.write(request.opening)
         if self._closing:

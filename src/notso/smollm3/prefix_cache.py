@@ -125,10 +125,11 @@ class PrefixCache:
                 best, most = block, common
         return best, most
 
-    def chain(self, root: bytes, tokens: Sequence[int]) -> list[int]:
-        """The full blocks that hold `tokens`, from the first of them after `root`, as far as they are known."""
+    def chain(self, root: bytes, tokens: Sequence[int], *, with_rest: bool = False) -> list[int]:
+        """The full blocks that hold `tokens`, from the first of them after `root`, as far as they are known; and
+        `with_rest` the block that holds what is left at the end, and nothing else."""
         blocks, parent = list[int](), root
-        for at in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        for at in range(0, len(tokens) - (0 if with_rest else BLOCK_TOKENS - 1), BLOCK_TOKENS):
             piece = tokens[at : at + BLOCK_TOKENS]
             block = self.find(parent, piece)
             if block is None:

@@ -89,6 +89,27 @@ class PromptWriter:
         ids, others = encode(one[same : same + 1]), encode(other[same : same + 1])
         return encode(one[:same]) + ids[: common_length(ids, others)]
 
+    def last_turn_at(
+        self,
+        prompt: Prompt,
+        messages: Sequence[Message],
+        thinking: bool,
+        tools: Sequence[Tool] | None,
+        date: Date | None,
+    ) -> int:
+        """With which token of `prompt`, written for `messages`, the last one's turn begins, or a little before; its
+        length where the template is not a known one, as in `beginning`."""
+        if not self.template.is_known:
+            return len(prompt.ids)
+        head = 1 if messages[0].role == "system" else 0
+        earlier, last = [*messages[:head], *messages[head + prompt.dropped_messages : -1]], messages[-1]
+        one, other = (
+            self.template.runs([*earlier, replace(last, content=words)], thinking=thinking, tools=tools, date=date)
+            for words in (last.content, f"a{last.content}")
+        )
+        same = common_length(one, other)
+        return len(prompt.ids) - len(self._tokenizer.encode_runs(one[same:]))
+
     def may_think(self, ids: Sequence[int]) -> bool:
         """Whether the last turn has no thought yet: the last special token is none of its tags."""
         special = (token for token in reversed(ids) if token in self._tokenizer.special_ids)

@@ -59,11 +59,9 @@ class RequestWriter:
 
         Raises InvalidRequestError, ContextLengthError or TemplateError.
         """
-        prompt = self._prompt(asked, params, options)
-        tokenizer, length = self._tokenizer, len(prompt.ids)
-        room = self._context_tokens - length
-        if room < (params.max_tokens or 1):
-            raise ContextLengthError(length + (params.max_tokens or 1), self._context_tokens)
+        prompt = self._fitting_prompt(asked, params, options)
+        tokenizer = self._tokenizer
+        room = self._context_tokens - len(prompt.ids)
         guide = guide_for(options, tokenizer, self._grammars, may_think=prompt.may_think, begun=prompt.begun)
         is_guided = guide is not None and guide.has_grammar
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_guided and prompt.begun)
@@ -91,6 +89,27 @@ class RequestWriter:
             next_ids=None if is_guided or dropped else self._next_ids(asked, params, options),
             opening=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
         )
+
+    def draft(
+        self, messages: Sequence[Message], params: SamplingParams, options: CompleteOptions
+    ) -> tuple[list[int], int]:
+        """The prompt of what a person still types, and where the turn being typed begins in it.
+
+        Raises what `write` raises, and InvalidRequestError unless a person's words come last.
+        """
+        has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
+        if not has_words or messages[-1].role != "user" or options.continue_last:
+            raise InvalidRequestError("only what a person types can be read ahead", param="messages")
+        prompt = self._fitting_prompt(messages, params, options)
+        turn_at = self._prompts.last_turn_at(prompt, messages, options.thinking, options.tools, options.date)
+        return prompt.ids, turn_at
+
+    def _fitting_prompt(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions) -> Prompt:
+        prompt = self._prompt(asked, params, options)
+        wanted = len(prompt.ids) + (params.max_tokens or 1)
+        if wanted > self._context_tokens:
+            raise ContextLengthError(wanted, self._context_tokens)
+        return prompt
 
     def _prompt(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions) -> Prompt:
         if not hasattr(asked, "__len__") or len(asked) == 0:

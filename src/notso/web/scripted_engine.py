@@ -14,6 +14,7 @@ from notso.web.chat.engine_port import (
     AnswerOptions,
     EngineStats,
     Event,
+    InvalidRequestError,
     Message,
     ModelInfo,
     Priority,
@@ -135,9 +136,9 @@ class ScriptedGeneration:
 
 
 class ScriptedEngine:
-    """A ChatEngine. `pace_seconds` passes before each event; `requests` keeps what was begun; `failure` is told after
-    the script instead of ending, `refusal` at once. While `gate` is cleared nothing is said. `slots` answers are
-    written at a time, the others queue.
+    """A ChatEngine. `pace_seconds` passes before each event; `requests` keeps what was begun, `drafts` what was to be
+    read ahead; `failure` is told after the script instead of ending, `refusal` at once. While `gate` is cleared nothing
+    is said. `slots` answers are written at a time, the others queue.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class ScriptedEngine:
         self.gate = threading.Event()
         self.gate.set()
         self.requests: list[Request] = []
+        self.drafts: list[Request] = []
         self.forgotten = 0
         self.closed = False
         self._running = 0
@@ -191,6 +193,14 @@ class ScriptedEngine:
             self._queue.sort(key=lambda each: PRIORITIES.index(each.request.priority))
         threading.Thread(target=self._play, args=(generation,), name="notso-script", daemon=True).start()
         return generation
+
+    def read_ahead(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+    ) -> None:
+        """Nothing is read; that it was asked for is kept in `drafts`."""
+        if not messages or messages[-1].role != "user":
+            raise InvalidRequestError("only what a person types can be read ahead", param="messages")
+        self.drafts.append(_request(messages, params or SamplingParams(), options))
 
     def render(
         self,

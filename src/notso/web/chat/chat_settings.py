@@ -21,7 +21,8 @@ NO_LIMIT = "none"
 class ChatSettings:
     """Names and ranges are those of SamplingParams. `suggestions`: offer follow-up questions when idle;
     `keep_thinking`: the model reads its earlier thoughts again; `raw_questions`: the page shows them as typed;
-    `titles`: the model names new chats; `tools`: the names of those the model may call, with blanks between.
+    `titles`: the model names new chats; `read_ahead`: it reads what is being typed, when idle; `tools`: the names of
+    those the model may call, with blanks between.
     """
 
     system_prompt: str = ""
@@ -35,6 +36,7 @@ class ChatSettings:
     keep_thinking: bool = False
     raw_questions: bool = True
     titles: bool = False
+    read_ahead: bool = True
     when_full: WhenFull = "stop"
     tools: str | None = None
 
@@ -182,6 +184,7 @@ _READERS = cast(
         "keep_thinking": _switch,
         "raw_questions": _switch,
         "titles": _switch,
+        "read_ahead": _switch,
         "when_full": _one_of("stop", "drop_oldest"),
         "tools": _tool_names,
     },

@@ -115,6 +115,12 @@ class ChatEngine(Protocol):
     ) -> Generation:
         """Queue a question. May raise ModelError: it does not fit, or the engine is full or closed."""
 
+    def read_ahead(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+    ) -> None:
+        """A person still types what is about to be submitted: when idle, read what is certain of it. Refuses what
+        `submit` refuses."""
+
     def render(
         self,
         messages: Sequence[Message],

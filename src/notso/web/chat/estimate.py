@@ -1,21 +1,32 @@
-"""What a chat fills of the context, and what sending the draft would cost. Takes time: not on the event loop."""
+"""What a chat fills of the context, and what sending the draft would cost; and the draft is read before it is sent.
+Takes time: not on the event loop."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date as Date
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from notso.web.chat.attachments import with_attachments
 from notso.web.chat.chat_settings import ChatSettings
-from notso.web.chat.engine_port import ChatEngine, Message, Tool, WhenFull
+from notso.web.chat.engine_port import ChatEngine, Message, ModelError, Tool, WhenFull
 from notso.web.chat.prompt import SUMMARY_HEADING, prompt_messages
 from notso.web.store.protocol import Attachment, StoredMessage
 
 Level = Literal["ok", "warn", "bad"]
 
 WARN_PERCENT, BAD_PERCENT = 70, 90
+
+
+class Asked(TypedDict):
+    """Of what is asked with a draft: all that its prompt depends on besides the messages."""
+
+    thinking: bool
+    tools: Sequence[Tool] | None
+    date: Date | None
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +62,16 @@ def measure(
     line: Sequence[StoredMessage],
     draft: StoredMessage,
     settings: ChatSettings,
-    *,
-    thinking: bool,
-    tools: Sequence[Tool] | None = None,
-    date: Date | None,
-    owner: str,
+    **asked: Unpack[Asked],
 ) -> Meter:
     """Measure a branch with a draft at its end. Raises ModelError."""
+    tools = asked["tools"]
 
     def count(messages: Sequence[Message], tools: Sequence[Tool] | None = tools) -> int:
-        return engine.count_tokens(messages, thinking, tools, date)
+        return engine.count_tokens(messages, asked["thinking"], tools, asked["date"])
 
     messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
-    estimate = engine.estimate(messages, thinking=thinking, tools=tools, date=date, owner=owner)
+    estimate = engine.estimate(messages, **asked)
     used = estimate.prompt_tokens
     without_text = (*messages[:-1], Message("user", with_attachments("", draft.attachments)))
     without_draft = (*messages[:-1], Message("user", ""))
@@ -102,6 +110,19 @@ def measure(
         estimate.seconds,
         settings.when_full,
     )
+
+
+def read_ahead(
+    engine: ChatEngine,
+    line: Sequence[StoredMessage],
+    draft: StoredMessage,
+    settings: ChatSettings,
+    **asked: Unpack[Asked],
+) -> None:
+    """Have the engine read what it would be asked if the draft were sent. What cannot be sent is left alone."""
+    messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
+    with contextlib.suppress(ModelError):
+        engine.read_ahead(messages, settings.sampling, **asked, when_full=settings.when_full)
 
 
 def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessage:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import date
 
 from fastapi import APIRouter, Depends, Request, Response
+from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import process_memory
@@ -14,7 +15,7 @@ from notso.web.access import guarded
 from notso.web.chat.attachments import attachments_from
 from notso.web.chat.chat_settings import ChatSettings, changed, settings_from, shown_defaults, shown_values
 from notso.web.chat.engine_port import ModelError, thinking_set_by
-from notso.web.chat.estimate import draft_message, measure
+from notso.web.chat.estimate import Asked, draft_message, measure, read_ahead
 from notso.web.chat.questions import settings_of
 from notso.web.chat.views import NamedChat, Owner, Shared, find_chat, path_of
 from notso.web.forms import read_form
@@ -133,18 +134,19 @@ async def _estimate(request: Request, state: State, owner: str, chat: Chat | Non
     draft = draft_message(
         fields.get("text", "").strip("\n"), attachments_from(fields, state.settings.max_message_characters)
     )
+    line = [shown.message for shown in path]
+    asked = Asked(
+        thinking="thinking" in fields,
+        tools=state.toolbox.definitions(settings.tool_names),
+        date=chat.prompt_date if chat is not None else date.today(),
+        owner=owner,
+    )
     try:
-        meter = await asyncio.to_thread(
-            measure,
-            engine,
-            [shown.message for shown in path],
-            draft,
-            settings,
-            thinking="thinking" in fields,
-            tools=state.toolbox.definitions(settings.tool_names),
-            date=chat.prompt_date if chat is not None else date.today(),
-            owner=owner,
-        )
+        meter = await asyncio.to_thread(measure, engine, line, draft, settings, **asked)
     except ModelError:
         return Response(status_code=204)  # the engine is just going away; the next keystroke asks again
-    return await state.pages.respond(request, "_meter.html", chat=chat, meter=meter, memory=process_memory())
+    response = await state.pages.respond(request, "_meter.html", chat=chat, meter=meter, memory=process_memory())
+    says_something = bool(draft.content.strip() or draft.attachments)
+    if settings.read_ahead and says_something and not any(message.active for message in line):
+        response.background = BackgroundTask(read_ahead, engine, line, draft, settings, **asked)
+    return response
