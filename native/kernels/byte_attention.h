@@ -67,24 +67,22 @@ struct ByteScratch {
   }
 };
 
-// One side of a tile: the keys or the values, as packed as they are; and what lies there in the next tile, to be
-// fetched from memory meanwhile.
+// One side of a tile: the keys or the values, as packed as they are.
 struct TileSide {
   const uint8_t* data;
   int bits;
-  FetchAhead ahead;
 };
 
 // The sums of products of QUERIES rows of a with one side.
 template <int QUERIES, class Lane>
 inline void side_dots(const Lane* const* a, const TileSide& side, int64_t groups, int64_t used, int64_t width,
-                      int64_t lanes, const int32_t* start, const ByteScratch& s) {
+                      int64_t lanes, const int32_t* start, const ByteScratch& s, FetchAhead& ahead) {
   if (side.bits == 8)
-    byte_dots<QUERIES, 8>(a, side.data, groups, used, width, lanes, start, s.sums, s.sum_stride, side.ahead);
+    byte_dots<QUERIES, 8>(a, side.data, groups, used, width, lanes, start, s.sums, s.sum_stride, ahead);
   else if (side.bits == 4)
-    byte_dots<QUERIES, 4>(a, side.data, groups, used, width, lanes, start, s.sums, s.sum_stride, side.ahead);
+    byte_dots<QUERIES, 4>(a, side.data, groups, used, width, lanes, start, s.sums, s.sum_stride, ahead);
   else
-    byte_dots<QUERIES, 3>(a, side.data, groups, used, width, lanes, start, s.sums, s.sum_stride, side.ahead);
+    byte_dots<QUERIES, 3>(a, side.data, groups, used, width, lanes, start, s.sums, s.sum_stride, ahead);
 }
 
 inline void begin_query(const ByteAttentionTask& t, int64_t i, const ByteScratch& s) {
@@ -124,11 +122,12 @@ struct TileSteps {
   }
 
   // Sums to scores, in place, and the largest so far.
-  void peaks(const ByteScratch& s) {
+  void peaks(const ByteScratch& s, FetchAhead& ahead) {
     for (int i = 0; i < QUERIES; i++) {
       const V16 unit_of = v_set(s.unit[chosen[i]]);
       V16 peak = v_set(-1e30f);
       for (int64_t v = 0; v < vectors(counts[i]); v++) {
+        ahead.ask();
         const V16 sums = v_load_int(s.sums + i * s.sum_stride + 16 * v);
         const V16 score = cut(v_mul(sums, v_mul(v_load(s.key_scales + 16 * v), unit_of)), v, counts[i], -1e30f);
         v_store(s.lanes + i * kTilePositions + 16 * v, score);
@@ -147,11 +146,13 @@ struct TileSteps {
   }
 
   // Scores to powers times the scale of their value, in place; the sum of the powers.
-  void powers(const ByteScratch& s) {
+  void powers(const ByteScratch& s, FetchAhead& ahead) {
     for (int i = 0; i < QUERIES; i++) {
       const V16 top = v_set(s.top[chosen[i]]);
       V16 sum = v_zero(), largest[1] = {v_zero()};
       for (int64_t v = 0; v < vectors(counts[i]); v++) {
+        ahead.ask();
+        ahead.ask();  // this takes twice as long as the others
         float* const lane = s.lanes + i * kTilePositions + 16 * v;
         const V16 p = v_exp2(v_sub(v_load(lane), top));
         const V16 w = cut(v_mul(p, v_load(s.value_scales + 16 * v)), v, counts[i], 0.0f);
@@ -166,7 +167,7 @@ struct TileSteps {
   }
 
   // Those to weights of 15 bits.
-  void weights(const ByteScratch& s) {
+  void weights(const ByteScratch& s, FetchAhead& ahead) {
     for (int i = 0; i < QUERIES; i++) {
       const float most = unit[i];
       const bool usable = most >= 1e-30f && most < __builtin_inff();
@@ -175,6 +176,7 @@ struct TileSteps {
       V16 sum = v_zero();
       int16_t* const row = s.weights + i * kTilePositions;
       for (int64_t v = 0; v < vectors(counts[i]); v++) {
+        ahead.ask();
         const V16 w = v_load(s.lanes + i * kTilePositions + 16 * v);
         const V16 whole = usable ? v_round(v_mul(w, inverse)) : v_zero();
         sum = v_add(sum, whole);
@@ -190,7 +192,7 @@ struct TileSteps {
 // One tile for QUERIES of the chosen queries.
 template <int QUERIES>
 inline void byte_tile(const ByteAttentionTask& t, const TileSide& keys, const TileSide& values, const int32_t* chosen,
-                      int64_t before, const ByteScratch& s) {
+                      int64_t before, const ByteScratch& s, FetchAhead& ahead) {
   const QueryLane* query[QUERIES];
   const int16_t* weights[QUERIES];
   TileSteps<QUERIES> steps;
@@ -204,11 +206,11 @@ inline void byte_tile(const ByteAttentionTask& t, const TileSide& keys, const Ti
     steps.counts[i] = seen < kTilePositions ? seen : kTilePositions;
     most = steps.counts[i] > most ? steps.counts[i] : most;
   }
-  side_dots<QUERIES>(query, keys, t.dim / 4, t.dim / 4, kTilePositions, (most + 15) / 16 * 16, steps.start, s);
-  steps.peaks(s);
-  steps.powers(s);
-  steps.weights(s);
-  side_dots<QUERIES>(weights, values, kTilePositions / 4, (most + 3) / 4, t.dim, t.dim, steps.start, s);
+  side_dots<QUERIES>(query, keys, t.dim / 4, t.dim / 4, kTilePositions, (most + 15) / 16 * 16, steps.start, s, ahead);
+  steps.peaks(s, ahead);
+  steps.powers(s, ahead);
+  steps.weights(s, ahead);
+  side_dots<QUERIES>(weights, values, kTilePositions / 4, (most + 3) / 4, t.dim, t.dim, steps.start, s, ahead);
   for (int i = 0; i < QUERIES; i++) {
     float* const o = s.o + chosen[i] * t.dim;
     const int32_t* const sums = s.sums + i * s.sum_stride;
@@ -242,12 +244,8 @@ inline void read_tile(const ByteAttentionTask& t, CacheFormat format, const uint
                       int64_t before, int64_t readers, const ByteScratch& s) {
   const int64_t values_at = key_bytes(format, t.dim);
   load_scales(t, format, data, s);
-  TileSide keys{data, key_bits(format), {next, 0}};
-  TileSide values{data + values_at, value_bits(format), {next, 0}};
-  if (next != nullptr) {
-    keys.ahead.bytes = values_at;
-    values.ahead = {next + values_at, head_bytes(format, t.dim) - values_at};
-  }
+  TileSide keys{data, key_bits(format)}, values{data + values_at, value_bits(format)};
+  FetchAhead ahead = next == nullptr ? FetchAhead() : FetchAhead(next, head_bytes(format, t.dim));
   if (readers > kByteQueries) {
     unpack_side(keys, t.dim / 4, kTilePositions, s.keys);
     unpack_side(values, kTilePositions / 4, t.dim, s.values);
@@ -256,18 +254,17 @@ inline void read_tile(const ByteAttentionTask& t, CacheFormat format, const uint
     const int32_t* const chosen = s.chosen + i;
     switch (readers - i) {
       case 1:
-        byte_tile<1>(t, keys, values, chosen, before, s);
+        byte_tile<1>(t, keys, values, chosen, before, s, ahead);
         break;
       case 2:
-        byte_tile<2>(t, keys, values, chosen, before, s);
+        byte_tile<2>(t, keys, values, chosen, before, s, ahead);
         break;
       case 3:
-        byte_tile<3>(t, keys, values, chosen, before, s);
+        byte_tile<3>(t, keys, values, chosen, before, s, ahead);
         break;
       default:
-        byte_tile<kByteQueries>(t, keys, values, chosen, before, s);
+        byte_tile<kByteQueries>(t, keys, values, chosen, before, s, ahead);
     }
-    keys.ahead.bytes = values.ahead.bytes = 0;
   }
 }
 

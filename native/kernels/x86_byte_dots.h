@@ -1,12 +1,6 @@
 // Exact sums of products for attention over bytes (generic/byte_dots.h says which), written once over the registers of
 // AVX2 or AVX-512. Packed levels are looked up on their way into the products, or unpacked once for many queries.
 
-// What to fetch while a tile is worked on, spread evenly: a burst of requests would hold up everything else.
-struct FetchAhead {
-  const uint8_t* at;
-  int64_t bytes;
-};
-
 // One row of packed bytes: the groups that lie in it, one after another.
 template <int BITS>
 struct PackedRow;
@@ -64,15 +58,14 @@ inline void add_row(const Lane* const* a, int64_t first, const Row (&row)[VECTOR
 // VECTORS registers of lanes, all groups.
 template <int QUERIES, int BITS, int VECTORS, class Lane>
 inline void byte_dots_block(const Lane* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t row_bytes,
-                            const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead ahead) {
+                            const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead& ahead) {
   using Row = PackedRow<BITS>;
   Words acc[QUERIES][VECTORS];
   for (int i = 0; i < QUERIES; i++)
     for (int v = 0; v < VECTORS; v++) acc[i][v] = w_ints(start[i]);
   const int64_t rows = (used + Row::groups - 1) / Row::groups;
   for (int64_t row = 0; row < rows; row++) {
-    for (int64_t i = 0; i < ahead.bytes; i += 64) _mm_prefetch((const char*)(ahead.at + i), _MM_HINT_T1);
-    ahead.at += ahead.bytes;
+    ahead.ask();
     Row packed[VECTORS];
     for (int v = 0; v < VECTORS; v++) packed[v].load(b + v * kWordBytes, row, groups, row_bytes);
     add_row<0, QUERIES, VECTORS>(a, row * Row::groups, packed, acc);
@@ -84,20 +77,14 @@ inline void byte_dots_block(const Lane* const* a, const uint8_t* b, int64_t grou
 // b holds `groups` groups, of which the first `used` are looked at.
 template <int QUERIES, int BITS, class Lane>
 inline void byte_dots(const Lane* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t width,
-                      int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead ahead) {
+                      int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead& ahead) {
   constexpr int64_t kBlockLanes = kDotVectors * kWordBytes / 4;
-  const int64_t rows = (used + PackedRow<BITS>::groups - 1) / PackedRow<BITS>::groups;
-  const int64_t times = rows * ((lanes + kBlockLanes - 1) / kBlockLanes);
-  FetchAhead part{ahead.at, (ahead.bytes / times + 63) / 64 * 64};
   int64_t lane = 0;
-  for (; lane + kBlockLanes <= lanes; lane += kBlockLanes) {
+  for (; lane + kBlockLanes <= lanes; lane += kBlockLanes)
     byte_dots_block<QUERIES, BITS, kDotVectors>(a, b + 4 * lane, groups, used, 4 * width, start, out + lane, out_stride,
-                                                part);
-    part.at += rows * part.bytes;
-  }
+                                                ahead);
   for (; lane < lanes; lane += kWordBytes / 4)
-    byte_dots_block<QUERIES, BITS, 1>(a, b + 4 * lane, groups, used, 4 * width, start, out + lane, out_stride,
-                                      FetchAhead{nullptr, 0});
+    byte_dots_block<QUERIES, BITS, 1>(a, b + 4 * lane, groups, used, 4 * width, start, out + lane, out_stride, ahead);
 }
 
 template <int GROUP, class Row>

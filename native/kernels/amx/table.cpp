@@ -20,6 +20,7 @@ constexpr bool kTouchFarther = false;
 #include "../avx512/columns.h"
 #include "tile_matmul.h"
 #include "../level_tables.h"
+#include "../fetch_ahead.h"
 #include "../avx512/byte_dots.h"
 #include "../x86_byte_dots.h"
 #include "../head_vectors.h"

@@ -125,10 +125,9 @@ inline void scale_scores(TileQueries& w, const ByteScratch& s, int64_t half, int
 // Scores to powers times the scale of their value, and the sum of the powers by lanes; the largest weight by lanes.
 template <bool WHOLE>
 inline void raise_powers(TileQueries& w, const ByteScratch& s, int64_t queries, int64_t laid, V16 (&largest)[16],
-                         FetchAhead& ahead) {
+                         FetchAhead& ahead, int64_t turns) {
   for (int64_t q = 0; q < queries; q++) {
-    for (int64_t i = 0; i < ahead.bytes; i += 64) _mm_prefetch((const char*)(ahead.at + i), _MM_HINT_T1);
-    ahead.at += ahead.bytes;
+    for (int64_t i = 0; i < turns; i++) ahead.ask();
     const V16 top = v_set(w.top[q]);
     V16 sum = v_zero(), most = v_zero();
     for (int64_t at = 0; at < laid; at += 16) {
@@ -189,7 +188,8 @@ inline void add_values(const TileQueries& w, const int32_t (&sums)[2][2][kTileQu
 // One tile of the cache for up to sixteen of the chosen queries. WHOLE: each of them sees all of it.
 template <bool WHOLE>
 inline void tile_queries(const ByteAttentionTask& t, const uint8_t* keys, const uint8_t* values, const int32_t* chosen,
-                         int64_t queries, int64_t before, int64_t depth, const ByteScratch& s, FetchAhead& ahead) {
+                         int64_t queries, int64_t before, int64_t depth, const ByteScratch& s, FetchAhead& ahead,
+                         int64_t turns) {
   auto& w = *reinterpret_cast<TileQueries*>(s.rest);
   const auto* bytes = reinterpret_cast<const int8_t*>(s.query) + chosen[0] * t.dim;
   if (queries < kTileQueries || chosen[queries - 1] - chosen[0] != queries - 1) {  // not side by side
@@ -233,7 +233,7 @@ inline void tile_queries(const ByteAttentionTask& t, const uint8_t* keys, const 
 
   V16 largest[16];
   for (int64_t q = queries; q < kTileQueries; q++) largest[q] = v_zero();
-  raise_powers<WHOLE>(w, s, queries, laid, largest, ahead);
+  raise_powers<WHOLE>(w, s, queries, laid, largest, ahead, turns);
   const V16 powers = fold_sixteen(w.folded, [](V16 a, V16 b) { return v_add(a, b); });
   const V16 total = v_fma(_mm512_mask_i32gather_ps(v_zero(), real, which, s.total, 4), correction, powers);
   _mm512_mask_i32scatter_ps(s.total, real, which, total, 4);
@@ -278,19 +278,20 @@ inline void read_tile_by_tiles(const ByteAttentionTask& t, CacheFormat format, c
   if (readers < kLeastTileQueries) return read_tile(t, format, data, next, before, readers, s);
   const int64_t depth = tile_depth(t.dim);
   load_scales(t, format, data, s);
-  TileSide keys{data, key_bits(format), {}}, values{data + key_bytes(format, t.dim), value_bits(format), {}};
+  TileSide keys{data, key_bits(format)}, values{data + key_bytes(format, t.dim), value_bits(format)};
   unpack_side(keys, t.dim / 4, kTilePositions, s.keys);
   unpack_side(values, kTilePositions / 4, t.dim, s.values);
-  FetchAhead ahead{next, next == nullptr ? 0 : (head_bytes(format, t.dim) / readers + 63) / 64 * 64};
+  FetchAhead ahead = next == nullptr ? FetchAhead() : FetchAhead(next, head_bytes(format, t.dim));
+  const int64_t turns = (ahead.left + readers - 1) / readers;
   for (int64_t i = 0; i < readers; i += kTileQueries) {
     const int32_t* const chosen = s.chosen + i;
     const int64_t queries = readers - i < kTileQueries ? readers - i : kTileQueries;
     bool whole = true;
     for (int64_t q = 0; q < queries; q++) whole &= t.limits[chosen[q]] - before >= kTilePositions;
     if (whole)
-      tile_queries<true>(t, keys.data, values.data, chosen, queries, before, depth, s, ahead);
+      tile_queries<true>(t, keys.data, values.data, chosen, queries, before, depth, s, ahead, turns);
     else
-      tile_queries<false>(t, keys.data, values.data, chosen, queries, before, depth, s, ahead);
+      tile_queries<false>(t, keys.data, values.data, chosen, queries, before, depth, s, ahead, turns);
   }
 }
 

@@ -21,6 +21,7 @@ constexpr bool kTouchFarther = true;
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"
 #include "../level_tables.h"
+#include "../fetch_ahead.h"
 #include "byte_dots.h"
 #include "../x86_byte_dots.h"
 #include "../head_vectors.h"

@@ -7,11 +7,6 @@
 
 using QueryLane = int16_t;
 
-struct FetchAhead {
-  const uint8_t* at;
-  int64_t bytes;
-};
-
 inline void lay_query(const int8_t* bytes, int64_t dim, QueryLane* out) {
   for (int64_t i = 0; i < dim; i++) out[i] = bytes[i];
 }
@@ -39,7 +34,7 @@ inline void unpack_groups(const uint8_t* packed, int64_t groups, int64_t width, 
 
 template <int QUERIES, int BITS>
 inline void byte_dots(const int16_t* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t width,
-                      int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead) {
+                      int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead&) {
   for (int i = 0; i < QUERIES; i++) {
     int32_t* const sums = out + i * out_stride;
     for (int64_t lane = 0; lane < lanes; lane++) sums[lane] = start[i];

@@ -10,6 +10,7 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 4;
 #include "../float_kernels.h"
 #include "integer_kernels.h"
 #include "../level_tables.h"
+#include "../fetch_ahead.h"
 #include "byte_dots.h"
 #include "../head_vectors.h"
 #include "../byte_attention.h"
