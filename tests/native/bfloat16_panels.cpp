@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "../../native/blocks.h"
+#include "../../native/kernel_table.h"
 
 namespace qtensor {
 namespace {
@@ -126,9 +127,12 @@ void product(const uint8_t* weight, int64_t rows, int64_t k, const uint16_t* pac
                      right_stride, steps, at == 0, sums + (c / 32 * kBfloatPanelRows / 32 + r / 32) * 1024);
     }
     for (int64_t c = 0; c < columns; c += 16)
-      for (int64_t r = 0; r < count; r += 16)
-        store_columns(sums + (c / 32 * kBfloatPanelRows / 32 + r / 32) * 1024 + r % 32 / 16 * 512 + c % 32 / 16 * 256,
-                      y + c * y_stride + row + r, y_stride, 16, columns >= 128);
+      for (int64_t r = 0; r < count; r += 16) {
+        const float* const from =
+            sums + (c / 32 * kBfloatPanelRows / 32 + r / 32) * 1024 + r % 32 / 16 * 512 + c % 32 / 16 * 256;
+        store_columns([&](int64_t i) { return from + 16 * i; }, y + c * y_stride + row + r, y_stride, 16,
+                      columns >= 128);
+      }
   }
   _mm_sfence();
   _tile_release();
