@@ -80,9 +80,9 @@ std::vector<Piece> plan_pieces(const Matmul& op, int threads, int64_t tile_rows)
   return plan;
 }
 
-// Where in a page the scratch of tiles begins, the packed activations before it at a page's begin. Which lines of the
-// first cache the two compete for depends on that: docs/kernels/tiles-amx.md.
-constexpr int64_t kScratchPlace = 3584;
+// Packed activations and each thread's scratch begin at pages and leave one between them: what runs ahead of a thread's
+// reading would otherwise take lines that another thread is writing.
+inline int64_t pages_apart(int64_t bytes) { return (bytes + 4095) / 4096 * 4096 + 4096; }
 
 constexpr int64_t kPastCacheColumns = 128;  // results of so many columns would only push operands out of the caches
 
@@ -226,8 +226,8 @@ Step matmul(Matmul op) {
     });
     if (any_tiled && table.tile_columns > 0 && columns >= table.tile_columns) {
       const int64_t tiles = (columns + 15) / 16;
-      const int64_t packed_bytes = (tiles * table.packed_tile_bytes(run.blocks) + 4095) / 4096 * 4096 + kScratchPlace;
-      run.tile_scratch_bytes = (table.tile_scratch_bytes(columns) + 4095) / 4096 * 4096;
+      const int64_t packed_bytes = pages_apart(tiles * table.packed_tile_bytes(run.blocks));
+      run.tile_scratch_bytes = pages_apart(table.tile_scratch_bytes(columns));
       run.packed =
           static_cast<uint8_t*>(memory(Use::packed).get(size_t(packed_bytes + run.tile_scratch_bytes * pool.size())));
       run.tile_scratch = run.packed + packed_bytes;

@@ -30,19 +30,29 @@ inline __m512i spread_scales(__m512i words, int row, __m512i pattern) {
   return _mm512_permutexvar_epi16(_mm512_add_epi16(pattern, _mm512_set1_epi16(short(8 * row))), words);
 }
 
-inline FourHeaders headers_with_mins(const uint8_t* const* place) {
-  const __m512i raw = rows_16(place, 0);  // d, dmin and twelve bytes of six-bit scales and mins
+// Each lane holds the first 16 bytes of a block of Q4_K or Q5_K: its eight scales as bytes, then its eight mins.
+inline __m512i scale_and_min_bytes(__m512i raw) {
   const __m512i ab = _mm512_shuffle_epi32(raw, _MM_PERM_CCBB), c = _mm512_shuffle_epi32(raw, _MM_PERM_DDDD);
   const __m512i low = _mm512_and_si512(_mm512_srlv_epi32(ab, every_lane(0, 2, 0, 2)),
                                        every_lane(0x3f3f3f3f, 0x30303030, 0x3f3f3f3f, 0x30303030));
   const __m512i high =
       _mm512_and_si512(_mm512_srlv_epi32(c, every_lane(0, 0, 0, 4)), every_lane(0, 0x0f0f0f0f, 0, 0x0f0f0f0f));
-  const __m512i bytes = _mm512_or_si512(low, high), zero = _mm512_setzero_si512();
+  return _mm512_or_si512(low, high);
+}
+// d of each lane's row, then dmin of each.
+inline __m256 d_and_dmin(__m512i raw) {
+  const __m512i order = _mm512_zextsi128_si512(_mm_setr_epi32(0, 4, 8, 12));
+  const __m128i pairs = _mm512_castsi512_si128(_mm512_permutexvar_epi32(order, raw));
+  const __m128i apart = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  return _mm256_cvtph_ps(_mm_shuffle_epi8(pairs, apart));
+}
+
+inline FourHeaders headers_with_mins(const uint8_t* const* place) {
+  const __m512i raw = rows_16(place, 0), bytes = scale_and_min_bytes(raw), zero = _mm512_setzero_si512();
   FourHeaders h;
   h.scales[0] = h.scales[1] = _mm512_unpacklo_epi8(bytes, zero);
   h.mins = _mm512_unpackhi_epi8(bytes, zero);
-  const __m512i order = _mm512_zextsi128_si512(_mm_setr_epi16(0, 8, 16, 24, 1, 9, 17, 25));
-  const __m256 both = _mm256_cvtph_ps(_mm512_castsi512_si128(_mm512_permutexvar_epi16(order, raw)));
+  const __m256 both = d_and_dmin(raw);
   h.d = _mm256_castps256_ps128(both);
   h.dmin = _mm256_extractf128_ps(both, 1);
   return h;

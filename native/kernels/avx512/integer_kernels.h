@@ -38,6 +38,15 @@ struct KQuant512 {
   }
 };
 
+// Values [64 c, 64 c + 64) as bytes to q[c], by the format's `part`.
+template <class Quant>
+inline void all_parts(const uint8_t* block, __m512i (&q)[4]) {
+  q[0] = Quant::template part<0>(block);
+  q[1] = Quant::template part<1>(block);
+  q[2] = Quant::template part<2>(block);
+  q[3] = Quant::template part<3>(block);
+}
+
 // q[c] holds sub-blocks 2c and 2c+1, two 128-bit lanes each.
 struct WithMins512 : KQuant512 {
   static constexpr bool has_min = true;
@@ -71,9 +80,11 @@ struct Q4_K512 : WithMins512 {
       q[2 * n + 1] = _mm512_and_si512(_mm512_srli_epi16(raw, 4), four);
     }
   }
-  static void values(const uint8_t* block, __m512i (&q)[4]) {
-    for (int c = 0; c < 4; c++) q[c] = nibbles(block + 16 + 32 * c);
+  template <int PART>
+  static __m512i part(const uint8_t* block) {
+    return nibbles(block + 16 + 32 * PART);
   }
+  static void values(const uint8_t* block, __m512i (&q)[4]) { all_parts<Q4_K512>(block, q); }
   static Unpacked unpack(const uint8_t* block) {
     Unpacked w;
     unpack_header(block + 4, w);
@@ -84,13 +95,14 @@ struct Q4_K512 : WithMins512 {
 
 struct Q5_K512 : WithMins512 {
   static constexpr int64_t bytes = sizeof(BlockQ5_K);
-  static void values(const uint8_t* block, __m512i (&q)[4]) {
-    const __m512i high = broadcast32(block + 16), bit4 = _mm512_set1_epi8(16);
-    // bits 2c and 2c+1 of `high` move to bit 4
-    const __m512i moved[4] = {_mm512_sllv_epi16(high, halves16(4, 3)), _mm512_sllv_epi16(high, halves16(2, 1)),
-                              _mm512_srlv_epi16(high, halves16(0, 1)), _mm512_srlv_epi16(high, halves16(2, 3))};
-    for (int c = 0; c < 4; c++) q[c] = _mm512_or_si512(nibbles(block + 48 + 32 * c), _mm512_and_si512(moved[c], bit4));
+  template <int PART>
+  static __m512i part(const uint8_t* block) {
+    const __m512i high = broadcast32(block + 16);  // bits 2 PART and 2 PART + 1 move to bit 4
+    const __m512i moved = PART < 2 ? _mm512_sllv_epi16(high, halves16(4 - 2 * PART, 3 - 2 * PART))
+                                   : _mm512_srlv_epi16(high, halves16(2 * PART - 4, 2 * PART - 3));
+    return _mm512_or_si512(nibbles(block + 48 + 32 * PART), _mm512_and_si512(moved, _mm512_set1_epi8(16)));
   }
+  static void values(const uint8_t* block, __m512i (&q)[4]) { all_parts<Q5_K512>(block, q); }
   static Unpacked unpack(const uint8_t* block) {
     Unpacked w;
     unpack_header(block + 4, w);
@@ -107,16 +119,15 @@ struct Q6_K512 : KQuant512 {
   struct Unpacked : KQuant512::Unpacked {
     __m256i scale16;
   };
-  static void values(const uint8_t* block, __m512i (&q)[4]) {
-    const __m512i four = _mm512_set1_epi8(15), two = _mm512_set1_epi8(48);
-    for (int n = 0; n < 2; n++) {
-      const __m512i low = _mm512_loadu_si512(block + 64 * n), high = broadcast32(block + 128 + 32 * n);
-      q[2 * n] =
-          _mm512_or_si512(_mm512_and_si512(low, four), _mm512_and_si512(_mm512_sllv_epi16(high, halves16(4, 2)), two));
-      q[2 * n + 1] = _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(low, 4), four),
-                                     _mm512_and_si512(_mm512_srlv_epi16(high, halves16(0, 2)), two));
-    }
+  template <int PART>
+  static __m512i part(const uint8_t* block) {
+    const __m512i low = _mm512_loadu_si512(block + 64 * (PART / 2)), high = broadcast32(block + 128 + 32 * (PART / 2));
+    const __m512i nibble = PART % 2 == 0 ? low : _mm512_srli_epi16(low, 4);
+    const __m512i two =
+        PART % 2 == 0 ? _mm512_sllv_epi16(high, halves16(4, 2)) : _mm512_srlv_epi16(high, halves16(0, 2));
+    return _mm512_or_si512(_mm512_and_si512(nibble, _mm512_set1_epi8(15)), _mm512_and_si512(two, _mm512_set1_epi8(48)));
   }
+  static void values(const uint8_t* block, __m512i (&q)[4]) { all_parts<Q6_K512>(block, q); }
   static Unpacked unpack(const uint8_t* block) {
     Unpacked w;
     values(block, w.q);
