@@ -127,7 +127,7 @@ struct TileSteps {
       const V16 unit_of = v_set(s.unit[chosen[i]]);
       V16 peak = v_set(-1e30f);
       for (int64_t v = 0; v < vectors(counts[i]); v++) {
-        ahead.ask();
+        ahead.pass(kPeakTime);
         const V16 sums = v_load_int(s.sums + i * s.sum_stride + 16 * v);
         const V16 score = cut(v_mul(sums, v_mul(v_load(s.key_scales + 16 * v), unit_of)), v, counts[i], -1e30f);
         v_store(s.lanes + i * kTilePositions + 16 * v, score);
@@ -151,8 +151,7 @@ struct TileSteps {
       const V16 top = v_set(s.top[chosen[i]]);
       V16 sum = v_zero(), largest[1] = {v_zero()};
       for (int64_t v = 0; v < vectors(counts[i]); v++) {
-        ahead.ask();
-        ahead.ask();  // this takes twice as long as the others
+        ahead.pass(kPowerTime);
         float* const lane = s.lanes + i * kTilePositions + 16 * v;
         const V16 p = v_exp2(v_sub(v_load(lane), top));
         const V16 w = cut(v_mul(p, v_load(s.value_scales + 16 * v)), v, counts[i], 0.0f);
@@ -176,7 +175,7 @@ struct TileSteps {
       V16 sum = v_zero();
       int16_t* const row = s.weights + i * kTilePositions;
       for (int64_t v = 0; v < vectors(counts[i]); v++) {
-        ahead.ask();
+        ahead.pass(kWeightTime);
         const V16 w = v_load(s.lanes + i * kTilePositions + 16 * v);
         const V16 whole = usable ? v_round(v_mul(w, inverse)) : v_zero();
         sum = v_add(sum, whole);
@@ -246,6 +245,10 @@ inline void read_tile(const ByteAttentionTask& t, CacheFormat format, const uint
   load_scales(t, format, data, s);
   TileSide keys{data, key_bits(format)}, values{data + values_at, value_bits(format)};
   FetchAhead ahead = next == nullptr ? FetchAhead() : FetchAhead(next, head_bytes(format, t.dim));
+  const int64_t groups = (t.dim / 4 * kTilePositions) / kBlockLanes,
+                rounds = (readers + kByteQueries - 1) / kByteQueries;
+  ahead.spread_over(rounds * groups * (kScoreGroupTime + kValueGroupTime) +
+                    readers * kTilePositions / 16 * (kPeakTime + kPowerTime + kWeightTime));
   if (readers > kByteQueries) {
     unpack_side(keys, t.dim / 4, kTilePositions, s.keys);
     unpack_side(values, kTilePositions / 4, t.dim, s.values);

@@ -1,16 +1,36 @@
-// The next tile of the cache, fetched while one is worked on: two lines at a time, from either half, all the way
-// through the scores, the powers and the values. A burst of requests would hold up everything else, and a phase without
-// any would leave the memory idle. Figures: docs/kernels/attention.md.
+// The next tile of the cache, fetched while one is worked on: two lines at a time, from either half, as evenly as the
+// time that a tile takes. A burst of requests would hold up everything else, and a phase without any would leave the
+// memory idle. Figures: docs/kernels/attention.md.
 struct FetchAhead {
   const uint8_t* at = nullptr;
-  int64_t half = 0, left = 0;  // bytes of a half, and turns until it is all asked for
+  int64_t half = 0, left = 0;              // bytes of a half, and turns until it is all asked for
+  uint32_t turns = 0, turns_per_time = 0;  // of 65536: how many are due, and how many each unit of time brings
   FetchAhead() = default;
   FetchAhead(const uint8_t* tile, int64_t bytes) : at(tile), half((bytes + 127) / 128 * 64), left(half / 64) {}
+
+  // One turn.
   void ask() {
     if (left == 0) return;
-    __builtin_prefetch(at, 0, 2);
-    __builtin_prefetch(at + half, 0, 2);
+    request(at);
     at += 64;
     left--;
   }
+  // All turns shall be over when `whole` units of time have passed.
+  void spread_over(int64_t whole) { turns_per_time = uint32_t((left << 16) / whole); }
+  // So many units have passed. Where no turn is due the same lines are asked for once more: that costs less than a
+  // branch that nobody can foresee.
+  void pass(uint32_t time) {
+    if (turns_per_time == 0) return;
+    request(at + int64_t(turns >> 16) * 64);
+    turns += turns_per_time * time;
+  }
+
+ private:
+  void request(const uint8_t* line) const {
+    __builtin_prefetch(line, 0, 2);
+    __builtin_prefetch(line + half, 0, 2);
+  }
 };
+// What passes in quarters of a nanosecond with four queries: sixteen lanes of each phase between scores and values.
+// Those two have times of their own in byte_dots.h. Only their proportions count.
+constexpr uint32_t kPeakTime = 8, kPowerTime = 11, kWeightTime = 7;

@@ -46,12 +46,19 @@ struct PackedRow<3> {
 };
 
 template <int GROUP, int QUERIES, int VECTORS, class Lane, class Row>
-inline void add_row(const Lane* const* a, int64_t first, const Row (&row)[VECTORS], Words (&acc)[QUERIES][VECTORS]) {
+inline void add_row(const Lane* const* a, int64_t first, const Row (&row)[VECTORS], Words (&acc)[QUERIES][VECTORS],
+                    FetchAhead& ahead) {
   if constexpr (GROUP < Row::groups) {
+    if constexpr (sizeof(Lane) == sizeof(QueryLane)) {
+      ahead.pass(kScoreGroupTime);
+    } else {
+      ahead.pass(kValueGroupTime / 2);
+      ahead.pass(kValueGroupTime / 2);
+    }
     Words bytes[VECTORS];
     for (int v = 0; v < VECTORS; v++) bytes[v] = row[v].template bytes<GROUP>();
     add_group<QUERIES, VECTORS>(a, first + GROUP, bytes, acc);
-    add_row<GROUP + 1, QUERIES, VECTORS>(a, first, row, acc);
+    add_row<GROUP + 1, QUERIES, VECTORS>(a, first, row, acc, ahead);
   }
 }
 
@@ -65,10 +72,9 @@ inline void byte_dots_block(const Lane* const* a, const uint8_t* b, int64_t grou
     for (int v = 0; v < VECTORS; v++) acc[i][v] = w_ints(start[i]);
   const int64_t rows = (used + Row::groups - 1) / Row::groups;
   for (int64_t row = 0; row < rows; row++) {
-    ahead.ask();
     Row packed[VECTORS];
     for (int v = 0; v < VECTORS; v++) packed[v].load(b + v * kWordBytes, row, groups, row_bytes);
-    add_row<0, QUERIES, VECTORS>(a, row * Row::groups, packed, acc);
+    add_row<0, QUERIES, VECTORS>(a, row * Row::groups, packed, acc, ahead);
   }
   for (int i = 0; i < QUERIES; i++)
     for (int v = 0; v < VECTORS; v++) w_store(out + i * out_stride + v * kWordBytes / 4, acc[i][v]);
@@ -78,7 +84,6 @@ inline void byte_dots_block(const Lane* const* a, const uint8_t* b, int64_t grou
 template <int QUERIES, int BITS, class Lane>
 inline void byte_dots(const Lane* const* a, const uint8_t* b, int64_t groups, int64_t used, int64_t width,
                       int64_t lanes, const int32_t* start, int32_t* out, int64_t out_stride, FetchAhead& ahead) {
-  constexpr int64_t kBlockLanes = kDotVectors * kWordBytes / 4;
   int64_t lane = 0;
   for (; lane + kBlockLanes <= lanes; lane += kBlockLanes)
     byte_dots_block<QUERIES, BITS, kDotVectors>(a, b + 4 * lane, groups, used, 4 * width, start, out + lane, out_stride,

@@ -5,6 +5,9 @@
 using QueryLane = int8_t;
 using Words = __m512i;
 constexpr int kWordBytes = 64, kDotVectors = 4;
+constexpr int64_t kBlockLanes = kDotVectors * kWordBytes / 4;
+// One group of a block of so many lanes, for four queries, in the units of fetch_ahead.h.
+constexpr uint32_t kScoreGroupTime = 14, kValueGroupTime = 26;
 
 inline Words w_load(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void w_store(void* p, Words a) { _mm512_storeu_si512(p, a); }

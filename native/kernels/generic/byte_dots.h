@@ -6,6 +6,9 @@
 // Sums stay below 2^31: 1024 dimensions of 127 * 255, and 128 positions of 32767 * 255.
 
 using QueryLane = int16_t;
+constexpr int64_t kBlockLanes = 64;
+// Nothing is fetched ahead here.
+constexpr uint32_t kScoreGroupTime = 1, kValueGroupTime = 1;
 
 inline void lay_query(const int8_t* bytes, int64_t dim, QueryLane* out) {
   for (int64_t i = 0; i < dim; i++) out[i] = bytes[i];
