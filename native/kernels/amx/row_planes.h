@@ -34,11 +34,24 @@ inline PackedTiles packed_tiles(const uint8_t* packed, int64_t blocks, int64_t t
   return PackedTiles{values, reinterpret_cast<const PackedSums*>(values + blocks * tiles)} + block * tiles;
 }
 
-inline uint16_t bfloat16_of(int exact) {
-  const float f = float(exact);
-  uint32_t bits;
-  __builtin_memcpy(&bits, &f, 4);
-  return uint16_t(bits >> 16);
+// Integers that a bfloat16 holds exactly, as such in the lower halves.
+inline __m256i bfloat16_of(__m256i exact) {
+  return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(exact)), 16);
+}
+
+// What a column's mins are multiplied with, as its dwords of PackedSums::mins.
+inline __m512i packed_sums(const BlockQ8K& x) {
+  const __m128i words = _mm_load_si128((const __m128i*)x.sums32);
+  const __m256i sums = _mm256_cvtepi16_epi32(words), low = _mm256_and_si256(sums, _mm256_set1_epi32(63));
+  __m128i all = _mm_madd_epi16(words, _mm_set1_epi16(1));
+  all = _mm_add_epi32(all, _mm_shuffle_epi32(all, _MM_SHUFFLE(1, 0, 3, 2)));
+  all = _mm_add_epi32(all, _mm_shuffle_epi32(all, _MM_SHUFFLE(2, 3, 0, 1)));
+  const __m128i all_low = _mm_and_si128(all, _mm_setr_epi32(0, 255, 0, 0));
+  const __m128i all_high = _mm_andnot_si128(_mm_set1_epi32(255), _mm_and_si128(all, _mm_setr_epi32(-1, 0, 0, 0)));
+  const __m256i both = _mm256_zextsi128_si256(_mm_or_si128(all_high, all_low));
+  const __m512i parts = _mm512_zextsi128_si512(_mm256_cvtepi32_epi16(bfloat16_of(_mm256_sub_epi32(sums, low))));
+  return _mm512_inserti32x4(_mm512_inserti32x4(parts, _mm256_cvtepi32_epi16(bfloat16_of(low)), 1),
+                            _mm256_cvtepi32_epi16(bfloat16_of(both)), 2);
 }
 
 void pack_block(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, int64_t block, uint8_t* packed) {
@@ -55,19 +68,13 @@ void pack_block(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile
     transpose16(r);
     for (int k = 0; k < 16; k++) _mm512_store_si512(values.q[part][k], r[k]);
   }
-  __builtin_memset(sums.mins, 0, sizeof sums.mins);
+  __m512i mins[16];
   for (int c = 0; c < 16; c++) {
     sums.d[c] = c < count ? from[c * blocks].d : 0.0f;
-    int all = 0;
-    for (int j = 0; j < 8 && c < count; j++) {
-      const int sum = from[c * blocks].sums32[j], low = sum & 63;
-      sums.mins[j / 2][c][j % 2] = bfloat16_of(sum - low);
-      sums.mins[4 + j / 2][c][j % 2] = bfloat16_of(low);
-      all += sum;
-    }
-    sums.mins[8][c][0] = bfloat16_of(all - (all & 255));
-    sums.mins[8][c][1] = bfloat16_of(all & 255);
+    mins[c] = c < count ? packed_sums(from[c * blocks]) : _mm512_setzero_si512();
   }
+  transpose16(mins);
+  for (int k = 0; k < 16; k++) _mm512_store_si512(sums.mins[k], mins[k]);
 }
 
 // Sixteen rows of weights for one block: what the tiles read, and the scales of the rows.
