@@ -36,12 +36,12 @@ void quantize_q8k(const float* x, int64_t k, BlockQ8K* out) {
     const bool usable = top_bits < 0x7f800000 && top >= 1e-30f;
     out->d = usable ? top / 127.0f : top_bits < 0x7f800000 ? 0.0f : __builtin_nanf("");
     if (usable) {
-      const V16 scale = v_set(127.0f / top);
-      for (int i = 0; i < 16; i++) v_store_bytes(out->q + 16 * i, v[i], scale);
+      v_store_block(*out, v, v_set(127.0f / top));
     } else {
       __builtin_memset(out->q, 0, sizeof out->q);
+      __builtin_memset(out->sums16, 0, sizeof out->sums16);
+      __builtin_memset(out->sums32, 0, sizeof out->sums32);
     }
-    v_store_sums(*out);
     __builtin_memset(out->padding, 0, sizeof out->padding);
   }
 }

@@ -62,4 +62,28 @@ inline V16 v_max_magnitude(V16 a, V16 b) {
 inline V16 v_one_above(V16 a, V16 b) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), _mm512_set1_ps(1.0f));
 }
-#include "../x86_sums.h"
+// Four times sixteen numbers to 64 bytes; what is stored in pieces cannot be loaded as a whole for a while.
+inline __m512i v_bytes_of(const V16* v, V16 scale) {
+  __m512i whole[4];
+  for (int i = 0; i < 4; i++) whole[i] = _mm512_cvtps_epi32(_mm512_mul_ps(v[i], scale));
+  const __m512i words = _mm512_packs_epi32(whole[0], whole[1]), more = _mm512_packs_epi32(whole[2], whole[3]);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  return _mm512_permutexvar_epi32(order, _mm512_packs_epi16(words, more));
+}
+inline void v_store_block(BlockQ8K& block, const V16 (&v)[16], V16 scale) {
+  const __m512i ones = _mm512_set1_epi16(1);
+  __m512i fours[4];  // sums of four bytes
+  for (int i = 0; i < 4; i++) {
+    const __m512i bytes = v_bytes_of(v + 4 * i, scale);
+    _mm512_store_si512(block.q + 64 * i, bytes);
+    fours[i] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), _mm512_set1_epi8(1), bytes);
+  }
+  const __m512i low = _mm512_madd_epi16(_mm512_packs_epi32(fours[0], fours[1]), ones);
+  const __m512i high = _mm512_madd_epi16(_mm512_packs_epi32(fours[2], fours[3]), ones);
+  const __m512i sums = _mm512_madd_epi16(_mm512_packs_epi32(low, high), ones);  // [lane][64 bytes]
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m256i sixteens = _mm512_cvtepi32_epi16(_mm512_permutexvar_epi32(order, sums));
+  _mm256_store_si256((__m256i*)block.sums16, sixteens);
+  const __m256i two = _mm256_madd_epi16(sixteens, _mm256_set1_epi16(1));
+  _mm_store_si128((__m128i*)block.sums32, _mm256_cvtepi32_epi16(two));
+}

@@ -140,17 +140,19 @@ inline uint32_t v_top_magnitude(const V16 (&v)[COUNT]) {
     }
   return top;
 }
-inline void v_store_sums(BlockQ8K& block) {
+// round_to_even(a * scale) as 16 signed bytes; the caller keeps |a * scale| within 127.
+inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
+  for (int i = 0; i < 16; i++) p[i] = int8_t(__builtin_rintf(a.lane[i] * scale.lane[i]));
+}
+// The same for a whole block, and the sums of its bytes.
+inline void v_store_block(BlockQ8K& block, const V16 (&v)[16], V16 scale) {
   for (int i = 0; i < 16; i++) {
+    v_store_bytes(block.q + 16 * i, v[i], scale);
     int sum = 0;
     for (int j = 0; j < 16; j++) sum += block.q[16 * i + j];
     block.sums16[i] = int16_t(sum);
   }
   for (int i = 0; i < 8; i++) block.sums32[i] = int16_t(block.sums16[2 * i] + block.sums16[2 * i + 1]);
-}
-// round_to_even(a * scale) as 16 signed bytes; the caller keeps |a * scale| within 127.
-inline void v_store_bytes(int8_t* p, V16 a, V16 scale) {
-  for (int i = 0; i < 16; i++) p[i] = int8_t(__builtin_rintf(a.lane[i] * scale.lane[i]));
 }
 inline V16 v_load_int(const int32_t* p) {
   V16 r;
