@@ -34,13 +34,13 @@ struct TileTask {
   const uint8_t* weight;
   int64_t row_bytes;
   int64_t blocks;         // per row
-  const uint8_t* packed;  // every column tile, as pack_block wrote it
+  const uint8_t* packed;  // every column tile, as pack_block wrote it; begins at a page, for speed alone
   int64_t columns;
   float* y;
   int64_t y_stride;
   int64_t row_begin, row_end;
   bool past_cache;   // y is too large to be kept in a cache, and its columns begin at cache lines
-  uint8_t* scratch;  // tile_scratch_bytes(columns), aligned to 64, for this worker alone
+  uint8_t* scratch;  // tile_scratch_bytes(columns), for this worker alone; begins at a page as well
 };
 
 // Causal attention of `queries` vectors that share one KV head, over halves. Query i sees positions [0, limits[i]).

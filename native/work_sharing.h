@@ -23,7 +23,7 @@ class Scratch {
     if (bytes > size_) {
       std::free(data_);
       size_ = 0;
-      const size_t page = bytes < kSmallPages ? 4096 : kLargePage;
+      const size_t page = bytes < kManyPages ? 4096 : kLargePage;
       const size_t whole = (bytes + page - 1) / page * page;
       data_ = std::aligned_alloc(page, whole);
       if (data_ == nullptr) throw std::bad_alloc();
@@ -37,7 +37,7 @@ class Scratch {
   float* floats(int64_t count) { return static_cast<float*>(get(size_t(count) * sizeof(float))); }
 
  private:
-  static constexpr size_t kLargePage = size_t(2) << 20, kSmallPages = 65536;
+  static constexpr size_t kLargePage = size_t(2) << 20, kManyPages = 16 * 4096;
   void* data_ = nullptr;
   size_t size_ = 0;
 };

@@ -8,7 +8,7 @@ struct FetchAhead {
   FetchAhead() = default;
   FetchAhead(const uint8_t* tile, int64_t bytes) : at(tile), half((bytes + 127) / 128 * 64), left(half / 64) {}
 
-  // One turn.
+  // One turn. Whoever asks by turns does not let time pass as well.
   void ask() {
     if (left == 0) return;
     request(at);
@@ -18,8 +18,8 @@ struct FetchAhead {
   // All turns shall be over when `whole` units of time have passed.
   void spread_over(int64_t whole) { turns_per_time = uint32_t((left << 16) / whole); }
   // So many units have passed. Where no turn is due the same lines are asked for once more: that costs less than a
-  // branch that nobody can foresee.
-  void pass(uint32_t time) {
+  // branch that nobody can foresee. Where several are (one query and a large cache), all but one are left out.
+  inline __attribute__((always_inline)) void pass(uint32_t time) {  // else gcc keeps the sums around it in memory
     if (turns_per_time == 0) return;
     request(at + int64_t(turns >> 16) * 64);
     turns += turns_per_time * time;

@@ -50,10 +50,10 @@ inline void add_row(const Lane* const* a, int64_t first, const Row (&row)[VECTOR
                     FetchAhead& ahead) {
   if constexpr (GROUP < Row::groups) {
     if constexpr (sizeof(Lane) == sizeof(QueryLane)) {
-      ahead.pass(kScoreGroupTime);
+      ahead.pass(kScoreGroupTime * VECTORS / kDotVectors);
     } else {
-      ahead.pass(kValueGroupTime / 2);
-      ahead.pass(kValueGroupTime / 2);
+      ahead.pass(kValueGroupTime * VECTORS / kDotVectors / 2);
+      ahead.pass(kValueGroupTime * VECTORS / kDotVectors / 2);
     }
     Words bytes[VECTORS];
     for (int v = 0; v < VECTORS; v++) bytes[v] = row[v].template bytes<GROUP>();

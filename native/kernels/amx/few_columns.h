@@ -4,11 +4,11 @@
 // The sixteen rows of a tile come from sixteen equal parts of a panel, a row of each, then the next row of each. So
 // memory is read in sixteen places at a time, each in order, and asked for a little early: see Ahead in x86_rows.h.
 //
-// Between the tile instructions of a block lie sixteen gaps, four for each 64 values. Every gap holds a row of the
-// float step before, a quarter of the values of a part of the next block, and now and then the headers of the block
-// after that. With one pair of column tiles a part is unpacked to where it was read by the tiles one part earlier, so
-// that there is one set of planes, and more of L1 is left for the activations; with two pairs it is read twice, and
-// there are two sets.
+// Between the tile instructions of a pair of column tiles lie sixteen gaps, four for each 64 values (a part). They hold
+// a row each of the float step before, the values of the next block by four rows of a part, and now and then the
+// headers of the block after that. With one pair a part is unpacked to where the tiles read it one part earlier, the
+// last part of the block at hand beside its own first part: so there is one set of planes, and more of L1 is left for
+// the activations. With two pairs every part is read twice, and there are two sets. Rows come in sixteens.
 constexpr int64_t kFewShortly = 2048;
 constexpr int kFewTiles = 4, kFewPartRows = 8;
 constexpr int64_t kFewRowsApart = 16 * kFewPartRows,

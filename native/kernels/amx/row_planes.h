@@ -7,12 +7,12 @@
 //
 // The sums of mins run through the tiles too: sum_j m_j * sums32_j as bfloat16 with sums32 = high + low, both exact
 // (a multiple of 64 up to 64 * 64, and 0..63). A min is given as 128 + m, whose bfloat16 is 0x4300 + m, without any
-// arithmetic; what is too much, 128 times the sum of all, is a ninth product, with -128. Everything stays below 2^24,
-// so float32 holds it exactly in any order.
+// arithmetic; what is too much, 128 times the sum of all, is a ninth pair of products, with -128. Everything stays
+// below 2^24, so float32 holds it exactly in any order.
 
 // Activations of one column tile of one block. The values of all lie together, a page each, and behind them the rest of
-// all: a load that has the same place in its page as a store shortly before waits for it, and so none of the tiles
-// that few_columns.h loads for 64 values meets those that it unpacks meanwhile.
+// all: a load that has the same place in its page as a store shortly before waits for it, and so, with one set of
+// planes, none of the tiles that few_columns.h loads for 64 values meets those that it unpacks meanwhile.
 struct PackedValues {
   int8_t q[4][16][16][4];  // [64 values][k / 4][column][k % 4]
 };

@@ -12,7 +12,7 @@ static_assert(sizeof(TileConfig) == 64);
 #endif
 
 // Tiles 0 to 3 are sums of 16 x 16; 4 and 5 hold 16 rows of `depth` bytes, 6 and 7 the same depth in groups of four
-// with 16 columns. The tiles are zero afterwards.
+// with 16 columns. The tiles are zero afterwards. At a depth of 64 all have one shape, and any may be anything.
 inline void configure_tiles(int depth = 64) {
   // volatile: gcc 12 believes ldtilecfg to read eight bytes and drops the other stores
   volatile TileConfig config;

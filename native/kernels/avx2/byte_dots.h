@@ -7,7 +7,7 @@ using Words = __m256i;
 constexpr int kWordBytes = 32, kDotVectors = 2;
 constexpr int64_t kBlockLanes = kDotVectors * kWordBytes / 4;
 // One group of a block of so many lanes, for four queries, in the units of fetch_ahead.h.
-constexpr uint32_t kScoreGroupTime = 7, kValueGroupTime = 7;
+constexpr uint32_t kScoreGroupTime = 7, kValueGroupTime = kScoreGroupTime;  // lanes of both are words: not told apart
 
 inline Words w_load(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
 inline void w_store(void* p, Words a) { _mm256_storeu_si256((__m256i*)p, a); }

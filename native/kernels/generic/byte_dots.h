@@ -7,7 +7,7 @@
 
 using QueryLane = int16_t;
 constexpr int64_t kBlockLanes = 64;
-// Nothing is fetched ahead here.
+// Next to nothing is fetched ahead here.
 constexpr uint32_t kScoreGroupTime = 1, kValueGroupTime = 1;
 
 inline void lay_query(const int8_t* bytes, int64_t dim, QueryLane* out) {
