@@ -14,7 +14,7 @@ struct Pending {
   const RowHeaders* rows = nullptr;
   const PackedSums* columns = nullptr;
   float* acc = nullptr;     // [column tile][row][column]
-  __mmask16 seen = 0xffff;  // nothing is in acc yet: zero. A mask, for a branch would be mispredicted
+  __mmask16 seen = 0xffff;  // nothing is in acc yet: zero. A mask instead of a branch
 };
 
 // The float step for rows [from, from + ROWS) of a finished step of COLUMN_TILES tiles. In acc rows and column tiles
