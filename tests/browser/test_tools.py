@@ -27,6 +27,9 @@ def page(serve: Callable[..., Any], open_page: Callable[..., Page]) -> Page:
     page.click("[popovertarget=settings]")
     page.check("#tool-calculator")
     expect(page.locator("#tool-settings")).to_contain_text("Together they take")
+    page.fill("#set-temperature", "0")  # the likeliest words: a drawn figure may be a wrong one
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("Saved.")).to_be_visible()
     page.keyboard.press("Escape")
     return page
 
