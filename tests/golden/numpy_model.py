@@ -1,7 +1,8 @@
-"""The whole model in numpy over the reference operations: no kernel of ours, no cache, one text at a time."""
+"""The whole model in numpy over the reference operations: no kernel of ours, one text at a time, all its rows at once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor.gguf import GGUFFile
+from notso.qtensor.reference import kv_cache
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
 from notso.smollm3.config import SmolLM3Config
@@ -16,12 +18,31 @@ from notso.smollm3.weights import SmolLM3Weights
 
 Floats = npt.NDArray[np.float32]
 Matmul = Callable[[Floats, QTensor], Floats]
+Attention = Callable[[Floats, Floats, Floats], Floats]
+"""From position 0: q (L, H, D) over k, v (L, KH, D) -> (L, H * D)."""
 
 QUANTISED: Matmul = reference.matmul
 """Activations as bytes, as the kernels have them."""
 
 DEQUANTISED: Matmul = reference.matmul_dequantised
 """Activations as they are: what the blocks stand for, with nothing rounded on the way."""
+
+
+def float_attention(q: Floats, k: Floats, v: Floats) -> Floats:
+    """`reference.attention`: no cache."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = (np.repeat(heads, group, axis=1).astype(np.float64) for heads in (k, v))
+    scores = np.einsum("lhd,mhd->hlm", q.astype(np.float64), keys) / np.sqrt(q.shape[2])
+    scores[:, ~np.tri(len(q), dtype=bool)] = -np.inf
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    attended = np.einsum("hlm,mhd->lhd", powers / powers.sum(axis=-1, keepdims=True), values)
+    return attended.reshape(len(q), -1).astype(np.float32)
+
+
+def byte_attention(q: Floats, k: Floats, v: Floats) -> Floats:
+    """Over what a cache of 8 bits (`k8v8`) holds of them, as the kernels have it."""
+    keys, values = (kv_cache.round_vectors(heads, 8) for heads in (k, v))
+    return kv_cache.attention(q, keys, values, 0, 1 / math.sqrt(q.shape[2])).reshape(len(q), -1)
 
 
 class NumpyModel:
@@ -37,7 +58,7 @@ class NumpyModel:
         """Let go of the file."""
         self._file.close()
 
-    def logits(self, ids: Sequence[int], matmul: Matmul) -> Floats:
+    def logits(self, ids: Sequence[int], matmul: Matmul, attention: Attention = float_attention) -> Floats:
         """(L, V) after each of `ids`."""
         config, weights = self.config, self._weights
         x = reference.embedding_rows(weights.embed_tokens, np.array(ids))
@@ -50,19 +71,8 @@ class NumpyModel:
             if config.uses_rope(index):
                 positions = np.arange(len(x))
                 q, k = (reference.rope(heads, positions, self._frequencies) for heads in (q, k))
-            x = x + matmul(_attention(q, k, v), layer.o_proj)
+            x = x + matmul(attention(q, k, v), layer.o_proj)
             h = reference.rms_norm(x, layer.ffn_norm, config.rms_norm_eps)
             gated = reference.silu_mul(matmul(h, layer.gate_proj), matmul(h, layer.up_proj))
             x = x + matmul(gated, layer.down_proj)
         return matmul(reference.rms_norm(x, weights.norm, config.rms_norm_eps), weights.lm_head)
-
-
-def _attention(q: Floats, k: Floats, v: Floats) -> Floats:
-    """`reference.attention` from position 0, all rows at once: (L, H, D) -> (L, H * D)."""
-    group = q.shape[1] // k.shape[1]
-    keys, values = (np.repeat(heads, group, axis=1).astype(np.float64) for heads in (k, v))
-    scores = np.einsum("lhd,mhd->hlm", q.astype(np.float64), keys) / np.sqrt(q.shape[2])
-    scores[:, ~np.tri(len(q), dtype=bool)] = -np.inf
-    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    attended = np.einsum("hlm,mhd->lhd", powers / powers.sum(axis=-1, keepdims=True), values)
-    return attended.reshape(len(q), -1).astype(np.float32)
