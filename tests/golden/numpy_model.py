@@ -1,4 +1,4 @@
-"""The whole model in numpy over the reference operations: no kernel of ours, one text at a time, all its rows at once."""
+"""The whole model in numpy over the reference operations: no kernel of ours, all rows of one text at once."""
 
 from __future__ import annotations
 
