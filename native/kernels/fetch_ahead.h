@@ -9,7 +9,7 @@ struct FetchAhead {
   FetchAhead(const uint8_t* tile, int64_t bytes) : at(tile), half((bytes + 127) / 128 * 64), left(half / 64) {}
 
   // One turn. Whoever asks by turns does not let time pass as well.
-  void ask() {
+  inline __attribute__((always_inline)) void ask() {
     if (left == 0) return;
     request(at);
     at += 64;

@@ -213,11 +213,13 @@ void to_half(const float* x, int64_t n, half* out) {
 
 // Scores of QUERIES queries against LANES * 16 keys starting at `key`: one fused chain over dim for each score.
 template <int QUERIES, int LANES>
-inline void attention_scores(const AttentionTask& t, const half* keys, int64_t first, int64_t key, float* scores) {
+inline void attention_scores(const AttentionTask& t, const half* keys, int64_t first, int64_t key, float* scores,
+                             FetchAhead& ahead) {
   V16 acc[QUERIES][LANES];
   for (int i = 0; i < QUERIES; i++)
     for (int j = 0; j < LANES; j++) acc[i][j] = v_zero();
   for (int64_t d = 0; d < t.dim; d++) {
+    ahead.ask();
     V16 k[LANES];
     for (int j = 0; j < LANES; j++) k[j] = v_load_half(keys + d * kTilePositions + key + 16 * j);
     for (int i = 0; i < QUERIES; i++) {
@@ -233,11 +235,12 @@ inline void attention_scores(const AttentionTask& t, const half* keys, int64_t f
 // o = fma(p_j, v_j, o) for j in [0, count), QUERIES queries and LANES * 16 dims at a time.
 template <int QUERIES, int LANES>
 inline void attention_values(const AttentionTask& t, const half* values, int64_t count, int64_t dim, const float* p,
-                             float* o) {
+                             float* o, FetchAhead& ahead) {
   V16 acc[QUERIES][LANES];
   for (int i = 0; i < QUERIES; i++)
     for (int j = 0; j < LANES; j++) acc[i][j] = v_load(o + i * t.dim + dim + 16 * j);
   for (int64_t at = 0; at < count; at++) {
+    ahead.ask();
     V16 v[LANES];
     for (int j = 0; j < LANES; j++) v[j] = v_load_half(values + at * t.dim + dim + 16 * j);
     for (int i = 0; i < QUERIES; i++) {
@@ -252,10 +255,10 @@ inline void attention_values(const AttentionTask& t, const half* values, int64_t
 // One tile for QUERIES queries with the same limit within it.
 template <int QUERIES>
 inline void attention_tile(const AttentionTask& t, const half* keys, const half* values, int64_t first, int64_t count,
-                           float* p, float* o, float* top, float* total) {
+                           float* p, float* o, float* top, float* total, FetchAhead& ahead) {
   int64_t key = 0;
   for (; key + 16 * kScoreLanes <= kTilePositions && key < count; key += 16 * kScoreLanes)
-    attention_scores<QUERIES, kScoreLanes>(t, keys, first, key, p);
+    attention_scores<QUERIES, kScoreLanes>(t, keys, first, key, p, ahead);
   for (int i = 0; i < QUERIES; i++) {
     float* row = p + i * kTilePositions;
     const float tile_top = top_of(row, count);
@@ -269,8 +272,8 @@ inline void attention_tile(const AttentionTask& t, const half* keys, const half*
   }
   int64_t d = 0;
   for (; d + 16 * kValueLanes <= t.dim; d += 16 * kValueLanes)
-    attention_values<QUERIES, kValueLanes>(t, values, count, d, p, o);
-  for (; d < t.dim; d += 16) attention_values<QUERIES, 1>(t, values, count, d, p, o);
+    attention_values<QUERIES, kValueLanes>(t, values, count, d, p, o, ahead);
+  for (; d < t.dim; d += 16) attention_values<QUERIES, 1>(t, values, count, d, p, o, ahead);
 }
 
 void attention(const AttentionTask& t) {
@@ -289,6 +292,9 @@ void attention(const AttentionTask& t) {
     const half* keys = t.k_tiles[tile];
     const half* values = t.v_tiles[tile];
     const int64_t before = tile * kTilePositions;
+    FetchAhead ahead;  // keys and values of the next tile lie one behind the other
+    if (before + kTilePositions < longest)
+      ahead = FetchAhead(reinterpret_cast<const uint8_t*>(t.k_tiles[tile + 1]), 2 * kTilePositions * t.dim * 2);
     for (int64_t i = 0; i < t.queries;) {
       const int64_t seen = t.limits[i] - before;
       const int64_t count = seen < kTilePositions ? seen : kTilePositions;
@@ -300,10 +306,10 @@ void attention(const AttentionTask& t) {
       }
       if (count > 0) {
         if (run == kQueryGroup) {
-          attention_tile<kQueryGroup>(t, keys, values, i, count, p, o + i * t.dim, top + i, total + i);
+          attention_tile<kQueryGroup>(t, keys, values, i, count, p, o + i * t.dim, top + i, total + i, ahead);
         } else {
           run = 1;
-          attention_tile<1>(t, keys, values, i, count, p, o + i * t.dim, top + i, total + i);
+          attention_tile<1>(t, keys, values, i, count, p, o + i * t.dim, top + i, total + i, ahead);
         }
       }
       i += run;

@@ -10,6 +10,7 @@ constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 
 constexpr bool kTouchFarther = false;
 // clang-format off: each of these builds on the ones before it
 #include "../avx512/vec16.h"
+#include "../fetch_ahead.h"
 #include "../float_kernels.h"
 #include "../x86_rows.h"
 #include "../avx512/four_headers.h"

@@ -10,6 +10,7 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2, kColumnGroup = 
 constexpr bool kTouchFarther = true;
 // clang-format off: each of these builds on the ones before it
 #include "vec16.h"
+#include "../fetch_ahead.h"
 #include "../float_kernels.h"
 #include "../x86_rows.h"
 #include "integer_kernels.h"
@@ -19,7 +20,6 @@ constexpr bool kTouchFarther = true;
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"
 #include "../level_tables.h"
-#include "../fetch_ahead.h"
 #include "byte_dots.h"
 #include "../x86_byte_dots.h"
 #include "../head_vectors.h"

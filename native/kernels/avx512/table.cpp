@@ -10,6 +10,7 @@ constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 
 constexpr bool kTouchFarther = true;
 // clang-format off: each of these builds on the ones before it
 #include "vec16.h"
+#include "../fetch_ahead.h"
 #include "../float_kernels.h"
 #include "../x86_rows.h"
 #include "four_headers.h"
@@ -21,7 +22,6 @@ constexpr bool kTouchFarther = true;
 #include "../x86_column_tiles.h"
 #include "column_tiles.h"
 #include "../level_tables.h"
-#include "../fetch_ahead.h"
 #include "byte_dots.h"
 #include "../x86_byte_dots.h"
 #include "../head_vectors.h"

@@ -7,10 +7,10 @@ namespace {
 constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 4;
 // clang-format off: each of these builds on the ones before it
 #include "vec16.h"
+#include "../fetch_ahead.h"
 #include "../float_kernels.h"
 #include "integer_kernels.h"
 #include "../level_tables.h"
-#include "../fetch_ahead.h"
 #include "byte_dots.h"
 #include "../head_vectors.h"
 #include "../byte_attention.h"
