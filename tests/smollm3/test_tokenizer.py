@@ -18,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
+from notso.smollm3 import encoded_texts
+from notso.smollm3.encoded_texts import EncodedTexts
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.special_texts import Run, SpecialTexts
 from notso.smollm3.tokenizer import Tokenizer
@@ -400,3 +402,37 @@ def test_time_is_near_linear_in_length(small_tokenizer: Tokenizer, kind: str) ->
 
     most = min(0.5, 30 * max(seconds(2**14), 0.002))  # of an eighth of a megabyte, twice
     assert seconds(2**17, enough=most) < most
+
+
+def test_long_texts_are_encoded_once(small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Like any other: the ids are the same, the last used are kept, and there is an end to how many."""
+    asked = list[str]()
+    encode = small_tokenizer.encode_batch
+
+    def noted(texts: list[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return encode(texts)
+
+    monkeypatch.setattr(small_tokenizer, "encode_batch", noted)
+    monkeypatch.setattr(small_tokenizer, "_encoded", EncodedTexts())
+    long, longer, short = "The sea is wide. " * 40, "The sea is cold. " * 50, "Hello!"
+
+    def ids(*texts: str) -> list[int]:
+        asked.clear()
+        found = small_tokenizer.encode_runs([(text, False) for text in texts])
+        assert found == [token for text in texts for token in encode([text])[0]]
+        return found
+
+    ids(long, short)
+    assert asked == [long, short]
+    ids(long, short, longer, long)
+    assert asked == [short, longer]
+    monkeypatch.setattr(encoded_texts, "MOST_CHARACTERS", len(long) + len(longer))
+    ids(long)
+    ids("The land is wide. " * 35)  # something must go: what was used first
+    ids(long)
+    assert not asked
+    ids(longer)
+    assert asked == [longer]
+    with pytest.raises(InvalidRequestError):
+        small_tokenizer.encode_runs([("x" * 600 + "\ud800", False)])

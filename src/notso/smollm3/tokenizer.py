@@ -16,6 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from notso.smollm3.encoded_texts import EncodedTexts
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.special_texts import SpecialTexts
 from notso.smollm3.vocabulary import Vocabulary, end_ids, gguf_list
@@ -44,6 +45,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary, encoder: tokenizers.Tokenizer, ends: frozenset[int]) -> None:
         self._vocabulary = vocabulary
         self._encoder = encoder
+        self._encoded = EncodedTexts()
         self.vocab_size = len(vocabulary)
         self.control_ids = vocabulary.control_ids
         self.user_defined_ids = vocabulary.user_defined_ids
@@ -95,7 +97,7 @@ class Tokenizer:
 
         Raises InvalidRequestError if a run marked special is no special token's text.
         """
-        ordinary = iter(self.encode_batch([text for text, special in runs if not special]))
+        ordinary = iter(self._encoded.encode([text for text, special in runs if not special], self.encode_batch))
         ids: list[int] = []
         for text, special in runs:
             if not special:

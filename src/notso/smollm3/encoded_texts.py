@@ -1,0 +1,43 @@
+"""Token ids of long texts encoded lately: a conversation comes again with every turn, and with every pause in it."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+LEAST_CHARACTERS = 512
+"""Shorter texts take no time. Nor could one be guessed by how soon its ids are there."""
+
+MOST_CHARACTERS = 4 * 2**20
+"""Of all texts together: some 8 MB with their ids."""
+
+
+class EncodedTexts:
+    """The texts used last, up to so many characters. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, array[int]] = OrderedDict()
+        self._characters = 0
+        self._lock = threading.Lock()
+
+    def encode(self, texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]) -> list[Sequence[int]]:
+        """Each text's ids; `encode` is asked once for all that are not known."""
+        with self._lock:
+            known = {text: self._texts[text] for text in texts if len(text) >= LEAST_CHARACTERS and text in self._texts}
+            for text in known:
+                self._texts.move_to_end(text)
+        new = [text for text in texts if text not in known]
+        ids = dict(zip(new, encode(new), strict=True)) if new else {}
+        self._keep(ids)
+        return [known[text] if text in known else ids[text] for text in texts]
+
+    def _keep(self, ids: dict[str, list[int]]) -> None:
+        with self._lock:
+            for text, its_ids in ids.items():
+                if len(text) >= LEAST_CHARACTERS and text not in self._texts:
+                    self._texts[text] = array("i", its_ids)
+                    self._characters += len(text)
+            while self._characters > MOST_CHARACTERS:
+                self._characters -= len(self._texts.popitem(last=False)[0])
