@@ -1,4 +1,4 @@
-"""The recorded decoding step: what is replayed is always whole."""
+"""Recorded steps: what is replayed is always whole, and recorded before it is wanted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from golden.random_models import RANDOM
+from smollm3.two_turns import until
 
-from notso.smollm3 import Engine, EngineError, SamplingParams
+from notso.smollm3 import Engine, EngineError, SamplingParams, runner
+from notso.smollm3.runner import RECORDED_ROWS, Runner
 
 SMALL = replace(RANDOM, layers=4, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=300)
 PROMPT = [10, 20, 30]
@@ -20,6 +22,7 @@ def test_an_interrupted_first_step_leaves_no_half_recorded_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error while a step is recorded: what was recorded so far must not be replayed as if it were whole."""
+    monkeypatch.setattr(Runner, "record_ahead", lambda _: None)
     with Engine.load(SMALL.write(tmp_path / "small.gguf"), context_tokens=40, threads=1) as fresh:
         model = fresh._runner._model
         feed_forward = type(model)._feed_forward
@@ -38,3 +41,41 @@ def test_an_interrupted_first_step_leaves_no_half_recorded_program(
         after = [event.text for event in fresh.generate(PROMPT, GREEDY)]
     with Engine.load(tmp_path / "small.gguf", context_tokens=40, threads=1) as unhurt:
         assert after == [event.text for event in unhurt.generate(PROMPT, GREEDY)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return SMALL.write(tmp_path / "small.gguf")
+
+
+def shapes(engine: Engine) -> set[tuple[int, int]]:
+    return set(engine._runner._programs)
+
+
+def test_while_nobody_asks_the_steps_that_may_come_are_recorded(file: Path) -> None:
+    with Engine.load(file, context_tokens=40, threads=1) as engine:
+        until(lambda: engine._runner.has_programs)
+        assert shapes(engine) == {(rows, 1) for rows in range(1, RECORDED_ROWS + 1)}
+        ahead = [[event.text for event in engine.generate(PROMPT * count, GREEDY)] for count in (1, 2, 5)]
+    with Engine.load(file, context_tokens=40, threads=1) as at_once:
+        assert ahead == [[event.text for event in at_once.generate(PROMPT * count, GREEDY)] for count in (1, 2, 5)]
+
+
+def test_they_are_recorded_anew_for_other_weights(file: Path) -> None:
+    with Engine.load(file, context_tokens=40, threads=1) as engine:
+        until(lambda: engine._runner.has_programs)
+
+        def exchange() -> None:
+            engine._runner.weights = engine._runner.weights
+
+        engine._core.call(exchange)
+        until(lambda: engine._runner.has_programs and len(shapes(engine)) == RECORDED_ROWS)
+
+
+def test_they_push_nothing_out_that_was_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_PROGRAMS", 4)
+    with Engine.load(file, context_tokens=40, threads=1) as engine:
+        list(engine.generate(PROMPT, GREEDY))
+        used = shapes(engine)
+        until(lambda: engine._runner.has_programs)
+        assert used <= shapes(engine) and len(shapes(engine)) == 4

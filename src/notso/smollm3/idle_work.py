@@ -6,21 +6,23 @@ import time
 from collections.abc import Callable
 
 from notso.smollm3.kv_shelf import KVShelf
-from notso.smollm3.next_turn import NextTurns
+from notso.smollm3.next_turn import QUIET_S, NextTurns
 from notso.smollm3.runner import Runner
 from notso.smollm3.scheduler import Plan, Scheduler
 
 TICK_S = 0.005
-"""Memory is had a little, and finished conversations go to the disk a block at a time: so often when idle."""
+"""Memory is had a little, steps are recorded one by one, and finished conversations go to the disk a block at a time:
+so often when idle."""
 
 LONGEST_NAP_S = 60.0
 
 
 class IdleWork:
-    """Memory for what comes next, and the beginnings of next turns. The engine's thread calls, but for `disturb`, which
-    any may."""
+    """Memory and recorded steps for what comes next, and the beginnings of next turns. The engine's thread calls, but
+    for `disturb`, which any may."""
 
     def __init__(self, runner: Runner, scheduler: Scheduler, shelf: KVShelf | None) -> None:
+        self._runner = runner
         self._cache = runner.cache
         self._shelf = shelf
         self._has_memory = False
@@ -37,7 +39,11 @@ class IdleWork:
         nap = LONGEST_NAP_S
         if (is_idle and not self._has_memory) or (self._shelf is not None and self._shelf.has_work):
             nap = TICK_S
-        return min(nap, self.next_turns.due_s(self._quiet_s)) if is_idle else nap
+        if not is_idle:
+            return nap
+        if not self._runner.has_programs:
+            nap = min(nap, max(TICK_S, QUIET_S - self._quiet_s))
+        return min(nap, self.next_turns.due_s(self._quiet_s))
 
     def work(self, bring_back: Callable[[Plan], None], go_on: Callable[[], bool]) -> None:
         """A little, when nothing waits or runs; see `NextTurns.read`."""
@@ -46,6 +52,8 @@ class IdleWork:
             self._has_memory = not self._cache.touch_idle(blocks)
         if not self.next_turns.due_s(self._quiet_s):
             self.next_turns.read(bring_back, go_on)
+        elif not self._runner.has_programs and self._quiet_s >= QUIET_S:
+            self._runner.record_ahead()
 
     @property
     def _quiet_s(self) -> float:

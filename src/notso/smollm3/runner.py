@@ -28,7 +28,7 @@ MAX_SAMPLED = 64
 RECORDED_ROWS = 32
 """Steps of up to so many rows are recorded and replayed: there the interpreter's share would be felt."""
 
-MAX_PROGRAMS = 24
+MAX_PROGRAMS = 96
 
 
 class Runner:
@@ -43,6 +43,7 @@ class Runner:
         self._model = SmolLM3(config, weights, cache)
         self._step = Step(config, max_rows, MAX_SAMPLED)
         self._programs: OrderedDict[tuple[int, int], tuple[Step, ops.Program]] = OrderedDict()
+        self.has_programs = False
 
     @property
     def weights(self) -> SmolLM3Weights:
@@ -53,6 +54,7 @@ class Runner:
     def weights(self, weights: SmolLM3Weights) -> None:
         self._model.weights = weights
         self._programs.clear()  # they point to the old ones
+        self.has_programs = False
 
     def adopt_promoted(self) -> None:
         """Between two steps, exchange weights for their copies: same bytes, other pages."""
@@ -79,10 +81,7 @@ class Runner:
             self._programs.move_to_end(shape)
             program.run()
         elif rows <= RECORDED_ROWS and not once:
-            program = ops.Program()
-            with program.record():
-                self._model.forward(step)
-            self._programs[shape] = step, program  # kept only when whole: Ctrl-C may come while it is recorded
+            program = self._record(shape, step)
             if len(self._programs) > MAX_PROGRAMS:
                 self._programs.popitem(last=False)
             program.run()
@@ -91,6 +90,23 @@ class Runner:
         for chunk in chunks:
             self.cache.settle(chunk)
         return [step.logits[end - count : end] for end, count in zip(accumulate(wanted), wanted, strict=True)]
+
+    def record_ahead(self) -> None:
+        """Nobody asks: record one of the steps that may come when somebody does, which are a token or the last words of
+        a prompt. `has_programs`: all of them are recorded."""
+        rows = range(1, min(RECORDED_ROWS, self.max_rows) + 1)
+        lacking = next((count for count in rows if (count, 1) not in self._programs), None)
+        if lacking is None or len(self._programs) >= MAX_PROGRAMS:
+            self.has_programs = True
+        else:
+            self._record((lacking, 1), self._step.part(lacking, 1))
+
+    def _record(self, shape: tuple[int, int], step: Step) -> ops.Program:
+        program = ops.Program()
+        with program.record():
+            self._model.forward(step)
+        self._programs[shape] = step, program  # kept only when whole: Ctrl-C may come while it is recorded
+        return program
 
 
 def _fill(step: Step, chunks: Sequence[Chunk], wanted: Sequence[int]) -> None:
