@@ -64,7 +64,8 @@ void check_read(const RowPlaces& at, const KeyValuePool& pool, const RecentTiles
 }
 
 uint8_t* head_of(const KeyValuePool& pool, int64_t block, int64_t head) {
-  return pool.data + (block * pool.kv_heads + head) * head_bytes(pool.format, pool.dim);
+  const int64_t number = (block / pool.run * pool.kv_heads + head) * pool.run + block % pool.run;
+  return pool.data + number * head_bytes(pool.format, pool.dim);
 }
 
 void put_halves(const KernelTable& table, const float* k, const float* v, int64_t dim, int64_t slot, uint8_t* head) {

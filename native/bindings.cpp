@@ -83,18 +83,21 @@ Weight weight_of(const Bytes& data, int format, int64_t rows, int64_t k) {
   return {f, data.data(), rows, k};
 }
 
-KeyValuePool pool_of(const Out<uint8_t, 2>& data, int format, int64_t kv_heads, int64_t dim) {
+KeyValuePool pool_of(const Out<uint8_t, 4>& data, int format, int64_t kv_heads, int64_t dim) {
   require(format >= 0 && format < kCacheFormats, "this cache format does not exist");
-  const KeyValuePool pool{data.data(), int64_t(data.shape(0)), kv_heads, dim, static_cast<CacheFormat>(format)};
+  const int64_t run = int64_t(data.shape(2));
+  const KeyValuePool pool{data.data(), int64_t(data.shape(0)) * run,    run, kv_heads,
+                          dim,         static_cast<CacheFormat>(format)};
   require(dim % 16 == 0 && dim > 0 && dim <= kMostByteDim, "the head dimension must be a multiple of 16, up to 1024");
-  require(pool.blocks > 0 && kv_heads > 0 && kv_heads <= int64_t(data.shape(1)), "a cache needs blocks and heads");
-  require(int64_t(data.shape(1)) == kv_heads * head_bytes(pool.format, dim), "blocks are not as long as their format");
+  require(pool.blocks > 0 && kv_heads > 0, "a cache needs blocks and heads");
+  require(int64_t(data.shape(1)) == kv_heads && int64_t(data.shape(3)) == head_bytes(pool.format, dim),
+          "blocks are not as long as their format");
   require(reinterpret_cast<uintptr_t>(data.data()) % 64 == 0, "the cache must begin at a cache line");
   return pool;
 }
 
 RecentTiles recent_of(const KeyValuePool& pool, const std::optional<In<int32_t, 2>>& tables,
-                      const std::optional<Out<uint8_t, 2>>& data, const RowPlaces& places) {
+                      const std::optional<Out<uint8_t, 4>>& data, const RowPlaces& places) {
   const bool small = pool.format > CacheFormat::k8v8;
   require(tables.has_value() == small && data.has_value() == small,
           "recent tiles belong to formats below 8 bits, and to no others");
@@ -245,8 +248,8 @@ NB_MODULE(_native, m) {
   m.def(
       "store_key_values",
       [](In<float, 3> k, In<float, 3> v, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
-         Out<uint8_t, 2> pool, int format, std::optional<In<int32_t, 2>> recent_tables,
-         std::optional<Out<uint8_t, 2>> recent) {
+         Out<uint8_t, 4> pool, int format, std::optional<In<int32_t, 2>> recent_tables,
+         std::optional<Out<uint8_t, 4>> recent) {
         require_same_shape(k, v);
         const RowPlaces places = places_of(positions, sequences, tables);
         require(int64_t(k.shape(0)) == places.rows, "k and v must be (rows, kv heads, dim)");
@@ -260,8 +263,8 @@ NB_MODULE(_native, m) {
   m.def(
       "attention",
       [](In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
-         Out<uint8_t, 2> pool, int format, int64_t kv_heads, std::optional<In<int32_t, 2>> recent_tables,
-         std::optional<Out<uint8_t, 2>> recent, float scale, Out<float, 3> out) {
+         Out<uint8_t, 4> pool, int format, int64_t kv_heads, std::optional<In<int32_t, 2>> recent_tables,
+         std::optional<Out<uint8_t, 4>> recent, float scale, Out<float, 3> out) {
         const RowPlaces places = places_of(positions, sequences, tables);
         const KeyValuePool blocks = pool_of(pool, format, kv_heads, int64_t(q.shape(2)));
         const RecentTiles tiles = recent_of(blocks, recent_tables, recent, places);

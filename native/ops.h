@@ -40,7 +40,7 @@ struct RowPlaces {
 // Blocks of kv_heads heads each, as cache_format.h lays them out.
 struct KeyValuePool {
   uint8_t* data;
-  int64_t blocks, kv_heads, dim;
+  int64_t blocks, run, kv_heads, dim;  // run: blocks whose heads lie together, see cache_format.h
   CacheFormat format;
 };
 // Below 8 bits a second pool, of 8 bits, holds the first tile of a sequence and the one it is writing; its tables have

@@ -83,17 +83,22 @@ def cache(rng: Rng) -> tuple[Call, int]:
 
 def stored(rng: Rng, blocks_: int, kv_heads: int, dim: int, format: ops.KVFormat) -> Array:
     """Any bytes, but halves as a cache would hold them: not negative, not large, and finite."""
-    data = rng.integers(0, 256, (blocks_, ops.kv_block_bytes(format, kv_heads, dim))).astype(np.uint8)
-    heads = data.reshape(blocks_, kv_heads, -1)
-    heads[:, :, 1 if format == "f16" else -2 * 2 * 128 + 1 :: 2] &= 0x3F
+    run = next(run for run in (3, 2, 1) if blocks_ % run == 0)
+    shape = blocks_ // run, kv_heads, run, ops.kv_block_bytes(format, kv_heads, dim) // kv_heads
+    data = rng.integers(0, 256, shape).astype(np.uint8)
+    data[..., 1 if format == "f16" else -2 * 2 * 128 + 1 :: 2] &= 0x3F
     return data
 
 
 def pools_of(c: Call) -> tuple[ops.KeyValuePool, ops.KeyValuePool | None]:
     dim = (c["k"] if "k" in c else c["q"]).shape[2]
     heads = c["k"].shape[1] if "k" in c else c["kv_heads"]
-    pool = ops.KeyValuePool(ops.KV_FORMATS[c["format"]], heads, dim, c["pool"])
-    return pool, None if c["recent"] is None else ops.KeyValuePool("k8v8", heads, dim, c["recent"])
+    pool = pool_of(ops.KV_FORMATS[c["format"]], heads, dim, c["pool"])
+    return pool, None if c["recent"] is None else pool_of("k8v8", heads, dim, c["recent"])
+
+
+def pool_of(format: ops.KVFormat, kv_heads: int, dim: int, data: Array) -> ops.KeyValuePool:
+    return ops.KeyValuePool(format, kv_heads, dim, data.shape[0] * data.shape[2], data)
 
 
 # ---- a right call of each operation, and what it should give: {output: array} ----
@@ -211,7 +216,7 @@ def attention_expected(c: Call) -> Call:
         own, parts = p // 128, []
         for tile in range(own + 1):
             held, tables = (pool, "tables") if recent is None or tile not in (0, own) else (recent, "recent_tables")
-            block, heads = held.data[c[tables][s, tile]], (held.kv_heads, held.head_dim)
+            block, heads = held.block(c[tables][s, tile]), (held.kv_heads, held.head_dim)
             taken = (
                 kv_layout.take_halves(block, *heads)
                 if held.format == "f16"

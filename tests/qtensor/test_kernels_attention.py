@@ -34,13 +34,14 @@ class Stored:
 
 
 def halves(pool: ops.KeyValuePool) -> npt.NDArray[np.uint16]:
-    """The whole pool, writable: (B, KH, 2, 128 * D), keys before values."""
-    return pool.data.view(np.uint16).reshape(pool.blocks, pool.kv_heads, 2, -1)
+    """The whole pool, writable."""
+    return pool.data.view(np.uint16)
 
 
 def keys_and_values(pool: ops.KeyValuePool) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
-    """Views of the keys (B, KH, D, 128) and of the values (B, KH, 128, D)."""
-    both, shape = halves(pool), (pool.blocks, pool.kv_heads)
+    """Views of the keys (B, KH, D, 128) and of the values (B, KH, 128, D) of a pool of one run."""
+    (run,), shape = halves(pool), (pool.blocks, pool.kv_heads)
+    both = run.swapaxes(0, 1).reshape(*shape, 2, -1)
     return both[:, :, 0].reshape(*shape, -1, 128), both[:, :, 1].reshape(*shape, 128, -1)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from notso.qtensor import huge_pages, ops
 from notso.qtensor.errors import OperandError
+from notso.qtensor.kv_pool import RUN_BLOCKS
 
 BITS = {"f16": 16, "k8v8": 8.125, "k8v4": 6.125, "k4v4": 4.125, "k4v3": 3.625}
 
@@ -18,7 +19,7 @@ def test_bytes_per_value_are_those_of_the_name() -> None:
     assert set(BITS) == set(ops.KV_FORMATS)
     for format in ops.KV_FORMATS:
         pool = ops.key_value_pool(3, 4, 128, format)
-        assert (pool.blocks, pool.block_bytes, pool.nbytes) == (3, pool.data.shape[1], 3 * pool.block_bytes)
+        assert (pool.blocks, pool.block_bytes, pool.nbytes) == (3, pool.block(0).size, 3 * pool.block_bytes)
         assert pool.block_bytes * 8 == 2 * 4 * 128 * 128 * BITS[format]
         assert pool.needs_recent == (format in ("k8v4", "k4v4", "k4v3"))
 
@@ -28,20 +29,21 @@ def test_blocks_are_read_written_and_copied(format: ops.KVFormat) -> None:
     rng = np.random.default_rng(1)
     pool = ops.key_value_pool(4, 2, 32, format)
     pool.data[:] = rng.integers(0, 256, pool.data.shape)
-    before = pool.data.copy()
+    before = [pool.block(block).copy() for block in range(4)]
     held = pool.read_block(2)
     pool.copy_block(2, 0)
     pool.write_block(3, held)
     for block, source in ((0, 2), (1, 1), (2, 2), (3, 2)):
-        np.testing.assert_array_equal(pool.data[block], before[source])
-    pool.data[2] = 0
+        np.testing.assert_array_equal(pool.block(block), before[source])
+    pool.block(2)[:] = 0
     assert held == before[2].tobytes(), "a copy does not follow the block"
 
 
 def test_pools_of_several_layers_lie_one_behind_the_other() -> None:
     pools = ops.key_value_pools(3, 4, 2, 32, "k8v8")
     for layer, pool in enumerate(pools):
-        pool.block_memory(layer)[:] = bytes([layer + 1]) * pool.block_bytes
+        for head in pool.block_memory(layer):
+            head[:] = bytes([layer + 1]) * len(head)
     for layer, pool in enumerate(pools):
         assert [set(pool.read_block(block)) for block in range(4)] == [
             {layer + 1 if b == layer else 0} for b in range(4)
@@ -49,10 +51,23 @@ def test_pools_of_several_layers_lie_one_behind_the_other() -> None:
         assert pool.data.ctypes.data == pools[0].data.ctypes.data + layer * pool.nbytes
 
 
+@pytest.mark.parametrize("blocks", [1, RUN_BLOCKS, RUN_BLOCKS + 1, 3 * RUN_BLOCKS])
+def test_no_two_blocks_share_a_byte_and_a_head_of_neighbours_lies_in_order(blocks: int) -> None:
+    pool = ops.key_value_pool(blocks, 3, 16, "k4v3")
+    start = pool.data.ctypes.data
+    heads = np.array([[head.ctypes.data - start for head in pool.block(block)] for block in range(blocks)])
+    size = pool.block_bytes // 3
+    assert len(set(heads.flat)) == heads.size and not (heads % size).any() and heads.max() < pool.data.nbytes
+    for block in range(1, blocks):
+        if block % RUN_BLOCKS:
+            assert (heads[block] - heads[block - 1] == size).all()
+
+
 def test_what_cannot_be_is_refused() -> None:
     pool = ops.key_value_pool(2, 1, 16)
     for block in (-1, 2):
         for call in (
+            pool.block,
             pool.read_block,
             pool.block_memory,
             lambda b: pool.copy_block(0, b),
@@ -74,8 +89,9 @@ def test_memory_is_taken_on_first_use() -> None:
     """A pool far larger than this machine's memory is only address space."""
     pool = ops.key_value_pool(1 << 16, 4, 128, "k8v8")
     assert pool.nbytes > 8 << 30
-    pool.data[-1, :5] = 7
-    assert pool.data[0, :100].max() == 0 and pool.data[-1, :9].sum() == 35
+    last = pool.block(pool.blocks - 1)
+    last[0, :5] = 7
+    assert pool.block(0).max() == 0 and last[0, :9].sum() == 35
     assert pool.data.ctypes.data % 64 == 0
 
 
@@ -84,7 +100,7 @@ def test_what_is_mostly_never_written_lies_on_small_pages() -> None:
     pool = ops.key_value_pool(64, 4, 128, "k8v8", large_pages=False)
     assert pool.nbytes > 2 * huge_pages.LARGE_BYTES
     before = resident_bytes()
-    pool.data[40] = 1
+    pool.block(40)[:] = 1
     taken = resident_bytes() - before
     assert pool.block_bytes <= taken + mmap.PAGESIZE and taken < huge_pages.PAGE_BYTES // 2
 

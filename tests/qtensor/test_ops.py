@@ -39,14 +39,18 @@ def places() -> Operands:
 
 
 def pool() -> Operands:
-    return {"data": ops.key_value_pool(4, 2, 16).data}
+    return {"data": two_runs("f16")}
+
+
+def two_runs(format: ops.KVFormat) -> Any:
+    """Four blocks, two in each run."""
+    return ops.key_value_pool(4, 2, 16, format).data.reshape(2, 2, 2, -1)
 
 
 def pools() -> Operands:
     """A format below 8 bits, and what goes with it."""
     tables = np.array([[3, 2], [1, 0]], np.int32)
-    data, recent = (ops.key_value_pool(4, 2, 16, format).data for format in ("k4v4", "k8v8"))
-    return {"data": data, "recent_tables": tables, "recent": recent}
+    return {"data": two_runs("k4v4"), "recent_tables": tables, "recent": two_runs("k8v8")}
 
 
 def with_pools(call: Callable[..., None], format: ops.KVFormat = "f16") -> Callable[..., None]:
@@ -54,8 +58,8 @@ def with_pools(call: Callable[..., None], format: ops.KVFormat = "f16") -> Calla
 
     def run(data: Any, **operands: Any) -> None:
         if format != "f16":
-            operands["recent"] = operands.pop("recent_tables"), ops.KeyValuePool("k8v8", 2, 16, operands["recent"])
-        call(pool=ops.KeyValuePool(format, 2, 16, data), **operands)
+            operands["recent"] = operands.pop("recent_tables"), ops.KeyValuePool("k8v8", 2, 16, 4, operands["recent"])
+        call(pool=ops.KeyValuePool(format, 2, 16, 4, data), **operands)
 
     return run
 
@@ -122,8 +126,8 @@ MAKERS = {"empty"}
 FREE_SIDES = {
     ("gather_rows", "x", 0), ("softmax", "x", 0), ("softmax", "x", 1), ("argmax", "x", 1),
     ("store_key_values", "tables", 0),
-    ("store_key_values", "tables", 1), ("store_key_values", "data", 0), ("attention", "data", 0),
-    *((f"{name}, k4v4", pool, 0) for name in ("store_key_values", "attention") for pool in ("data", "recent")),
+    ("store_key_values", "tables", 1), ("store_key_values", "data", 2), ("attention", "data", 2),
+    *((f"{name}, k4v4", pool, 2) for name in ("store_key_values", "attention") for pool in ("data", "recent")),
     ("attention", "tables", 0), ("attention", "tables", 1), ("rope", "x", 1),
 }  # fmt: skip
 

@@ -1,10 +1,11 @@
 """The memory of a key-value cache: blocks of 128 positions, each readable and writable as bytes.
 
-How a block lies is written down in native/cache_format.h; here it is a run of bytes of known length.
+How blocks lie is written down in native/cache_format.h; here a head of a block is a row of bytes of known length.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -22,6 +23,9 @@ KV_FORMATS: tuple[KVFormat, ...] = get_args(KVFormat)
 
 TILE_POSITIONS = 128
 """Positions of a sequence that lie together in one block of the cache."""
+
+RUN_BLOCKS = 16
+"""Blocks whose heads lie together. Twice as many are no quicker to read; these fill a large page in the 3B's shapes."""
 
 MAX_BYTE_DIM = 1024  # head dimension up to which the integer sums of formats below f16 stay exact
 
@@ -48,58 +52,58 @@ def kv_block_bytes(format: KVFormat, kv_heads: int, head_dim: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeyValuePool:
-    """Blocks of one layer's cache. `data` (blocks, block_bytes) uint8; memory is taken when a block is first written.
+    """Blocks of one layer's cache; memory is taken when a block is first written.
 
-    Formats below 8 bits go with a second pool in k8v8 for each sequence's first and last tile.
+    `data` (runs, KH, blocks of a run, bytes of a head in a block) uint8: block b is data[b // n, :, b % n], where n is
+    the length of a run. It may have room for more than `blocks`. Formats below 8 bits go with a second pool in k8v8 for
+    each sequence's first and last tile.
     """
 
     format: KVFormat
     kv_heads: int
     head_dim: int
+    blocks: int
     data: Bytes
 
     @property
-    def blocks(self) -> int:
-        """How many there are."""
-        return int(self.data.shape[0])
-
-    @property
     def block_bytes(self) -> int:
-        """Bytes of each."""
-        return int(self.data.shape[1])
+        """Bytes of each block."""
+        return int(self.data.shape[1] * self.data.shape[3])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of address space; what was never written takes no memory."""
-        return self.data.nbytes
+        """Bytes of all blocks; what was never written takes no memory."""
+        return self.blocks * self.block_bytes
 
     @property
     def needs_recent(self) -> bool:
         """Whether attention over this pool needs a second one, in k8v8, for first and last tiles."""
         return self.format in ("k8v4", "k4v4", "k4v3")
 
+    def block(self, number: int) -> Bytes:
+        """A block where it lies, writable: (KH, bytes of a head). Raises OperandError if there is none."""
+        if not 0 <= number < self.blocks:
+            raise OperandError(f"block {number} is outside the pool of {self.blocks}")
+        run, place = divmod(number, self.data.shape[2])
+        return self.data[run, :, place]
+
     def read_block(self, block: int) -> bytes:
-        """A copy of block number `block`."""
-        return bytes(self.data[self._checked(block)])
+        """A copy of block number `block`, head after head."""
+        return self.block(block).tobytes()
 
     def write_block(self, block: int, data: bytes | bytearray | memoryview) -> None:
         """Put back what `read_block` gave. Raises OperandError unless it has block_bytes bytes."""
         if len(data) != self.block_bytes:
             raise OperandError(f"a block has {self.block_bytes} bytes, not {len(data)}")
-        self.data[self._checked(block)] = np.frombuffer(data, np.uint8)
+        self.block(block)[:] = np.frombuffer(data, np.uint8).reshape(self.kv_heads, -1)
 
-    def block_memory(self, block: int) -> memoryview:
-        """The bytes of block number `block` where they lie, writable."""
-        return memoryview(self.data[self._checked(block)])
+    def block_memory(self, block: int) -> list[memoryview]:
+        """The bytes of block number `block` where they lie, writable, in the order of `read_block`."""
+        return [memoryview(head) for head in self.block(block)]
 
     def copy_block(self, source: int, target: int) -> None:
         """Make block `target` equal to block `source`."""
-        self.data[self._checked(target)] = self.data[self._checked(source)]
-
-    def _checked(self, block: int) -> int:
-        if not 0 <= block < self.blocks:
-            raise OperandError(f"block {block} is outside the pool of {self.blocks}")
-        return block
+        self.block(target)[:] = self.block(source)
 
 
 def key_value_pool(
@@ -119,6 +123,7 @@ def key_value_pools(
     only. As `key_value_pool`."""
     if blocks < 1:
         raise OperandError(f"a cache of {blocks} blocks")
-    block_bytes = kv_block_bytes(format, kv_heads, head_dim)
-    data = zeroed(layers * blocks * block_bytes, large_pages=large_pages).reshape(layers, blocks, block_bytes)
-    return [KeyValuePool(format, kv_heads, head_dim, data[layer]) for layer in range(layers)]
+    run = min(blocks, RUN_BLOCKS)
+    shape = layers, -(-blocks // run), kv_heads, run, kv_block_bytes(format, kv_heads, head_dim) // kv_heads
+    data = zeroed(math.prod(shape), large_pages=large_pages).reshape(shape)
+    return [KeyValuePool(format, kv_heads, head_dim, blocks, data[layer]) for layer in range(layers)]

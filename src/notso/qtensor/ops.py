@@ -359,10 +359,11 @@ def _places(rows: int, positions: Integers, sequences: Integers, tables: Integer
 def _pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
     if not isinstance(pool, KeyValuePool):
         raise OperandError(f"the pool must be a KeyValuePool, not {type(pool).__name__}")
-    _array("the pool", pool.data, np.uint8, 2, writeable=True)
+    _array("the pool", pool.data, np.uint8, 4, writeable=True)
     if (pool.kv_heads, pool.head_dim) != (kv_heads, head_dim):
         raise OperandError(f"a pool of {pool.kv_heads} heads of {pool.head_dim}, {kv_heads} of {head_dim} are needed")
-    _same("the pool", pool.data.shape, (pool.data.shape[0], kv_block_bytes(pool.format, kv_heads, head_dim)))
+    head_bytes, run = kv_block_bytes(pool.format, kv_heads, head_dim) // kv_heads, max(pool.data.shape[2], 1)
+    _same("the pool", pool.data.shape, (-(-pool.blocks // run), kv_heads, run, head_bytes))
 
 
 def _recent(pool: KeyValuePool, tables: Integers, recent: Recent | None) -> tuple[Any, ...]:

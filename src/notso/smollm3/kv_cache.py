@@ -122,8 +122,7 @@ class KVCache:
             return False
         first, following = self._touched_layers, self._touched + 1
         for pool in self.pools[first : first + layers]:
-            for at in (0, -1):
-                pool.data[following, at] |= 0  # written, though with what is there
+            pool.block(following)[:, [0, -1]] |= 0  # written, though with what is there
         self._touched_layers += layers
         if self._touched_layers >= len(self.pools):
             self._touched, self._touched_layers = following, 0
@@ -153,8 +152,8 @@ class KVCache:
         return b"".join(pool.read_block(block) for pool in self.pools)
 
     def block_memory(self, block: int) -> list[memoryview]:
-        """Where the content of a block lies, layer by layer, to be written to in the order of `read_block`."""
-        return [pool.block_memory(block) for pool in self.pools]
+        """Where the content of a block lies, part by part, to be written to in the order of `read_block`."""
+        return [part for pool in self.pools for part in pool.block_memory(block)]
 
     @property
     def companion_bytes(self) -> int:

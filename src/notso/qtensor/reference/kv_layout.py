@@ -20,7 +20,7 @@ BITS = {"k8v8": (8, 8), "k8v4": (8, 4), "k4v4": (4, 4), "k4v3": (4, 3)}
 
 
 def take(block: Bytes, format: str, kv_heads: int, head_dim: int) -> tuple[Rounded, Rounded]:
-    """Keys and values (128, KH, D) of one block (block_bytes,), in a format below f16."""
+    """Keys and values (128, KH, D) of one block (KH, bytes of a head), in a format below f16."""
     heads = block.reshape(kv_heads, -1)
     keys, values, scales = _parts(heads, format, head_dim)
     key_bits, value_bits = BITS[format]
@@ -39,10 +39,12 @@ def take_halves(block: Bytes, kv_heads: int, head_dim: int) -> tuple[Floats, Flo
 
 
 def put(pool: Bytes, format: str, k: Floats, v: Floats, positions: npt.NDArray[Any], tables: npt.NDArray[Any]) -> None:
-    """Write k and v (L, KH, D) into pool (B, block_bytes): row i at positions[i], by the table tables[i] (T,)."""
+    """Write k and v (L, KH, D) into a pool's data (see `KeyValuePool`): row i at positions[i], by the table tables[i]
+    (T,)."""
     kv_heads, dim = k.shape[1:]
     for row, (p, table) in enumerate(zip(positions, tables, strict=True)):
-        heads, slot = pool[table[p // TILE]].reshape(kv_heads, -1), p % TILE
+        run, place = divmod(table[p // TILE], pool.shape[2])
+        heads, slot = pool[run, :, place], p % TILE
         if format == "f16":
             halves = heads.view(np.float16).reshape(kv_heads, 2, -1)
             halves[:, 0].reshape(kv_heads, dim, TILE)[:, :, slot] = k[row]
