@@ -43,7 +43,7 @@ CpuFeatures detect_cpu_features() {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return f;
   f.avx2 = ymm && fma && f16c && bit(b, 5);
   f.avx512_vnni = f.avx2 && zmm && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31) && bit(c, 11);
-  f.amx_int8 = f.avx512_vnni && tiles && bit(d, 24) && bit(d, 25) && bit(d, 22) && tiles_granted();
+  f.amx_int8 = f.avx512_vnni && bit(c, 1) && tiles && bit(d, 24) && bit(d, 25) && bit(d, 22) && tiles_granted();
   return f;
 }
 #else

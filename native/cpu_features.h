@@ -9,7 +9,7 @@ namespace qtensor {
 struct CpuFeatures {
   bool avx2 = false;         // with FMA and F16C, and the OS saving ymm registers
   bool avx512_vnni = false;  // F, BW, DQ, VL and VNNI, and the OS saving zmm and mask registers
-  bool amx_int8 = false;     // tiles, int8 and bf16 products, and the OS saving tile data on request
+  bool amx_int8 = false;     // those, VBMI, tiles, int8 and bf16 products, and the OS saving tile data on request
 
   std::vector<std::string> names() const;
 };

@@ -16,7 +16,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
   set(X86 ON)
   set(AVX2 -mavx2 -mfma -mf16c)
   set(AVX512 ${AVX2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512)
-  set(AMX ${AVX512} -mamx-tile -mamx-int8 -mamx-bf16)
+  set(AMX ${AVX512} -mavx512vbmi -mamx-tile -mamx-int8 -mamx-bf16)
   target_compile_definitions(kernels_generic PRIVATE QTENSOR_X86)
   foreach(family amx avx512 avx2)  # what takes longest is begun first
     string(TOUPPER ${family} flags)

@@ -178,10 +178,10 @@ struct TileSteps {
         ahead.pass(kWeightTime);
         const V16 w = v_load(s.lanes + i * kTilePositions + 16 * v);
         const V16 whole = usable ? v_round(v_mul(w, inverse)) : v_zero();
-        sum = v_add(sum, whole);
+        if (!kSignedValues) sum = v_add(sum, whole);
         lay_weights(row + 16 * v, whole);
       }
-      start[i] = -128 * int32_t(v_fold_add(sum));
+      start[i] = kSignedValues ? 0 : -128 * int32_t(v_fold_add(sum));
       const int64_t laid = 16 * vectors(counts[i]);
       if (laid < kTilePositions) __builtin_memset(row + laid, 0, size_t(kTilePositions - laid) * 2);
     }

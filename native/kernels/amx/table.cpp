@@ -1,4 +1,4 @@
-// Kernels for AVX-512 with VNNI and AMX: tiles for many columns, the AVX-512 kernels for few.
+// Kernels for AVX-512 with VNNI and VBMI, and AMX: tiles for many columns, the AVX-512 kernels for few.
 #include <immintrin.h>
 
 #include "../../kernel_table.h"
@@ -25,7 +25,6 @@ constexpr bool kTouchFarther = false;
 #include "many_columns.h"
 #include "tile_matmul.h"
 #include "../level_tables.h"
-#include "../fetch_ahead.h"
 #include "../avx512/byte_dots.h"
 #include "../x86_byte_dots.h"
 #include "../head_vectors.h"

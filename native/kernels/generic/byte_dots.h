@@ -9,6 +9,8 @@ using QueryLane = int16_t;
 constexpr int64_t kBlockLanes = 64;
 // Next to nothing is fetched ahead here.
 constexpr uint32_t kScoreGroupTime = 1, kValueGroupTime = 1;
+// Whether byte_dots takes values as their levels: then what 128 adds need not be taken off.
+constexpr bool kSignedValues = false;
 
 inline void lay_query(const int8_t* bytes, int64_t dim, QueryLane* out) {
   for (int64_t i = 0; i < dim; i++) out[i] = bytes[i];
