@@ -49,9 +49,7 @@ def logits_in_pieces(model: SmolLM3, ids: list[int], cut: Cut) -> Floats:
     parts = []
     for start, end in pairwise(cut(len(ids))):
         step = Step(model.config, end - start, end - start)
-        step.token_ids[:] = ids[start:end]
-        step.positions[:] = np.arange(start, end)
-        step.sampled_rows[:] = np.arange(end - start)
+        step.fill(ids[start:end], range(start, end), [0] * (end - start), range(end - start))
         model.forward(step)
         parts.append(step.logits)
     return np.concatenate(parts)
@@ -114,7 +112,7 @@ def test_recorded_decoding_gives_the_bits_of_reading(case: Case, own_kernels: No
             model.forward(step)
         logits_in_pieces(model, case.ids[:start], CUTS["whole"])
         for at in range(start, len(case.ids)):
-            step.token_ids[0], step.positions[0] = case.ids[at], at
+            step.fill([case.ids[at]], [at], [0], [0])
             program.run()
             np.testing.assert_array_equal(step.logits[0], case.expected[at])
 

@@ -44,9 +44,7 @@ def read(model: SmolLM3, ids: list[int], start: int = 0, sampled: list[int] | No
     """Logits (sampled, V) of ids at positions from `start`; of all of them by default."""
     rows = list(range(len(ids))) if sampled is None else sampled
     step = Step(model.config, len(ids), len(rows))
-    step.token_ids[:] = ids
-    step.positions[:] = np.arange(start, start + len(ids))
-    step.sampled_rows[:] = rows
+    step.fill(ids, range(start, start + len(ids)), [0] * len(ids), rows)
     model.forward(step)
     return step.logits
 
@@ -140,7 +138,7 @@ def test_a_recorded_step_gives_the_bits_of_an_eager_one(random_file: Path) -> No
             model.forward(step)
         read(model, ids[:120], sampled=[])
         for at, token in enumerate(ids[120:]):
-            step.token_ids[0], step.positions[0] = token, 120 + at
+            step.fill([token], [120 + at], [0], [0])
             program.run()
             np.testing.assert_array_equal(step.logits, eager[at])
 
@@ -165,6 +163,27 @@ def test_logits_come_for_the_rows_asked_for_and_none_if_none(random_file: Path) 
         np.testing.assert_array_equal(some, everything[[29, 3, 3]])
         assert read(model, ids, sampled=[]).shape == (0, RANDOM.vocab)
         np.testing.assert_array_equal(read(model, ids[-1:], 29), everything[-1:])
+
+
+@pytest.mark.parametrize("sampled", [[], [4], [1, 2, 4]])
+def test_behind_the_last_keys_and_values_only_sampled_rows_go_on(
+    random_file: Path, monkeypatch: pytest.MonkeyPatch, sampled: list[int]
+) -> None:
+    rows, gated = list[int](), ops.matmul_gated
+
+    def counted(x: Floats, *operands: Any, **options: Any) -> None:
+        rows.append(len(x))
+        gated(x, *operands, **options)
+
+    ids = RANDOM.prompts(20, 6)[-1]
+    with model_of(random_file, 8) as model:
+        whole = read(model, ids[:5])
+        after = read(model, ids[5:6], 5)
+    monkeypatch.setattr(ops, "matmul_gated", counted)
+    with model_of(random_file, 8) as model:
+        np.testing.assert_array_equal(read(model, ids[:5], sampled=sampled), whole[sampled])
+        assert rows == [5] * (RANDOM.layers - 1) + [len(sampled)] * bool(sampled)
+        np.testing.assert_array_equal(read(model, ids[5:6], 5), after)  # keys and values are there
 
 
 def test_a_later_token_changes_nothing_before_it(random_file: Path) -> None:

@@ -9,7 +9,7 @@ Shapes: L rows of a step, C hidden, F feed-forward, H query heads, KH key-value 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,17 @@ from notso.smollm3.kv_cache import KVCache
 from notso.smollm3.weights import LayerWeights, SmolLM3Weights
 
 Floats = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int32]
+Numbers = Sequence[int] | npt.NDArray[np.int32]
+
+SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "logits")
+"""Arrays of a step with a row for each sampled one."""
 
 
 class Step:
     """The arrays of one forward step of `rows` tokens, of which `sampled` need logits. Made once, used again and again.
 
-    The caller fills token_ids, positions and sequences (all (rows,) int32: the token, where it stands in its sequence,
-    and which row of the cache's block table that sequence has), and sampled_rows ((sampled,) int32, which rows).
+    `fill` says of each row its token, where it stands in its sequence, and which row of the cache's block table that
+    sequence has; and which rows are sampled.
     """
 
     def __init__(self, config: SmolLM3Config, rows: int, sampled: int) -> None:
@@ -36,6 +39,8 @@ class Step:
         self.positions = np.zeros(rows, np.int32)
         self.sequences = np.zeros(rows, np.int32)
         self.sampled_rows = np.zeros(sampled, np.int32)
+        self.sampled_positions = np.zeros(sampled, np.int32)
+        self.sampled_sequences = np.zeros(sampled, np.int32)
         self.row_numbers = np.arange(rows, dtype=np.int32)
         self.cosine, self.sine = ops.empty(rows, dim // 2), ops.empty(rows, dim // 2)
         self.x = ops.empty(rows, hidden)
@@ -47,6 +52,13 @@ class Step:
         self.last = ops.empty(sampled, hidden)
         self.logits = ops.empty(sampled, config.vocab_size)
 
+    def fill(self, token_ids: Numbers, positions: Numbers, sequences: Numbers, sampled_rows: Numbers) -> None:
+        """(rows,) numbers each, and (sampled,) of rows in rising order."""
+        self.token_ids[:], self.positions[:], self.sequences[:] = token_ids, positions, sequences
+        self.sampled_rows[:] = sampled_rows
+        self.sampled_positions[:] = self.positions[self.sampled_rows]
+        self.sampled_sequences[:] = self.sequences[self.sampled_rows]
+
     @property
     def rotations(self) -> tuple[Floats, Floats]:
         """Cosines and sines for the rows' positions, (rows, D/2) each."""
@@ -56,8 +68,19 @@ class Step:
         """A smaller step in the same memory."""
         part = Step.__new__(Step)
         for name, array in vars(self).items():
-            setattr(part, name, array[: sampled if name in ("sampled_rows", "last", "logits") else rows])
+            setattr(part, name, array[: sampled if name in SAMPLED else rows])
         return part
+
+    def sampled(self) -> Step:
+        """The sampled rows as a step, in memory of this one: x is `last`. Its numbers are filled with those of this."""
+        step = self.part(self.sampled_rows.size, self.sampled_rows.size)
+        step.positions, step.sequences, step.row_numbers = (
+            self.sampled_positions,
+            self.sampled_sequences,
+            self.sampled_rows,
+        )
+        step.x = self.last
+        return step
 
 
 class SmolLM3:
@@ -79,35 +102,47 @@ class SmolLM3:
         weights = self.weights
         ops.embed_rows(weights.embed_tokens, step.token_ids, step.x)
         ops.rope_table(self.rope_frequencies, step.positions, step.rotations, self.rope_factor)
-        for index, layer in enumerate(weights.layers):
+        for index, layer in enumerate(weights.layers[:-1]):
             if not go_on(index):
                 return False
-            self._attention(index, layer, step)
+            self._attention(index, layer, step, step)
             self._feed_forward(layer, step)
+        if not go_on(len(weights.layers) - 1):
+            return False
+        # Behind the last layer's keys and values nobody needs the other rows.
+        sampled = step.sampled()
+        self._attention(len(weights.layers) - 1, weights.layers[-1], step, sampled)
         if step.sampled_rows.size:
-            ops.gather_rows(step.x, step.sampled_rows, step.last)
-            ops.matmul(step.last, weights.lm_head, step.logits, norm=self._norm(weights.norm))
+            self._feed_forward(weights.layers[-1], sampled)
+            ops.matmul(sampled.x, weights.lm_head, step.logits, norm=self._norm(weights.norm))
         return True
 
-    def _attention(self, index: int, layer: LayerWeights, step: Step) -> None:
-        """x += Wo attention(q, k, v), where q, k, v = W norm(x)."""
-        rows, dim, cache = step.positions.size, self.config.head_dim, self.cache
-        q = step.q.reshape(rows, -1, dim)
-        k, v = step.k.reshape(rows, -1, dim), step.v.reshape(rows, -1, dim)
-        projections = [(layer.q_proj, step.q), (layer.k_proj, step.k), (layer.v_proj, step.v)]
-        ops.matmul_many(step.x, projections, norm=self._norm(layer.attn_norm))
+    def _attention(self, index: int, layer: LayerWeights, step: Step, asking: Step) -> None:
+        """x += Wo attention(q, k, v), where q, k, v = W norm(x). `asking`: the rows that need it, all or the sampled;
+        keys and values are stored of all."""
+        dim, norm = self.config.head_dim, self._norm(layer.attn_norm)
+        q, k, v = (array.reshape(len(array), array.shape[1] // dim, dim) for array in (asking.q, step.k, step.v))
+        keys_and_values = [(layer.k_proj, step.k), (layer.v_proj, step.v)]
+        if asking is step:
+            ops.matmul_many(step.x, [(layer.q_proj, step.q), *keys_and_values], norm=norm)
+        else:
+            ops.matmul_many(step.x, keys_and_values, norm=norm)
         if self.config.uses_rope(index):  # every fourth layer goes without: NoPE
             # A GGUF file's rows of q and k are permuted so that pairs to rotate lie side by side.
-            ops.rope(q, step.row_numbers, step.rotations, adjacent=True)
             ops.rope(k, step.row_numbers, step.rotations, adjacent=True)
-        places, pool, recent = (
-            (step.positions, step.sequences, cache.block_table),
-            cache.pools[index],
-            cache.recent(index),
-        )
-        ops.store_key_values(k, v, *places, pool, recent)
-        ops.attention(q, *places, pool, self.scale, step.attended.reshape(rows, -1, dim), recent)
-        ops.matmul_add(step.attended, layer.o_proj, step.x)
+        cache = self.cache.block_table, self.cache.pools[index]
+        recent = self.cache.recent(index)
+        ops.store_key_values(k, v, step.positions, step.sequences, *cache, recent)
+        if not asking.positions.size:
+            return
+        if asking is not step:
+            ops.gather_rows(step.x, asking.row_numbers, asking.x)
+            ops.matmul(asking.x, layer.q_proj, asking.q, norm=norm)
+        if self.config.uses_rope(index):
+            ops.rope(q, asking.row_numbers, step.rotations, adjacent=True)
+        attended = asking.attended.reshape(q.shape)
+        ops.attention(q, asking.positions, asking.sequences, *cache, self.scale, attended, recent)
+        ops.matmul_add(asking.attended, layer.o_proj, asking.x)
 
     def _feed_forward(self, layer: LayerWeights, step: Step) -> None:
         """x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x)."""

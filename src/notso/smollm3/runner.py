@@ -110,11 +110,13 @@ class Runner:
 
 
 def _fill(step: Step, chunks: Sequence[Chunk], wanted: Sequence[int]) -> None:
-    step.token_ids[:] = [token for chunk in chunks for token in chunk.tokens]
-    step.positions[:] = [at for chunk in chunks for at in range(chunk.start, chunk.start + chunk.rows)]
-    step.sequences[:] = [slot for chunk in chunks for slot in repeat(_slot(chunk), chunk.rows)]
     ends = zip(accumulate(chunk.rows for chunk in chunks), wanted, strict=True)
-    step.sampled_rows[:] = [row for end, count in ends for row in range(end - count, end)]
+    step.fill(
+        token_ids=[token for chunk in chunks for token in chunk.tokens],
+        positions=[at for chunk in chunks for at in range(chunk.start, chunk.start + chunk.rows)],
+        sequences=[slot for chunk in chunks for slot in repeat(_slot(chunk), chunk.rows)],
+        sampled_rows=[row for end, count in ends for row in range(end - count, end)],
+    )
 
 
 def _slot(chunk: Chunk) -> int:
