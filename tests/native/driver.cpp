@@ -245,7 +245,7 @@ struct RandomPool {
   KeyValuePool pool;
   RandomPool(CacheFormat format, int64_t blocks, int64_t kv_heads, int64_t dim, Random& random)
       : data(blocks * kv_heads * head_bytes(format, dim), random, 64),
-        pool{data.data(), blocks, kv_heads, dim, format} {
+        pool{data.data(), blocks, blocks % 2 == 0 ? 2 : 1, kv_heads, dim, format} {
     const int64_t head = head_bytes(format, dim), halves = format == CacheFormat::f16 ? 0 : scales_at(format, dim);
     for (int64_t at = 0; at < data.size(); at++) {
       data[at] = uint8_t(random.bits());
