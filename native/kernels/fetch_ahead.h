@@ -5,6 +5,7 @@ struct FetchAhead {
   const uint8_t* at = nullptr;
   int64_t half = 0, left = 0;              // bytes of a half, and turns until it is all asked for
   uint32_t turns = 0, turns_per_time = 0;  // of 65536: how many are due, and how many each unit of time brings
+  bool seldom = false;                     // few lines: it is enough to ask at every second group
   FetchAhead() = default;
   FetchAhead(const uint8_t* tile, int64_t bytes) : at(tile), half((bytes + 127) / 128 * 64), left(half / 64) {}
 
@@ -16,7 +17,10 @@ struct FetchAhead {
     left--;
   }
   // All turns shall be over when `whole` units of time have passed.
-  void spread_over(int64_t whole) { turns_per_time = uint32_t((left << 16) / whole); }
+  void spread_over(int64_t whole) {
+    turns_per_time = uint32_t((left << 16) / whole);
+    seldom = turns_per_time <= 65536 / 24;
+  }
   // So many units have passed. Where no turn is due the same lines are asked for once more: that costs less than a
   // branch that nobody can foresee. Where several are (one query and a large cache), all but one are left out.
   inline __attribute__((always_inline)) void pass(uint32_t time) {  // else gcc keeps the sums around it in memory

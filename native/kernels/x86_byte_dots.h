@@ -50,7 +50,10 @@ inline void add_row(const Lane* const* a, int64_t first, const Row (&row)[VECTOR
                     DotSums<Lane, QUERIES, VECTORS>& sums, FetchAhead& ahead) {
   if constexpr (GROUP < Row::groups) {
     constexpr uint32_t time = sizeof(Lane) == sizeof(QueryLane) ? kScoreGroupTime : kValueGroupTime;
-    ahead.pass(time * VECTORS / kDotVectors);
+    if constexpr (Row::groups == 1)
+      ahead.pass(time * VECTORS / kDotVectors);
+    else if (GROUP % 2 == 0 || !ahead.seldom)
+      ahead.pass((ahead.seldom ? 2 : 1) * time * VECTORS / kDotVectors);
     Words bytes[VECTORS];
     for (int v = 0; v < VECTORS; v++) bytes[v] = row[v].template bytes<GROUP>();
     sums.add(a, first + GROUP, bytes);
