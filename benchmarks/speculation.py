@@ -187,9 +187,8 @@ def priced(steps: dict[int, float]) -> Callable[[int], float]:
 def step_of(engine: Engine, rows: int) -> Step:
     """A step over `rows` positions of one sequence, all with logits."""
     step = Step(engine.config, rows, rows)
-    step.token_ids[:] = np.random.default_rng(rows).integers(0, engine.config.vocab_size, rows)
-    step.positions[:] = np.arange(rows)
-    step.sampled_rows[:] = np.arange(rows)
+    ids = np.random.default_rng(rows).integers(0, engine.config.vocab_size, rows, np.int32)
+    step.fill(ids, range(rows), [0] * rows, range(rows))
     return step
 
 

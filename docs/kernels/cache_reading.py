@@ -1,5 +1,4 @@
-"""What decoding at a depth of 32,768 spends on the cache, in the 3B's shapes: the tables "Reading the cache" in
-attention.md.
+"""What decoding at a depth of 32,768 spends on the cache, in the 3B's shapes: see attention.md.
 
     python docs/kernels/cache_reading.py
     python docs/kernels/cache_reading.py --formats k4v4 --threads 1

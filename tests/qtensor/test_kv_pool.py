@@ -10,7 +10,7 @@ import pytest
 
 from notso.qtensor import huge_pages, ops
 from notso.qtensor.errors import OperandError
-from notso.qtensor.kv_pool import RUN_BLOCKS
+from notso.qtensor.kv_pool import RUN_BLOCKS, reserved_blocks
 
 BITS = {"f16": 16, "k8v8": 8.125, "k8v4": 6.125, "k4v4": 4.125, "k4v3": 3.625}
 
@@ -51,15 +51,17 @@ def test_pools_of_several_layers_lie_one_behind_the_other() -> None:
         assert pool.data.ctypes.data == pools[0].data.ctypes.data + layer * pool.nbytes
 
 
-@pytest.mark.parametrize("blocks", [1, RUN_BLOCKS, RUN_BLOCKS + 1, 3 * RUN_BLOCKS])
+@pytest.mark.parametrize("blocks", [1, RUN_BLOCKS, RUN_BLOCKS + 1, 3 * RUN_BLOCKS, 65, 1000])
 def test_no_two_blocks_share_a_byte_and_a_head_of_neighbours_lies_in_order(blocks: int) -> None:
     pool = ops.key_value_pool(blocks, 3, 16, "k4v3")
     start = pool.data.ctypes.data
     heads = np.array([[head.ctypes.data - start for head in pool.block(block)] for block in range(blocks)])
     size = pool.block_bytes // 3
+    assert pool.data.shape[2] <= RUN_BLOCKS and pool.nbytes == reserved_blocks(blocks) * pool.block_bytes
+    assert reserved_blocks(blocks) < blocks * (1 + 1 / RUN_BLOCKS)
     assert len(set(heads.flat)) == heads.size and not (heads % size).any() and heads.max() < pool.data.nbytes
     for block in range(1, blocks):
-        if block % RUN_BLOCKS:
+        if block % pool.data.shape[2]:
             assert (heads[block] - heads[block - 1] == size).all()
 
 

@@ -79,3 +79,20 @@ def test_they_push_nothing_out_that_was_used(file: Path, monkeypatch: pytest.Mon
         used = shapes(engine)
         until(lambda: engine._runner.has_programs)
         assert used <= shapes(engine) and len(shapes(engine)) == 4
+
+
+def test_what_cannot_be_recorded_ahead_is_not_tried_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, record = list[int](), Runner._record
+
+    def fails(runner: Runner, shape: tuple[int, int], step: Any) -> Any:
+        if shape == (1, 1):
+            tries.append(1)
+            raise MemoryError
+        return record(runner, shape, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "_record", fails)
+        with Engine.load(file, context_tokens=40, threads=1) as engine:
+            until(lambda: engine._runner.has_programs)
+            engine._core.call(lambda: None)
+            assert len(tries) == 1

@@ -427,12 +427,16 @@ def test_long_texts_are_encoded_once(small_tokenizer: Tokenizer, monkeypatch: py
     assert asked == [long, short]
     ids(long, short, longer, long)
     assert asked == [short, longer]
-    monkeypatch.setattr(encoded_texts, "MOST_CHARACTERS", len(long) + len(longer))
+    room = sum(encoded_texts._size(text, len(encode([text])[0])) for text in (long, longer))
+    monkeypatch.setattr(encoded_texts, "MOST_BYTES", room)
     ids(long)
     ids("The land is wide. " * 35)  # something must go: what was used first
     ids(long)
     assert not asked
     ids(longer)
     assert asked == [longer]
+    ids(long * 20)
+    ids(longer)
+    assert not asked, "what has no room pushes nothing out"
     with pytest.raises(InvalidRequestError):
         small_tokenizer.encode_runs([("x" * 600 + "\ud800", False)])

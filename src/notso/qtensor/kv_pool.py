@@ -25,7 +25,7 @@ TILE_POSITIONS = 128
 """Positions of a sequence that lie together in one block of the cache."""
 
 RUN_BLOCKS = 16
-"""Blocks whose heads lie together. Twice as many are no quicker to read; these fill a large page in the 3B's shapes."""
+"""Blocks whose heads lie together, at the most. More are no quicker to read; these fill a large page of the 3B."""
 
 MAX_BYTE_DIM = 1024  # head dimension up to which the integer sums of formats below f16 stay exact
 
@@ -72,8 +72,8 @@ class KeyValuePool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all blocks; what was never written takes no memory."""
-        return self.blocks * self.block_bytes
+        """Bytes of address space; what was never written takes no memory."""
+        return self.data.nbytes
 
     @property
     def needs_recent(self) -> bool:
@@ -106,6 +106,17 @@ class KeyValuePool:
         self.block(target)[:] = self.block(source)
 
 
+def reserved_blocks(blocks: int) -> int:
+    """For how many blocks a pool has room that was made for so many: runs are of one length."""
+    return math.prod(_runs(blocks))
+
+
+def _runs(blocks: int) -> tuple[int, int]:
+    """How many runs, and of how many blocks each: as few too many as can be."""
+    runs = -(-blocks // RUN_BLOCKS)
+    return runs, -(-blocks // runs)
+
+
 def key_value_pool(
     blocks: int, kv_heads: int, head_dim: int, format: KVFormat = "f16", *, large_pages: bool = True
 ) -> KeyValuePool:
@@ -123,7 +134,7 @@ def key_value_pools(
     only. As `key_value_pool`."""
     if blocks < 1:
         raise OperandError(f"a cache of {blocks} blocks")
-    run = min(blocks, RUN_BLOCKS)
-    shape = layers, -(-blocks // run), kv_heads, run, kv_block_bytes(format, kv_heads, head_dim) // kv_heads
+    runs, run = _runs(blocks)
+    shape = layers, runs, kv_heads, run, kv_block_bytes(format, kv_heads, head_dim) // kv_heads
     data = zeroed(math.prod(shape), large_pages=large_pages).reshape(shape)
     return [KeyValuePool(format, kv_heads, head_dim, blocks, data[layer]) for layer in range(layers)]

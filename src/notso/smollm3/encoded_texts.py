@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from array import array
 from collections import OrderedDict
@@ -10,16 +11,16 @@ from collections.abc import Callable, Sequence
 LEAST_CHARACTERS = 512
 """Shorter texts take no time. Nor could one be guessed by how soon its ids are there."""
 
-MOST_CHARACTERS = 4 * 2**20
-"""Of all texts together: some 8 MB with their ids."""
+MOST_BYTES = 16 * 2**20
+"""Of all texts and their ids together: eight million characters of plain English, a million of what has no tokens."""
 
 
 class EncodedTexts:
-    """The texts used last, up to so many characters. Safe to use from several threads."""
+    """The texts used last, as many as there is room for. Safe to use from several threads."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, array[int]] = OrderedDict()
-        self._characters = 0
+        self._bytes = 0
         self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str], encode: Callable[[Sequence[str]], list[list[int]]]) -> list[Sequence[int]]:
@@ -36,8 +37,14 @@ class EncodedTexts:
     def _keep(self, ids: dict[str, list[int]]) -> None:
         with self._lock:
             for text, its_ids in ids.items():
-                if len(text) >= LEAST_CHARACTERS and text not in self._texts:
+                size = _size(text, len(its_ids))
+                if len(text) >= LEAST_CHARACTERS and size <= MOST_BYTES and text not in self._texts:
                     self._texts[text] = array("i", its_ids)
-                    self._characters += len(text)
-            while self._characters > MOST_CHARACTERS:
-                self._characters -= len(self._texts.popitem(last=False)[0])
+                    self._bytes += size
+            while self._bytes > MOST_BYTES:
+                text, kept = self._texts.popitem(last=False)
+                self._bytes -= _size(text, len(kept))
+
+
+def _size(text: str, ids: int) -> int:
+    return sys.getsizeof(text) + 4 * ids

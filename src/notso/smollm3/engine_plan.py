@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from notso.qtensor.kv_pool import reserved_blocks
 from notso.smollm3.config import YARN_FACTOR, SmolLM3Config
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
 from notso.smollm3.kv_formats import KV_CHOICES, KV_FORMATS, RECENT_FORMAT, KVChoice, KVFormat
@@ -172,7 +173,7 @@ class _Planner:
             kv_blocks=blocks,
             recent_blocks=recent,
             weights_bytes=self.weights_bytes,
-            kv_bytes=blocks * self._block_bytes(kv_format) + recent * self._block_bytes(RECENT_FORMAT),
+            kv_bytes=reserved_blocks(blocks) * self._block_bytes(kv_format) + recent * self._block_bytes(RECENT_FORMAT),
             scratch_bytes=scratch_bytes(self.config, context),
             limit=self.limit,
             reduced=reduced,
@@ -180,12 +181,13 @@ class _Planner:
 
     def with_shared_blocks(self, plan: EnginePlan) -> EnginePlan:
         """More tiles for other chats, up to half of what would be left: what is open besides belongs to others too."""
-        wanted = min(plan.max_num_seqs * plan.kv_blocks, SHARED_TOKENS // BLOCK_TOKENS)
         left = plan.limit.available_bytes - plan.needed_bytes
-        more = min(wanted - plan.kv_blocks, left // 2 // self._block_bytes(plan.kv_format))
-        if more <= 0:
+        room = reserved_blocks(plan.kv_blocks) + left // 2 // self._block_bytes(plan.kv_format)
+        blocks = min(plan.max_num_seqs * plan.kv_blocks, SHARED_TOKENS // BLOCK_TOKENS, room)
+        while reserved_blocks(blocks) > room:
+            blocks -= 1
+        if blocks <= plan.kv_blocks:
             return plan
-        blocks = plan.kv_blocks + more
         return self.plan(plan.context_tokens, plan.kv_format, plan.max_num_seqs, blocks=blocks, reduced=plan.reduced)
 
     def context_up_to(self, usual: int, kv_format: KVFormat, sequences: int) -> int:

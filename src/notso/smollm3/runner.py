@@ -96,10 +96,10 @@ class Runner:
         a prompt. `has_programs`: all of them are recorded."""
         rows = range(1, min(RECORDED_ROWS, self.max_rows) + 1)
         lacking = next((count for count in rows if (count, 1) not in self._programs), None)
-        if lacking is None or len(self._programs) >= MAX_PROGRAMS:
-            self.has_programs = True
-        else:
+        self.has_programs = True  # if it fails it is not tried again
+        if lacking is not None and len(self._programs) < MAX_PROGRAMS:
             self._record((lacking, 1), self._step.part(lacking, 1))
+            self.has_programs = False
 
     def _record(self, shape: tuple[int, int], step: Step) -> ops.Program:
         program = ops.Program()
