@@ -85,6 +85,7 @@ def test_version_names_kernels_and_format(notso: Run) -> None:
         (["list", "/no/such/folder"], "not a folder"),
         (["synth", "/no/such/folder/x.gguf"], "there is no folder /no/such/folder"),
         (["bench", "--prefill", "512@"], "neither TOKENS nor TOKENS@DEPTH"),
+        (["bench", "--prefill", "12345678"], "what is to be measured needs 12,345,"),
         (["--quite-unknown"], "No such option"),
         (["serve", "--port", "99999"], "--port"),
         (["doctor", "--port", "99999"], "--port"),

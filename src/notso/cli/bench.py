@@ -85,7 +85,7 @@ def bench(
 
 def _prompt(text: str) -> tuple[int, int]:
     """(tokens, depth) of `512` or `512@4096`."""
-    found = re.fullmatch(r"([1-9]\d{0,6})(?:@(\d{1,6}))?", text)
+    found = re.fullmatch(r"([1-9]\d{0,17})(?:@(\d{1,18}))?", text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is neither TOKENS nor TOKENS@DEPTH", param_hint="--prefill")
     return int(found.group(1)), int(found.group(2) or 0)

@@ -21,7 +21,7 @@ from notso.qtensor.huge_pages import huge_page_bytes
 from notso.smollm3.engine import Engine
 from notso.smollm3.engine_meter import LATE_TOKENS, NEW_TURN_TOKENS, SHORT_TOKENS, EngineMeter
 from notso.smollm3.engine_plan import kv_bytes_per_token
-from notso.smollm3.errors import EngineError
+from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.kv_formats import KVChoice
 from notso.smollm3.machine import StolenTime, describe_machine, probe_buffer, resident_memory
 from notso.smollm3.peer_engines import PeerProcess, Task
@@ -280,15 +280,20 @@ def _labels(task: Task) -> dict[str, Any]:
 
 
 def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
-    return Engine.load(
-        path,
-        context_tokens=plan.context_tokens or -(-plan.longest_tokens // 1024) * 1024,
-        threads=plan.threads,
-        weights=plan.weights,
-        kv=plan.kv,
-        max_num_seqs=max([*plan.batches, 1]),
-        speculation=False,  # random weights repeat themselves: guessing would pay as it never does
-    )
+    try:
+        return Engine.load(
+            path,
+            context_tokens=plan.context_tokens or -(-plan.longest_tokens // 1024) * 1024,
+            threads=plan.threads,
+            weights=plan.weights,
+            kv=plan.kv,
+            max_num_seqs=max([*plan.batches, 1]),
+            speculation=False,  # random weights repeat themselves: guessing would pay as it never does
+        )
+    except InvalidRequestError as error:
+        if plan.context_tokens is not None:
+            raise
+        raise InvalidRequestError(f"what is to be measured needs {plan.longest_tokens:,} tokens, and {error}") from None
 
 
 def _load_seconds(path: Path | None, plan: BenchmarkPlan) -> float:
