@@ -1,6 +1,9 @@
 #include "threads.h"
 
 #include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +21,29 @@ inline void relax() {
 
 // Long enough to bridge the gap between two operations of a step, short enough to leave an idle CPU idle.
 constexpr auto kSpin = std::chrono::microseconds(60);
+
+int cpu_at_hand() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// Go to another CPU than that one, if there is one we may use. Linux may wake a thread where the one that woke it is
+// at work, and takes tens of milliseconds to find that out: the first step after a pause took as much longer.
+void leave_cpu(int cpu) {
+#if defined(__linux__)
+  cpu_set_t all;
+  if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof(all), &all) != 0) return;
+  cpu_set_t others = all;
+  CPU_CLR(cpu, &others);
+  if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof(others), &others) != 0) return;
+  sched_setaffinity(0, sizeof(all), &all);  // it may go anywhere later on
+#else
+  (void)cpu;
+#endif
+}
 
 // Threads do not survive a fork; the child works alone.
 std::atomic<bool> forked{false};
@@ -66,6 +92,7 @@ void ThreadPool::run_erased(int64_t tasks, Call call, void* context) {
   call_ = call;
   context_ = context;
   tasks_ = tasks;
+  caller_cpu_.store(cpu_at_hand(), std::memory_order_relaxed);
   for (int worker = 0; worker < size_; worker++)
     next_[size_t(worker)].value.store(tasks * worker / size_, std::memory_order_relaxed);
   busy_.value.store(int64_t(workers_.size()), std::memory_order_relaxed);
@@ -84,12 +111,17 @@ void ThreadPool::work(int worker) {
   uint32_t seen = 0;
   for (;;) {
     const auto until = std::chrono::steady_clock::now() + kSpin;
+    bool slept = false;
     while (epoch_.value.load(std::memory_order_acquire) == seen) {
       for (int i = 0; i < 64 && epoch_.value.load(std::memory_order_relaxed) == seen; i++) relax();
-      if (std::chrono::steady_clock::now() >= until) epoch_.value.wait(seen, std::memory_order_acquire);
+      if (std::chrono::steady_clock::now() < until) continue;
+      epoch_.value.wait(seen, std::memory_order_acquire);
+      slept = true;
     }
     seen = epoch_.value.load(std::memory_order_acquire);
     if (stopping_.load()) return;
+    const int crowded = slept ? caller_cpu_.load(std::memory_order_relaxed) : -1;
+    if (crowded >= 0 && cpu_at_hand() == crowded) leave_cpu(crowded);
     drain(worker);
     busy_.value.fetch_sub(1, std::memory_order_release);
   }

@@ -50,6 +50,7 @@ class ThreadPool {
   Call call_ = nullptr;
   void* context_ = nullptr;
   int64_t tasks_ = 0;
+  std::atomic<int> caller_cpu_{-1};  // where the thread that shares the work out is at work
   std::atomic<bool> stopping_{false};
   std::vector<std::thread> workers_;
 };
