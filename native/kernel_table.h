@@ -30,11 +30,17 @@ struct MatmulTask {
 
 // The same product for many columns by kernels that work on tiles of 16 x 16: activations are packed beforehand, one
 // call of pack_block for each 16 columns and each block. Rows come in multiples of 16.
+struct PackTask {
+  const BlockQ8K* x;  // columns x blocks
+  int64_t blocks, columns;
+  bool for_mins, for_signed;  // for weights that have mins (Q4_K and Q5_K), and for those that have none (Q6_K)
+  uint8_t* packed;            // packed_bytes(blocks, columns)
+};
 struct TileTask {
   const uint8_t* weight;
   int64_t row_bytes;
   int64_t blocks;         // per row
-  const uint8_t* packed;  // every column tile, as pack_block wrote it; begins at a page, for speed alone
+  const uint8_t* packed;  // every column tile, as pack_block wrote it for the format; begins at a page, for speed alone
   int64_t columns;
   float* y;
   int64_t y_stride;
@@ -140,9 +146,9 @@ struct KernelTable {
   // Tiles, where there are any: from how many columns on they are the faster way (0: never).
   int64_t tile_columns;
   int64_t tile_rows;  // of the weight, that are best taken together
-  int64_t (*packed_tile_bytes)(int64_t blocks);
+  int64_t (*packed_bytes)(int64_t blocks, int64_t columns);
   int64_t (*tile_scratch_bytes)(int64_t columns);
-  void (*pack_block)(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, int64_t block, uint8_t* packed);
+  void (*pack_block)(const PackTask&, int64_t tile, int64_t block);
   void (*matmul_tiles_q4_k)(const TileTask&);
   void (*matmul_tiles_q5_k)(const TileTask&);
   void (*matmul_tiles_q6_k)(const TileTask&);

@@ -201,10 +201,11 @@ struct MatmulRun {
 }  // namespace
 
 Step matmul(Matmul op) {
-  bool any_quantised = false, any_tiled = false;
+  bool any_quantised = false, any_mins = false, any_signed = false;
   for (const auto& product : op.products) {
     any_quantised |= !is_float(product.weight.format);
-    any_tiled |= has_tiles(product.weight.format);
+    any_signed |= product.weight.format == Format::Q6_K;
+    any_mins |= has_tiles(product.weight.format) && product.weight.format != Format::Q6_K;
   }
   return [=](ThreadPool& pool) {
     const KernelTable& table = kernels();
@@ -224,16 +225,15 @@ Step matmul(Matmul op) {
         if (any_quantised) table.quantize_q8k(run.x + c * k, k, run.quantised + c * run.blocks);
       }
     });
-    if (any_tiled && table.tile_columns > 0 && columns >= table.tile_columns) {
+    if ((any_mins || any_signed) && table.tile_columns > 0 && columns >= table.tile_columns) {
       const int64_t tiles = (columns + 15) / 16;
-      const int64_t packed_bytes = pages_apart(tiles * table.packed_tile_bytes(run.blocks));
+      const int64_t packed_bytes = pages_apart(table.packed_bytes(run.blocks, columns));
       run.tile_scratch_bytes = pages_apart(table.tile_scratch_bytes(columns));
       run.packed =
           static_cast<uint8_t*>(memory(Use::packed).get(size_t(packed_bytes + run.tile_scratch_bytes * pool.size())));
       run.tile_scratch = run.packed + packed_bytes;
-      auto pack = [&](int64_t index, int) {
-        table.pack_block(run.quantised, run.blocks, columns, index / run.blocks, index % run.blocks, run.packed);
-      };
+      const PackTask packing{run.quantised, run.blocks, columns, any_mins, any_signed, run.packed};
+      auto pack = [&](int64_t index, int) { table.pack_block(packing, index / run.blocks, index % run.blocks); };
       run_tasks(pool, tiles * run.blocks, columns * k * 64, pack);
     }
     const std::vector<Piece> plan = plan_pieces(op, pool.size(), run.packed != nullptr ? table.tile_rows : 0);

@@ -28,11 +28,10 @@ inline int32_t dword_at(const void* from, int index) {
 constexpr int kPanelGroups = 16 / kTileRows, kTileFloats = 256;
 
 template <class Columns>
-inline void pack_columns(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, int64_t block,
-                         uint8_t* packed) {
-  const int64_t first = 16 * tile, tiles = (columns + 15) / 16, count = columns - first < 16 ? columns - first : 16;
-  Columns::pack(x + first * blocks + block, blocks, columns, count,
-                reinterpret_cast<typename Columns::Packed*>(packed)[block * tiles + tile]);
+inline void pack_columns(const PackTask& t, int64_t tile, int64_t block) {
+  const int64_t first = 16 * tile, tiles = (t.columns + 15) / 16, left = t.columns - first, count = left < 16 ? left : 16;
+  Columns::pack(t.x + first * t.blocks + block, t.blocks, t.columns, count,
+                reinterpret_cast<typename Columns::Packed*>(t.packed)[block * tiles + tile]);
 }
 
 // Tiles [first, first + count) of the columns.

@@ -98,6 +98,7 @@ Case product(const char* name, Format format, int64_t columns, bool other_scheme
   float* const y = reinterpret_cast<float*>(Memory(columns * kRows * 4).at);
   uint8_t *const packed = Memory(1 << 24).at, *const scratch = Memory(1 << 24).at;
   std::memset(scratch, 0, 1 << 24);
+  const PackTask packing{x, kBlocks, columns, format == Format::Q4_K, format == Format::Q6_K, packed};
   auto* const bfloats = reinterpret_cast<uint16_t*>(Memory(columns * kBlocks * 512).at);
   const auto by_bytes = [=](const KernelTable& t) {
     for (int64_t row = 0; row < kRows; row += 128) {
@@ -126,7 +127,7 @@ Case product(const char* name, Format format, int64_t columns, bool other_scheme
             else
               for (int64_t tile = 0; tile < (columns + 15) / 16; tile++)
                 for (int64_t block = 0; block < kBlocks; block++)
-                  way.table.pack_block(x, kBlocks, columns, tile, block, packed);
+                  way.table.pack_block(packing, tile, block);
           },
           [=](const Way& way) {
             if (other_scheme && way.panels != nullptr)

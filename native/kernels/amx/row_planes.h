@@ -29,6 +29,9 @@ struct PackedTiles {
   const PackedSums* sums;
   PackedTiles operator+(int64_t tiles) const { return {values + tiles, sums + tiles}; }
 };
+inline int64_t packed_right_bytes(int64_t blocks, int64_t columns) {
+  return (columns + 15) / 16 * blocks * int64_t(sizeof(PackedValues) + sizeof(PackedSums));
+}
 inline PackedTiles packed_tiles(const uint8_t* packed, int64_t blocks, int64_t tiles, int64_t block) {
   const auto* const values = reinterpret_cast<const PackedValues*>(packed);
   return PackedTiles{values, reinterpret_cast<const PackedSums*>(values + blocks * tiles)} + block * tiles;
@@ -54,11 +57,10 @@ inline __m512i packed_sums(const BlockQ8K& x) {
                             _mm256_cvtepi32_epi16(bfloat16_of(both)), 2);
 }
 
-void pack_block(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t tile, int64_t block, uint8_t* packed) {
-  const int64_t first = 16 * tile, count = columns - first < 16 ? columns - first : 16;
-  const int64_t tiles = (columns + 15) / 16;
-  const BlockQ8K* const from = x + first * blocks + block;  // columns are `blocks` apart
-  const PackedTiles to = packed_tiles(packed, blocks, tiles, block) + tile;
+inline void pack_right(const PackTask& t, int64_t tile, int64_t block) {
+  const int64_t blocks = t.blocks, first = 16 * tile, count = t.columns - first < 16 ? t.columns - first : 16;
+  const BlockQ8K* const from = t.x + first * blocks + block;  // columns are `blocks` apart
+  const PackedTiles to = packed_tiles(t.packed, blocks, (t.columns + 15) / 16, block) + tile;
   auto& values = const_cast<PackedValues&>(*to.values);
   auto& sums = const_cast<PackedSums&>(*to.sums);
   for (int part = 0; part < 4; part++) {

@@ -22,6 +22,8 @@ constexpr bool kTouchFarther = false;
 #include "row_planes.h"
 #include "tile_step.h"
 #include "few_columns.h"
+#include "right_planes.h"
+#include "left_columns.h"
 #include "many_columns.h"
 #include "tile_matmul.h"
 #include "../level_tables.h"

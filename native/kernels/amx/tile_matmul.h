@@ -11,11 +11,24 @@ inline void matmul_tiles(const TileTask& t) {
   if (t.past_cache) _mm_sfence();
   _tile_release();
 }
-int64_t packed_tile_bytes(int64_t blocks) { return blocks * int64_t(sizeof(PackedValues) + sizeof(PackedSums)); }
+template <class Planes, class Right>
+inline void matmul_tiles(const TileTask& t) {
+  if (t.columns > kLeftColumns) return matmul_tiles<Planes>(t);
+  if (t.row_begin < t.row_end) left_columns<Right>(t);
+}
+int64_t packed_bytes(int64_t blocks, int64_t columns) {
+  if (columns > kLeftColumns) return packed_right_bytes(blocks, columns);
+  return left_begin(blocks, columns) + packed_left_bytes(blocks, columns);
+}
+void pack_block(const PackTask& t, int64_t tile, int64_t block) {
+  if (t.for_signed || t.columns > kLeftColumns) pack_right(t, tile, block);
+  if (t.for_mins && t.columns <= kLeftColumns) pack_left(t, tile, block);
+}
 int64_t tile_scratch_bytes(int64_t columns) {
+  if (columns <= kLeftColumns) return sizeof(FewScratch) > sizeof(LeftScratch) ? sizeof(FewScratch) : sizeof(LeftScratch);
   if (columns <= 16 * kFewTiles) return sizeof(FewScratch);
   return int64_t(sizeof(ManyScratch)) + (columns + 31) / 32 * kPanelTiles * 512 * 4;
 }
-void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<Q5_K512>>(t); }
+void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>, RightMins<RightQ4_K>>(t); }
+void matmul_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<Q5_K512>, RightMins<RightQ5_K>>(t); }
 void matmul_tiles_q6_k(const TileTask& t) { matmul_tiles<SignedPlanes>(t); }

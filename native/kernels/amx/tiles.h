@@ -11,15 +11,16 @@ static_assert(sizeof(TileConfig) == 64);
 #define QTENSOR_LOAD_TILE_CONFIG(config) __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory")
 #endif
 
-// Tiles 0 to 3 are sums of 16 x 16; 4 and 5 hold 16 rows of `depth` bytes, 6 and 7 the same depth in groups of four
-// with 16 columns. The tiles are zero afterwards. At a depth of 64 all have one shape, and any may be anything.
-inline void configure_tiles(int depth = 64) {
+// Tiles 0 to 3 are sums of `rows` x 16; 4 and 5 hold as many rows of `depth` bytes, 6 and 7 the same depth in groups of
+// four with 16 columns. The tiles are zero afterwards. At a depth of 64 and with 16 rows all have one shape, and any may
+// be anything.
+inline void configure_tiles(int depth = 64, int rows = 16) {
   // volatile: gcc 12 believes ldtilecfg to read eight bytes and drops the other stores
   volatile TileConfig config;
   for (int i = 0; i < 8; i++) {
     const bool is_left = i == 4 || i == 5;
     config.row_bytes[i] = uint16_t(is_left ? depth : 64);
-    config.rows[i] = uint8_t(i < 6 ? 16 : depth / 4);
+    config.rows[i] = uint8_t(i < 6 ? rows : depth / 4);
   }
   QTENSOR_LOAD_TILE_CONFIG(config);
 }
