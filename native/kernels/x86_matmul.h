@@ -99,6 +99,10 @@ inline void matmul_k_quant(const MatmulTask& t) {
     const FourRows rows = four_rows(t, group, quarters);
     int64_t c = 0;
     for (; c + kColumnGroup <= t.columns; c += kColumnGroup) k_quant_four_rows<Quant, kColumnGroup>(t, rows, c);
+    if (c + 3 == t.columns) {  // read once for all three
+      k_quant_four_rows<Quant, 3>(t, rows, c);
+      continue;
+    }
     for (; c + 2 <= t.columns; c += 2) k_quant_four_rows<Quant, 2>(t, rows, c);
     for (; c < t.columns; c++) k_quant_four_rows<Quant, 1>(t, rows, c);
   }

@@ -19,7 +19,8 @@ template <class Planes, int TILES>
 struct LeftColumns {
   const TileTask& t;
   LeftScratch& scratch;
-  const int each = int(columns_of_a_tile(t.columns)), columns = TILES * each;
+  const int each = int(columns_of_a_tile(t.columns));
+  static constexpr int columns = 16 * TILES;
   const int64_t part_rows = (t.row_end - t.row_begin) / 16;
   const int64_t apart = part_rows * t.row_bytes;
   const uint8_t* const begin = t.weight + t.row_begin * t.row_bytes;
@@ -38,7 +39,7 @@ struct LeftColumns {
     const __m512 d = _mm512_load_ps(before->d);
     __m512 f[TILES], sum[TILES];
     for (int i = 0; i < TILES; i++) {
-      const int at = c + i * each;
+      const int at = c + 16 * i;
       const __m512i high = _mm512_load_si512(scratch.high[at]), low = _mm512_load_si512(scratch.low[at]);
       f[i] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, Planes::shift), low)), d);
       sum[i] = _mm512_maskz_load_ps(due_seen, due_acc + 16 * at);
@@ -58,7 +59,7 @@ struct LeftColumns {
     const __m512 dmin = _mm512_load_ps(before->dmin);
     for (int i = 0; i < TILES; i++) f[i] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(min[i]), dmin, f[i]);
     for (int i = 0; i < TILES; i++)
-      _mm512_store_ps(due_acc + 16 * (c + i * each), _mm512_fmadd_ps(f[i], _mm512_set1_ps(due[i].d[c]), sum[i]));
+      _mm512_store_ps(due_acc + 16 * (c + 16 * i), _mm512_fmadd_ps(f[i], _mm512_set1_ps(due[i].d[c]), sum[i]));
   }
 
   template <int GAP, bool MORE>
@@ -106,9 +107,9 @@ struct LeftColumns {
       gap<4 * part + 3, MORE>(asked, has_next);
     });
     _tile_stored(0, scratch.high, 64);
-    if (TILES == 2) _tile_stored(1, scratch.high + each, 64);
+    if (TILES == 2) _tile_stored(1, scratch.high + 16, 64);
     _tile_stored(2, scratch.low, 64);
-    if (TILES == 2) _tile_stored(3, scratch.low + each, 64);
+    if (TILES == 2) _tile_stored(3, scratch.low + 16, 64);
     before_tile_loads();
     due = tiles.sums;
     due_acc = acc;
@@ -140,7 +141,7 @@ struct LeftColumns {
     for (; left > 2; left--) one_block<true>(true);
     for (; left > 0; left--) one_block<false>(left > 1);
     for (int c = 0; c < each; c++) floats(c);
-    for (int c = 0; c < t.columns; c++) write_out(scratch.acc + 16 * c, t.y + c * t.y_stride + t.row_begin);
+    for (int c = 0; c < t.columns; c++) write_out(scratch.acc + 16 * (c < each ? c : 16 + c - each), t.y + c * t.y_stride + t.row_begin);
   }
 
   // One column of the panel: sixteen parts with their rows one after another.
