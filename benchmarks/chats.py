@@ -195,8 +195,9 @@ def begun(engine: Engine, meter: EngineMeter, thinks: bool) -> list[Message]:
 
 def answered(engine: Engine, meter: EngineMeter, messages: list[Message], thinks: bool) -> tuple[Usage, float, float]:
     """What a turn read, seconds to its first token, and seconds of a decode step of it."""
+    params = meter.params(4)
     asked = time.perf_counter()
-    watch = AnswerWatch(engine.submit(messages, meter.params(4), thinking=thinks))
+    watch = AnswerWatch(engine.submit(messages, params, thinking=thinks))
     watch.finish()
     return watch.usage, watch.times[0] - asked, statistics.median(watch.steps)
 
