@@ -29,7 +29,8 @@ constexpr int kPanelGroups = 16 / kTileRows, kTileFloats = 256;
 
 template <class Columns>
 inline void pack_columns(const PackTask& t, int64_t tile, int64_t block) {
-  const int64_t first = 16 * tile, tiles = (t.columns + 15) / 16, left = t.columns - first, count = left < 16 ? left : 16;
+  const int64_t first = 16 * tile, tiles = (t.columns + 15) / 16, left = t.columns - first,
+                count = left < 16 ? left : 16;
   Columns::pack(t.x + first * t.blocks + block, t.blocks, t.columns, count,
                 reinterpret_cast<typename Columns::Packed*>(t.packed)[block * tiles + tile]);
 }

@@ -126,8 +126,7 @@ Case product(const char* name, Format format, int64_t columns, bool other_scheme
               way.panels->pack(floats.data(), kBlocks * 256, columns, bfloats);
             else
               for (int64_t tile = 0; tile < (columns + 15) / 16; tile++)
-                for (int64_t block = 0; block < kBlocks; block++)
-                  way.table.pack_block(packing, tile, block);
+                for (int64_t block = 0; block < kBlocks; block++) way.table.pack_block(packing, tile, block);
           },
           [=](const Way& way) {
             if (other_scheme && way.panels != nullptr)
@@ -208,10 +207,10 @@ int main() {
       "amx | TF/s |\n");
   std::printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|\n");
   std::vector<Case> cases;
-  for (int64_t columns : {16, 32, 48, 64, 512}) cases.push_back(product("Q4_K", Format::Q4_K, columns));
+  for (int64_t columns : {8, 16, 18, 24, 32, 48, 64, 512}) cases.push_back(product("Q4_K", Format::Q4_K, columns));
   for (int64_t columns : {32, 64, 512})
     cases.push_back(product("Q4_K by bfloat16 panels", Format::Q4_K, columns, true));
-  for (int64_t columns : {16, 32, 48, 64, 512}) cases.push_back(product("Q6_K", Format::Q6_K, columns));
+  for (int64_t columns : {8, 16, 18, 24, 32, 48, 64, 512}) cases.push_back(product("Q6_K", Format::Q6_K, columns));
   for (int64_t rows : {4, 16, 32}) cases.push_back(attention(CacheFormat::k8v8, "k8v8", rows));
   cases.push_back(attention(CacheFormat::k4v4, "k4v4", 32));
   for (const Case& c : cases) {

@@ -71,7 +71,7 @@ def test_families_agree(format: Format, columns: int, make_weight: Make, every_f
 def test_panels_of_many_rows(format: Format, make_weight: Make, every_family: Every) -> None:
     """More rows than a panel holds, whole and broken panels, and results that go past the caches or do not."""
     rng = np.random.default_rng(format.ggml_type)
-    for columns, rows, cols in ((16, 130, 256), (33, 272, 512), (128, 48, 768), (129, 160, 256), (200, 144, 256)):
+    for columns, rows, cols in ((16, 130, 256), (18, 288, 512), (32, 176, 768), (33, 272, 512), (128, 48, 768), (129, 160, 256), (200, 144, 256)):
         weight, x = make_weight(format, rows, cols, rng), activations(rng, columns, cols)
         results = []
         for offset in (0, 16):  # an output on a cache line, and one beside it
@@ -93,7 +93,7 @@ def test_panels_of_many_rows(format: Format, make_weight: Make, every_family: Ev
 @pytest.mark.parametrize("kind", ["wild", "ones", "zero", "nonfinite"])
 def test_families_agree_on_any_bytes(format: Format, kind: str, make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng([7, format.ggml_type])
-    for columns, rows, cols in ((1, 5, 256), (9, 18, 768), (33, 40, 512), (64, 4, 256)):
+    for columns, rows, cols in ((1, 5, 256), (9, 18, 768), (21, 48, 768), (33, 40, 512), (64, 4, 256)):
         weight, x = make_weight(format, rows, cols, rng, kind), activations(rng, columns, cols)
         result = every_family(lambda x=x, weight=weight: product(x, weight))
         if kind == "zero":
@@ -105,7 +105,7 @@ def test_families_agree_on_any_bytes(format: Format, kind: str, make_weight: Mak
 @each_format
 def test_long_rows(format: Format, make_weight: Make, every_family: Every) -> None:
     rng = np.random.default_rng(format.ggml_type)
-    weight = make_weight(format, 6, 43 * 256, rng)
+    weight = make_weight(format, 22, 43 * 256, rng)
     for columns in (1, 3, 8, 23, 39, 90):  # the last ones are more than one chunk of the activations' memory
         x = activations(rng, columns, weight.cols)
         every_family(lambda x=x: product(x, weight))

@@ -1,5 +1,5 @@
-// Up to 64 columns (several sequences at once) with AMX: unpacking takes as long as the products, so both go on
-// together.
+// Up to 64 columns (several sequences at once) with AMX, from 33 on where left_columns.h has a better way: unpacking
+// takes as long as the products, so both go on together.
 //
 // The sixteen rows of a tile come from sixteen equal parts of a panel, a row of each, then the next row of each. So
 // memory is read in sixteen places at a time, each in order, and asked for a little early: see Ahead in x86_rows.h.

@@ -11,6 +11,7 @@ constexpr int kLeftColumns = 32, kLeftPartRows = 8;
 struct LeftScratch {
   RightPlanes planes;
   RightHeaders headers[3];
+  // Each column tile has sixteen places for its columns, however many there are.
   alignas(64) int32_t high[kLeftColumns][16], low[kLeftColumns][16];  // the tiles of a block, as they were stored
   alignas(64) float acc[kLeftPartRows * kLeftColumns * 16];           // [row of a part][column][part]
 };
@@ -34,7 +35,8 @@ struct LeftColumns {
   float* due_acc = nullptr;
   __mmask16 due_seen = 0;  // whether anything is in acc yet: a mask instead of a branch
 
-  // The float step of column `c` of each tile. Headers are loaded once for both.
+  // The float step of column `c` of each tile; what both share is loaded once. Mins are multiplied here: four vector
+  // products for a column, where a product of tiles with its store and loads takes longer.
   QTENSOR_INLINE void floats(int c) {
     const __m512 d = _mm512_load_ps(before->d);
     __m512 f[TILES], sum[TILES];
@@ -130,7 +132,7 @@ struct LeftColumns {
   QTENSOR_INLINE void run() {
     int64_t left = part_rows * t.blocks;  // of a part, whose rows lie one after another
     Planes::headers(place, 0, *now);
-    for_four([&](auto part) __attribute__((always_inline)) {  // what is left of the last is unpacked in the block itself
+    for_four([&](auto part) __attribute__((always_inline)) {  // the last part follows in the block itself
       constexpr int unit = 2 * decltype(part)::value;
       if constexpr (unit < 6) {
         Planes::template values<unit>(place, 0, *now, scratch.planes);
@@ -141,7 +143,9 @@ struct LeftColumns {
     for (; left > 2; left--) one_block<true>(true);
     for (; left > 0; left--) one_block<false>(left > 1);
     for (int c = 0; c < each; c++) floats(c);
-    for (int c = 0; c < t.columns; c++) write_out(scratch.acc + 16 * (c < each ? c : 16 + c - each), t.y + c * t.y_stride + t.row_begin);
+    float* y = t.y + t.row_begin;
+    for (int c = 0; c < t.columns; c++, y += t.y_stride)
+      write_out(scratch.acc + 16 * (c < each ? c : 16 + c - each), y);
   }
 
   // One column of the panel: sixteen parts with their rows one after another.

@@ -25,8 +25,9 @@ void pack_block(const PackTask& t, int64_t tile, int64_t block) {
   if (t.for_mins && t.columns <= kLeftColumns) pack_left(t, tile, block);
 }
 int64_t tile_scratch_bytes(int64_t columns) {
-  if (columns <= kLeftColumns) return sizeof(FewScratch) > sizeof(LeftScratch) ? sizeof(FewScratch) : sizeof(LeftScratch);
-  if (columns <= 16 * kFewTiles) return sizeof(FewScratch);
+  constexpr int64_t left = sizeof(LeftScratch), few = sizeof(FewScratch);
+  if (columns <= kLeftColumns) return left > few ? left : few;
+  if (columns <= 16 * kFewTiles) return few;
   return int64_t(sizeof(ManyScratch)) + (columns + 31) / 32 * kPanelTiles * 512 * 4;
 }
 void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>, RightMins<RightQ4_K>>(t); }

@@ -12,8 +12,8 @@ static_assert(sizeof(TileConfig) == 64);
 #endif
 
 // Tiles 0 to 3 are sums of `rows` x 16; 4 and 5 hold as many rows of `depth` bytes, 6 and 7 the same depth in groups of
-// four with 16 columns. The tiles are zero afterwards. At a depth of 64 and with 16 rows all have one shape, and any may
-// be anything.
+// four with 16 columns. The tiles are zero afterwards. At a depth of 64 and with 16 rows all have one shape, and any
+// may be anything.
 inline void configure_tiles(int depth = 64, int rows = 16) {
   // volatile: gcc 12 believes ldtilecfg to read eight bytes and drops the other stores
   volatile TileConfig config;

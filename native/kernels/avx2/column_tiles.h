@@ -107,7 +107,9 @@ struct Columns256 {
 };
 
 void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_columns<Columns256>(t, tile, block); }
-int64_t packed_bytes(int64_t blocks, int64_t columns) { return (columns + 15) / 16 * blocks * int64_t(sizeof(PackedColumns)); }
+int64_t packed_bytes(int64_t blocks, int64_t columns) {
+  return (columns + 15) / 16 * blocks * int64_t(sizeof(PackedColumns));
+}
 void matmul_tiles_q4_k(const TileTask& t) { matmul_columns<Columns256, RowsWithMins<Q4_K256, 15>>(t); }
 void matmul_tiles_q5_k(const TileTask& t) { matmul_columns<Columns256, RowsWithMins<Q5_K256, 31>>(t); }
 void matmul_tiles_q6_k(const TileTask& t) { matmul_columns<Columns256, RowsWithOffset<Q6_K256, 63>>(t); }

@@ -289,7 +289,9 @@ struct Columns512 {
 };
 
 void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_columns<Columns512>(t, tile, block); }
-int64_t packed_bytes(int64_t blocks, int64_t columns) { return (columns + 15) / 16 * blocks * int64_t(sizeof(Columns512::Packed)); }
+int64_t packed_bytes(int64_t blocks, int64_t columns) {
+  return (columns + 15) / 16 * blocks * int64_t(sizeof(Columns512::Packed));
+}
 void matmul_tiles_q4_k(const TileTask& t) { matmul_columns<Columns512, RowsWithMins<Q4_K512, 15>>(t); }
 void matmul_tiles_q5_k(const TileTask& t) { matmul_columns<Columns512, RowsWithMins<Q5_K512, 31>>(t); }
 void matmul_tiles_q6_k(const TileTask& t) { matmul_columns<Columns512, RowsWithOffset<Q6_K512, 63>>(t); }
