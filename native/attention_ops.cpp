@@ -194,9 +194,12 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool poo
     const KernelTable& table = kernels();
     const bool by_tiles = attention_by_tiles();
     int64_t rows_together = halves ? 8 : 16;
-    if (!halves && by_tiles) {  // fewer where some threads would get nothing
-      rows_together = table.attention_tile_rows;
-      while (rows_together > 4 && places.rows * pool.kv_heads < 2 * threads.size() * rows_together) rows_together /= 2;
+    if (!halves && by_tiles) {  // fewer where some threads would get nothing; evenly, but for tiles of sixteen queries
+      const int64_t rows = places.rows, most_rows = table.attention_tile_rows;
+      const auto groups_of = [&](int64_t together) { return (rows + together - 1) / together; };
+      int64_t groups = groups_of(most_rows);
+      while (groups * pool.kv_heads < 2 * threads.size() && groups_of(4) > groups) groups++;
+      rows_together = std::min(most_rows, (groups_of(groups) + 3) / 4 * 4);
     }
     const std::vector<Group> groups = group_rows(places, rows_together);
     const int64_t most = rows_together * shared;
