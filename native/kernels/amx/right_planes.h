@@ -1,7 +1,7 @@
 // What tiles multiply where columns are few: activations as the left operand, weights as the right one. A product of
-// tiles takes about as long as its left operand has rows, and a sum has as many rows as that; here they are columns, so
-// that seventeen columns cost little more than sixteen, and not what thirty-two do. (row_planes.h has it the other way
-// round, which lets a pair of planes meet more columns.)
+// tiles takes the longer the more rows its left operand has, and a sum has as many rows as that; here they are columns,
+// so that seventeen columns cost little more than sixteen, and not what thirty-two do. (row_planes.h has it the other
+// way round, which lets a pair of planes meet more columns.)
 //
 // The right operand is [k / 4][16 rows][4 bytes]: dwords of sixteen rows of weights, turned. What belongs to a row is
 // then a lane, be it scales, mins or sums: nothing is spread over a row's values, and nothing is added across lanes.
