@@ -197,7 +197,7 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool poo
     if (!halves && by_tiles) {  // fewer where some threads would get nothing; evenly, but for tiles of sixteen queries
       const int64_t rows = places.rows, most_rows = table.attention_tile_rows;
       const auto groups_of = [&](int64_t together) { return (rows + together - 1) / together; };
-      int64_t groups = groups_of(most_rows);
+      int64_t groups = std::max<int64_t>(1, groups_of(most_rows));
       while (groups * pool.kv_heads < 2 * threads.size() && groups_of(4) > groups) groups++;
       rows_together = std::min(most_rows, (groups_of(groups) + 3) / 4 * 4);
     }

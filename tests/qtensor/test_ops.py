@@ -284,8 +284,10 @@ def test_no_rows_are_nothing_to_do() -> None:
     ops.gather_rows(f(0, 5), i(), f(0, 5))
     ops.rms_norm(f(0, 5), f(5), 1e-6, f(0, 5))
     ops.rope(f(0, 2, 8), i(), (f(3, 4), f(3, 4)), adjacent=False)
-    ops.store_key_values(f(0, 2, 16), f(0, 2, 16), **none, pool=ops.key_value_pool(1, 2, 16))
-    ops.attention(f(0, 4, 16), **none, pool=ops.key_value_pool(1, 2, 16), scale=1.0, out=f(0, 4, 16))
+    for format in ("f16", "k8v8"):
+        pool = ops.key_value_pool(1, 2, 16, format)
+        ops.store_key_values(f(0, 2, 16), f(0, 2, 16), **none, pool=pool)
+        ops.attention(f(0, 4, 16), **none, pool=pool, scale=1.0, out=f(0, 4, 16))
     ops.add(f(0, 5), f(0, 5), f(0, 5))
     ops.softmax(f(0, 5))
     ops.argmax(f(0, 5), i())
