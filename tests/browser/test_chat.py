@@ -328,7 +328,7 @@ def test_the_toggle_holds_per_chat(serve: Serve, open_page: Open, demo: DemoEngi
     assert ["/no_think" in prompt for prompt in asked] == [False, True]
 
 
-LOST = "ERR_(INTERNET|NETWORK|EMPTY|CONNECTION|INCOMPLETE|SOCKET)|htmx:sse:error|Failed to fetch"
+LOST = "ERR_(INTERNET|NETWORK|EMPTY|CONNECTION|CONTENT_LENGTH|INCOMPLETE|SOCKET)|htmx:sse:error|Failed to fetch"
 
 
 @pytest.mark.parametrize("part", ["thinking", "answer"])
