@@ -93,13 +93,17 @@ class Runner:
 
     def record_ahead(self) -> None:
         """Nobody asks: record one of the steps that may come when somebody does, which are a token or the last words of
-        a prompt. `has_programs`: all of them are recorded."""
+        a prompt. `has_programs`: all of them are, or cannot be."""
         rows = range(1, min(RECORDED_ROWS, self.max_rows) + 1)
         lacking = next((count for count in rows if (count, 1) not in self._programs), None)
-        self.has_programs = True  # if it fails it is not tried again
-        if lacking is not None and len(self._programs) < MAX_PROGRAMS:
+        if lacking is None or len(self._programs) >= MAX_PROGRAMS:
+            self.has_programs = True
+            return
+        try:
             self._record((lacking, 1), self._step.part(lacking, 1))
-            self.has_programs = False
+        except BaseException:
+            self.has_programs = True  # it is not tried again
+            raise
 
     def _record(self, shape: tuple[int, int], step: Step) -> ops.Program:
         program = ops.Program()
