@@ -1,8 +1,8 @@
 """How much of a prompt the next step reads while others are being answered: as much as fits between two tokens.
 
-The kernels compute rows by sixteens, and one row beyond costs nearly as much as sixteen. So what is chosen is how
-many sixteens a step has, the answers' own rows among them, by what such steps took lately: that goes by the machine, by
-how deep the prompt is and by what else runs, and nobody has to know any of them.
+Beyond 32 rows the kernels compute by sixteens, and one row more costs nearly as much as sixteen. So what is chosen is
+how many sixteens a step has, the answers' own rows among them, by what such steps took lately: that goes by the
+machine, by how deep the prompt is and by what else runs, and nobody has to know any of them.
 """
 
 from __future__ import annotations
