@@ -156,7 +156,7 @@ def test_tile_instructions_are_counted_and_few(emulated_module: Path) -> None:
         assert not any(found[f"{name} 4"].values()), "so few columns are not for tiles"
         for columns in (16, 18, 32, 48, 64, 96, 128):
             counts, tiles = found[f"{name} {columns}"], -(-columns // 16)
-            mins = name == "Q4_K" and columns > 32  # by tiles; with fewer columns they are the business of vectors
+            mins = name == "Q4_K" and columns > 64  # by tiles; with fewer columns they are the business of vectors
             assert counts["byte_products"] == per_block * tiles * 8, "two planes of four times 64 values"
             assert counts["float_products"] == (per_block * tiles if mins else 0)
             products = counts["byte_products"] + counts["float_products"]

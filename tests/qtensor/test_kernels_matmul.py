@@ -19,7 +19,7 @@ from notso.qtensor.formats import FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, F
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
 
-COLUMNS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 64, 65, 512)
+COLUMNS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 34, 48, 49, 64, 65, 512)
 ROWS = (1, 3, 4, 5, 15, 16, 17, 31, 32, 33, 70)
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 PLAIN = [f for f in FORMATS.values() if f.is_float]
@@ -71,7 +71,7 @@ def test_families_agree(format: Format, columns: int, make_weight: Make, every_f
 def test_panels_of_many_rows(format: Format, make_weight: Make, every_family: Every) -> None:
     """More rows than a panel holds, whole and broken panels, and results that go past the caches or do not."""
     rng = np.random.default_rng(format.ggml_type)
-    few = ((16, 130, 256), (18, 288, 512), (32, 176, 768), (33, 272, 512))
+    few = ((16, 130, 256), (18, 288, 512), (32, 176, 768), (33, 272, 512), (50, 304, 768))
     for columns, rows, cols in (*few, (128, 48, 768), (129, 160, 256), (200, 144, 256)):
         weight, x = make_weight(format, rows, cols, rng), activations(rng, columns, cols)
         results = []

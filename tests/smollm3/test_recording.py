@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from golden.random_models import RANDOM
 from smollm3.two_turns import until
 
 from notso.smollm3 import Engine, EngineError, SamplingParams, runner
+from notso.smollm3.next_turn import QUIET_S
 from notso.smollm3.runner import RECORDED_ROWS, Runner
 
 SMALL = replace(RANDOM, layers=4, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=300)
@@ -69,6 +72,25 @@ def test_they_are_recorded_anew_for_other_weights(file: Path) -> None:
             engine._runner.weights = engine._runner.weights
 
         engine._core.call(exchange)
+        until(lambda: engine._runner.has_programs and len(shapes(engine)) == RECORDED_ROWS)
+
+
+def test_none_is_recorded_while_weights_are_exchanged(file: Path) -> None:
+    with Engine.load(file, context_tokens=40, threads=1) as engine:
+        until(lambda: engine._runner.has_programs)
+        promotion = SimpleNamespace(is_settled=False, adopt=lambda _: None)
+        looks = list[int]()
+
+        def begin_exchange() -> None:
+            engine._runner.promotion = promotion  # type: ignore[assignment]
+            engine._runner.weights = engine._runner.weights
+
+        engine._core.call(begin_exchange)
+        for _ in range(3):
+            time.sleep(2 * QUIET_S)
+            engine._core.call(lambda: looks.append(len(shapes(engine))))
+        assert looks == [0, 0, 0]
+        promotion.is_settled = True
         until(lambda: engine._runner.has_programs and len(shapes(engine)) == RECORDED_ROWS)
 
 

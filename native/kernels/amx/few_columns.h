@@ -1,5 +1,5 @@
-// Up to 64 columns (several sequences at once) with AMX, from 33 on where left_columns.h has a better way: unpacking
-// takes as long as the products, so both go on together.
+// Up to 64 columns (several sequences at once) of the formats without mins, with AMX: unpacking takes as long as the
+// products, so both go on together. left_columns.h is the better way for the others.
 //
 // The sixteen rows of a tile come from sixteen equal parts of a panel, a row of each, then the next row of each. So
 // memory is read in sixteen places at a time, each in order, and asked for a little early: see Ahead in x86_rows.h.
@@ -10,7 +10,7 @@
 // last part of the block at hand beside its own first part: so there is one set of planes, and more of L1 is left for
 // the activations. With two pairs every part is read twice, and there are two sets. Rows come in sixteens.
 constexpr int64_t kFewShortly = 2048;
-constexpr int kFewTiles = 4, kFewPartRows = 8;
+constexpr int kFewTiles = 4, kFewColumns = 16 * kFewTiles, kFewPartRows = 8;
 constexpr int64_t kFewRowsApart = 16 * kFewPartRows,
                   kFewTilesApart = 16 * kFewRowsApart;  // in acc: [part][row][column]
 
@@ -154,6 +154,7 @@ template <class Planes>
 void few_columns(const TileTask& t) {
   auto& scratch = *reinterpret_cast<FewScratch*>(t.scratch);
   for (RowHeaders& headers : scratch.headers) headers.begin();
+  configure_tiles();
   TileTask panel = t;
   for (int64_t row = t.row_begin; row < t.row_end; row = panel.row_end) {
     panel.row_begin = row;
@@ -172,4 +173,5 @@ void few_columns(const TileTask& t) {
         FewColumns<Planes, kFewTiles>{panel, scratch}.run();
     }
   }
+  _tile_release();
 }

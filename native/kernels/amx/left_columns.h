@@ -1,127 +1,153 @@
-// Up to 32 columns (several sequences at once, the words of a turn) of the formats with mins, with AMX: columns are the
+// Up to 64 columns (several sequences at once, the words of a turn) of the formats with mins, with AMX: columns are the
 // left operand, and what one more of them costs is one more row of tiles. See right_planes.h for the operands.
 //
 // The sixteen rows of a tile come from sixteen equal parts of a panel, and are asked for, as in few_columns.h.
 //
-// Between the tile instructions of a block lie sixteen gaps, four for each 64 values (a part). They hold the floats of
-// the block before by columns, and the values of the next block by units, each unpacked to where the tiles have read
-// already: so there is one set of planes, and more of L1 is left for the activations. Rows come in sixteens.
-constexpr int kLeftColumns = 32, kLeftPartRows = 8;
+// A block is multiplied in one step or two, with up to two tiles of columns each. Between the tile instructions of a
+// step lie sixteen gaps, four for each 64 values (a part). They hold the floats of the step before by columns, and the
+// values of the next block by units. With one step, units are unpacked to where the tiles have read already: so there
+// is one set of planes, and more of L1 is left for the activations. With two, planes are read twice, and there are two
+// sets. Rows come in sixteens.
+constexpr int kLeftTiles = 4, kLeftColumns = 16 * kLeftTiles, kLeftPartRows = 8;
 
 struct LeftScratch {
-  RightPlanes planes;
+  RightPlanes planes[2];
   RightHeaders headers[3];
   // Each column tile has sixteen places for its columns, however many there are.
-  alignas(64) int32_t high[kLeftColumns][16], low[kLeftColumns][16];  // the tiles of a block, as they were stored
-  alignas(64) float acc[kLeftPartRows * kLeftColumns * 16];           // [row of a part][column][part]
+  alignas(64) int32_t high[32][16], low[32][16];             // the tiles of a step, as they were stored
+  alignas(64) float acc[kLeftPartRows * kLeftColumns * 16];  // [row of a part][column][part]
 };
 
 template <class Planes, int TILES>
 struct LeftColumns {
+  static constexpr int kSteps = (TILES + 1) / 2, kLastTiles = TILES - 2 * (kSteps - 1);
+  static constexpr int columns = 16 * TILES;
+
   const TileTask& t;
   LeftScratch& scratch;
   const int each = int(columns_of_a_tile(t.columns));
-  static constexpr int columns = 16 * TILES;
   const int64_t part_rows = (t.row_end - t.row_begin) / 16;
   const int64_t apart = part_rows * t.row_bytes;
   const uint8_t* const begin = t.weight + t.row_begin * t.row_bytes;
   const uint8_t* const part_end = begin + apart;
   SixteenBlocks place = {{begin, begin + 4 * apart, begin + 8 * apart, begin + 12 * apart}, apart, 3 * apart};
   RightHeaders *before = scratch.headers, *now = scratch.headers + 1, *next = scratch.headers + 2;
+  int set = 0;  // of planes: the one that is read
   int64_t block = 0;
   float* acc = scratch.acc;
-  // the block whose floats are due, none at first
+  // the step whose floats are due, none at first
   const LeftSums* due = nullptr;
   float* due_acc = nullptr;
   __mmask16 due_seen = 0;  // whether anything is in acc yet: a mask instead of a branch
 
-  // The float step of column `c` of each tile; what both share is loaded once. Mins are multiplied here: four vector
-  // products for a column, where a product of tiles with its store and loads takes longer.
+  QTENSOR_INLINE RightPlanes& mine() const { return scratch.planes[kSteps == 1 ? 0 : set]; }
+  QTENSOR_INLINE RightPlanes& other() const { return scratch.planes[kSteps == 1 ? 0 : set ^ 1]; }
+
+  // The float step of column `c` of each tile of step DUE; what both share is loaded once. Mins are multiplied here:
+  // four vector products for a column, where a product of tiles with its store and loads takes longer.
+  template <int DUE>
   QTENSOR_INLINE void floats(int c) {
-    const __m512 d = _mm512_load_ps(before->d);
-    __m512 f[TILES], sum[TILES];
-    for (int i = 0; i < TILES; i++) {
+    constexpr bool kOfBlockBefore = DUE == kSteps - 1;
+    constexpr int kTiles = kOfBlockBefore ? kLastTiles : 2;
+    const RightHeaders& headers = *(kOfBlockBefore ? before : now);
+    const __m512 d = _mm512_load_ps(headers.d);
+    __m512 f[kTiles], sum[kTiles];
+    for (int i = 0; i < kTiles; i++) {
       const int at = c + 16 * i;
       const __m512i high = _mm512_load_si512(scratch.high[at]), low = _mm512_load_si512(scratch.low[at]);
       f[i] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, Planes::shift), low)), d);
       sum[i] = _mm512_maskz_load_ps(due_seen, due_acc + 16 * at);
     }
-    __m512i min[TILES];
-    for (int i = 0; i < TILES; i++) min[i] = _mm512_setzero_si512();
+    __m512i min[kTiles];
+    for (int i = 0; i < kTiles; i++) min[i] = _mm512_setzero_si512();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
-      __m512i two = _mm512_load_si512(before->mins[j]);
+      __m512i two = _mm512_load_si512(headers.mins[j]);
       in_register(two);
-      for (int i = 0; i < TILES; i++) {
+      for (int i = 0; i < kTiles; i++) {
         int32_t sums;
         __builtin_memcpy(&sums, due[i].sums32[c] + 2 * j, 4);
         min[i] = _mm512_dpwssd_epi32(min[i], two, _mm512_set1_epi32(sums));
       }
     }
-    const __m512 dmin = _mm512_load_ps(before->dmin);
-    for (int i = 0; i < TILES; i++) f[i] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(min[i]), dmin, f[i]);
-    for (int i = 0; i < TILES; i++)
+    const __m512 dmin = _mm512_load_ps(headers.dmin);
+    for (int i = 0; i < kTiles; i++) f[i] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(min[i]), dmin, f[i]);
+    for (int i = 0; i < kTiles; i++)
       _mm512_store_ps(due_acc + 16 * (c + 16 * i), _mm512_fmadd_ps(f[i], _mm512_set1_ps(due[i].d[c]), sum[i]));
   }
 
-  template <int GAP, bool MORE>
+  template <int STEP, int GAP, bool MORE>
   QTENSOR_INLINE void gap(const uint8_t*& asked, bool has_next) {
-    if (due != nullptr && GAP < each) floats(GAP);
-    if (MORE) {
+    constexpr int kDue = STEP == 0 ? kSteps - 1 : STEP - 1, kPlace = 16 * STEP + GAP;  // of kSteps * 16
+    if (due != nullptr && GAP < each) floats<kDue>(GAP);
+    if (MORE && kPlace % kSteps == 0) {
       for (int64_t i = 0; i < Planes::bytes; i += 64) _mm_prefetch((const char*)(asked + i), _MM_HINT_T1);
       asked += apart;
     }
-    if constexpr (GAP == 0 || GAP == 2)
-      Planes::template values<6 + GAP / 2>(place, 0, *now, scratch.planes);
-    else if constexpr (GAP % 2 == 0)
-      if (has_next) Planes::template values<GAP / 2 - 2>(place, Planes::bytes, *next, scratch.planes);
+    if constexpr (kSteps == 1) {
+      if constexpr (GAP == 0 || GAP == 2)
+        Planes::template values<6 + GAP / 2>(place, 0, *now, mine());
+      else if constexpr (GAP % 2 == 0)
+        if (has_next) Planes::template values<GAP / 2 - 2>(place, Planes::bytes, *next, mine());
+    } else if constexpr (kPlace % (2 * kSteps) == 1) {
+      if (has_next) Planes::template values<kPlace / (2 * kSteps)>(place, Planes::bytes, *next, other());
+    }
     before_tile_loads();
   }
 
-  // MORE: two blocks of the part follow.
-  template <bool MORE>
-  QTENSOR_INLINE void one_block(bool has_next) {
-    const LeftTiles tiles = left_tiles(t.packed, t.blocks, t.columns, block);
-    const uint8_t* asked = place.group[0] + Planes::bytes + kFewShortly;
-    if (asked >= part_end) asked += 15 * apart;  // behind a part's end the same part of the next panel follows
+  template <int STEP, bool MORE>
+  QTENSOR_INLINE void step(const uint8_t*& asked, bool has_next) {
+    constexpr int kTiles = STEP == kSteps - 1 ? kLastTiles : 2;
+    const LeftTiles all = left_tiles(t.packed, t.blocks, t.columns, block);
+    const LeftValues* const values = all.values + 2 * STEP;
     before_tile_loads();
     _tile_zero(0);
     _tile_zero(2);
-    if (TILES == 2) {
+    if (kTiles == 2) {
       _tile_zero(1);
       _tile_zero(3);
     }
     for_four([&](auto number) __attribute__((always_inline)) {
       constexpr int part = decltype(number)::value;
-      _tile_loadd(6, scratch.planes.high[part], 64);
-      _tile_loadd(4, tiles.values[0].q[part], 64);
-      gap<4 * part, MORE>(asked, has_next);
-      _tile_loadd(7, scratch.planes.low[part], 64);
+      _tile_loadd(6, mine().high[part], 64);
+      _tile_loadd(4, values[0].q[part], 64);
+      gap<STEP, 4 * part, MORE>(asked, has_next);
+      _tile_loadd(7, mine().low[part], 64);
       _tile_dpbsud(0, 4, 6);
-      gap<4 * part + 1, MORE>(asked, has_next);
-      if (TILES == 2) {
-        _tile_loadd(5, tiles.values[1].q[part], 64);
+      gap<STEP, 4 * part + 1, MORE>(asked, has_next);
+      if (kTiles == 2) {
+        _tile_loadd(5, values[1].q[part], 64);
         _tile_dpbsud(1, 5, 6);
       }
-      gap<4 * part + 2, MORE>(asked, has_next);
+      gap<STEP, 4 * part + 2, MORE>(asked, has_next);
       _tile_dpbsud(2, 4, 7);
-      if (TILES == 2) _tile_dpbsud(3, 5, 7);
-      gap<4 * part + 3, MORE>(asked, has_next);
+      if (kTiles == 2) _tile_dpbsud(3, 5, 7);
+      gap<STEP, 4 * part + 3, MORE>(asked, has_next);
     });
     _tile_stored(0, scratch.high, 64);
-    if (TILES == 2) _tile_stored(1, scratch.high + 16, 64);
+    if (kTiles == 2) _tile_stored(1, scratch.high + 16, 64);
     _tile_stored(2, scratch.low, 64);
-    if (TILES == 2) _tile_stored(3, scratch.low + 16, 64);
+    if (kTiles == 2) _tile_stored(3, scratch.low + 16, 64);
     before_tile_loads();
-    due = tiles.sums;
-    due_acc = acc;
+    due = all.sums + 2 * STEP;
+    due_acc = acc + 2 * STEP * 256;
     due_seen = block == 0 ? 0 : 0xffff;
+  }
+
+  // MORE: two blocks of the part follow.
+  template <bool MORE>
+  QTENSOR_INLINE void one_block(bool has_next) {
+    const uint8_t* asked = place.group[0] + Planes::bytes + kFewShortly;
+    if (asked >= part_end) asked += 15 * apart;  // behind a part's end the same part of the next panel follows
+    step<0, MORE>(asked, has_next);
+    if constexpr (kSteps > 1) step<1, MORE>(asked, has_next);
     // headers of the block after the next one take the place of those whose floats are done
     if (MORE) Planes::headers(place, 2 * Planes::bytes, *before);
     RightHeaders* const after = before;
     before = now;
     now = next;
     next = after;
+    set ^= 1;
     for (int g = 0; g < 4; g++) place.group[g] += Planes::bytes;
     if (++block == t.blocks) {
       block = 0;
@@ -132,20 +158,19 @@ struct LeftColumns {
   QTENSOR_INLINE void run() {
     int64_t left = part_rows * t.blocks;  // of a part, whose rows lie one after another
     Planes::headers(place, 0, *now);
-    for_four([&](auto part) __attribute__((always_inline)) {  // the last part follows in the block itself
+    for_four([&](auto part) __attribute__((always_inline)) {
       constexpr int unit = 2 * decltype(part)::value;
-      if constexpr (unit < 6) {
-        Planes::template values<unit>(place, 0, *now, scratch.planes);
-        Planes::template values<unit + 1>(place, 0, *now, scratch.planes);
+      if constexpr (unit < 6 || kSteps > 1) {  // with one step the last part follows in the block itself
+        Planes::template values<unit>(place, 0, *now, mine());
+        Planes::template values<unit + 1>(place, 0, *now, mine());
       }
     });
     if (left > 1) Planes::headers(place, Planes::bytes, *next);
     for (; left > 2; left--) one_block<true>(true);
     for (; left > 0; left--) one_block<false>(left > 1);
-    for (int c = 0; c < each; c++) floats(c);
+    for (int c = 0; c < each; c++) floats<kSteps - 1>(c);
     float* y = t.y + t.row_begin;
-    for (int c = 0; c < t.columns; c++, y += t.y_stride)
-      write_out(scratch.acc + 16 * (c < each ? c : 16 + c - each), y);
+    for (int c = 0; c < t.columns; c++, y += t.y_stride) write_out(scratch.acc + 16 * (c / each * 16 + c % each), y);
   }
 
   // One column of the panel: sixteen parts with their rows one after another.
@@ -183,10 +208,19 @@ void left_columns(const TileTask& t) {
   for (int64_t row = t.row_begin; row < t.row_end; row = panel.row_end) {
     panel.row_begin = row;
     panel.row_end = t.row_end - row < 16 * kLeftPartRows ? t.row_end : row + 16 * kLeftPartRows;
-    if (t.columns <= 16)
-      LeftColumns<Planes, 1>{panel, scratch}.run();
-    else
-      LeftColumns<Planes, 2>{panel, scratch}.run();
+    switch ((t.columns + 15) / 16) {
+      case 1:
+        LeftColumns<Planes, 1>{panel, scratch}.run();
+        break;
+      case 2:
+        LeftColumns<Planes, 2>{panel, scratch}.run();
+        break;
+      case 3:
+        LeftColumns<Planes, 3>{panel, scratch}.run();
+        break;
+      default:
+        LeftColumns<Planes, kLeftTiles>{panel, scratch}.run();
+    }
   }
   _tile_release();
 }

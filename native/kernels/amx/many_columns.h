@@ -165,8 +165,11 @@ template <class Planes>
 void many_columns(const TileTask& t) {
   auto& scratch = *reinterpret_cast<ManyScratch*>(t.scratch);
   for (RowTile& rows : scratch.group) rows.begin();
+  configure_tiles();
   for (int64_t row = t.row_begin; row < t.row_end; row += 16 * kPanelTiles) {
     const int64_t rows = t.row_end - row < 16 * kPanelTiles ? t.row_end - row : 16 * kPanelTiles;
     panel_product<Planes>(t, row, int(rows / 16), scratch.group, scratch.sums, reinterpret_cast<float*>(&scratch + 1));
   }
+  if (t.past_cache) _mm_sfence();
+  _tile_release();
 }

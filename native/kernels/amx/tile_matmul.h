@@ -1,20 +1,13 @@
 // Products of K-quant weights and 8-bit activations in tiles: the entries of the kernel table.
 
-template <class Planes>
-inline void matmul_tiles(const TileTask& t) {
-  if (t.row_begin >= t.row_end) return;
-  configure_tiles();
-  if (t.columns <= 16 * kFewTiles)
-    few_columns<Planes>(t);
-  else
-    many_columns<Planes>(t);
-  if (t.past_cache) _mm_sfence();
-  _tile_release();
-}
+// The formats with mins.
 template <class Planes, class Right>
 inline void matmul_tiles(const TileTask& t) {
-  if (t.columns > kLeftColumns) return matmul_tiles<Planes>(t);
-  if (t.row_begin < t.row_end) left_columns<Right>(t);
+  if (t.row_begin >= t.row_end) return;
+  if (t.columns <= kLeftColumns)
+    left_columns<Right>(t);
+  else
+    many_columns<Planes>(t);
 }
 int64_t packed_bytes(int64_t blocks, int64_t columns) {
   if (columns > kLeftColumns) return packed_right_bytes(blocks, columns);
@@ -26,10 +19,16 @@ void pack_block(const PackTask& t, int64_t tile, int64_t block) {
 }
 int64_t tile_scratch_bytes(int64_t columns) {
   constexpr int64_t left = sizeof(LeftScratch), few = sizeof(FewScratch);
-  if (columns <= kLeftColumns) return left > few ? left : few;
-  if (columns <= 16 * kFewTiles) return few;
-  return int64_t(sizeof(ManyScratch)) + (columns + 31) / 32 * kPanelTiles * 512 * 4;
+  const int64_t many = int64_t(sizeof(ManyScratch)) + (columns + 31) / 32 * kPanelTiles * 512 * 4;
+  const int64_t with_mins = columns <= kLeftColumns ? left : many, without = columns <= kFewColumns ? few : many;
+  return with_mins > without ? with_mins : without;
 }
 void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>, RightMins<RightQ4_K>>(t); }
 void matmul_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<Q5_K512>, RightMins<RightQ5_K>>(t); }
-void matmul_tiles_q6_k(const TileTask& t) { matmul_tiles<SignedPlanes>(t); }
+void matmul_tiles_q6_k(const TileTask& t) {
+  if (t.row_begin >= t.row_end) return;
+  if (t.columns <= kFewColumns)
+    few_columns<SignedPlanes>(t);
+  else
+    many_columns<SignedPlanes>(t);
+}

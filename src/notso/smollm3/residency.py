@@ -92,6 +92,11 @@ class WeightPromotion:
             return "mmap"
         return f"promoting {100 * self._adopted // self._total} %"
 
+    @property
+    def is_settled(self) -> bool:
+        """Nothing more will change."""
+        return self._settled.is_set()
+
     def wait(self, timeout_s: float | None = None) -> None:
         """Until nothing more will change, or the time is over."""
         self._settled.wait(timeout_s)

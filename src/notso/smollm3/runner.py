@@ -25,10 +25,10 @@ MAX_ROWS = 512
 MAX_SAMPLED = 64
 """Rows of one step whose logits are wanted: half a megabyte each with 128,256 tokens."""
 
-RECORDED_ROWS = 32
+RECORDED_ROWS = 64
 """Steps of up to so many rows are recorded and replayed: there the interpreter's share would be felt."""
 
-MAX_PROGRAMS = 96
+MAX_PROGRAMS = 160
 
 
 class Runner:
@@ -93,7 +93,9 @@ class Runner:
 
     def record_ahead(self) -> None:
         """Nobody asks: record one of the steps that may come when somebody does, which are a token or the last words of
-        a prompt. `has_programs`: all of them are, or cannot be."""
+        a prompt. `has_programs`: all of them are, or cannot be. While weights are being exchanged none is."""
+        if self.promotion is not None and not self.promotion.is_settled:
+            return
         rows = range(1, min(RECORDED_ROWS, self.max_rows) + 1)
         lacking = next((count for count in rows if (count, 1) not in self._programs), None)
         if lacking is None or len(self._programs) >= MAX_PROGRAMS:
