@@ -5,13 +5,12 @@
 //
 // A block is multiplied in one step or two, with up to two tiles of columns each. Between the tile instructions of a
 // step lie sixteen gaps, four for each 64 values (a part). They hold the floats of the step before by columns, and the
-// values of the next block by units. With one step, units are unpacked to where the tiles have read already: so there
-// is one set of planes, and more of L1 is left for the activations. With two, planes are read twice, and there are two
-// sets. Rows come in sixteens.
+// values of the next block by units, each unpacked to where the tiles have read for the last time: so there is one set
+// of planes, and more of L1 is left for the activations. Rows come in sixteens.
 constexpr int kLeftTiles = 4, kLeftColumns = 16 * kLeftTiles, kLeftPartRows = 8;
 
 struct LeftScratch {
-  RightPlanes planes[2];
+  RightPlanes planes;
   RightHeaders headers[3];
   // Each column tile has sixteen places for its columns, however many there are.
   alignas(64) int32_t high[32][16], low[32][16];             // the tiles of a step, as they were stored
@@ -32,16 +31,12 @@ struct LeftColumns {
   const uint8_t* const part_end = begin + apart;
   SixteenBlocks place = {{begin, begin + 4 * apart, begin + 8 * apart, begin + 12 * apart}, apart, 3 * apart};
   RightHeaders *before = scratch.headers, *now = scratch.headers + 1, *next = scratch.headers + 2;
-  int set = 0;  // of planes: the one that is read
   int64_t block = 0;
   float* acc = scratch.acc;
   // the step whose floats are due, none at first
   const LeftSums* due = nullptr;
   float* due_acc = nullptr;
   __mmask16 due_seen = 0;  // whether anything is in acc yet: a mask instead of a branch
-
-  QTENSOR_INLINE RightPlanes& mine() const { return scratch.planes[kSteps == 1 ? 0 : set]; }
-  QTENSOR_INLINE RightPlanes& other() const { return scratch.planes[kSteps == 1 ? 0 : set ^ 1]; }
 
   // The float step of column `c` of each tile of step DUE; what both share is loaded once. Mins are multiplied here:
   // four vector products for a column, where a product of tiles with its store and loads takes longer.
@@ -84,14 +79,10 @@ struct LeftColumns {
       for (int64_t i = 0; i < Planes::bytes; i += 64) _mm_prefetch((const char*)(asked + i), _MM_HINT_T1);
       asked += apart;
     }
-    if constexpr (kSteps == 1) {
-      if constexpr (GAP == 0 || GAP == 2)
-        Planes::template values<6 + GAP / 2>(place, 0, *now, mine());
-      else if constexpr (GAP % 2 == 0)
-        if (has_next) Planes::template values<GAP / 2 - 2>(place, Planes::bytes, *next, mine());
-    } else if constexpr (kPlace % (2 * kSteps) == 1) {
-      if (has_next) Planes::template values<kPlace / (2 * kSteps)>(place, Planes::bytes, *next, other());
-    }
+    if constexpr (STEP == 0 && (GAP == 0 || GAP == 2))
+      Planes::template values<6 + GAP / 2>(place, 0, *now, scratch.planes);
+    else if constexpr (STEP == kSteps - 1 && GAP > 2 && GAP % 2 == 0)
+      if (has_next) Planes::template values<GAP / 2 - 2>(place, Planes::bytes, *next, scratch.planes);
     before_tile_loads();
   }
 
@@ -109,10 +100,10 @@ struct LeftColumns {
     }
     for_four([&](auto number) __attribute__((always_inline)) {
       constexpr int part = decltype(number)::value;
-      _tile_loadd(6, mine().high[part], 64);
+      _tile_loadd(6, scratch.planes.high[part], 64);
       _tile_loadd(4, values[0].q[part], 64);
       gap<STEP, 4 * part, MORE>(asked, has_next);
-      _tile_loadd(7, mine().low[part], 64);
+      _tile_loadd(7, scratch.planes.low[part], 64);
       _tile_dpbsud(0, 4, 6);
       gap<STEP, 4 * part + 1, MORE>(asked, has_next);
       if (kTiles == 2) {
@@ -147,7 +138,6 @@ struct LeftColumns {
     before = now;
     now = next;
     next = after;
-    set ^= 1;
     for (int g = 0; g < 4; g++) place.group[g] += Planes::bytes;
     if (++block == t.blocks) {
       block = 0;
@@ -160,9 +150,9 @@ struct LeftColumns {
     Planes::headers(place, 0, *now);
     for_four([&](auto part) __attribute__((always_inline)) {
       constexpr int unit = 2 * decltype(part)::value;
-      if constexpr (unit < 6 || kSteps > 1) {  // with one step the last part follows in the block itself
-        Planes::template values<unit>(place, 0, *now, mine());
-        Planes::template values<unit + 1>(place, 0, *now, mine());
+      if constexpr (unit < 6) {  // the last part follows in the block itself
+        Planes::template values<unit>(place, 0, *now, scratch.planes);
+        Planes::template values<unit + 1>(place, 0, *now, scratch.planes);
       }
     });
     if (left > 1) Planes::headers(place, Planes::bytes, *next);
