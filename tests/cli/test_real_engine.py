@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from notso.smollm3 import hub
 from notso.smollm3.memory import MemoryLimit
 
 Run = Callable[..., Any]
+MEASURING = Path(__file__).parents[2] / "docs" / "measuring.md"
 
 
 def damaged(model: Path, folder: Path, at: int, value: bytes) -> Path:
@@ -261,6 +263,12 @@ def test_bench_gives_rates_and_the_machine(notso: Run, small_model: Path, monkey
     assert told["memory"]["rss_mb"] > 10
     assert told["machine"]["cpu"]
     assert json.loads(result.err.splitlines()[-1])["progress"] == "done"
+    rows = [row for value in told.values() for row in (value if isinstance(value, list) else [value])]
+    keys = set(told).union(
+        *(row for row in rows if isinstance(row, dict) and row not in (told["machine"], told["model"]))
+    )
+    written = set(re.findall(r"`(\w+)`", MEASURING.read_text().split("## Keys")[1].split("\n## ")[0]))
+    assert {key.removesuffix("_min").removesuffix("_max") for key in keys} <= written, "docs/measuring.md"
 
     text = notso("bench", str(small_model), *options).out
     assert "| prefill 40, tok/s" in text
