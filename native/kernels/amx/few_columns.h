@@ -2,14 +2,15 @@
 // products, so both go on together. left_columns.h is the better way for the others.
 //
 // The sixteen rows of a tile come from sixteen equal parts of a panel, a row of each, then the next row of each. So
-// memory is read in sixteen places at a time, each in order, and asked for a little early: see Ahead in x86_rows.h.
+// memory is read in sixteen places at a time, each in order, and asked for shortly before its turn, into the first
+// cache: see reads_quarters in x86_rows.h.
 //
 // Between the tile instructions of a pair of column tiles lie sixteen gaps, four for each 64 values (a part). They hold
 // a row each of the float step before, the values of the next block by four rows of a part, and now and then the
 // headers of the block after that. With one pair a part is unpacked to where the tiles read it one part earlier, the
 // last part of the block at hand beside its own first part: so there is one set of planes, and more of L1 is left for
 // the activations. With two pairs every part is read twice, and there are two sets. Rows come in sixteens.
-constexpr int64_t kFewShortly = 2048;
+constexpr int64_t kBlocksAhead = 3;
 constexpr int kFewTiles = 4, kFewColumns = 16 * kFewTiles, kFewPartRows = 8;
 constexpr int64_t kFewRowsApart = 16 * kFewPartRows,
                   kFewTilesApart = 16 * kFewRowsApart;  // in acc: [part][row][column]
@@ -45,8 +46,8 @@ struct FewColumns {
     constexpr int kDueTiles = TILES % 2 == 1 && STEP == 0 ? 1 : 2;
     if (due.sums != nullptr) float_step<Planes, kDueTiles, kFewRowsApart, kFewTilesApart, 1>(due, 4 * PART + GAP);
     if (MORE && STEP == 0 && GAP == 3) Planes::headers(blocks(PART, 2 * Planes::bytes), *before, 4 * PART);
-    if (MORE && GAP % kSteps == 0) {
-      for (int64_t i = 0; i < Planes::bytes; i += 64) _mm_prefetch((const char*)(asked + i), _MM_HINT_T1);
+    if (GAP % kSteps == 0) {
+      for (int64_t i = 0; i < Planes::bytes; i += 64) _mm_prefetch((const char*)(asked + i), _MM_HINT_T0);
       asked += apart;
     }
     if constexpr (kSteps == 1) {
@@ -66,7 +67,7 @@ struct FewColumns {
     constexpr int kColumnTiles = 2 * STEP + 2 <= TILES ? 2 : 1;
     RowPlanes &mine = scratch.planes[kSteps == 1 ? 0 : item], &other = scratch.planes[kSteps == 1 ? 0 : item ^ 1];
     const PackedTiles columns = packed_tiles(t.packed, t.blocks, TILES, block) + 2 * STEP;
-    const uint8_t* asked = group[0] + Planes::bytes + kFewShortly;
+    const uint8_t* asked = group[0] + kBlocksAhead * Planes::bytes;
     if (asked >= part_end) asked += 15 * apart;  // behind a part's end the same part of the next panel follows
     if (STEP == 1) asked += 8 * apart;
     before_tile_loads();

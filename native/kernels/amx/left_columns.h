@@ -75,8 +75,8 @@ struct LeftColumns {
   QTENSOR_INLINE void gap(const uint8_t*& asked, bool has_next) {
     constexpr int kDue = STEP == 0 ? kSteps - 1 : STEP - 1, kPlace = 16 * STEP + GAP;  // of kSteps * 16
     if (due != nullptr && GAP < each) floats<kDue>(GAP);
-    if (MORE && kPlace % kSteps == 0) {
-      for (int64_t i = 0; i < Planes::bytes; i += 64) _mm_prefetch((const char*)(asked + i), _MM_HINT_T1);
+    if (kPlace % kSteps == 0) {
+      for (int64_t i = 0; i < Planes::bytes; i += 64) _mm_prefetch((const char*)(asked + i), _MM_HINT_T0);
       asked += apart;
     }
     if constexpr (STEP == 0 && (GAP == 0 || GAP == 2))
@@ -128,7 +128,7 @@ struct LeftColumns {
   // MORE: two blocks of the part follow.
   template <bool MORE>
   QTENSOR_INLINE void one_block(bool has_next) {
-    const uint8_t* asked = place.group[0] + Planes::bytes + kFewShortly;
+    const uint8_t* asked = place.group[0] + kBlocksAhead * Planes::bytes;
     if (asked >= part_end) asked += 15 * apart;  // behind a part's end the same part of the next panel follows
     step<0, MORE>(asked, has_next);
     if constexpr (kSteps > 1) step<1, MORE>(asked, has_next);
