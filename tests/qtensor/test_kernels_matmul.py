@@ -19,7 +19,7 @@ from notso.qtensor.formats import FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, F
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
 
-COLUMNS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 34, 48, 49, 64, 65, 512)
+COLUMNS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 34, 48, 49, 64, 65, 97, 128, 129, 512)
 ROWS = (1, 3, 4, 5, 15, 16, 17, 31, 32, 33, 70)
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
 PLAIN = [f for f in FORMATS.values() if f.is_float]

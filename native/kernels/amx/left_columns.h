@@ -1,13 +1,13 @@
-// Up to 64 columns (several sequences at once, the words of a turn) of the formats with mins, with AMX: columns are the
-// left operand, and what one more of them costs is one more row of tiles. See right_planes.h for the operands.
+// Up to 128 columns (several sequences at once, the words of a turn) of the formats with mins, with AMX: columns are
+// the left operand, and what one more of them costs is one more row of tiles. See right_planes.h for the operands.
 //
 // The sixteen rows of a tile come from sixteen equal parts of a panel, and are asked for, as in few_columns.h.
 //
-// A block is multiplied in one step or two, with up to two tiles of columns each. Between the tile instructions of a
+// A block is multiplied in steps of up to two tiles of columns. Between the tile instructions of a
 // step lie sixteen gaps, four for each 64 values (a part). They hold the floats of the step before by columns, and the
 // values of the next block by units, each unpacked to where the tiles have read for the last time: so there is one set
 // of planes, and more of L1 is left for the activations. Rows come in sixteens.
-constexpr int kLeftTiles = 4, kLeftColumns = 16 * kLeftTiles, kLeftPartRows = 8;
+constexpr int kLeftTiles = 8, kLeftColumns = 16 * kLeftTiles, kLeftPartRows = 8;
 
 struct LeftScratch {
   RightPlanes planes;
@@ -86,6 +86,12 @@ struct LeftColumns {
     before_tile_loads();
   }
 
+  template <bool MORE, int STEP = 0>
+  QTENSOR_INLINE void steps(const uint8_t*& asked, bool has_next) {
+    step<STEP, MORE>(asked, has_next);
+    if constexpr (STEP + 1 < kSteps) steps<MORE, STEP + 1>(asked, has_next);
+  }
+
   template <int STEP, bool MORE>
   QTENSOR_INLINE void step(const uint8_t*& asked, bool has_next) {
     constexpr int kTiles = STEP == kSteps - 1 ? kLastTiles : 2;
@@ -130,8 +136,7 @@ struct LeftColumns {
   QTENSOR_INLINE void one_block(bool has_next) {
     const uint8_t* asked = place.group[0] + kBlocksAhead * Planes::bytes;
     if (asked >= part_end) asked += 15 * apart;  // behind a part's end the same part of the next panel follows
-    step<0, MORE>(asked, has_next);
-    if constexpr (kSteps > 1) step<1, MORE>(asked, has_next);
+    steps<MORE>(asked, has_next);
     // headers of the block after the next one take the place of those whose floats are done
     if (MORE) Planes::headers(place, 2 * Planes::bytes, *before);
     RightHeaders* const after = before;
@@ -190,6 +195,13 @@ struct LeftColumns {
   }
 };
 
+template <class Planes, int TILES = 1>
+void left_panel(const TileTask& panel, LeftScratch& scratch) {
+  if constexpr (TILES < kLeftTiles)
+    if (panel.columns > 16 * TILES) return left_panel<Planes, TILES + 1>(panel, scratch);
+  LeftColumns<Planes, TILES>{panel, scratch}.run();
+}
+
 template <class Planes>
 void left_columns(const TileTask& t) {
   auto& scratch = *reinterpret_cast<LeftScratch*>(t.scratch);
@@ -198,19 +210,7 @@ void left_columns(const TileTask& t) {
   for (int64_t row = t.row_begin; row < t.row_end; row = panel.row_end) {
     panel.row_begin = row;
     panel.row_end = t.row_end - row < 16 * kLeftPartRows ? t.row_end : row + 16 * kLeftPartRows;
-    switch ((t.columns + 15) / 16) {
-      case 1:
-        LeftColumns<Planes, 1>{panel, scratch}.run();
-        break;
-      case 2:
-        LeftColumns<Planes, 2>{panel, scratch}.run();
-        break;
-      case 3:
-        LeftColumns<Planes, 3>{panel, scratch}.run();
-        break;
-      default:
-        LeftColumns<Planes, kLeftTiles>{panel, scratch}.run();
-    }
+    left_panel<Planes>(panel, scratch);
   }
   _tile_release();
 }
