@@ -71,7 +71,7 @@ struct LeftColumns {
       _mm512_store_ps(due_acc + 16 * (c + 16 * i), _mm512_fmadd_ps(f[i], _mm512_set1_ps(due[i].d[c]), sum[i]));
   }
 
-  template <int STEP, int GAP, bool MORE>
+  template <int STEP, int GAP>
   QTENSOR_INLINE void gap(const uint8_t*& asked, bool has_next) {
     constexpr int kDue = STEP == 0 ? kSteps - 1 : STEP - 1, kPlace = 16 * STEP + GAP;  // of kSteps * 16
     if (due != nullptr && GAP < each) floats<kDue>(GAP);
@@ -86,13 +86,13 @@ struct LeftColumns {
     before_tile_loads();
   }
 
-  template <bool MORE, int STEP = 0>
+  template <int STEP = 0>
   QTENSOR_INLINE void steps(const uint8_t*& asked, bool has_next) {
-    step<STEP, MORE>(asked, has_next);
-    if constexpr (STEP + 1 < kSteps) steps<MORE, STEP + 1>(asked, has_next);
+    step<STEP>(asked, has_next);
+    if constexpr (STEP + 1 < kSteps) steps<STEP + 1>(asked, has_next);
   }
 
-  template <int STEP, bool MORE>
+  template <int STEP>
   QTENSOR_INLINE void step(const uint8_t*& asked, bool has_next) {
     constexpr int kTiles = STEP == kSteps - 1 ? kLastTiles : 2;
     const LeftTiles all = left_tiles(t.packed, t.blocks, t.columns, block);
@@ -108,18 +108,18 @@ struct LeftColumns {
       constexpr int part = decltype(number)::value;
       _tile_loadd(6, scratch.planes.high[part], 64);
       _tile_loadd(4, values[0].q[part], 64);
-      gap<STEP, 4 * part, MORE>(asked, has_next);
+      gap<STEP, 4 * part>(asked, has_next);
       _tile_loadd(7, scratch.planes.low[part], 64);
       _tile_dpbsud(0, 4, 6);
-      gap<STEP, 4 * part + 1, MORE>(asked, has_next);
+      gap<STEP, 4 * part + 1>(asked, has_next);
       if (kTiles == 2) {
         _tile_loadd(5, values[1].q[part], 64);
         _tile_dpbsud(1, 5, 6);
       }
-      gap<STEP, 4 * part + 2, MORE>(asked, has_next);
+      gap<STEP, 4 * part + 2>(asked, has_next);
       _tile_dpbsud(2, 4, 7);
       if (kTiles == 2) _tile_dpbsud(3, 5, 7);
-      gap<STEP, 4 * part + 3, MORE>(asked, has_next);
+      gap<STEP, 4 * part + 3>(asked, has_next);
     });
     _tile_stored(0, scratch.high, 64);
     if (kTiles == 2) _tile_stored(1, scratch.high + 16, 64);
@@ -136,7 +136,7 @@ struct LeftColumns {
   QTENSOR_INLINE void one_block(bool has_next) {
     const uint8_t* asked = place.group[0] + kBlocksAhead * Planes::bytes;
     if (asked >= part_end) asked += 15 * apart;  // behind a part's end the same part of the next panel follows
-    steps<MORE>(asked, has_next);
+    steps(asked, has_next);
     // headers of the block after the next one take the place of those whose floats are done
     if (MORE) Planes::headers(place, 2 * Planes::bytes, *before);
     RightHeaders* const after = before;
