@@ -48,7 +48,7 @@ const KernelTable kAmxKernels = {
 #endif
 #include "../table_entries.h"
     .attention_tile_rows = 32,
-    .tile_columns = 5,
+    .tile_columns = 4,
     .tile_rows = 16 * kPanelTiles,
 #include "../tile_entries.h"
 };
