@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import json
 import os
@@ -247,13 +248,50 @@ def test_a_torn_last_line_is_made_again(many: ManyAnswers, notso: Run, tmp_path:
     assert out.read_bytes().startswith(b"".join(whole[:-1])) and len(answers(out)) == 3
 
 
-@pytest.mark.parametrize("content", ["something else\n", '{"id": "batch_req_0", "custom_id": "x"}\n', "{}\n{"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "something else\n",
+        '{"id": "batch_req_0", "custom_id": "x"}\n',
+        "{}\n{",
+        "a diary",
+        '{"id": "batch_req_0"',
+        '{"a":1}',
+    ],
+)
 def test_a_file_of_someone_else_s_is_left_alone(many: ManyAnswers, notso: Run, tmp_path: Path, content: str) -> None:
     source, out = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "out.jsonl"
     out.write_text(content)
     result = notso("batch", str(source), str(out))
     assert result.code == 2 and "answers no request of this batch" in result.err
     assert out.read_text() == content and not many.asked
+
+
+def test_a_changed_request_does_not_get_the_answer_of_the_former(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(1), entry(2)]), tmp_path / "out.jsonl"
+    notso("batch", str(source), str(out))
+    before = out.read_bytes()
+    write(source, ["", entry(2), json.dumps(entry(1)) + "  \r"])  # the same, elsewhere
+    assert notso("batch", str(source), str(out)).code == 0 and out.read_bytes() == before
+    write(source, [entry(1), entry(2, max_tokens=3)])
+    result = notso("batch", str(source), str(out))
+    assert result.code == 2 and "before it was changed" in " ".join(result.err.split())
+    assert out.read_bytes() == before
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_request(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    source, out = write(tmp_path / "in.jsonl", [entry(1), entry(2)]), tmp_path / "out.jsonl"
+    source.write_bytes(codecs.BOM_UTF8 + source.read_bytes())
+    assert notso("batch", str(source), str(out)).code == 0
+    assert [answer["error"] for answer in answers(out).values()] == [None, None]
+
+
+def test_an_output_that_is_no_file_is_refused(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    source, pipe = write(tmp_path / "in.jsonl", [entry(1)]), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for out in ("/dev/null", str(pipe)):
+        result = notso("batch", str(source), out)
+        assert result.code == 2 and "must be a file" in result.err and not many.asked
 
 
 def test_in_and_out_must_differ(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:

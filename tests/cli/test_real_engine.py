@@ -144,7 +144,7 @@ def test_a_context_that_memory_cannot_hold_is_refused_with_exit_code_4(
     from notso.smollm3 import engine_plan
 
     little = MemoryLimit("the control group", 264 << 20)
-    monkeypatch.setattr(engine_plan, "available_memory", lambda *_: little)
+    monkeypatch.setattr(engine_plan, "available_memory", lambda **_: little)
     result = notso("run", "-m", str(small_model), "--context", "131072", "hi")
 
     assert result.code == 4

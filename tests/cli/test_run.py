@@ -232,6 +232,9 @@ def test_a_cut_answer_is_told_on_stderr_only(engine: Any, notso: Run) -> None:
     engine.script = [Event("reasoning", text="hm"), Event("end", finish_reason="length")]
     assert "while still thinking" in notso("run", "x").err
 
+    engine.script = [Event("text", text=" "), Event("end", finish_reason="length")]
+    assert "cut before its end" in notso("run", "x", "--no-think").err
+
 
 def test_the_demo_says_that_it_is_the_demo(engine: Any, notso: Run) -> None:
     engine.is_demo = True

@@ -131,6 +131,14 @@ def test_a_link_is_not_followed(opened: Open, tmp_path: Path) -> None:
     assert secret.exists() and not path.is_symlink()
 
 
+def test_a_pipe_is_not_waited_for(opened: Open, tmp_path: Path) -> None:
+    path = stored(opened, tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    assert opened().get(key(1), TOKENS) is None
+    assert not path.exists()
+
+
 def test_leftovers_are_swept_and_what_is_not_ours_is_left_alone(opened: Open, tmp_path: Path) -> None:
     path = stored(opened, tmp_path)
     leftovers = [path.with_suffix(".tmp"), path.with_suffix(".kv0"), path.with_suffix(".kv27")]

@@ -108,6 +108,22 @@ def test_a_process_limit_counts_less_what_is_used() -> None:
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY  # this process is as it was
 
 
+def test_what_is_mapped_already_is_not_wanted_twice() -> None:
+    code = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "from notso.smollm3.memory import available_memory, memory_limits\n"
+        "limits = lambda mapped: [l for l in memory_limits(mapped_bytes=mapped) if 'address space' in l.source]\n"
+        "print(limits(1 << 20)[0].available_bytes - limits(0)[0].available_bytes)\n"
+        "print(available_memory(mapped_bytes=1 << 40).available_bytes)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    more, most = (int(word) for word in out.split())
+
+    assert more == 1 << 20
+    assert most <= 3 << 30
+
+
 def test_what_this_process_occupies() -> None:
     before = process_memory()
     assert 0 < before.held_bytes <= before.resident_bytes

@@ -63,6 +63,19 @@ def test_a_stopped_answer_is_no_success(start: Start) -> None:
     assert scrape(server)["notso_request_success_total{finished_reason=stop}"] == 0
 
 
+def test_an_answer_whose_reader_went_away_is_counted_as_stopped(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    messages = [{"role": "user", "content": "Hello"}]
+    engine.gate.clear()
+    body = {"model": "scripted", "messages": messages, "stream": True}
+    with server.client.stream("POST", "/v1/chat/completions", json=body) as answer:
+        assert next(answer.iter_lines()).startswith("data: ")
+        server.wait(lambda: len(engine.requests) == 1)
+    server.wait(lambda: scrape(server)["notso_request_cancelled_total"] == 1)
+    assert scrape(server)["notso_request_success_total{finished_reason=stop}"] == 0
+
+
 def test_requests_are_counted_by_route_and_not_by_address(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
     for path in ("/chats/one", "/chats/two", "/nowhere", "/elsewhere"):

@@ -53,7 +53,8 @@ def batch(
     gets its error there, and the others go on. `model` in a body is taken as a name for the model that is loaded.
 
     The same command goes on where it was stopped, by Ctrl-C or a kill: answers that are there are neither lost nor
-    made again.
+    made again. A line that was changed since is another request, and wants another OUT. When every line has its answer
+    or its error the exit code is 0.
     """
     if not requests.is_file():
         raise typer.BadParameter("IN must be a file: it is read twice, which a pipe cannot bear", param_hint="IN")

@@ -1,16 +1,18 @@
 """The two files of a batch: requests, one to a line, and answers. A kill never loses or repeats a finished one.
 
 A line of the output is written whole and forced to the disk before the next. What a kill leaves torn at the end is cut
-off at the next start; every other line is recognised by its id, which follows from the request alone.
+off at the next start; every other line is recognised by its id, which follows from the request's line alone.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,18 +48,22 @@ class BatchInput:
 
     def lines(self) -> Iterator[RequestLine]:
         """Every line that is not blank, in order."""
-        seen: set[bytes] = set()
+        seen: set[str] = set()
         with self.path.open("rb") as file:
             for number, content in enumerate(_whole_lines(file), start=1):
-                if content is not None and not content.strip():
-                    continue
+                if content is not None:
+                    content = content.strip()
+                    if not content:
+                        continue
                 custom_id = _custom_id(content)
-                key = hashlib.sha256((custom_id or "").encode("utf-8", "surrogatepass")).digest()
-                repeats = custom_id is not None and key in seen
-                seen.add(key)
+                repeats = custom_id is not None and custom_id in seen
+                place = b""
                 if custom_id is None or repeats:  # told apart by where they stand
-                    key = hashlib.sha256(b"line %d\0" % number + (content or b"")).digest()
-                yield RequestLine(number, f"batch_req_{key.hex()[:_ID_DIGITS]}", content, custom_id, repeats)
+                    place = b"line %d\0" % number
+                else:
+                    seen.add(custom_id)
+                key = hashlib.sha256(place + (content or b"")).hexdigest()[:_ID_DIGITS]
+                yield RequestLine(number, f"batch_req_{key}", content, custom_id, repeats)
 
 
 class BatchOutput:
@@ -69,6 +75,8 @@ class BatchOutput:
         wanted: ids of all requests. A file with lines that answer none of them is someone else's and left alone.
         Raises typer.BadParameter.
         """
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            raise _refusal(f"{path} must be a file: what is there is read when a batch goes on")
         self.path = path
         self._file: BinaryIO = path.open("a+b")
         try:
@@ -100,11 +108,14 @@ class BatchOutput:
         done: set[str] = set()
         end = 0
         for number, line in enumerate(iter(lambda: self._file.readline(MAX_ANSWER_BYTES), b""), start=1):
-            found = _id_of(line)
-            if not line.endswith(b"\n"):  # a kill came between two pieces of it
+            if not line.endswith(b"\n") and _begins_an_answer(line, wanted):  # a kill came between two pieces of it
                 break
+            found = _id_of(line)
             if found not in wanted:
-                raise _refusal(f"line {number} of {self.path} answers no request of this batch; name another file")
+                raise _refusal(
+                    f"line {number} of {self.path} answers no request of this batch, or of what was one before it was "
+                    "changed; name another file"
+                )
             done.add(found)
             end += len(line)
         if end < self._file.seek(0, os.SEEK_END):
@@ -114,6 +125,8 @@ class BatchOutput:
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes | None]:
     """Lines without their ends; None for one that is too long, of which no more than the limit is ever held."""
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:  # some editors begin a file with one
+        file.seek(0)
     while piece := file.readline(MAX_LINE_BYTES + 1):
         if len(piece) <= MAX_LINE_BYTES or piece.endswith(b"\n"):
             yield piece.rstrip(b"\r\n")
@@ -137,6 +150,12 @@ def _id_of(line: bytes) -> str:
         if isinstance(answer, dict) and isinstance(answer.get("id"), str):
             return str(answer["id"])
     return ""
+
+
+def _begins_an_answer(line: bytes, wanted: set[str]) -> bool:
+    """Whether it is the beginning, however short, of what `write` writes for one of these."""
+    beginnings = (json.dumps({"id": id}).encode()[:-1] for id in wanted)
+    return any(line.startswith(beginning) or beginning.startswith(line) for beginning in beginnings)
 
 
 def _refusal(message: str) -> typer.BadParameter:

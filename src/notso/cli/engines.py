@@ -55,7 +55,14 @@ def plan_model(
         config = SmolLM3Config.from_metadata(file.metadata)
         SmolLM3Weights.from_tensors(file.tensors, config)
         weights_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
-        return plan_engine(config, weights_bytes, context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)
+        return plan_engine(
+            config,
+            weights_bytes,
+            context_tokens=context_tokens,
+            kv=kv,
+            max_num_seqs=max_num_seqs,
+            mapped_bytes=weights_bytes,
+        )
 
 
 def title(info: ModelInfo) -> str:

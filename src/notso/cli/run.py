@@ -83,7 +83,7 @@ def run(
     if interruption.requested():
         raise typer.Exit(exit_codes.INTERRUPTED)
     if answer.finish_reason == "length" and not as_json:
-        where = "while still thinking" if not answer.text.strip() else "before its end"
+        where = "while still thinking" if not no_think and not answer.text.strip() else "before its end"
         terminal.note(f"The answer was cut {where}: raise --max-tokens or --context.")
 
 

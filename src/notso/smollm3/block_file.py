@@ -160,7 +160,8 @@ def announce(path: Path) -> None:
 
 
 def _opened(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb", buffering=0)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe of that name would keep us waiting
+    return os.fdopen(os.open(path, flags), "rb", buffering=0)
 
 
 def _read_beginning(

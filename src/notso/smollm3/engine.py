@@ -82,7 +82,14 @@ class Engine:
         self.config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
         weight_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
-        plan = plan_engine(self.config, weight_bytes, context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)
+        plan = plan_engine(
+            self.config,
+            weight_bytes,
+            context_tokens=context_tokens,
+            kv=kv,
+            max_num_seqs=max_num_seqs,
+            mapped_bytes=weight_bytes,
+        )
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         file.metadata.forget()
         give_back_freed()  # building the tokenizer took hundreds of megabytes for a moment

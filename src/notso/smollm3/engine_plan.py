@@ -120,6 +120,7 @@ def plan_engine(
     kv: KVChoice = "auto",
     max_num_seqs: int | None = None,
     limit: MemoryLimit | None = None,
+    mapped_bytes: int = 0,
 ) -> EnginePlan:
     """Choose what was left open so that it fits, or refuse.
 
@@ -127,12 +128,13 @@ def plan_engine(
     context where that is smaller). A number: exactly that.
     kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, and further down (k4v4, k4v3) only as far as memory asks.
     max_num_seqs None: 16, or fewer where memory asks. A number: exactly that.
+    mapped_bytes: so much of the weights is in the address space already.
 
     Raises InvalidRequestError for a value out of range, and OutOfMemoryError, which names what is needed, what there
     is, and the largest context that would fit, with its format.
     """
     _check(config, context_tokens, kv, max_num_seqs)
-    planner = _Planner(config, weights_bytes, limit or available_memory())
+    planner = _Planner(config, weights_bytes, limit or available_memory(mapped_bytes=mapped_bytes))
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
     formats = _formats(context_tokens or usual, kv)
     counts = [max_num_seqs] if max_num_seqs is not None else _halved(DEFAULT_SEQUENCES)

@@ -40,17 +40,24 @@ def process_memory(proc: Path = Path("/proc")) -> ProcessMemory:
     return ProcessMemory(fields.get("VmRSS:", 0) * 1024, held * 1024)
 
 
-def memory_limits(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> list[MemoryLimit]:
-    """Every bound that applies to this process. Never empty; a bound that cannot be read is left out."""
+def memory_limits(
+    proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup"), mapped_bytes: int = 0
+) -> list[MemoryLimit]:
+    """Every bound that applies to this process. Never empty; a bound that cannot be read is left out.
+
+    mapped_bytes: what of the need is mapped already, and so has its part of the address space.
+    """
     limits = [_system_memory(proc)]
     limits += _cgroup_limits(proc, cgroup_root)
-    limits += _process_limits(proc)
+    limits += _process_limits(proc, mapped_bytes)
     return limits
 
 
-def available_memory(proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> MemoryLimit:
+def available_memory(
+    proc: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup"), mapped_bytes: int = 0
+) -> MemoryLimit:
     """The tightest bound."""
-    return min(memory_limits(proc, cgroup_root), key=lambda limit: limit.available_bytes)
+    return min(memory_limits(proc, cgroup_root, mapped_bytes), key=lambda limit: limit.available_bytes)
 
 
 def _system_memory(proc: Path) -> MemoryLimit:
@@ -89,12 +96,12 @@ def _page_cache(folder: Path) -> int:
     return fields.get(f"{prefix}inactive_file", 0) + fields.get(f"{prefix}active_file", 0)
 
 
-def _process_limits(proc: Path) -> list[MemoryLimit]:
+def _process_limits(proc: Path, mapped_bytes: int) -> list[MemoryLimit]:
     fields = _text(proc / "self" / "statm").split()
     page = os.sysconf("SC_PAGE_SIZE")
     used = {"address space": 0, "data": 0}
     if len(fields) >= 6:
-        used = {"address space": int(fields[0]) * page, "data": int(fields[5]) * page}
+        used = {"address space": max(0, int(fields[0]) * page - mapped_bytes), "data": int(fields[5]) * page}
     limits = []
     for name, which in (("address space", resource.RLIMIT_AS), ("data", resource.RLIMIT_DATA)):
         soft, _ = resource.getrlimit(which)

@@ -79,6 +79,7 @@ class RunningAnswers:
         self._usage: dict[int, Usage | None] = {}
         self._told: set[int] = set()
         self._stopped_by_asker = False
+        self._left_alone = False
         self._readers: set[asyncio.Event] = set()
 
     @property
@@ -104,9 +105,11 @@ class RunningAnswers:
             generation.subscribe(tell)
 
     def stop(self) -> None:
-        """End what has not ended; nobody listens any more."""
+        """End what has not ended; nobody listens any more, but how it ends is still told."""
         self._among.discard(self)
+        self._left_alone = True
         self.end()
+        self._note_ends()
 
     def end(self) -> None:
         """End what has not ended; who listens hears of it."""
@@ -163,9 +166,17 @@ class RunningAnswers:
             self._told.add(number)
             self._on_end(self._usage.get(number), event.finish_reason)
 
+    def _note_ends(self) -> None:
+        for number, generation in enumerate(self._generations):
+            if number not in self._told and generation.finished:
+                for event in generation.read(0):
+                    self._note(number, event)
+
     def _wake(self) -> None:
         for news in self._readers:
             news.set()
+        if self._left_alone:
+            self._note_ends()
 
     def _submit(self) -> None:
         options = self._question.options_for(self._owner)
