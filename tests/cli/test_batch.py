@@ -275,7 +275,7 @@ def test_a_changed_request_does_not_get_the_answer_of_the_former(many: ManyAnswe
     assert notso("batch", str(source), str(out)).code == 0 and out.read_bytes() == before
     write(source, [entry(1), entry(2, max_tokens=3)])
     result = notso("batch", str(source), str(out))
-    assert result.code == 2 and "before it was changed" in " ".join(result.err.split())
+    assert result.code == 2 and "changed since" in " ".join(result.err.split())
     assert out.read_bytes() == before
 
 

@@ -48,7 +48,7 @@ class BatchInput:
 
     def lines(self) -> Iterator[RequestLine]:
         """Every line that is not blank, in order."""
-        seen: set[str] = set()
+        seen: set[bytes] = set()
         with self.path.open("rb") as file:
             for number, content in enumerate(_whole_lines(file), start=1):
                 if content is not None:
@@ -56,12 +56,11 @@ class BatchInput:
                     if not content:
                         continue
                 custom_id = _custom_id(content)
-                repeats = custom_id is not None and custom_id in seen
-                place = b""
-                if custom_id is None or repeats:  # told apart by where they stand
-                    place = b"line %d\0" % number
-                else:
-                    seen.add(custom_id)
+                name = hashlib.sha256((custom_id or "").encode("utf-8", "surrogatepass")).digest()
+                repeats = custom_id is not None and name in seen
+                seen.add(name)
+                # without a name of their own they are told apart by where they stand
+                place = b"line %d\0" % number if custom_id is None or repeats else b""
                 key = hashlib.sha256(place + (content or b"")).hexdigest()[:_ID_DIGITS]
                 yield RequestLine(number, f"batch_req_{key}", content, custom_id, repeats)
 
@@ -113,8 +112,8 @@ class BatchOutput:
             found = _id_of(line)
             if found not in wanted:
                 raise _refusal(
-                    f"line {number} of {self.path} answers no request of this batch, or of what was one before it was "
-                    "changed; name another file"
+                    f"line {number} of {self.path} answers no request of this batch, or one that was changed since; "
+                    "name another file"
                 )
             done.add(found)
             end += len(line)
