@@ -7,7 +7,8 @@ NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ARGS   ?=
 
-.PHONY: help run test check test-engine test-doors test-browser lint format bench results parity fuzz clean stub sanitize screenshots
+.PHONY: help run test check again test-engine test-doors test-browser lint format bench results parity fuzz chaos clean stub \
+  sanitize screenshots
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -25,11 +26,22 @@ check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side
 # The tests in three parts that take as long and run beside one another: one computes while the others wait.
 PARTS := test-engine test-doors test-browser
 test-engine: FOLDERS := tests/architecture tests/fuzz tests/parity tests/qtensor tests/smollm3
-test-doors: FOLDERS := tests/cli tests/web
+test-doors: FOLDERS := tests/chaos tests/cli tests/web
 test-browser: FOLDERS := tests/browser
 
+# With AGAIN=1 tests that fail (rc 1) are left to `make again`; whatever else goes wrong is a failure at once.
 $(PARTS): $(VENV)/.dev
-	@$(BIN)/python -m pytest $(FOLDERS) </dev/null
+	@rm -rf .pytest_cache/$@; \
+	  $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$@ $(FOLDERS) </dev/null || [ "$$?:$(AGAIN)" = 1:1 ]
+
+again: $(VENV)/.dev  ## run what failed last in `make check AGAIN=1` once more, alone; what then passes is printed as flaky
+	@for part in $(PARTS); do \
+	  failed=.pytest_cache/$$part/v/cache/lastfailed; \
+	  test -s "$$failed" || continue; \
+	  names=$$($(BIN)/python -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$$failed"); \
+	  $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$$part --last-failed --last-failed-no-failures none </dev/null || exit 1; \
+	  printf '%s\n' "$$names" | sed 's/^/flaky: /'; \
+	done
 
 lint: $(VENV)/.dev  ## ruff, mypy, import contracts, clang-format
 	@$(BIN)/ruff check .
@@ -60,6 +72,10 @@ LONG = tests/smollm3/test_engine_stress.py tests/smollm3/test_one_answer.py $(sh
 
 fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(LONG) $(ARGS)
+
+chaos: $(VENV)/.dev  ## attack the server at full length, hours with the soak, and write docs/reliability.md (ARGS="-k words")
+	@CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
+	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
 
 sanitize: $(VENV)/.dev  ## run the native code under the sanitizers for long (SANITIZE_SECONDS=60)
 	@SANITIZE_SECONDS=$${SANITIZE_SECONDS:-60} $(BIN)/python -m pytest -rP -o timeout=0 tests/qtensor/test_sanitizers.py $(ARGS)

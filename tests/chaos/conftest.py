@@ -1,0 +1,30 @@
+"""Fixtures of the attacks: something to attack, and a place to write down what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos.ledger import Ledger
+from chaos.victim import Victim
+
+
+@pytest.fixture
+def ledger(request: pytest.FixtureRequest) -> Ledger:
+    return Ledger(request.node.name)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Callable[..., Victim]]:
+    """Starts servers; the same `directory` again is the same data directory."""
+    started: list[Victim] = []
+
+    def start(more: str = "", directory: str = "data", **settings: Any) -> Victim:
+        started.append(Victim(tmp_path / directory, more, **settings))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()

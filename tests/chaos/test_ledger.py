@@ -1,0 +1,42 @@
+"""The page of what was tried is the one the results make, and every result has its test."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from chaos import ledger
+
+ROOT = Path(__file__).parents[2]
+ENTRIES = ledger.kept()
+
+
+def test_the_page_is_what_the_results_make() -> None:
+    assert (ROOT / "docs" / "reliability.md").read_text() == ledger.report(ENTRIES)
+
+
+def test_every_result_has_its_test_and_every_attack_its_result() -> None:
+    """An attack that is in the tree and was never run at full length would be a promise without a figure."""
+    tests = {
+        name: "ledger" in arguments
+        for path in Path(__file__).parent.glob("test_*.py")
+        for name, arguments in re.findall(r"^def (test_\w+)\((.*?)\) ->", path.read_text(), re.MULTILINE | re.DOTALL)
+    }
+    measured = {name.partition("[")[0] for name in ENTRIES}
+    assert measured == {name for name, attacks in tests.items() if attacks}
+
+
+@pytest.mark.parametrize("figure", ["memory rise MB", "log MB"])
+def test_a_figure_over_its_limit_fails(figure: str) -> None:
+    entry = ledger.Ledger("test_nothing")
+    if not ledger.LONG:
+        entry.note("clients", "nothing", "1 of it", 0, {figure: ledger.LIMITS[figure]})
+        with pytest.raises(AssertionError, match="over the limit"):
+            entry.note("clients", "nothing", "1 of it", 0, {figure: ledger.LIMITS[figure] + 1})
+
+
+def test_a_failure_fails() -> None:
+    if not ledger.LONG:
+        with pytest.raises(AssertionError, match="1 failed"):
+            ledger.Ledger("test_nothing").note("clients", "nothing", "1 of it", 1)
