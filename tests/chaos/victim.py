@@ -36,10 +36,13 @@ pace_seconds = settings.pop("pace_seconds", 0.0)
 def script(messages, thinking):
     yield from say(messages[-1].content, piece=4096)
 
+def load():
+    return ScriptedEngine(script, pace_seconds=pace_seconds)
+
 {more}
 
 serve(
-    lambda: ScriptedEngine(script, pace_seconds=pace_seconds),
+    load,
     Settings(port=0, data_dir=Path(sys.argv[1]), **settings),
     on_ready=lambda url: print(url, flush=True),
 )
@@ -49,9 +52,17 @@ serve(
 ANSWERED = 'data-state="done"'
 
 
+DEMO = """
+def load():
+    from notso.smollm3 import Engine
+    return Engine.load(context_tokens=2048, max_num_seqs=16, threads=2)
+"""
+"""As `more`: the real engine with the demo model."""
+
+
 class Victim:
-    """The server. `more` is source text that runs before it starts, with `script` and `settings` to replace;
-    `settings` are those of the web, and `pace_seconds` of the scripted engine.
+    """The server. `more` is source text that runs before it starts, with `script`, `load` and `settings` to
+    replace; `settings` are those of the web, and `pace_seconds` of the scripted engine.
 
     Its log is a file, as an operator has it: what it grows by is a figure too.
     """

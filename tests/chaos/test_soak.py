@@ -1,0 +1,87 @@
+"""For hours: sixteen chats on the real engine, readers that come and go. Nothing may grow that does not come back."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+from chaos.crowd import Crowd
+from chaos.ledger import LONG, Ledger
+from chaos.victim import DEMO, Victim
+
+SOAK_SECONDS = float(os.environ.get("SOAK_SECONDS", "7200"))
+PAUSE_SECONDS = float(os.environ.get("SOAK_PAUSE", "3"))
+SAMPLE_SECONDS = 5.0
+WARM_SHARE = 0.25
+"""The pools of the engine, the caches of SQLite and of the page fill first: that is told apart from growth."""
+BLOCKS = 12
+SETTLE_SECONDS = 120.0
+T_95 = 2.23
+"""Student's t for 95 % and the ten degrees of freedom of a line through twelve blocks."""
+
+
+class Samples(threading.Thread):
+    """Seconds since the start, MB and descriptors, again and again."""
+
+    def __init__(self, victim: Victim) -> None:
+        super().__init__(daemon=True)
+        self.rows: list[tuple[float, float, int]] = []
+        self.over = threading.Event()
+        self._victim = victim
+
+    def run(self) -> None:
+        began = time.monotonic()
+        while not self.over.wait(SAMPLE_SECONDS):
+            self.rows.append((time.monotonic() - began, self._victim.memory_mb(), self._victim.descriptors()))
+
+
+def slope_mb_per_hour(rows: list[tuple[float, float, int]]) -> tuple[float, float]:
+    """The slope of memory behind the warm-up, and half its 95 % interval, by a line through the medians of blocks.
+
+    A block is minutes long, so what one request takes and gives back does not count as growth.
+    """
+    rows = rows[int(WARM_SHARE * len(rows)) :]
+    size = len(rows) // BLOCKS
+    blocks = [rows[n * size : (n + 1) * size] for n in range(BLOCKS)]
+    hours = [statistics.mean(row[0] for row in block) / 3600 for block in blocks]
+    memory = [statistics.median(row[1] for row in block) for block in blocks]
+    slope, start = statistics.linear_regression(hours, memory)
+    spread = sum((mb - start - slope * hour) ** 2 for hour, mb in zip(hours, memory, strict=True)) / (BLOCKS - 2)
+    middle = statistics.mean(hours)
+    return slope, T_95 * (spread / sum((hour - middle) ** 2 for hour in hours)) ** 0.5
+
+
+def _more_than(settled: tuple[int, int], server: Victim) -> tuple[int, int]:
+    return max(0, server.threads() - settled[0]), max(0, server.descriptors() - settled[1])
+
+
+def test_sixteen_chats_leave_nothing_behind(victim: Callable[..., Victim], ledger: Ledger) -> None:
+    server = victim(DEMO)
+    Crowd(server, seed=0).run(turns=1)  # whatever is made once is made
+    settled = server.threads(), server.descriptors()
+    samples, crowd = Samples(server), Crowd(server, seed=1, pause_seconds=PAUSE_SECONDS if LONG else 0.0)
+    figures: dict[str, float] = {}
+    if LONG:
+        samples.start()
+        crowd.run(seconds=SOAK_SECONDS)
+        samples.over.set()
+        samples.join()
+        slope, noise = slope_mb_per_hour(samples.rows)
+        figures = {"slope MB/h": slope, "its noise MB/h": noise, "memory MB": samples.rows[-1][1]}
+        if slope > max(noise, 1.0):
+            crowd.failed[f"memory grows by {slope:.1f} MB/h, noise {noise:.1f}"] += 1
+    else:
+        crowd.run(turns=1)
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (more := _more_than(settled, server)) != (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    figures |= {"threads more": more[0], "descriptors more": more[1]}
+    if more != (0, 0):
+        crowd.failed["threads or descriptors are left"] += 1
+    done = ", ".join(f"{count:,} {what}" for what, count in sorted(crowd.done.items()))
+    how_long = f"{SOAK_SECONDS / 3600:g} hours" if LONG else "one turn each"
+    ledger.note("soak", f"16 chats, {how_long}{': ' + str(dict(crowd.failed)) if crowd.failed else ''}", done,
+                sum(crowd.failed.values()), figures)  # fmt: skip
