@@ -7,7 +7,7 @@ NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ARGS   ?=
 
-.PHONY: help run test check again test-engine test-doors test-browser lint format bench results parity fuzz chaos clean stub \
+.PHONY: help run test test-long check again test-engine test-doors test-browser lint format bench results parity fuzz chaos clean stub \
   sanitize screenshots
 
 help:  ## list these commands
@@ -21,7 +21,11 @@ test: $(VENV)/.dev  ## run the tests (ARGS="-k words")
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(MAKE) --no-print-directory -j3 $(PARTS))
 
 check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side
-	@$(MAKE) --no-print-directory -j4 lint $(PARTS)
+	@LONG="$$($(BIN)/python tests/long_tests.py)" $(MAKE) --no-print-directory -j4 lint $(PARTS)
+
+test-long: $(VENV)/.dev  ## run all tests, those that take minutes too, and record that they passed (commit the record)
+	@LONG=all $(MAKE) --no-print-directory -j3 $(PARTS)
+	@$(BIN)/python tests/long_tests.py --record
 
 # The tests in three parts that take as long and run beside one another: one computes while the others wait.
 PARTS := test-engine test-doors test-browser
@@ -78,7 +82,7 @@ chaos: $(VENV)/.dev  ## attack the server at full length, hours with the soak, a
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
 
 sanitize: $(VENV)/.dev  ## run the native code under the sanitizers for long (SANITIZE_SECONDS=60)
-	@SANITIZE_SECONDS=$${SANITIZE_SECONDS:-60} $(BIN)/python -m pytest -rP -o timeout=0 tests/qtensor/test_sanitizers.py $(ARGS)
+	@LONG=native SANITIZE_SECONDS=$${SANITIZE_SECONDS:-60} $(BIN)/python -m pytest -rP -o timeout=0 tests/qtensor/test_sanitizers.py $(ARGS)
 
 stub: $(VENV)/.dev  ## write the typed stub of the native module anew, after its bindings changed
 	@$(BIN)/python -m nanobind.stubgen -q -m notso.qtensor._native -o src/notso/qtensor/_native.pyi

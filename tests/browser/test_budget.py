@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from browser.conversation import answers, ask, begin, finished, imported, last_answer
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
@@ -106,6 +107,7 @@ def test_nothing_jumps_while_an_answer_is_written(
     assert sum(shift[0] for shift in shifts) < LAYOUT_SHIFT, "\n".join(map(str, shifts))
 
 
+@pytest.mark.long("page")
 def test_a_chat_of_five_hundred_messages_stays_smooth(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine
 ) -> None:
@@ -137,6 +139,7 @@ def test_a_chat_of_five_hundred_messages_stays_smooth(
     expect(last_answer(page)).to_be_in_viewport()
 
 
+@pytest.mark.long("page")
 def test_an_answer_of_ten_thousand_tokens_stays_smooth(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def spoken(texts: list[bytes]) -> list[str | bytes]:
     return [*said, "The end."]
 
 
+@pytest.mark.long("page")
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_a_thousand_hostile_texts_split_at_every_byte(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, batch: int

@@ -77,6 +77,7 @@ print(json.dumps(found))
 """
 
 pytestmark = [
+    pytest.mark.long("native"),
     pytest.mark.timeout(1200),
     pytest.mark.skipif("avx512_vnni" not in backend.cpu_features(), reason="the AMX kernels need AVX-512 beside tiles"),
 ]

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = os.environ.get("SANITIZE_SECONDS", "3")
 SEED = os.environ.get("SANITIZE_SEED", "1")
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.long("native")]
 
 
 def tool(name: str) -> str:

@@ -1,0 +1,62 @@
+"""Tests that take minutes, and when they must run: where something has changed that they look at.
+
+    python tests/long_tests.py             the groups that are due, for LONG=
+    python tests/long_tests.py --record    all groups have passed on what is here
+
+A group's digest is over its files; tests/long_tests.json holds those on which `make test-long` passed last. `make
+check` runs the groups whose digest is another. So nothing is proved twice, and nothing new goes without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RECORD = Path(__file__).with_suffix(".json")
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "native": (
+        "native",
+        "CMakeLists.txt",
+        "tests/native",
+        "tests/qtensor/test_sanitizers.py",
+        "tests/qtensor/test_emulated_tiles.py",
+    ),
+    "page": (
+        "src/notso/web/rendering",
+        "src/notso/web/static",
+        "src/notso/web/templates",
+        "tests/browser/hostile_texts.py",
+        "tests/browser/test_hostile.py",
+        "tests/browser/test_budget.py",
+    ),
+}
+"""Group -> files and folders that its tests look at."""
+
+
+def digest(group: str) -> str:
+    """Of the names and contents of a group's files."""
+    found = hashlib.sha256()
+    for name in GROUPS[group]:
+        path = ROOT / name
+        files = [path] if path.is_file() else sorted(path.rglob("*"))
+        for file in files:
+            if file.is_file() and "__pycache__" not in file.parts:
+                found.update(f"{file.relative_to(ROOT)}\0{len(file.read_bytes())}\0".encode() + file.read_bytes())
+    return found.hexdigest()
+
+
+def due() -> list[str]:
+    """Groups that have changed since they passed last."""
+    recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return [group for group in GROUPS if recorded.get(group) != digest(group)]
+
+
+if __name__ == "__main__":
+    if "--record" in sys.argv:
+        RECORD.write_text(json.dumps({group: digest(group) for group in GROUPS}, indent=1) + "\n")
+    else:
+        sys.stdout.write(",".join(due()) + "\n")
