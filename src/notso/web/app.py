@@ -129,6 +129,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
         openapi.router,
         not_offered.router,
         entry.router,
+        entry.sessions,
         model_pages.router,
         *(part.router for part in chats),
     ):

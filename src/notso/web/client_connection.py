@@ -127,6 +127,11 @@ class ClientConnection(H11Protocol):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, later_ms)
 
     @property
+    def gone(self) -> bool:
+        """Whether nothing more reaches the client."""
+        return self.transport.is_closing()
+
+    @property
     def _socket(self) -> socket.socket:
         return cast(socket.socket, self.transport.get_extra_info("socket"))
 

@@ -17,6 +17,7 @@ from notso.web.client_connection import ClientConnection
 from notso.web.door import Door, room_for_connections
 from notso.web.errors import AddressInUseError
 from notso.web.limits import MAX_HEADER_BYTES
+from notso.web.log_pace import pace_logs
 from notso.web.models.installed import Shelf
 from notso.web.settings import Settings
 
@@ -99,6 +100,7 @@ class ChatServer(uvicorn.Server):
         self._notso_app = app
         self._address = address
         self._on_ready = on_ready
+        pace_logs()
         self._door = Door(room_for_connections())
         self._told_to_stop = False
         self._stopping: asyncio.Task[None] | None = None
