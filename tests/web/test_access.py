@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
+from notso.web import access
 from notso.web.access import guarded, public
 from notso.web.app import create_app
 from notso.web.ids import new_generation_id, new_id
@@ -75,6 +77,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("POST /chats/{chat_id}/reset", "POST /undo/{trash_id}", "POST /chats/{chat_id}/summarize"),
         *("GET /chats/{chat_id}/suggestions", "GET /settings", "POST /settings", "GET /chats/{chat_id}/settings"),
         *("POST /chats/{chat_id}/settings", "POST /estimate", "POST /chats/{chat_id}/estimate"),
+        "POST /logout",
         *("GET /tools", "POST /tools", "GET /chats/{chat_id}/tools", "POST /chats/{chat_id}/tools"),
         *("GET /generations/{generation_id}/permission", "POST /generations/{generation_id}/permission"),
         *("GET /chats/{chat_id}/export/{kind}", "GET /export", "POST /import", "GET /backup"),
@@ -121,6 +124,9 @@ BAD_HOSTS += [
     "localhost:x",
     "local host",
     "[::1",
+    "[127.0.0.1]",
+    "[127.0.0.1]:3000",
+    "[localhost]",
 ]
 
 
@@ -272,3 +278,39 @@ def test_who_shows_two_keys_must_hold_both(start: Start) -> None:
     ]
     for headers, status in rows:
         assert server.client.get("/v1/models", headers=headers).status_code == status, headers
+
+
+def test_a_browser_logs_out(start: Start) -> None:
+    server = start(ScriptedEngine(), api_key=KEY).ready()
+    server.client.post("/login", data={"api_key": KEY})
+    cookie = {"Cookie": f"notso_session={server.client.cookies['notso_session']}"}
+    assert '<form method="post" action="/logout">' in server.client.get("/settings").text
+    assert server.client.post("/logout", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    out = server.client.post("/logout")
+    assert (out.status_code, out.headers["location"]) == (303, "/login") and not server.client.cookies
+    assert server.client.get("/", headers=cookie).status_code == 401, "a copy of the cookie is worth nothing either"
+
+
+def test_without_a_key_there_is_nothing_to_log_out_of(shared: Any) -> None:
+    assert "/logout" not in shared.client.get("/settings").text
+    assert shared.client.post("/logout").headers["location"] == "/"
+
+
+def test_sessions_end_by_themselves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine(), api_key=KEY).ready()
+    now = time.time()
+    monkeypatch.setattr(access.time, "time", lambda: now)
+    server.client.post("/login", data={"api_key": KEY})
+    for days, status in [(6, 200), (6, 200), (7, 401), (0, 401)]:
+        now += days * 86_400
+        assert server.client.get("/").status_code == status, "not used for a week"
+    server.client.post("/login", data={"api_key": KEY})
+    for days, status in [(6, 200), (6, 200), (6, 200), (6, 200), (5.9, 200), (0.2, 401)]:
+        now += days * 86_400
+        assert server.client.get("/").status_code == status, "a month old"
+
+
+@pytest.mark.parametrize("path", ["/backup", "/export", "/search?q=x"])
+def test_costly_reads_are_not_for_other_sites(shared: Any, path: str) -> None:
+    assert shared.client.get(path, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert shared.client.get(path, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200

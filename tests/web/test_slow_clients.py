@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import Event
-from notso.web import header_timer, limits
+from notso.web import client_connection, limits
 from notso.web.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
@@ -18,7 +18,7 @@ Start = Callable[..., Any]
 
 @pytest.fixture
 def server(start: Start, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(header_timer, "HEADER_SECONDS", 0.7)
+    monkeypatch.setattr(client_connection, "HEADER_SECONDS", 0.7)
     monkeypatch.setattr(limits.RequestLimits.__init__, "__defaults__", (0.7,))
     return start(ScriptedEngine()).ready()
 

@@ -10,11 +10,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import time
+from dataclasses import dataclass
 
 from fastapi import HTTPException, Request
 
 COOKIE = "notso_session"
 MAX_BROWSER_SESSIONS = 64
+SESSION_SECONDS = 30 * 86_400.0
+"""Then a browser shows the key again, however often it came: a stolen cookie does not last for ever."""
+SESSION_IDLE_SECONDS = 7 * 86_400.0
+"""Not used for so long, a cookie was left behind on a machine or a backup of one."""
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
 """Set in the scope of a request that showed a key which is none: what is counted by whom it comes from."""
@@ -27,12 +33,23 @@ class NeedsKey(HTTPException):
         super().__init__(401, headers={"WWW-Authenticate": "Bearer"})
 
 
+@dataclass(slots=True)
+class _Session:
+    """When it began and was last used, in seconds of the wall clock: a machine that slept gets older too."""
+
+    began: float
+    used: float
+
+    def over(self, now: float) -> bool:
+        return now - self.began >= SESSION_SECONDS or now - self.used >= SESSION_IDLE_SECONDS
+
+
 class KeyRing:
     """The server's key, kept as a hash, and the browsers that have shown it."""
 
     def __init__(self, api_key: str | None) -> None:
         self._digest = _digest(api_key) if api_key is not None else None
-        self._sessions: dict[bytes, None] = {}
+        self._sessions: dict[bytes, _Session] = {}
 
     @property
     def open(self) -> bool:
@@ -48,8 +65,13 @@ class KeyRing:
         while len(self._sessions) >= MAX_BROWSER_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         token = secrets.token_urlsafe(32)
-        self._sessions[_digest(token)] = None
+        now = time.time()
+        self._sessions[_digest(token)] = _Session(now, now)
         return token
+
+    def end_session(self, token: str) -> None:
+        """This cookie value admits nobody any more."""
+        self._sessions.pop(_digest(token), None)
 
     def admits(self, request: Request) -> bool:
         """Whether this request may pass."""
@@ -57,7 +79,18 @@ class KeyRing:
             return True
         if shown := _keys_shown(request):
             return all(map(self.fits, shown))
-        return _digest(request.cookies.get(COOKIE, "")) in self._sessions
+        return self._continues(request.cookies.get(COOKIE, ""))
+
+    def _continues(self, token: str) -> bool:
+        session = self._sessions.get(_digest(token))
+        if session is None:
+            return False
+        now = time.time()
+        if session.over(now):
+            self.end_session(token)
+            return False
+        session.used = now
+        return True
 
 
 async def public() -> None:

@@ -46,7 +46,7 @@ from notso.web.chat.titles import Titles
 from notso.web.chat.turns import Turns
 from notso.web.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
 from notso.web.ids import is_id
-from notso.web.limits import RequestLimits, SendTimeout
+from notso.web.limits import InPieces, RequestLimits, StrictHttp
 from notso.web.metrics import Metrics, RequestMetrics
 from notso.web.models import routes as model_pages
 from notso.web.models.installed import Shelf
@@ -102,14 +102,15 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
         redoc_url=None,
         openapi_url=None,
         middleware=[
+            Middleware(InPieces),
             Middleware(RequestMetrics, metrics=state.metrics),
             Middleware(SecurityHeaders),
             Middleware(ApiEdge),
+            Middleware(StrictHttp),
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossSiteGuard),
             Middleware(RateLimit, per_minute=settings.rate),
             Middleware(RequestLimits),
-            Middleware(SendTimeout, seconds=settings.send_timeout_seconds),
         ],
     )
     app.state.notso = state
@@ -128,6 +129,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
         openapi.router,
         not_offered.router,
         entry.router,
+        entry.sessions,
         model_pages.router,
         *(part.router for part in chats),
     ):

@@ -1,4 +1,4 @@
-"""Public routes that are no pages of the chat: assets, and swapping the key for a cookie."""
+"""Routes that are no pages of the chat: assets, and swapping the key for a cookie and giving that back."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import PlainTextResponse, RedirectResponse
 
-from notso.web.access import COOKIE, KeyRing, public
+from notso.web.access import COOKIE, KeyRing, guarded, public
 from notso.web.assets import FOREVER
 from notso.web.forms import read_form
 from notso.web.state import State, state_of
 from notso.web.wording import words
 
 router = APIRouter(dependencies=[Depends(public)])
+sessions = APIRouter(dependencies=[Depends(guarded)])
 
 Shared = Annotated[State, Depends(state_of)]
 
@@ -47,4 +48,15 @@ async def login(request: Request, state: Shared) -> Response:
     response.set_cookie(
         COOKIE, ring.new_session(), httponly=True, samesite="strict", secure=request.scope["scheme"] == "https"
     )
+    return response
+
+
+@sessions.post("/logout")
+async def logout(request: Request) -> Response:
+    """The browser's cookie counts no more, here or wherever else it went."""
+    ring: KeyRing = request.app.state.key_ring
+    await read_form(request)
+    ring.end_session(request.cookies.get(COOKIE, ""))
+    response = RedirectResponse("/" if ring.open else "/login", 303)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.scope["scheme"] == "https")
     return response

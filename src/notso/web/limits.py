@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from notso.web.client_connection import ClientConnection, connection_of
 from notso.web.security import header_values
-
-logger = logging.getLogger("notso.web.limits")
 
 MAX_BODY_BYTES = 1024 * 1024
 LARGER_BODIES = {"/import": 16 * 1024 * 1024}  # exact paths
 BODY_SECONDS = 60.0
-MAX_HEADER_BYTES = 16 * 1024
+MAX_HEADER_BYTES = 16 * 1024  # with the request line
+PIECE_BYTES = 64 * 1024
+"""Of a response, handed to the system at once: what a reader must take within the send time limit."""
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""Of all responses that are on their way in pieces: room for any page, and for a few exports of everything."""
 
 
 class RequestTooLargeError(Exception):
@@ -75,30 +77,71 @@ class RequestLimits:
                 await _too_large(limit)(scope, receive, send)
         except RequestTooSlowError:
             if not started:
-                response = PlainTextResponse("The body did not arrive in time.\n", 408, {"Connection": "close"})
-                await response(scope, receive, send)
+                await _closing("The body did not arrive in time.\n", 408)(scope, receive, send)
 
 
-class SendTimeout:
-    """Drops a reader that takes nothing for so long. It may come back and resume."""
+class InPieces:
+    """Hands a large body on in pieces, each when the one before it was taken, and bounds what all of them hold.
 
-    def __init__(self, app: ASGIApp, seconds: float) -> None:
+    Past the bound those go whose readers have taken nothing for longest. A reader that takes what comes is never cut
+    off, whatever there is; how long one may take nothing at all is the connection's business.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._seconds = seconds
+        self._held: dict[ClientConnection, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(self._seconds):  # unlike wait_for, without a task for every piece
+        async def send_in_pieces(message: Message) -> None:
+            body = message.get("body", b"")
+            connection = connection_of(scope) if len(body) > PIECE_BYTES else None
+            if connection is None:
                 await send(message)
+                return
+            self._held[connection] = len(body)
+            try:
+                for start in range(0, len(body), PIECE_BYTES):
+                    more = message.get("more_body", False) or start + PIECE_BYTES < len(body)
+                    self._keep_within()
+                    await send({**message, "body": body[start : start + PIECE_BYTES], "more_body": more})
+                    await asyncio.sleep(0)  # a fast reader's body does not keep the others waiting
+            finally:
+                self._held.pop(connection, None)
 
-        try:
-            await self._app(scope, receive, send_in_time if scope["type"] == "http" else send)
-        except TimeoutError:
-            logger.info("a reader took nothing for %g s and was dropped", self._seconds)
+        await self._app(scope, receive, send_in_pieces if scope["type"] == "http" else send)
+
+    def _keep_within(self) -> None:
+        while sum(self._held.values()) > MAX_HELD_BYTES:
+            unread = [(each.unread_since, each) for each in self._held if each.unread_since is not None]
+            if not unread:
+                return
+            longest = min(unread, key=lambda pair: pair[0])[1]
+            del self._held[longest]
+            longest.drop()
+
+
+class StrictHttp:
+    """Refuses what could be read in two ways, and closes the connection: nothing that follows on it is believed."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            names = {name for name, _ in scope["headers"]}
+            if scope["http_version"] not in ("1.0", "1.1"):
+                await _closing("Only HTTP/1.0 and HTTP/1.1 are spoken here.\n", 505)(scope, receive, send)
+                return
+            if b"transfer-encoding" in names and b"content-length" in names:
+                text = "Send Content-Length or Transfer-Encoding, not both.\n"
+                await _closing(text, 400)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:
-    if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+    request_line = len(scope["method"]) + len(scope["raw_path"]) + len(scope["query_string"]) + 13  # blanks, ?, version
+    if request_line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEADER_BYTES:
         return PlainTextResponse("The headers are too large.\n", 431)
     if any(value.lower() != "identity" for value in header_values(scope, b"content-encoding")):
         return PlainTextResponse("Send the body as it is, not packed.\n", 415)
@@ -106,6 +149,10 @@ def _refusal(scope: Scope) -> PlainTextResponse | None:
         if len(length) > 18 or not length.isdecimal() or int(length) > _body_limit(scope):
             return _too_large(_body_limit(scope))
     return None
+
+
+def _closing(text: str, status: int) -> PlainTextResponse:
+    return PlainTextResponse(text, status, {"Connection": "close"})
 
 
 def _body_limit(scope: Scope) -> int:

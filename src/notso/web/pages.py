@@ -63,7 +63,7 @@ class Pages:
 
     async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
         """The rendered template as an answer; it knows this request's nonce."""
-        context |= {"nonce": request.state.nonce}
+        context |= {"nonce": request.state.nonce, "has_key": not request.app.state.key_ring.open}
         html = await asyncio.get_running_loop().run_in_executor(
             self._renderer, lambda: self._environment.get_template(template).render(context)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import time
 
@@ -14,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from notso.web.access import WRONG_KEY
 from notso.web.api.edge import is_api
+from notso.web.door import network_of
 
 WINDOW_SECONDS = 60
 MAX_ADDRESSES = 10_000
@@ -55,15 +55,10 @@ class RateLimit:
         return PlainTextResponse(text, 429, {"Retry-After": str(seconds)})
 
     def _counter(self, what: str, scope: Scope, limit: RateLimitItemPerMinute) -> tuple[str, str]:
-        """What is counted, and of whom. One household has a whole IPv6 network of addresses, so those count by their
-        first half."""
-        host = (scope.get("client") or ("",))[0]
-        try:
-            address = ipaddress.ip_address(host)
-        except ValueError:
+        """What is counted, and of whom."""
+        host = network_of((scope.get("client") or ("",))[0])
+        if not host:
             return what, ELSEWHERE
-        if isinstance(address, ipaddress.IPv6Address):
-            host = str(ipaddress.IPv6Network((address, 64), strict=False))
         known = self._storage.events
         return what, host if len(known) < MAX_ADDRESSES or limit.key_for(what, host) in known else ELSEWHERE
 

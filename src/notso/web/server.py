@@ -13,9 +13,11 @@ from fastapi import FastAPI
 
 from notso.web.app import begin_stopping, create_app
 from notso.web.chat.engine_port import EngineSource
+from notso.web.client_connection import ClientConnection
+from notso.web.door import Door, room_for_connections
 from notso.web.errors import AddressInUseError
-from notso.web.header_timer import HeaderTimer
 from notso.web.limits import MAX_HEADER_BYTES
+from notso.web.log_pace import pace_logs
 from notso.web.models.installed import Shelf
 from notso.web.settings import Settings
 
@@ -84,7 +86,7 @@ class ChatServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=HeaderTimer,
+                http=ClientConnection,
                 ws="none",
                 lifespan="on",
                 log_config=None,
@@ -98,19 +100,32 @@ class ChatServer(uvicorn.Server):
         self._notso_app = app
         self._address = address
         self._on_ready = on_ready
+        pace_logs()
+        self._door = Door(room_for_connections())
         self._told_to_stop = False
         self._stopping: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # Opened here already, so that a busy or damaged data directory is our own error and no traceback of uvicorn's.
         await self._notso_app.state.notso.store.open()
-        await super().startup(sockets)
+        await super().startup([])  # it would accept without end, and write down each failure
+        self._door.open(sockets or [], self._connection)
         if self._on_ready is not None:
             self._on_ready(self._address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._door.close()
         self._notso_app.state.notso.feed.close()  # those streams have no end of their own
         await super().shutdown(sockets)
+
+    def _connection(self) -> ClientConnection:
+        return ClientConnection(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            door=self._door,
+            send_seconds=self._notso_app.state.notso.settings.send_timeout_seconds,
+        )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: leave at once; what was acknowledged is on disk already."""

@@ -62,6 +62,8 @@ class Settings:
             raise UnsafeBindError(
                 f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
             )
+        if self.api_key is not None and (self.api_key != self.api_key.strip() or not self.api_key.isprintable()):
+            raise SettingsError("an API key neither begins nor ends with a blank, and has no breaks", setting="api_key")
         if self.api_key is not None and len(self.api_key) < 16:
             raise SettingsError("an API key needs at least 16 characters", setting="api_key")
         if self.requests_per_minute is not None and not 0 <= self.requests_per_minute <= 1_000_000:

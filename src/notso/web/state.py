@@ -17,6 +17,7 @@ from notso.web.chat.feed import Feed
 from notso.web.chat.open_streams import OpenStreams
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.turns import Turns
+from notso.web.client_connection import ClientConnection
 from notso.web.metrics import Metrics
 from notso.web.models.downloads import Downloads
 from notso.web.models.installed import Shelf
@@ -30,6 +31,7 @@ if TYPE_CHECKING:  # it comes with an extra
 
 MAX_ANSWER_STREAMS = 8
 MAX_PAGE_STREAMS = 16
+MAX_REREAD_STREAMS = 64  # of programs' answers that are read again; who follows one from another machine may be many
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class State:
     feed: Feed = field(default_factory=Feed)
     answer_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_ANSWER_STREAMS))
     page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))
+    reread_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_REREAD_STREAMS))
     answers: OpenAnswers = field(default_factory=OpenAnswers)
     kept_answers: KeptAnswers = field(default_factory=KeptAnswers)
     downloads: Downloads = field(default_factory=Downloads)
@@ -57,6 +60,8 @@ class State:
     toolbox: Toolbox = field(default_factory=Toolbox)
     mcp: McpServers | None = None
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
+    backup_reader: ClientConnection | None = None
+    exporting: asyncio.Lock = field(default_factory=asyncio.Lock)
     stopping: bool = False
 
 

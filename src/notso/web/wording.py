@@ -111,6 +111,7 @@ words: dict[str, str] = {
     "login_key": "API key",
     "login_enter": "Enter",
     "login_wrong": "That is not the key.",
+    "logout": "Log this browser out",
     # what can be done with a code block
     "code": "code",
     "code_copy": "Copy",

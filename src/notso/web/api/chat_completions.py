@@ -65,7 +65,9 @@ async def resume(request: Request, state: Shared, owner: Owner) -> Response:
     if not _NUMBER.fullmatch(named if last is None else last):
         raise invalid("from", "from must be the number of an event: 0 or more")
     start = int(named) if last is None else int(last) + 1
-    return stream_of(numbered(frames(kept.answers, kept.form.again()), start, kept.form.ping), lambda: None)
+    state.reread_streams.opened(owner)
+    events = numbered(frames(kept.answers, kept.form.again()), start, kept.form.ping)
+    return stream_of(events, lambda: state.reread_streams.closed(owner))
 
 
 @router.delete("/v1/stream")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -19,13 +20,14 @@ FORMAT_VERSION = 2  # 1 knew no tool calls
 _UNFIT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
 
-def export_json(chats: Iterable[tuple[Chat, Sequence[StoredMessage]]]) -> dict[str, Any]:
-    """Everything but what can be made anew (HTML) or is nobody else's business (generation ids)."""
-    return {
-        "format": FORMAT_NAME,
-        "version": FORMAT_VERSION,
-        "chats": [_chat_json(chat, messages) for chat, messages in chats],
-    }
+JSON_HEAD = f'{{\n "format": "{FORMAT_NAME}",\n "version": {FORMAT_VERSION},\n "chats": ['.encode()
+JSON_TAIL = b"]\n}\n"
+
+
+def chat_as_json(chat: Chat, messages: Sequence[StoredMessage]) -> bytes:
+    """One of the chats between head and tail, commas between them: everything but what can be made anew (HTML) or is
+    nobody else's business (generation ids)."""
+    return json.dumps(_chat_json(chat, messages), ensure_ascii=False, indent=1).encode()
 
 
 def export_markdown(chat: Chat, shown: Iterable[StoredMessage]) -> str:

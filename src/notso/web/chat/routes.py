@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Request, Response
-from fastapi.sse import EventSourceResponse
 from starlette.responses import RedirectResponse
 
 from notso.web.access import guarded
 from notso.web.chat.chat_settings import changed
+from notso.web.chat.open_streams import CountedStream
 from notso.web.chat.questions import ask, new_chat
-from notso.web.chat.stream import both, counted, feed_events, finished_log, last_number, turn_events
+from notso.web.chat.stream import both, feed_events, finished_log, last_number, turn_events
 from notso.web.chat.turn_log import TurnLog
 from notso.web.chat.views import (
     Owner,
@@ -109,7 +109,7 @@ async def answer_now(request: Request, state: Shared, owner: Owner, generation_i
 
 
 async def attached(state: Shared, owner: Owner, generation_id: str) -> tuple[StoredMessage, TurnLog]:
-    """The answer and log behind a stream. Everything that can be refused is refused here, before the first byte."""
+    """The answer and log behind a stream. Whatever can be refused is, before anything is rendered for it."""
     answer = await find_generation(state, owner, generation_id)
     if state.answer_streams.full(owner):
         raise Problem(429, words["error_streams"], retry_after_seconds=5)
@@ -131,7 +131,7 @@ async def events(
     tab: str = "",
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
-) -> EventSourceResponse:
+) -> CountedStream:
     """Attach to an answer: a snapshot or what came after Last-Event-ID, then the rest as it comes, then `done`.
 
     A page that says where it stands with `after` hears here what it hears from /feed while no answer comes.
@@ -141,7 +141,7 @@ async def events(
     if after:
         others = feed_events(state.feed, after, owner, answer.chat_id, tab, numbered=False)
         events = both(events, others)
-    return EventSourceResponse(counted(state.answer_streams, owner, events), headers={"X-Accel-Buffering": "no"})
+    return CountedStream(state.answer_streams, owner, events)
 
 
 @router.get("/feed")
@@ -152,12 +152,10 @@ async def feed(
     tab: str = "",
     after: str = "",
     last_event_id: Annotated[str | None, Header()] = None,
-) -> EventSourceResponse:
+) -> CountedStream:
     """What other tabs do: `chats` when the list of chats changed, `turns` when this chat did."""
-    if state.page_streams.full(owner):
-        raise Problem(429, words["error_streams"], retry_after_seconds=5)
     events = feed_events(state.feed, last_event_id or after, owner, chat, tab)
-    return EventSourceResponse(counted(state.page_streams, owner, events), headers={"X-Accel-Buffering": "no"})
+    return CountedStream(state.page_streams, owner, events)
 
 
 @router.get("/status")

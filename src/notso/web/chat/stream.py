@@ -15,7 +15,6 @@ from fastapi.sse import format_sse_event
 
 from notso.web.chat.feed import Feed
 from notso.web.chat.frames import announcement_html, update_html
-from notso.web.chat.open_streams import OpenStreams
 from notso.web.chat.turn_log import Figure, Place, TurnLog
 from notso.web.store.protocol import StoredMessage
 from notso.web.wording import words
@@ -106,16 +105,6 @@ async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> As
         for read in reading:
             read.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
-
-
-async def counted(streams: OpenStreams, owner: str, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same events, counted as one open stream of the owner's while they are read."""
-    streams.opened(owner)
-    try:
-        async for event in events:
-            yield event
-    finally:
-        streams.closed(owner)
 
 
 def finished_log(answer: StoredMessage, answer_html: str, reasoning_html: str) -> TurnLog:

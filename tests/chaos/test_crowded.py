@@ -1,0 +1,61 @@
+"""More connections than there is room for: honest visitors get in all the same."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+
+from chaos.ledger import LONG, Ledger
+from chaos.test_unread import FEW_DESCRIPTORS, Crowd
+from chaos.victim import Victim, Witness
+
+
+def test_a_storm_of_connections(victim: Callable[..., Victim], ledger: Ledger) -> None:
+    size = 3000 if LONG else 150
+    limit = 512 if LONG else 128
+    server = victim(FEW_DESCRIPTORS.format(limit))
+    with Witness(server) as witness, Crowd(server, size) as crowd:
+        crowd.wait_for_drops(3 * size if LONG else size)
+        if LONG:
+            time.sleep(60)
+        visits = len(witness.page.milliseconds)
+        _wait(lambda: len(witness.page.milliseconds) + witness.page.failed >= visits + 5)
+    ledger.note(
+        "clients",
+        "connections that say nothing, more than there is room for",
+        f"{crowd.opened} connections, {size} at a time, of {limit} descriptors",
+        witness.page.failed + witness.livez.failed + (server.process.poll() is not None),
+        witness.figures | {"dropped": crowd.dropped, "descriptors": witness.descriptors_peak},
+    )
+
+
+def test_no_descriptor_is_left(victim: Callable[..., Victim], ledger: Ledger) -> None:
+    """What a server reserves for itself is not enough: something else has taken all descriptors but a few."""
+    size = 400 if LONG else 40
+    server = victim()
+    with Witness(server) as witness:
+        _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (server.descriptors() + 20, hard))
+        with Crowd(server, size) as crowd:
+            crowd.wait_for_drops(size)
+            if LONG:
+                time.sleep(60)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        served = len(witness.page.milliseconds)
+        _wait(lambda: len(witness.page.milliseconds) > served + 5)
+    assert server.log.read_text().count("no connection can be accepted") <= 3
+    ledger.note(
+        "clients",
+        "no descriptor is left to accept connections with",
+        f"{crowd.opened} connections, {size} at a time, 20 descriptors left",
+        witness.livez.failed + (server.process.poll() is not None),
+        witness.figures | {"dropped": crowd.dropped},
+    )
+
+
+def _wait(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)

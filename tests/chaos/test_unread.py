@@ -1,0 +1,140 @@
+"""Clients that ask and do not read: what they hold is bounded, they are dropped, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from chaos.ledger import LONG, Ledger
+from chaos.victim import Victim, Witness
+
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))
+"""
+SMALL_WINDOW_BYTES = 4096
+AT_REST = 24  # descriptors that come and go with visitors and readers of the database
+SEND_SECONDS = 30 if LONG else 1
+
+
+class Crowd:
+    """Connections that send `request` and read nothing. Who is dropped comes back, until they are to stay away."""
+
+    def __init__(self, victim: Victim, size: int, request: bytes = b"") -> None:
+        self._victim, self._size, self._request = victim, size, request
+        self._clients: dict[int, socket.socket] = {}
+        self._poll = select.poll()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.opened = self.dropped = 0
+
+    def __enter__(self) -> Crowd:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stay_away()
+        for client in self._clients.values():
+            client.close()
+
+    def stay_away(self) -> None:
+        """Nobody comes any more; who is there stays, and reads nothing."""
+        self._over.set()
+        self._thread.join()
+
+    def wait_for_drops(self, number: int, seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while self.dropped < number:
+            assert time.monotonic() < deadline, f"{self.dropped} of {self.opened} were dropped"
+            time.sleep(0.05)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            if len(self._clients) < self._size:
+                self._open()
+            for number, _ in self._poll.poll(0 if len(self._clients) < self._size else 50):
+                self._poll.unregister(number)
+                self._clients.pop(number).close()
+                self.dropped += 1
+
+    def _open(self) -> None:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_WINDOW_BYTES)
+        client.settimeout(1)
+        try:
+            client.connect(("127.0.0.1", self._victim.port))
+        except OSError:
+            client.close()
+            self._over.wait(0.05)
+            return
+        client.settimeout(0.01)
+        with contextlib.suppress(OSError):
+            client.sendall(self._request)
+        self._clients[client.fileno()] = client
+        self._poll.register(client, 0)  # which tells of its end and of nothing else
+        self.opened += 1
+
+
+def test_sockets_that_pipeline_and_read_nothing(victim: Callable[..., Victim], ledger: Ledger) -> None:
+    size = 420 if LONG else 40
+    server = victim(FEW_DESCRIPTORS.format(512), send_timeout_seconds=SEND_SECONDS)
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200
+    with Witness(server) as witness:
+        before = server.descriptors()
+        with Crowd(server, size, request) as crowd:
+            if LONG:
+                time.sleep(120)
+            else:
+                crowd.wait_for_drops(size)
+            crowd.stay_away()
+            left = _left(server, before)
+    ledger.note(
+        "clients",
+        "sockets with small windows pipeline requests and read nothing",
+        f"{crowd.opened} connections, {size} at a time, of 512 descriptors",
+        left + witness.page.failed + witness.livez.failed,
+        witness.figures | {"dropped": crowd.dropped, "descriptors": witness.descriptors_peak},
+    )
+
+
+def test_exports_that_nobody_reads(victim: Callable[..., Victim], ledger: Ledger) -> None:
+    size, megabytes = (60, 13.5) if LONG else (6, 4)
+    server = victim(send_timeout_seconds=SEND_SECONDS)
+    messages = [
+        {"role": ("user", "assistant")[at % 2], "content": "word " * 50_000} for at in range(int(megabytes * 4))
+    ]
+    answer = server.client.post(
+        "/import", content=json.dumps(messages), headers={"Content-Type": "application/json"}, timeout=120
+    )
+    assert answer.status_code == 303, answer.text
+    request = b"GET /export HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with Witness(server) as witness:
+        before = server.descriptors()
+        with Crowd(server, size, request) as crowd:
+            if LONG:
+                time.sleep(60)
+            else:
+                crowd.wait_for_drops(size)
+            crowd.stay_away()
+            left = _left(server, before)
+        assert len(server.client.get("/export").json()["chats"]) == 2, "who reads gets all of it"
+    ledger.note(
+        "clients",
+        f"exports of {megabytes:g} MB that nobody reads",
+        f"{crowd.opened} asked for, {size} at a time",
+        left + witness.page.failed + witness.livez.failed,
+        witness.figures | {"dropped": crowd.dropped},
+    )
+
+
+def _left(server: Victim, before: int) -> int:
+    """How many descriptors are still held above those of before, when the limit for sending is well over."""
+    deadline = time.monotonic() + 3 * SEND_SECONDS + 10
+    while (left := server.descriptors() - before - AT_REST) > 0 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return max(0, left)
