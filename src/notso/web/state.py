@@ -24,18 +24,20 @@ from notso.web.pages import Pages
 from notso.web.settings import Settings
 from notso.web.store.protocol import ChatStore
 from notso.web.tools.toolbox import Toolbox
+from notso.web.work_line import WorkLine
 
 if TYPE_CHECKING:  # it comes with an extra
     from notso.web.tools.mcp_servers import McpServers
 
 MAX_ANSWER_STREAMS = 8
 MAX_PAGE_STREAMS = 16
+MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget of bodies holds four
 
 
 @dataclass(slots=True)
 class State:
     """`stopping` is set when the server was told to end: it answers, but admits nothing new. Without a `shelf` there is
-    one model only.
+    one model only. `large_work` is what large bodies and prompts wait in.
     """
 
     settings: Settings
@@ -57,6 +59,8 @@ class State:
     toolbox: Toolbox = field(default_factory=Toolbox)
     mcp: McpServers | None = None
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
+    large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))
+    importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS))
     stopping: bool = False
 
 
