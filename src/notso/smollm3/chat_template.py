@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import chain
 from typing import Any
@@ -124,37 +124,44 @@ class ChatTemplate:
         tools: Sequence[Tool] | None = None,
         date: date | None = None,
         add_generation_prompt: bool = True,
+        most_tokens: int | None = None,
     ) -> list[int]:
         """The prompt's token ids. As `render`; and checks that no special token came out of content.
 
-        Raises EngineError if that check fails, which is a bug in this program or a template that hides one.
+        Raises ContextLengthError for one that is certainly longer than `most_tokens`, and EngineError if that check
+        fails, which is a bug in this program or a template that hides one.
         """
         conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
-        runs, skeleton = self._runs(conversation, date, check=True)
+        runs, skeleton = self._runs(conversation, date)
+        if most_tokens is not None:
+            tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
         ids = tokenizer.encode_runs(runs)
-        expected = tokenizer.encode_runs([run for run in self._specials.split(skeleton) if run.special])
+        expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
         if [token for token in ids if token in tokenizer.special_ids] != expected:
             raise EngineError("the prompt's special tokens are not those of its scaffold; nothing was generated")
         return ids
 
-    def _runs(self, conversation: _Conversation, day: date | None, check: bool) -> tuple[list[Run], str]:
-        """The conversation's runs, and with `check` the text of its skeleton: content made of x, no stand-ins used."""
+    def _runs(
+        self, conversation: _Conversation, day: date | None, check: bool = True
+    ) -> tuple[list[Run], Iterator[str]]:
+        """The conversation's runs, and with `check` what gives the text of its skeleton once: content made of x, no
+        stand-ins used."""
         if conversation.tools and "xml_tools" not in self.source:
             raise InvalidRequestError("this model's chat template cannot show tools", param="tools")
         stand_in = conversation.unused_character(self.source)
-        variables = [conversation.variables(lambda text: text.replace("<", stand_in))]
-        if check:
-            variables.append(conversation.variables(_skeleton))
-        texts = self._render(variables, day or _today())
-        runs = self._specials.split(texts[0])
-        runs = [run if run.special else Run(run.text.replace(stand_in, "<"), False) for run in runs]
-        return runs, texts[1] if check else ""
+        contents: list[Callable[[str], str]] = [lambda text: text.replace("<", stand_in), _skeleton]
+        texts = self._render(map(conversation.variables, contents if check else contents[:1]), day or _today())
+        runs = self._specials.split(next(texts))
+        return [run if run.special else Run(run.text.replace(stand_in, "<"), False) for run in runs], texts
 
-    def _render(self, batch: Sequence[dict[str, Any]], day: date) -> list[str]:
+    def _render(self, batch: Iterable[dict[str, Any]], day: date) -> Iterator[str]:
+        """One after the other as they are asked for; all at once in a process of its own."""
         try:
             if self._template is None:
-                return template_sandbox.render_apart(self.source, batch, day)
-            return [template_sandbox.render_here(self._template, variables, day) for variables in batch]
+                yield from template_sandbox.render_apart(self.source, list(batch), day)
+                return
+            for variables in batch:
+                yield template_sandbox.render_here(self._template, variables, day)
         except SandboxFailure as failure:
             raise _template_error(failure) from failure
 

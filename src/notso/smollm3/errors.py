@@ -37,10 +37,11 @@ class InvalidRequestError(ModelError, ValueError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """`needed_tokens` do not fit into `context_tokens`."""
+    """`needed_tokens` do not fit into `context_tokens`. `at_least`: it was too long to be counted."""
 
-    def __init__(self, needed_tokens: int, context_tokens: int) -> None:
-        super().__init__(f"this needs {needed_tokens:,} tokens, the context holds {context_tokens:,}", param="messages")
+    def __init__(self, needed_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
+        needed = f"at least {needed_tokens:,}" if at_least else f"{needed_tokens:,}"
+        super().__init__(f"this needs {needed} tokens, the context holds {context_tokens:,}", param="messages")
         self.needed_tokens = needed_tokens
         self.context_tokens = context_tokens
 

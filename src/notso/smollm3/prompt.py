@@ -55,17 +55,23 @@ class PromptWriter:
         date: Date | None = None,
         *,
         continue_last: bool = False,
+        most_tokens: int | None = None,
     ) -> Prompt:
         """The prompt for the next answer or, with `continue_last`, for more of the last message, an assistant's.
 
-        Control tokens come from the template only, never from what a message says.
+        Control tokens come from the template only, never from what a message says. Raises ContextLengthError for one
+        that is certainly longer than `most_tokens`.
         """
         earlier, begun = messages, None
         if continue_last:
             earlier, begun = messages[:-1], messages[-1]
             if not isinstance(begun, Message) or begun.role != "assistant" or begun.tool_calls:
                 raise InvalidRequestError("only an assistant's text can be continued", param="messages")
-        ids = self.template.encode(self._tokenizer, earlier, thinking=thinking, tools=tools, date=date)
+        ids = self.template.encode(
+            self._tokenizer, earlier, thinking=thinking, tools=tools, date=date, most_tokens=most_tokens
+        )
+        if begun is not None and most_tokens is not None:
+            self._tokenizer.check_length([begun.content], most_tokens)
         if begun is None:
             return Prompt(ids, may_think=self.may_think(ids))
         beginning = self._beginning(begun, thinking)
@@ -131,7 +137,7 @@ class PromptWriter:
         """`write`; or, with `when_full` "drop_oldest", `write_fitting`."""
 
         def write(kept: Sequence[Message]) -> Prompt:
-            return self.write(kept, thinking, tools, date, continue_last=continue_last)
+            return self.write(kept, thinking, tools, date, continue_last=continue_last, most_tokens=context_tokens)
 
         if when_full == "stop":
             return write(messages)
@@ -152,8 +158,16 @@ class PromptWriter:
 
         Instructions at the beginning and the last turn always stay. Raises ContextLengthError where those do not fit.
         """
-        prompt, limit = write(messages), context_tokens - kept_free
-        if len(prompt.ids) <= limit:
+        limit = context_tokens - kept_free
+
+        def attempt(kept: Sequence[Message]) -> Prompt | ContextLengthError:
+            try:
+                return write(kept)
+            except ContextLengthError as error:  # so long that it was not even counted
+                return error
+
+        prompt = attempt(messages)
+        if isinstance(prompt, Prompt) and len(prompt.ids) <= limit:
             return prompt
         head = 1 if messages[0].role == "system" else 0
         starts = [at for at in range(head + 1, len(messages)) if messages[at].role == "user"]
@@ -161,14 +175,16 @@ class PromptWriter:
         best: Prompt | None = None
         while low < high:
             middle = (low + high) // 2
-            prompt = write([*messages[:head], *messages[starts[middle] :]])
-            if len(prompt.ids) <= limit:
+            prompt = attempt([*messages[:head], *messages[starts[middle] :]])
+            if isinstance(prompt, Prompt) and len(prompt.ids) <= limit:
                 best = replace(prompt, dropped_messages=starts[middle] - head)
                 high = middle
             else:
                 low = middle + 1
         if best is not None:
             return best
+        if isinstance(prompt, ContextLengthError):
+            raise prompt
         if len(prompt.ids) + least_free > context_tokens:
             raise ContextLengthError(len(prompt.ids) + least_free, context_tokens)
         return replace(prompt, dropped_messages=starts[-1] - head if starts else 0)

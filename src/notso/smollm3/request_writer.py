@@ -116,6 +116,7 @@ class RequestWriter:
             raise InvalidRequestError("messages or token ids are needed: there is nothing to answer", param="messages")
         if isinstance(asked, str):
             options.require_for_prompt(is_text=True)
+            self._tokenizer.check_length([asked], self._context_tokens)
             return Prompt(self._tokenizer.encode(asked), goes_on=True)
         if not isinstance(asked[0], Message):
             options.require_for_prompt(is_text=False)

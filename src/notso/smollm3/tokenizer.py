@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from notso.smollm3.encoded_texts import EncodedTexts
-from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
 from notso.smollm3.special_texts import SpecialTexts
 from notso.smollm3.vocabulary import Vocabulary, end_ids, gguf_list
 
@@ -39,7 +39,8 @@ class Tokenizer:
     """Byte-level BPE of one model file; safe to use from several threads.
 
     `control_ids` and `user_defined_ids` together are the special tokens, `specials` their texts. `end_ids` end an
-    answer. The ids of thinking and tool-call tags are None where the file lacks them.
+    answer. No ordinary token stands for more than `longest_bytes`. The ids of thinking and tool-call tags are None
+    where the file lacks them.
     """
 
     def __init__(self, vocabulary: Vocabulary, encoder: tokenizers.Tokenizer, ends: frozenset[int]) -> None:
@@ -52,6 +53,7 @@ class Tokenizer:
         self.special_ids = vocabulary.control_ids | vocabulary.user_defined_ids
         self.unused_ids = vocabulary.unused_ids
         self.specials = SpecialTexts(vocabulary.special_ids)
+        self.longest_bytes = vocabulary.longest_bytes
         self.end_ids = ends
         self.think_open_id = vocabulary.special_ids.get("<think>")
         self.think_close_id = vocabulary.special_ids.get("</think>")
@@ -91,6 +93,13 @@ class Tokenizer:
         for text in texts:
             check_unicode(text)
         return [encoding.ids for encoding in self._encoder.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def check_length(self, texts: Iterable[str], most_tokens: int) -> None:
+        """Raises ContextLengthError for texts that cannot be `most_tokens` or fewer, whatever they say: found without
+        encoding them, which takes a second and a hundred bytes for each of theirs."""
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        if size > most_tokens * self.longest_bytes:
+            raise ContextLengthError(-(-size // self.longest_bytes), most_tokens, at_least=True)
 
     def encode_runs(self, runs: Sequence[tuple[str, bool]]) -> list[int]:
         """Ids of (text, special) runs in order: special ones by their text, each other one encoded as one piece.

@@ -32,6 +32,7 @@ class Vocabulary:
     """Token texts and kinds, checked against each other.
 
     `ordinary` maps the texts of ordinary tokens (in byte-level spelling) to their ids, and is made when asked for.
+    `longest_bytes`: no ordinary token stands for more (in its spelling a character is a byte).
     `control_ids` are dropped from decoded text; `user_defined_ids` are shown (`<think>`, `<tool_call>`, ...).
     Raises ModelFileError, which names the key or token, if lists disagree or a text occurs twice.
     """
@@ -53,6 +54,7 @@ class Vocabulary:
         self.user_defined_ids = frozenset(by_kind[USER_DEFINED])
         self.unused_ids = frozenset(by_kind[UNUSED])
         self.special_ids = {tokens[i]: i for i in sorted(self.control_ids | self.user_defined_ids)}
+        self.longest_bytes = max((len(token) for token in tokens), default=0)
         if "" in self.special_ids:
             raise ModelFileError(f"tokenizer.ggml.tokens: special token {self.special_ids['']} has no text")
         self._not_ordinary = {tokens[index] for indices in by_kind.values() for index in indices}

@@ -229,6 +229,8 @@ async def _shut_down(state: State) -> None:
     await asyncio.to_thread(state.downloads.close, DOWNLOAD_EXIT_SECONDS)
     await state.store.close()
     state.renderer.shutdown(wait=False, cancel_futures=True)
+    state.large_work.close()
+    state.importing.close()
 
 
 async def _show_problem(request: Request, error: Exception) -> Response:

@@ -7,6 +7,13 @@ import asyncio
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from notso.web.body_budget import (
+    Arrival,
+    BodyBudget,
+    BodyGaveWayError,
+    RequestTooLargeError,
+    RequestTooSlowError,
+)
 from notso.web.client_connection import ClientConnection, connection_of
 from notso.web.security import header_values
 
@@ -18,25 +25,21 @@ PIECE_BYTES = 64 * 1024
 """Of a response, handed to the system at once: what a reader must take within the send time limit."""
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """Of all responses that are on their way in pieces: room for any page, and for a few exports of everything."""
-
-
-class RequestTooLargeError(Exception):
-    """The body grew past the limit while it was read."""
-
-
-class RequestTooSlowError(Exception):
-    """The body did not arrive in time."""
+RETRY_SECONDS = 5  # told to who finds no room: by then the bodies that wait now have given way
 
 
 class RequestLimits:
-    """431 for headers, 413 for a body, 415 for a packed one, 408 for one that does not arrive.
+    """431 for headers, 413 for a body, 415 for a packed one, 408 for one that does not arrive, 503 for one that finds
+    no room among those of others.
 
-    Bytes are counted as they come, whatever is claimed.
+    Bytes are counted as they come, whatever is claimed, and the application gets them in one piece. A body counts until
+    its answer begins.
     """
 
     def __init__(self, app: ASGIApp, body_seconds: float = BODY_SECONDS) -> None:
         self._app = app
         self._body_seconds = body_seconds
+        self._budget = BodyBudget()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,36 +51,37 @@ class RequestLimits:
             return
         limit = _body_limit(scope)
         deadline = asyncio.get_running_loop().time() + self._body_seconds
-        received = 0
+        arrival = Arrival(self._budget, (scope.get("client") or ("",))[0], limit, deadline)
         started = whole = False
 
-        async def receive_counted() -> Message:
-            nonlocal received, whole
+        async def receive_whole() -> Message:
+            nonlocal whole
             if whole:  # what comes now is only the news that the client has gone
                 return await receive()
-            try:
-                message = await asyncio.wait_for(receive(), deadline - asyncio.get_running_loop().time())
-            except TimeoutError:
-                raise RequestTooSlowError from None
-            received += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if received > limit:
-                raise RequestTooLargeError
-            return message
+            whole = True
+            return await arrival.gather(receive)
 
         async def send_noted(message: Message) -> None:
             nonlocal started
-            started = True
+            if not started:
+                started = True
+                self._budget.release(arrival)
             await send(message)
 
+        answer: PlainTextResponse | None = None
         try:
-            await self._app(scope, receive_counted, send_noted)
+            await self._app(scope, receive_whole, send_noted)
         except RequestTooLargeError:
-            if not started:
-                await _too_large(limit)(scope, receive, send)
+            answer = _too_large(limit)
         except RequestTooSlowError:
-            if not started:
-                await _closing("The body did not arrive in time.\n", 408)(scope, receive, send)
+            answer = _closing("The body did not arrive in time.\n", 408)
+        except BodyGaveWayError:
+            text = "Too much is being sent to this server at once. Please try again in a moment.\n"
+            answer = PlainTextResponse(text, 503, {"Retry-After": str(RETRY_SECONDS)})
+        finally:
+            self._budget.release(arrival)
+        if answer is not None and not started:
+            await answer(scope, receive, send)
 
 
 class InPieces:

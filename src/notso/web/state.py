@@ -25,6 +25,7 @@ from notso.web.pages import Pages
 from notso.web.settings import Settings
 from notso.web.store.protocol import ChatStore
 from notso.web.tools.toolbox import Toolbox
+from notso.web.work_line import WorkLine
 
 if TYPE_CHECKING:  # it comes with an extra
     from notso.web.tools.mcp_servers import McpServers
@@ -32,12 +33,13 @@ if TYPE_CHECKING:  # it comes with an extra
 MAX_ANSWER_STREAMS = 8
 MAX_PAGE_STREAMS = 16
 MAX_REREAD_STREAMS = 64  # of programs' answers that are read again; who follows one from another machine may be many
+MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget of bodies holds four
 
 
 @dataclass(slots=True)
 class State:
     """`stopping` is set when the server was told to end: it answers, but admits nothing new. Without a `shelf` there is
-    one model only.
+    one model only. `large_work` is what large bodies and prompts wait in.
     """
 
     settings: Settings
@@ -62,6 +64,8 @@ class State:
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     backup_reader: ClientConnection | None = None
     exporting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))
+    importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS))
     stopping: bool = False
 
 

@@ -94,6 +94,7 @@ words: dict[str, str] = {
     "error_sent_before": "This was sent before in other words. Load the page again; what you have written stays.",
     "error_running_here": "An answer is being written. Esc or Stop ends it; then this can be sent.",
     "error_running": "An answer is still being written in this chat: wait for it or stop it.",
+    "error_line": "Too many large requests are waiting. Please try again in a moment.",
     "error_backing_up": "A backup is being made already. Please try again in a moment.",
     "error_busy": "Too many questions are waiting. Try again in a moment.",
     "error_stopping": "The server is stopping. Your text is still here.",
@@ -248,6 +249,7 @@ words: dict[str, str] = {
     "import_unknown": "This file holds no chats: an export of this program or a list of messages is needed.",
     "import_newer": "This file was written by a newer release (format {version}). Please upgrade.",
     "import_broken": "This file is not valid JSON: {reason}.",
+    "import_too_much": "This file cannot be imported at once: {what}. Split it.",
     "import_invalid": "This file cannot be imported: {place}: {reason}.",
     # the page's controls
     "suggestions": "Suggestions",

@@ -49,7 +49,7 @@ class ToolResultBlock(Fields):
 
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: Text | Annotated[list[TextBlock], Field(max_length=MAX_PARTS)] | None = None
+    content: Text | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -62,21 +62,21 @@ class UserTurn(Fields):
     """What a person says, and what tools returned."""
 
     role: Literal["user"]
-    content: Text | Annotated[list[UserBlock], Field(min_length=1, max_length=MAX_PARTS)]
+    content: Text | Annotated[list[UserBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
 class AssistantTurn(Fields):
     """An earlier answer. As the last message it is an answer to be continued."""
 
     role: Literal["assistant"]
-    content: Text | Annotated[list[AssistantBlock], Field(max_length=MAX_PARTS)]
+    content: Text | Annotated[list[AssistantBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 class SystemTurn(Fields):
     """What the model is told on the way."""
 
     role: Literal["system"]
-    content: Text | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_PARTS)]
+    content: Text | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
 AnyTurn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
@@ -171,11 +171,11 @@ class Metadata(Fields):
 class CountFields(Fields):
     """The body of POST /v1/messages/count_tokens."""
 
-    messages: Annotated[list[AnyTurn], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[AnyTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     model: Name | None = None
-    system: Text | Annotated[list[TextBlock], Field(max_length=MAX_PARTS)] | None = None
+    system: Text | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     thinking: AnyThinking | None = None
-    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: AnyToolChoice | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
@@ -189,7 +189,7 @@ class MessageFields(CountFields):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: list[Text] | None = None
+    stop_sequences: Annotated[list[Text], Field(fail_fast=True)] | None = None
     stream: bool | None = None
     # Fields whose value, if it is one of these, asks for nothing.
     metadata: Metadata | None = None

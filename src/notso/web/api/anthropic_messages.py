@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
@@ -12,7 +10,7 @@ from notso.web.api.anthropic_form import MessageForm
 from notso.web.api.anthropic_request import parse_count_request, parse_message_request
 from notso.web.api.chat_response import model_id, new_id
 from notso.web.api.model_names import require_model
-from notso.web.api.serving import Owner, Shared, answer, known, read_body, ready_engine
+from notso.web.api.serving import Owner, Shared, answer, known, read_body, ready_engine, with_prompt
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
@@ -33,7 +31,7 @@ async def count_tokens(request: Request, state: Shared) -> Response:
     engine, info = ready_engine(state)
     require_model(asked.model, info)
     try:
-        count = await asyncio.to_thread(engine.count_tokens, asked.messages, asked.thinking, asked.tools)
+        count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.thinking, asked.tools))
     except Exception as error:
         raise known(error, asked.names) from error
     return JSONResponse({"input_tokens": count})

@@ -13,6 +13,7 @@ from notso.smollm3 import (
     TemplateError,
 )
 from notso.web.errors import StorageError, StorageFullError
+from notso.web.problems import Problem
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
@@ -78,6 +79,9 @@ def api_error_of(error: BaseException) -> ApiError:
     match error:
         case ApiError():
             return error
+        case Problem():
+            code = "queue_full" if error.status == 429 else "unavailable"
+            return ApiError(error.status, code, error.sentence, retry_after_seconds=error.retry_after_seconds)
         case ContextLengthError():
             return ApiError(400, "context_length_exceeded", str(error), param="messages")
         case InvalidRequestError():

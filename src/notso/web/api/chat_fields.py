@@ -9,6 +9,7 @@ from pydantic import Field
 
 from notso.web.api.fields import Content, Fields, Name, Notes, Text, inert, refused, works
 from notso.web.api.sampling_fields import SAMPLING_NOTES, WITHIN_SAMPLING, SamplingFields
+from notso.web.strict_fields import at_most
 
 MAX_MESSAGES = 2048
 MAX_TOOLS = 128
@@ -51,7 +52,7 @@ class AssistantMessage(Fields):
     role: Literal["assistant"]
     content: Content | None = None
     reasoning_content: Text | None = None
-    tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     # What client libraries copy from an answer without a meaning for us.
     refusal: None = None
     audio: None = None
@@ -140,12 +141,12 @@ class TemplateOptions(Fields):
 class ChatFields(SamplingFields):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: AnyFormat | None = None
-    tools: Annotated[list[ToolEntry], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ToolEntry], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
@@ -157,8 +158,8 @@ class ChatFields(SamplingFields):
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Name | None = None
     prompt_cache_key: Name | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
     verbosity: Literal["medium"] | None = None
     functions: None = None
     function_call: None = None

@@ -40,6 +40,7 @@ _CODES = {
     421: "unknown_host",
     429: "rate_limited",
     431: "request_too_large",
+    503: "overloaded",
 }
 
 

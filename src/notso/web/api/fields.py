@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from notso.web.strict_fields import StrictFields
 
 MAX_PARTS = 256
 MAX_SCHEMA_DEPTH = 32
@@ -14,10 +16,10 @@ Text = Annotated[str, Field(max_length=1 << 20)]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class Fields(BaseModel):
-    """Strict: no field beyond those listed, and no value of another type, a boolean for a number least of all."""
+class Fields(StrictFields):
+    """Of any body."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
 
 
 class TextPart(Fields):
@@ -27,7 +29,7 @@ class TextPart(Fields):
     text: Text
 
 
-Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
+Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from notso.web.api.chat_fields import MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS
 from notso.web.api.fields import MAX_PARTS, Fields, Name, Notes, Text, inert, later, refused, works
+from notso.web.strict_fields import at_most
 
 
 class InputText(Fields):
@@ -19,7 +20,7 @@ class InputText(Fields):
     logprobs: list[Any] | None = None
 
 
-ItemContent = Text | Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS)]
+ItemContent = Text | Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
 Status = Literal["in_progress", "completed", "incomplete"] | None
 
 
@@ -47,7 +48,7 @@ class ReasoningItem(Fields):
     type: Literal["reasoning"]
     summary: Annotated[list[Any], Field(max_length=0)]
     id: Name | None = None
-    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS)] | None = None
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     encrypted_content: None = None
     status: Status = None
 
@@ -139,7 +140,7 @@ class ResponseStreamOptions(Fields):
 class ResponseFields(Fields):
     """The body of POST /v1/responses."""
 
-    input: Text | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+    input: Text | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     model: Name | None = None
     instructions: Text | None = None
     previous_response_id: Name | None = None
@@ -147,8 +148,8 @@ class ResponseFields(Fields):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -157,7 +158,7 @@ class ResponseFields(Fields):
     store: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
     # Fields whose value, if it is one of these, asks for nothing.
     background: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from notso.smollm3 import Event, FinishReason, Usage
 from notso.web.api.api_error import ApiError
@@ -87,8 +87,8 @@ class RunningAnswers:
         """Whether every choice has ended."""
         return all(generation.finished for generation in self._generations)
 
-    async def start(self) -> None:
-        """Ask. Raises what the engine's `submit` raises."""
+    async def start(self, off_loop: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
+        """Ask, by what runs the asking off the loop. Raises what that and the engine's `submit` raise."""
         loop = asyncio.get_running_loop()
 
         def tell() -> None:
@@ -97,7 +97,7 @@ class RunningAnswers:
 
         self._among.add(self)
         try:
-            await asyncio.to_thread(self._submit)
+            await off_loop(self._submit)
         except BaseException:
             self.stop()
             raise

@@ -11,10 +11,14 @@ from notso.smollm3 import SamplingParams
 from notso.web.api.api_error import api_error_of
 from notso.web.api.field_reader import invalid
 from notso.web.api.fields import Fields, Name, Notes, Text, inert, refused, works
+from notso.web.strict_fields import at_most
 
 MAX_CHOICES = 64
 MAX_WORK = 4_000_000
 """n times max_tokens times all log probabilities of a token: what one request may make of a few bytes."""
+
+MAX_BIASES = 1024
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
 class StreamOptions(Fields):
@@ -37,10 +41,10 @@ class SamplingFields(Fields):
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    stop: Text | list[Text] | None = None
+    stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], float] | None = None
+    logit_bias: Annotated[dict[TokenId, float], at_most(MAX_BIASES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None

@@ -42,7 +42,12 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T]) -
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "unsupported_media_type", "the body must be application/json")
     body = await request.body()
-    return await asyncio.to_thread(lambda: parse(parse_object(body)))
+    return await state_of(request).large_work.run(lambda: parse(parse_object(body)), len(body))
+
+
+async def with_prompt(request: Request, work: Callable[[], T]) -> T:
+    """What takes time in proportion to the request's prompt, which its body bounds."""
+    return await state_of(request).large_work.run(work, len(await request.body()))
 
 
 def ready_engine(state: State) -> tuple[ChatEngine, ModelInfo]:
@@ -84,7 +89,9 @@ async def answer(
         on_end=state.metrics.observe,
     )
     try:
-        await answers.start()  # all that can be refused is refused before the first byte
+        await answers.start(
+            lambda work: with_prompt(request, work)
+        )  # all that can be refused is refused before the first byte
         if conversation is not None:
             _check_still_free(state, owner, conversation, answers)
             state.kept_answers.keep(owner, conversation, answers, form.again())

@@ -8,11 +8,14 @@ import re
 from typing import Any, NoReturn
 
 from notso.web.api.api_error import ApiError
+from notso.web.json_shape import JsonLimits, JsonShapeError, check_shape
 
 MAX_DEPTH = 64
+LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=(1 << 18) + (1 << 12))
+"""Schemas of thousands of properties, or as many token ids as /detokenize takes."""
+
 _LARGEST_INTEGER = 2**64 - 1  # seeds may be unsigned
 _MAX_INTEGER_DIGITS = 20
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)  # also one without an end, or quotes would cost their square
 _SUSPECT_ESCAPE = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
 
@@ -21,11 +24,13 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object that `body` holds.
 
     Raises ApiError (400) for anything else, and for NaN, infinite numbers, integers past 64 bits, a key given twice,
-    more than 64 levels, and text with NUL or half a surrogate pair. Takes time in proportion to the body.
+    more than `LIMITS`, and text with NUL or half a surrogate pair. Takes time in proportion to the body.
     """
-    _check_depth(body)
     try:
+        check_shape(body, LIMITS)
         value = _DECODER.decode(body.decode("utf-8"))
+    except JsonShapeError as error:
+        raise _refusal(f"the body is {error}" if "nested" in str(error) else f"the body holds {error}") from None
     except UnicodeDecodeError:
         raise _refusal("the body is not UTF-8 text") from None
     except json.JSONDecodeError as error:
@@ -37,15 +42,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if _SUSPECT_ESCAPE.search(body) or b"\x00" in body:
         _check_texts(value)
     return value
-
-
-def _check_depth(body: bytes) -> None:
-    """Counted on the bytes, before the parser recurses."""
-    depth = 0
-    for byte in re.findall(rb"[\[\]{}]", _STRINGS.sub(b"", body)):
-        depth += 1 if byte in b"[{" else -1
-        if depth > MAX_DEPTH:
-            raise _refusal(f"the body is nested deeper than {MAX_DEPTH} levels")
 
 
 def _check_texts(value: object) -> None:

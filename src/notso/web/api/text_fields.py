@@ -26,7 +26,7 @@ DEFAULT_MAX_TOKENS = 16  # the API's own
 class TextFields(SamplingFields):
     """The body of POST /v1/completions."""
 
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     # Fields whose value, if it is this, asks for nothing.

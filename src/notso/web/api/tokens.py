@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -15,10 +14,9 @@ from notso.web.access import guarded
 from notso.web.api.chat_request import parse_chat_request
 from notso.web.api.field_reader import invalid, read_fields
 from notso.web.api.fields import Fields, Notes, Text, refused, works
-from notso.web.api.serving import Shared, known, read_body, ready_engine
+from notso.web.api.serving import Shared, known, read_body, ready_engine, with_prompt
 
 router = APIRouter(dependencies=[Depends(guarded)])
-T = TypeVar("T")
 F = TypeVar("F", bound=Fields)
 
 MAX_TOKENS = 1 << 18
@@ -43,7 +41,7 @@ TOKENIZE_NOTES: Notes = {
 class DetokenizeFields(Fields):
     """The body of POST /detokenize."""
 
-    tokens: Annotated[list[int], Field(max_length=MAX_TOKENS)]
+    tokens: Annotated[list[int], Field(max_length=MAX_TOKENS, fail_fast=True)]
 
 
 DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
@@ -55,11 +53,13 @@ async def tokenize(request: Request, state: Shared) -> Response:
     asked = await read_body(request, _reader(TokenizeFields, TOKENIZE_NOTES))
     engine = ready_engine(state)[0]
 
-    def work() -> list[Any]:
-        ids = engine.tokenize(asked.content, special=bool(asked.parse_special))
-        return [{"id": id, "piece": engine.detokenize([id])} for id in ids] if asked.with_pieces else ids
+    def work() -> Response:
+        ids: list[Any] = engine.tokenize(asked.content, special=bool(asked.parse_special))
+        if asked.with_pieces:
+            ids = [{"id": id, "piece": engine.detokenize([id])} for id in ids]
+        return JSONResponse({"tokens": ids})
 
-    return JSONResponse({"tokens": await _off_loop(work)})
+    return await _off_loop(request, work)
 
 
 @router.post("/detokenize")
@@ -68,7 +68,7 @@ async def detokenize(request: Request, state: Shared) -> Response:
     asked = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
     engine = ready_engine(state)[0]
     try:
-        return JSONResponse({"content": await asyncio.to_thread(engine.detokenize, asked.tokens)})
+        return await with_prompt(request, lambda: JSONResponse({"content": engine.detokenize(asked.tokens)}))
     except InvalidRequestError as error:
         raise invalid("tokens", str(error)) from None
 
@@ -81,19 +81,20 @@ async def apply_template(request: Request, state: Shared) -> Response:
     if asked.continue_last:
         raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")
 
-    def work() -> dict[str, Any]:
+    def work() -> Response:
         prompt = engine.render(asked.messages, asked.thinking, asked.tools)
-        return {"prompt": prompt, "n_tokens": engine.count_tokens(asked.messages, asked.thinking, asked.tools)}
+        count = engine.count_tokens(asked.messages, asked.thinking, asked.tools)
+        return JSONResponse({"prompt": prompt, "n_tokens": count})
 
-    return JSONResponse(await _off_loop(work))
+    return await _off_loop(request, work)
 
 
 def _reader(kind: type[F], notes: Notes) -> Callable[[Mapping[str, Any]], F]:
     return lambda body: read_fields(kind, body, notes)
 
 
-async def _off_loop(work: Callable[[], T]) -> T:
+async def _off_loop(request: Request, work: Callable[[], Response]) -> Response:
     try:
-        return await asyncio.to_thread(work)
+        return await with_prompt(request, work)
     except Exception as error:
         raise known(error) from error

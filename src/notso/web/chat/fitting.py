@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from notso.web.chat.chat_settings import ChatSettings, settings_from
 from notso.web.chat.engine_port import ChatEngine, ModelError, Tool
-from notso.web.chat.prompt import prompt_messages
+from notso.web.chat.prompt import prompt_messages, text_size
 from notso.web.problems import Problem
 from notso.web.state import State
 from notso.web.store.protocol import Chat, StoredMessage
@@ -25,7 +24,8 @@ async def check_fits(state: State, owner: str, chat: Chat, question: StoredMessa
     shown = branch(messages, chat.chosen_root) if instead_of is None else line_to(messages, instead_of)[:-1]
     try:
         tools = state.toolbox.definitions(settings.tool_names)
-        used = await asyncio.to_thread(_count, engine, [*shown, question], settings, chat, tools)
+        line = [*shown, question]
+        used = await state.large_work.run(lambda: _count(engine, line, settings, chat, tools), text_size(line))
     except ModelError:
         return  # the engine is just going away
     kept, total = settings.max_tokens or 1, engine.info.context_tokens

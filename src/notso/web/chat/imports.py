@@ -14,41 +14,40 @@ from dataclasses import replace
 from datetime import date
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from notso.web.chat.chat_settings import changed, shown_values
 from notso.web.chat.export import FORMAT_NAME, FORMAT_VERSION
 from notso.web.ids import new_generation_id, new_id, new_tool_use_id
+from notso.web.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.web.problems import Problem
 from notso.web.store.protocol import Attachment, Chat, MessageState, Numbers, StoredMessage, ToolUse
+from notso.web.strict_fields import StrictFields, at_most
 from notso.web.wording import words
 
 MAX_CHATS = 2_000
-MAX_MESSAGES = 20_000
+MAX_MESSAGES = 25_000  # of all chats together: more of an export of ours do not go into 16 MiB
 MAX_TEXT = 1_000_000
 MAX_DEPTH = 64
+LIMITS = JsonLimits(MAX_DEPTH, objects=100_000, values=1_000_000)  # 16 MiB of ours hold fewer
+ARGUMENTS_LIMITS = JsonLimits(MAX_DEPTH, objects=10_000, values=100_000)
 MAX_TOOL_USES = 200
+MAX_SETTINGS = 100
 
 _UNFIT = re.compile("[\x00\ud800-\udfff]")
-# Possessive, and an unfinished string is one too: so the scan is linear whatever comes.
-_TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[\]}]', re.DOTALL)
 
 ImportedChat = tuple[Chat, list[StoredMessage]]
 TitleOf = Callable[[str], str]
 
-M = TypeVar("M", bound="_Strict")
+M = TypeVar("M", bound=StrictFields)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Attachment(_Strict):
+class _Attachment(StrictFields):
     name: str = Field(max_length=200)
     text: str = Field(max_length=MAX_TEXT)
 
 
-class _Numbers(_Strict):
+class _Numbers(StrictFields):
     prompt_tokens: int = Field(default=0, ge=0, le=1 << 31)
     cached_tokens: int = Field(default=0, ge=0, le=1 << 31)
     completion_tokens: int = Field(default=0, ge=0, le=1 << 31)
@@ -61,7 +60,11 @@ class _Numbers(_Strict):
 
 
 def _object_only(text: str) -> str:
-    if _depth(text.encode()) > MAX_DEPTH or not isinstance(json.loads(text, parse_constant=_refuse_constant), dict):
+    try:
+        check_shape(text.encode(), ARGUMENTS_LIMITS)
+    except JsonShapeError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(json.loads(text, parse_constant=_refuse_constant), dict):
         raise ValueError("not a JSON object")
     return text
 
@@ -69,7 +72,7 @@ def _object_only(text: str) -> str:
 _Arguments = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_object_only)]
 
 
-class _ToolUse(_Strict):
+class _ToolUse(StrictFields):
     id: str = Field(max_length=100)
     name: str = Field(min_length=1, max_length=200)
     arguments: _Arguments
@@ -82,7 +85,7 @@ class _ToolUse(_Strict):
     round_end: int = Field(default=0, ge=0, le=MAX_TEXT)
 
 
-class _Message(_Strict):
+class _Message(StrictFields):
     id: str = Field(max_length=100)
     parent_id: str | None = Field(max_length=100)
     chosen_child: str | None = None
@@ -93,54 +96,56 @@ class _Message(_Strict):
     state: Literal["queued", "running", "done", "stopped", "failed", "interrupted"] = "done"
     note: str = Field(default="", max_length=1000)
     edited: bool = False
-    attachments: list[_Attachment] = Field(default=[], max_length=16)
-    tool_uses: list[_ToolUse] = Field(default=[], max_length=MAX_TOOL_USES)
+    attachments: list[_Attachment] = Field(default=[], max_length=16, fail_fast=True)
+    tool_uses: list[_ToolUse] = Field(default=[], max_length=MAX_TOOL_USES, fail_fast=True)
     dropped_messages: int = Field(default=0, ge=0, le=1 << 31)
     created_ms: int = Field(default=0, ge=0, le=1 << 60)
     numbers: _Numbers = Field(default_factory=_Numbers)
 
 
-class _Chat(_Strict):
+class _Chat(StrictFields):
     title: str = Field(min_length=1, max_length=200)
     thinking: bool = True
     prompt_date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
     created_ms: int = Field(default=0, ge=0, le=1 << 60)
     updated_ms: int = Field(default=0, ge=0, le=1 << 60)
     pinned: bool = False
-    settings: dict[str, str | int | float | bool] = {}
+    settings: Annotated[dict[str, str | int | float | bool], at_most(MAX_SETTINGS)] = Field(
+        default={}, max_length=MAX_SETTINGS
+    )
     chosen_root: str | None = None
-    messages: list[_Message] = Field(max_length=MAX_MESSAGES)
+    messages: list[_Message] = Field(max_length=MAX_MESSAGES, fail_fast=True)
 
 
-class _File(_Strict):
+class _File(StrictFields):
     format: Literal["notso-chats"]
     version: int
-    chats: list[_Chat] = Field(min_length=1, max_length=MAX_CHATS)
+    chats: list[_Chat] = Field(min_length=1, max_length=MAX_CHATS, fail_fast=True)
 
 
-class _Function(_Strict):
+class _Function(StrictFields):
     name: str = Field(min_length=1, max_length=200)
     arguments: _Arguments
 
 
-class _Call(_Strict):
+class _Call(StrictFields):
     id: str = Field(min_length=1, max_length=200)
     type: Literal["function"] = "function"
     function: _Function
 
 
-class _Told(_Strict):
+class _Told(StrictFields):
     role: Literal["system", "developer", "user"]
     content: str = Field(max_length=MAX_TEXT)
     name: str | None = Field(default=None, max_length=200)
 
 
-class _Said(_Strict):
+class _Said(StrictFields):
     role: Literal["assistant"]
     content: str | None = Field(default=None, max_length=MAX_TEXT)
     reasoning_content: str | None = Field(default=None, max_length=MAX_TEXT)
     name: str | None = Field(default=None, max_length=200)
-    tool_calls: list[_Call] | None = Field(default=None, max_length=MAX_TOOL_USES)
+    tool_calls: list[_Call] | None = Field(default=None, max_length=MAX_TOOL_USES, fail_fast=True)
     # What the API's own clients write beside it:
     annotations: list[Any] | None = Field(default=None, max_length=0)
     audio: None = None
@@ -148,7 +153,7 @@ class _Said(_Strict):
     refusal: None = None
 
 
-class _Result(_Strict):
+class _Result(StrictFields):
     role: Literal["tool"]
     content: str = Field(max_length=MAX_TEXT)
     name: str | None = Field(default=None, max_length=200)
@@ -158,8 +163,8 @@ class _Result(_Strict):
 _OpenAIMessage = Annotated[_Told | _Said | _Result, Field(discriminator="role")]
 
 
-class _OpenAIList(_Strict):
-    messages: list[_OpenAIMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+class _OpenAIList(StrictFields):
+    messages: list[_OpenAIMessage] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     model: str | None = None
 
 
@@ -170,12 +175,20 @@ def read_chats(body: bytes, title_of: TitleOf) -> list[ImportedChat]:
         version = data.get("version")
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise Problem(400, words["import_newer"].format(version=version))
+        _check_count(data.get("chats"))
         return [_own(chat) for chat in _checked(_File, data).chats]
     if isinstance(data, list):
         data = {"messages": data}
     if not isinstance(data, dict) or "messages" not in data:
         raise Problem(400, words["import_unknown"])
     return [_from_openai(_checked(_OpenAIList, data), title_of)]
+
+
+def _check_count(chats: Any) -> None:
+    """Of messages in all, before anything is made of one."""
+    lists = [each.get("messages") for each in chats if isinstance(each, dict)] if isinstance(chats, list) else []
+    if sum(len(each) for each in lists if isinstance(each, list)) > MAX_MESSAGES:
+        raise Problem(400, words["import_too_much"].format(what=f"more than {MAX_MESSAGES:,} messages"))
 
 
 def _own(source: _Chat) -> ImportedChat:
@@ -325,8 +338,10 @@ def _with_part(answer: StoredMessage, said: _Said) -> StoredMessage:
 
 
 def _parse(body: bytes) -> Any:
-    if _depth(body) > MAX_DEPTH:
-        raise Problem(400, words["import_broken"].format(reason=f"nested deeper than {MAX_DEPTH}"))
+    try:
+        check_shape(body, LIMITS)
+    except JsonShapeError as error:
+        raise Problem(400, words["import_too_much"].format(what=error)) from None
     try:
         text = body.decode("utf-8-sig")
         data = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
@@ -339,23 +354,9 @@ def _parse(body: bytes) -> Any:
         elif isinstance(error, RecursionError):
             reason = "it is nested too deep"
         raise Problem(400, words["import_broken"].format(reason=reason)) from None
-    _check_text(data)
+    if any(mark in body for mark in (b"\\ud", b"\\uD", b"\\u0000", b"\x00")):
+        _check_text(data)
     return data
-
-
-def _depth(body: bytes) -> int:
-    """How deep brackets nest outside of strings, found before anything recursive runs; it stops once that is enough."""
-    deepest = depth = 0
-    for match in _TOKENS.finditer(body):
-        first = match[0][:1]
-        if first in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-            if deepest > MAX_DEPTH:
-                break
-        elif first in b"]}":
-            depth -= 1
-    return deepest
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

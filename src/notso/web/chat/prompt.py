@@ -42,6 +42,13 @@ def prompt_messages(
     return tuple(messages)
 
 
+def text_size(line: Sequence[StoredMessage]) -> int:
+    """Characters of all that may be read of these messages."""
+    return sum(
+        len(each.content) + len(each.reasoning) + sum(len(file.text) for file in each.attachments) for each in line
+    )
+
+
 def _stands(message: StoredMessage) -> bool:
     return message.kind == "summary" and message.state == "done" and bool(message.content)
 

@@ -16,6 +16,7 @@ from notso.web.chat.attachments import attachments_from
 from notso.web.chat.chat_settings import ChatSettings, changed, settings_from, shown_defaults, shown_values
 from notso.web.chat.engine_port import ModelError, thinking_set_by
 from notso.web.chat.estimate import Asked, draft_message, measure, read_ahead
+from notso.web.chat.prompt import text_size
 from notso.web.chat.questions import settings_of
 from notso.web.chat.views import NamedChat, Owner, Shared, find_chat, path_of
 from notso.web.forms import read_form
@@ -142,7 +143,9 @@ async def _estimate(request: Request, state: State, owner: str, chat: Chat | Non
         owner=owner,
     )
     try:
-        meter = await asyncio.to_thread(measure, engine, line, draft, settings, **asked)
+        meter = await state.large_work.run(
+            lambda: measure(engine, line, draft, settings, **asked), text_size([*line, draft])
+        )
     except ModelError:
         return Response(status_code=204)  # the engine is just going away; the next keystroke asks again
     response = await state.pages.respond(request, "_meter.html", chat=chat, meter=meter, memory=process_memory())

@@ -18,12 +18,12 @@ from starlette.types import Message, Receive, Scope, Send
 from notso.web.access import guarded
 from notso.web.assets import STATIC_DIRECTORY
 from notso.web.chat.export import JSON_HEAD, JSON_TAIL, chat_as_json, export_markdown, file_name
-from notso.web.chat.imports import read_chats
+from notso.web.chat.imports import ImportedChat, read_chats
 from notso.web.chat.questions import title_of
 from notso.web.chat.views import Owner, Shared, find_chat, tab_of
 from notso.web.client_connection import connection_of
 from notso.web.errors import StorageDamagedError
-from notso.web.forms import FORM_TYPE, read_form
+from notso.web.forms import FORM_TYPE, parse_form
 from notso.web.ids import new_id
 from notso.web.pages import is_fragment
 from notso.web.problems import Problem
@@ -95,16 +95,18 @@ async def backup(state: Shared) -> Response:
 async def import_chats(request: Request, state: Shared, owner: Owner) -> Response:
     """Chats from a file: our own export, or a list of messages. What is there already is never touched."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
-        body = await request.body()
-    elif kind == FORM_TYPE:
-        body = (await read_form(request)).get("json", "").encode("utf-8", "surrogatepass")
-    else:
+    if kind not in ("application/json", FORM_TYPE):
         raise Problem(415, words["import_unknown"])
-    chats = await asyncio.to_thread(read_chats, body, title_of)
-    for chat, messages in chats:
-        await state.store.add_chat(owner, chat, messages)
-        state.feed.announce(owner, chat.id, tab_of(request), turns=False)
+    body = await request.body()
+
+    def read() -> list[ImportedChat]:
+        return read_chats(parse_form(body).get("json", "").encode() if kind == FORM_TYPE else body, title_of)
+
+    async with state.importing.turn():  # until it is stored: what is read of a file takes several times its bytes
+        chats = await state.importing.work(read)
+        for chat, messages in chats:
+            await state.store.add_chat(owner, chat, messages)
+            state.feed.announce(owner, chat.id, tab_of(request), turns=False)
     address = f"/chats/{chats[0][0].id}"
     if is_fragment(request):
         return Response(status_code=204, headers={"HX-Redirect": address})

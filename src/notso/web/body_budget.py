@@ -1,0 +1,144 @@
+"""How many bytes of requests there are at once, over all connections: a body is gathered here, or gives way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+from collections import Counter
+
+from starlette.types import Message, Receive
+
+MIB = 1 << 20
+MOST_BYTES = 64 * MIB
+"""Of all bodies that are being received or looked at: four imports of the largest size."""
+
+FREE_BYTES = 64 * 1024
+"""Of each body these do not count, so that an ordinary question finds room whatever else is sent. How many there are of
+them is bounded by the connections."""
+
+FAIR_SECONDS = 2.0
+"""So long a body may take for arriving while others wait for its room; the largest import takes a tenth of it here."""
+
+
+class RequestTooSlowError(Exception):
+    """The body did not arrive in time."""
+
+
+class RequestTooLargeError(Exception):
+    """The body grew past the limit while it was read."""
+
+
+class BodyGaveWayError(Exception):
+    """There is no room for the body among those of others, or not any more."""
+
+
+class Arrival:
+    """One request's body: gathered in one piece, whatever the pieces it comes in."""
+
+    def __init__(self, budget: BodyBudget, host: str, limit: int, deadline: float) -> None:
+        self.host = host
+        self.held = 0  # of what is gathered: what counts
+        self.since = 0.0  # when it began to count
+        self._budget = budget
+        self._limit = limit
+        self._deadline = deadline
+        self._gathered = io.BytesIO()
+        self._timeout = asyncio.timeout_at(deadline)
+        self._gave_way = False
+
+    async def gather(self, receive: Receive) -> Message:
+        """The body in one message, or the news that the client has gone.
+
+        Raises RequestTooLargeError, RequestTooSlowError or BodyGaveWayError; then nothing is kept.
+        """
+        try:
+            async with self._timeout:
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        return message
+                    await self._add(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return {"type": "http.request", "body": self._gathered.getvalue(), "more_body": False}
+        except TimeoutError:
+            raise (BodyGaveWayError if self._gave_way else RequestTooSlowError) from None
+        finally:
+            self._gathered = io.BytesIO()
+            self._budget.arrived(self)
+
+    def give_way(self) -> None:
+        """It is not waited for any longer; its room is free at once."""
+        self._gave_way = True
+        self._gathered = io.BytesIO()
+        if not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+        self._budget.release(self)
+
+    async def _add(self, piece: bytes) -> None:
+        if self._gave_way:
+            raise BodyGaveWayError
+        size = self._gathered.tell() + len(piece)
+        if size > self._limit:
+            raise RequestTooLargeError
+        if size > FREE_BYTES:
+            await self._budget.hold(self, size - FREE_BYTES)
+        self._gathered.write(piece)
+
+
+class BodyBudget:
+    """What all bodies may hold together. When it is used up, whoever needs more waits for a moment, until others are
+    done with; then the bodies that have been arriving for longest give way, first those of the address that holds
+    most. Called on the loop.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.free = most_bytes
+        self._arriving: dict[Arrival, None] = {}
+        self._line = asyncio.Lock()
+        self._changed = asyncio.Event()
+
+    async def hold(self, arrival: Arrival, size: int) -> None:
+        """Room for `size` bytes in all. Raises BodyGaveWayError if it is this one that gives way."""
+        if arrival not in self._arriving:
+            self._arriving[arrival] = None
+            arrival.since = asyncio.get_running_loop().time()
+        if size - arrival.held > self.free:
+            async with self._line:  # one at a time looks for room, so that a crowd costs no square of itself
+                while size - arrival.held > self.free:
+                    await self._make_room(arrival)
+        self.free -= size - arrival.held
+        arrival.held = size
+
+    def arrived(self, arrival: Arrival) -> None:
+        """It is whole, or is not waited for any longer: from here on it cannot give way."""
+        self._arriving.pop(arrival, None)
+        self._tell()
+
+    def release(self, arrival: Arrival) -> None:
+        """Nobody needs it any more."""
+        self._arriving.pop(arrival, None)
+        self.free += arrival.held
+        arrival.held = 0
+        self._tell()
+
+    async def _make_room(self, arrival: Arrival) -> None:
+        now = asyncio.get_running_loop().time()
+        late = [each for each in self._arriving if each.since + FAIR_SECONDS <= now]
+        if late:
+            held = Counter[str]()
+            for each in self._arriving:
+                held[each.host] += each.held
+            leaves = max(late, key=lambda each: held[each.host])  # of equals the first: the oldest
+            leaves.give_way()
+            if leaves is arrival:
+                raise BodyGaveWayError
+            return
+        first = next(iter(self._arriving))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(first.since + FAIR_SECONDS):
+                await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
