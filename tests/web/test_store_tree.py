@@ -153,7 +153,7 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(tmp_path: Path)
         assert await store.restore(OWNER, trash or "") is None
         assert store._writer is not None
         for table in ("chats", "messages", "trash", "indexed", "texts"):
-            assert store._writer.execute(f"SELECT count(*) FROM {table}").fetchone()[0] == 0, table
+            assert store._writer.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] == 0, table
 
     run(tmp_path, work)
 

@@ -134,7 +134,7 @@ def check_admission(state: State) -> None:
     if state.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=15)
     if state.store.read_only:
-        raise Problem(503, words["read_only"])
+        raise Problem(503, words["read_only" if state.store.damage == "unsound" else "read_only_lost"])
     if state.engine.state in ("failed", "stopped"):
         raise Problem(503, words["error_not_loaded"].format(reason=state.engine.failure))
     if state.turns.waiting >= state.settings.max_waiting_turns:

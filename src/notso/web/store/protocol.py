@@ -14,6 +14,8 @@ MessageState = Literal["queued", "running", "done", "stopped", "failed", "interr
 MessageKind = Literal["turn", "summary"]
 ToolState = Literal["waiting", "running", "done", "failed", "denied", "interrupted"]
 SettingValue = str | int | float | bool
+Damage = Literal["", "unsound", "behind", "gone"]
+"""`unsound`: the file fails its check. `behind`: commits are missing from it. `gone`: there is nothing left of it."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
 
 
@@ -188,6 +190,10 @@ class ChatStore(Protocol):
     A write has been committed to disk when its method returns. Methods raise StorageError. Where a method returns a
     bool, False means that there is no such thing.
     """
+
+    @property
+    def damage(self) -> Damage:
+        """What is wrong with the data, if anything."""
 
     @property
     def read_only(self) -> bool:
