@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chaos.killed_store import answers_in, kill_after, with_store
+from chaos.killed_store import kill_after
 from chaos.ledger import LONG, Ledger
+from chaos.stored_turns import shown, with_store
 
 from notso.web.errors import StorageDamagedError
 from notso.web.store.sqlite import SQLiteStore
@@ -56,7 +57,7 @@ def outcome(directory: Path) -> tuple[str, int]:
     """How it started - "well", "read-only" or "refused" - and how many answers it shows."""
 
     async def look(store: SQLiteStore) -> tuple[str, int]:
-        return "read-only" if store.read_only else "well", len(await answers_in(store))
+        return "read-only" if store.read_only else "well", len((await shown(store))[1])
 
     try:
         return with_store(directory, look)

@@ -232,6 +232,7 @@ async def _shut_down(state: State) -> None:
 async def _show_problem(request: Request, error: Exception) -> Response:
     """An error in place (for htmx), on the chat's page with the text kept, or on a page of its own."""
     problem = _problem(error)
+    problem.draft = problem.draft or getattr(error, "draft", "")
     headers = dict(getattr(error, "headers", None) or {})
     if problem.retry_after_seconds is not None:
         headers["Retry-After"] = str(problem.retry_after_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from notso.web.errors import DataDirectoryBusyError, StorageDamagedError, StorageError
-from notso.web.store.damage import damage_of, move_strange_log, said_of
+from notso.web.store.damage import damage_of, move_strange_log, roll_back, said_of
 from notso.web.store.directory_lock import DirectoryLock
 from notso.web.store.writer import Writer
 
@@ -23,6 +23,7 @@ def back_up(folder: Path, target: Path) -> None:
         ) from None
     try:
         move_strange_log(path)
+        roll_back(path)
         damage = damage_of(path)
         if damage:
             raise StorageDamagedError(said_of(damage))

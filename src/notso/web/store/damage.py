@@ -68,6 +68,18 @@ def move_strange_log(path: Path) -> None:
     logger.warning("a log that does not belong to the database is kept as %s", kept.name)
 
 
+def roll_back(path: Path) -> None:
+    """Take back what was begun before the database had its log, when it was made or a backup was put in its place:
+    until then nobody can read it. Raises StorageError."""
+    if not _is_empty(path.with_name(path.name + "-journal")) and not _is_empty(path):
+        with storage_errors():
+            connection = sqlite3.connect(path)
+            try:
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            finally:
+                connection.close()
+
+
 def keep_copy(path: Path) -> None:
     """Where the number of commits was taken away after an unclean end, somebody decided to go on without what is
     missing: keep a dated copy of database and log before SQLite forgets what it cannot use. Raises StorageError."""
@@ -77,10 +89,11 @@ def keep_copy(path: Path) -> None:
     try:
         with storage_errors():
             version = int(reader.execute("PRAGMA user_version").fetchone()[0])
-            unclean = 0 < version <= SCHEMA_VERSION and _fact(reader, "open") and _fact(reader, "commits")
+            unclean = 0 < version <= SCHEMA_VERSION and _fact(reader, "open") is not None
+            commits = int(_fact(reader, "commits") or 0) if unclean else 0
     finally:
         reader.close()
-    if unclean:
+    if commits:
         for file in (path, _log_of(path)):
             if not _is_empty(file):
                 with storage_errors():

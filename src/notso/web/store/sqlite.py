@@ -14,7 +14,7 @@ from typing import TypeVar
 from notso.web.errors import StorageDamagedError, StorageError
 from notso.web.store import responses, trash, turns
 from notso.web.store.connection import open_nothing, open_reader, storage_errors
-from notso.web.store.damage import damage_of, move_strange_log, said_of
+from notso.web.store.damage import damage_of, move_strange_log, roll_back, said_of
 from notso.web.store.directory_lock import DirectoryLock
 from notso.web.store.protocol import (
     Chat,
@@ -246,6 +246,7 @@ class SQLiteStore:
             for left in self._directory.glob("backup-*.db"):  # their readers went away
                 left.unlink(missing_ok=True)
             move_strange_log(self._path)
+            roll_back(self._path)
             self.damage = damage_of(self._path)
             if self.read_only:
                 return
