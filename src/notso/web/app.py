@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -207,7 +206,7 @@ async def _purge_now_and_then(state: State) -> None:
     """What was deleted is gone for good once it is too late to undo that, from the engine's caches too."""
     while True:
         with contextlib.suppress(NotsoError):
-            purged = await state.store.purge(int(1000 * (time.time() - UNDO_SECONDS)))
+            purged = await state.store.purge(UNDO_SECONDS)
             if purged and state.engine.engine is not None:
                 await asyncio.to_thread(state.engine.engine.forget)
         await asyncio.sleep(PURGE_SECONDS)

@@ -261,8 +261,8 @@ class ChatStore(Protocol):
     async def restore(self, owner: str, trash_id: str) -> str | None:
         """Bring back what was hidden. The chat's id, or None when it is gone for good."""
 
-    async def purge(self, before_ms: int) -> int:
-        """Delete for good what was hidden before that time. How many chats and clearings that were."""
+    async def purge(self, seconds: float) -> int:
+        """Delete for good what was found hidden by a call so long ago. How many chats and clearings that were."""
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         """Store a whole chat; parents come before their children."""

@@ -51,6 +51,7 @@ class SQLiteStore:
         self._writer: Writer | None = None
         self._reader: sqlite3.Connection | None = None
         self._folding: asyncio.TimerHandle | None = None
+        self._in_trash: dict[str, float] = {}
         self.damage: Damage = ""
 
     @property
@@ -172,8 +173,8 @@ class SQLiteStore:
     async def restore(self, owner: str, trash_id: str) -> str | None:
         return await self._write(lambda db: trash.restore(db, owner, trash_id))
 
-    async def purge(self, before_ms: int) -> int:
-        return await self._write(lambda db: trash.purge(db, before_ms))
+    async def purge(self, seconds: float) -> int:
+        return await self._write(lambda db: trash.purge(db, self._in_trash, seconds))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         await self._write(lambda db: turns.add_chat(db, owner, chat, messages))
