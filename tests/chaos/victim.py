@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -62,12 +64,15 @@ def load():
 
 class Victim:
     """The server. `more` is source text that runs before it starts, with `script`, `load` and `settings` to
-    replace; `settings` are those of the web, and `pace_seconds` of the scripted engine.
+    replace; `settings` are those of the web, and `pace_seconds` of the scripted engine; `environment` is added to its
+    own.
 
     Its log is a file, as an operator has it: what it grows by is a figure too.
     """
 
-    def __init__(self, directory: Path, more: str = "", **settings: Any) -> None:
+    def __init__(
+        self, directory: Path, more: str = "", environment: Mapping[str, str] | None = None, **settings: Any
+    ) -> None:
         self.directory = directory
         self.log = directory.with_name(directory.name + ".log")
         program = PROGRAM.replace("{more}", more)
@@ -77,6 +82,7 @@ class Victim:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env=os.environ | dict(environment or {}),
             )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()

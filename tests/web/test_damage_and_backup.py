@@ -15,7 +15,7 @@ from notso.cli.app import run_command_line
 from notso.web.errors import StorageDamagedError
 from notso.web.ids import new_id
 from notso.web.scripted_engine import ScriptedEngine, say
-from notso.web.store.connection import is_damaged
+from notso.web.store.damage import damage_of
 from notso.web.store.sqlite import SQLiteStore
 
 Start = Callable[..., Any]
@@ -48,10 +48,10 @@ def ruin(path: Path) -> None:
 def test_what_can_be_read_is_read_and_nothing_is_written(start: Start, tmp_path: Path) -> None:
     asked = filled(start)
     path = tmp_path / "data" / "notso.db"
-    assert not is_damaged(path)
+    assert damage_of(path) == ""
     ruin(path)
     before = path.read_bytes()
-    assert is_damaged(path)
+    assert damage_of(path) == "unsound"
     server = start(ScriptedEngine()).ready()
     page = server.client.get("/").text
     assert "open for reading only" in page and "Question 2" in page

@@ -93,7 +93,7 @@ def test_files_are_private_and_the_pragmas_hold(tmp_path: Path) -> None:
         assert writer is not None
         wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "trusted_schema": 0, "mmap_size": 0}
         for pragma, value in wanted.items():
-            assert writer.execute(f"PRAGMA {pragma}").fetchone()[0] == value, pragma
+            assert writer.connection.execute(f"PRAGMA {pragma}").fetchone()[0] == value, pragma
         await store.chats(OWNER)
         reader = store._reader
         assert reader is not None
@@ -179,7 +179,7 @@ def test_deleting_takes_the_messages_along_and_a_late_save_brings_none_back(tmp_
         turn = a_turn(chat)
         await store.add_turn(OWNER, turn, chat)
         assert await store.trash_chat(OWNER, chat.id)
-        assert await store.purge(1 << 62) == 1
+        assert await store.purge(0) == 1
         await store.save_answer(replace(turn.answer, content="late", state="done"))
         assert await store.messages(OWNER, chat.id) == []
         assert await store.trash_chat(OWNER, chat.id) is None
@@ -217,7 +217,7 @@ def test_a_migration_runs_once_after_a_copy_was_made(tmp_path: Path, monkeypatch
     async def read(store: SQLiteStore) -> None:
         assert (await store.chats(OWNER))[0].id == chat.id
         assert store._writer is not None
-        assert store._writer.execute("SELECT note FROM extra").fetchone()[0] == "a; b"
+        assert store._writer.connection.execute("SELECT note FROM extra").fetchone()[0] == "a; b"
 
     run(tmp_path, write)
     steps = (*migrations.MIGRATIONS, "CREATE TABLE extra (note TEXT); INSERT INTO extra VALUES ('a; b');")
@@ -264,12 +264,12 @@ def test_a_full_disk_is_named_and_passes(tmp_path: Path) -> None:
         turn = a_turn(chat)
         await store.add_turn(OWNER, turn, chat)
         assert store._writer is not None
-        pages = store._writer.execute("PRAGMA page_count").fetchone()[0]
-        store._writer.execute(f"PRAGMA max_page_count={pages}")
+        pages = store._writer.connection.execute("PRAGMA page_count").fetchone()[0]
+        store._writer.connection.execute(f"PRAGMA max_page_count={pages}")
         with pytest.raises(StorageFullError):
             await store.save_answer(replace(turn.answer, content="x" * 100_000, state="done"))
         assert (await store.messages(OWNER, chat.id))[1].state == "queued", "nothing half-written"
-        store._writer.execute("PRAGMA max_page_count=1000000")
+        store._writer.connection.execute("PRAGMA max_page_count=1000000")
         await store.save_answer(replace(turn.answer, content="x" * 100_000, state="done"))
 
     run(tmp_path, work)
@@ -298,7 +298,7 @@ def test_only_one_thread_ever_writes(tmp_path: Path) -> None:
 
     async def work(store: SQLiteStore) -> None:
         assert store._writer is not None
-        store._writer.set_trace_callback(lambda statement: threads.add(threading.current_thread().name))
+        store._writer.connection.set_trace_callback(lambda statement: threads.add(threading.current_thread().name))
         chats = [a_chat() for _ in range(20)]
         await asyncio.gather(*(store.add_turn(OWNER, a_turn(chat), chat) for chat in chats))
         assert len(await store.chats(OWNER)) == 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -209,7 +208,7 @@ async def _purge_now_and_then(state: State) -> None:
     """What was deleted is gone for good once it is too late to undo that, from the engine's caches too."""
     while True:
         with contextlib.suppress(NotsoError):
-            purged = await state.store.purge(int(1000 * (time.time() - UNDO_SECONDS)))
+            purged = await state.store.purge(UNDO_SECONDS)
             if purged and state.engine.engine is not None:
                 await asyncio.to_thread(state.engine.engine.forget)
         await asyncio.sleep(PURGE_SECONDS)
@@ -236,6 +235,7 @@ async def _shut_down(state: State) -> None:
 async def _show_problem(request: Request, error: Exception) -> Response:
     """An error in place (for htmx), on the chat's page with the text kept, or on a page of its own."""
     problem = _problem(error)
+    problem.draft = problem.draft or getattr(error, "draft", "")
     headers = dict(getattr(error, "headers", None) or {})
     if problem.retry_after_seconds is not None:
         headers["Retry-After"] = str(problem.retry_after_seconds)

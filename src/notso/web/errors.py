@@ -48,7 +48,10 @@ class ToolError(WebError):
 
 
 class StorageError(WebError):
-    """A read or write of the conversations failed; nothing half-written stays behind."""
+    """A read or write of the conversations failed; nothing half-written stays behind. `draft` is what the person had
+    written, so that no page loses it."""
+
+    draft: str = ""
 
 
 class DataDirectoryBusyError(StorageError):

@@ -43,6 +43,9 @@ words: dict[str, str] = {
     "demo_pull": "Fetch SmolLM3-3B (1.92 GB)",
     "read_only": "The database of chats is damaged. It is open for reading only: nothing new can be kept.",
     "read_only_hint": "Export what you need, then stop the server and put a backup in its place.",
+    "read_only_lost": "Messages that were kept are missing from the database of chats. It is open for reading only.",
+    "read_only_lost_hint": "Export what you need, then stop the server and put a backup in its place,"
+    " or remove notso.db-commits to go on without them.",
     "engine_failed": "The model could not be loaded:",
     "model": "Model",
     "model_parameters": "Parameters",

@@ -15,6 +15,7 @@ from notso.web.chat.fitting import check_fits
 from notso.web.chat.prompt import SUMMARY_REQUEST, prompt_messages
 from notso.web.chat.tool_choice import offer_in
 from notso.web.chat.turn import Turn
+from notso.web.errors import StorageError
 from notso.web.ids import is_id, new_generation_id, new_id
 from notso.web.problems import Problem
 from notso.web.state import State
@@ -33,7 +34,8 @@ MAX_SUMMARY_TOKENS = 512
 async def ask(
     state: State, owner: str, chat: Chat, fields: dict[str, str], *, is_new: bool = False, instead_of: str | None = None
 ) -> TurnAccepted:
-    """Store the question and start its answer; what comes back is on disk. Raises Problem, which keeps the text."""
+    """Store the question and start its answer; what comes back is on disk. Raises Problem and
+    StorageError, which keep the text."""
     text = fields.get("text", "").strip("\n")
     limit = state.settings.max_message_characters
     try:
@@ -47,8 +49,8 @@ async def ask(
         accepted = await _begin(state, owner, chat, new_turn.answer, lambda: state.store.add_turn(owner, new_turn, new))
         if accepted.repeated and accepted.question.content != text:
             raise Problem(409, words["error_sent_before"])  # its answer was lost on the way, and the text changed since
-    except Problem as problem:
-        problem.draft = text
+    except (Problem, StorageError) as error:
+        error.draft = text
         raise
     if accepted.question.chat_id != chat.id and not is_new:
         raise Problem(400, words["error_form"])  # the key of another chat's message
@@ -134,7 +136,7 @@ def check_admission(state: State) -> None:
     if state.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=15)
     if state.store.read_only:
-        raise Problem(503, words["read_only"])
+        raise Problem(503, words["read_only" if state.store.damage == "unsound" else "read_only_lost"])
     if state.engine.state in ("failed", "stopped"):
         raise Problem(503, words["error_not_loaded"].format(reason=state.engine.failure))
     if state.turns.waiting >= state.settings.max_waiting_turns:

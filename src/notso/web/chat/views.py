@@ -151,7 +151,7 @@ def status_context(state: State) -> dict[str, Any]:
         "facts": model_facts(engine),
         "download": download,
         "polling": polling,
-        "read_only": state.store.read_only,
+        "damage": state.store.damage,
     }
 
 

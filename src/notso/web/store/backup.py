@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from notso.web.errors import DataDirectoryBusyError, StorageDamagedError, StorageError
-from notso.web.store.connection import DAMAGED, close_writer, copy, is_damaged, open_writer, storage_errors
+from notso.web.store.damage import damage_of, move_strange_log, roll_back, said_of
 from notso.web.store.directory_lock import DirectoryLock
+from notso.web.store.writer import Writer
 
 
 def back_up(folder: Path, target: Path) -> None:
@@ -21,13 +22,15 @@ def back_up(folder: Path, target: Path) -> None:
             "a server is using this data directory: ask it, with `notso backup --from` and its address"
         ) from None
     try:
-        if is_damaged(path):
-            raise StorageDamagedError(DAMAGED)
-        writer = open_writer(path)
+        move_strange_log(path)
+        roll_back(path)
+        damage = damage_of(path)
+        if damage:
+            raise StorageDamagedError(said_of(damage))
+        writer = Writer(path)
         try:
-            with storage_errors():
-                copy(writer, target)
+            writer.copy(target)
         finally:
-            close_writer(writer)
+            writer.close()
     finally:
         lock.release()

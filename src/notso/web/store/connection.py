@@ -19,9 +19,11 @@ from notso.web.store.migrations import MIGRATIONS, SCHEMA_VERSION
 
 logger = logging.getLogger("notso.web.store")
 
+BUSY_MS = 5000  # how long one connection waits for the other
+
 DAMAGED = (
-    "the database of conversations is damaged; it was left as it is: put a copy of notso.db in its place, or move it"
-    " away to begin anew, or choose another data directory"
+    "the database of conversations is damaged; it was left as it is: put a backup in its place, or move away all files"
+    " whose names begin with notso.db to begin anew, or choose another data directory"
 )
 
 
@@ -40,31 +42,6 @@ def open_writer(path: Path) -> sqlite3.Connection:
         return connection
 
 
-def is_damaged(path: Path) -> bool:
-    """Whether the file, after an unclean end, fails its check but can still be read (DB6). Nothing is written, not even
-    the log folded in. Raises StorageDamagedError where nothing can be read."""
-    if not path.exists() or path.stat().st_size == 0:
-        return False
-    reader = open_reader(path)
-    try:
-        with storage_errors():
-            version = int(reader.execute("PRAGMA user_version").fetchone()[0])
-            if not 0 < version <= SCHEMA_VERSION:
-                return False  # for `open_writer` to judge
-            if not reader.execute("SELECT 1 FROM facts WHERE name = 'open'").fetchone():
-                return False  # it was closed well
-            sound = _is_sound(reader)
-        if not sound:
-            logger.error("the database failed its check and is open for reading only")
-            with storage_errors():
-                reader.execute("SELECT id FROM chats").fetchall()
-            if version < SCHEMA_VERSION:
-                raise StorageDamagedError(DAMAGED)
-        return not sound
-    finally:
-        reader.close()
-
-
 def open_reader(path: Path) -> sqlite3.Connection:
     """A connection that reads and nothing else."""
     with storage_errors():
@@ -72,24 +49,43 @@ def open_reader(path: Path) -> sqlite3.Connection:
             f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
         )
         connection.row_factory = sqlite3.Row
-        for pragma in ("query_only=ON", "wal_autocheckpoint=0", "busy_timeout=5000", "mmap_size=0"):
+        for pragma in ("query_only=ON", "wal_autocheckpoint=0", f"busy_timeout={BUSY_MS}", "mmap_size=0"):
             connection.execute(f"PRAGMA {pragma}")
         return connection
 
 
-def close_writer(connection: sqlite3.Connection) -> None:
-    """Note that all went well, fold the log into the file, close."""
-    with contextlib.suppress(sqlite3.Error):
-        connection.execute("DELETE FROM facts WHERE name = 'open'")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    connection.close()
+def open_nothing() -> sqlite3.Connection:
+    """What a reader finds where the database is gone: no chats."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    for script in MIGRATIONS:
+        connection.executescript(script)
+    connection.execute("PRAGMA query_only=ON")
+    return connection
+
+
+def fold(connection: sqlite3.Connection) -> bool:
+    """Fold the log into the file and empty it. False where a reader is in the way, who is not waited for."""
+    connection.execute("PRAGMA busy_timeout=0")
+    try:
+        return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
 
 
 def copy(connection: sqlite3.Connection, target: Path) -> None:
-    """A whole and orderly copy in place of `target`, made by the writer, outside of any transaction (DB2)."""
+    """A whole and orderly copy in place of `target`, made by the writer, outside of any transaction (DB2).
+
+    It does not say how many commits it holds, and so may stand in the place of a database that has had more.
+    """
     target.unlink(missing_ok=True)
     _make_private(target)
     connection.execute("VACUUM INTO ?", (str(target),))
+    copied = sqlite3.connect(target, isolation_level=None)
+    try:
+        copied.execute("DELETE FROM facts WHERE name = 'commits'")
+    finally:
+        copied.close()
 
 
 @contextlib.contextmanager
@@ -129,8 +125,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
         raise DataDirectoryNewerError(
             "the conversations were written by a newer notso: please upgrade; nothing was changed"
         )
-    pragmas = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF", "busy_timeout=5000"]
-    pragmas += ["mmap_size=0"] + (["fullfsync=ON"] if sys.platform == "darwin" else [])
+    pragmas = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"]
+    pragmas += [f"busy_timeout={BUSY_MS}", "mmap_size=0"] + (["fullfsync=ON"] if sys.platform == "darwin" else [])
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
     if existed and 0 < version < SCHEMA_VERSION:
@@ -141,13 +137,6 @@ def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version={number}")
     connection.execute("INSERT OR REPLACE INTO facts VALUES ('open', '1')")
-
-
-def _is_sound(connection: sqlite3.Connection) -> bool:
-    try:
-        return [row[0] for row in connection.execute("PRAGMA quick_check")] == ["ok"]
-    except sqlite3.DatabaseError:  # some damage ends the check itself
-        return False
 
 
 def _make_private(path: Path) -> None:

@@ -14,6 +14,8 @@ MessageState = Literal["queued", "running", "done", "stopped", "failed", "interr
 MessageKind = Literal["turn", "summary"]
 ToolState = Literal["waiting", "running", "done", "failed", "denied", "interrupted"]
 SettingValue = str | int | float | bool
+Damage = Literal["", "unsound", "behind", "gone"]
+"""`unsound`: the file fails its check. `behind`: commits are missing from it. `gone`: there is nothing left of it."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
 
 
@@ -190,6 +192,10 @@ class ChatStore(Protocol):
     """
 
     @property
+    def damage(self) -> Damage:
+        """What is wrong with the data, if anything."""
+
+    @property
     def read_only(self) -> bool:
         """Whether the data is damaged: it can be read as far as it goes, and every write raises StorageDamagedError."""
 
@@ -255,8 +261,8 @@ class ChatStore(Protocol):
     async def restore(self, owner: str, trash_id: str) -> str | None:
         """Bring back what was hidden. The chat's id, or None when it is gone for good."""
 
-    async def purge(self, before_ms: int) -> int:
-        """Delete for good what was hidden before that time. How many chats and clearings that were."""
+    async def purge(self, seconds: float) -> int:
+        """Delete for good what was found hidden by a call so long ago. How many chats and clearings that were."""
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         """Store a whole chat; parents come before their children."""

@@ -14,7 +14,8 @@ MOST_KEPT = 1000
 
 
 def save_response(db: sqlite3.Connection, owner: str, response: StoredResponse) -> None:
-    """Keep one, or keep it once more. The oldest go when there are more than enough."""
+    """Keep one, or keep it once more. The oldest go when there are more than enough: by the order in which they came,
+    for by the time of day the newest could go, if that was set back."""
     db.execute(
         "INSERT OR REPLACE INTO responses (id, owner, previous_id, body, conversation, created_ms)"
         " VALUES (?, ?, ?, ?, ?, ?)",
@@ -28,8 +29,8 @@ def save_response(db: sqlite3.Connection, owner: str, response: StoredResponse) 
         ),
     )
     db.execute(
-        "DELETE FROM responses WHERE owner = ? AND id NOT IN"
-        " (SELECT id FROM responses WHERE owner = ? ORDER BY created_ms DESC, id DESC LIMIT ?)",
+        "DELETE FROM responses WHERE owner = ? AND rowid NOT IN"
+        " (SELECT rowid FROM responses WHERE owner = ? ORDER BY rowid DESC LIMIT ?)",
         (owner, owner, MOST_KEPT),
     )
 

@@ -11,21 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from notso.web.errors import StorageDamagedError
+from notso.web.errors import StorageDamagedError, StorageError
 from notso.web.store import responses, trash, turns
-from notso.web.store.connection import (
-    DAMAGED,
-    close_writer,
-    copy,
-    is_damaged,
-    open_reader,
-    open_writer,
-    storage_errors,
-    transaction,
-)
+from notso.web.store.connection import open_nothing, open_reader, storage_errors
+from notso.web.store.damage import damage_of, move_strange_log, roll_back, said_of
 from notso.web.store.directory_lock import DirectoryLock
 from notso.web.store.protocol import (
     Chat,
+    Damage,
     NewAnswer,
     NewTurn,
     SearchHit,
@@ -37,8 +30,13 @@ from notso.web.store.protocol import (
 )
 from notso.web.store.rows import chat_of, message_of, settings_text
 from notso.web.store.text_index import find, index_title
+from notso.web.store.writer import Writer
 
 T = TypeVar("T")
+
+IDLE_SECONDS = 2.0
+"""After so long without a write the log is folded into the file, so that a log that gets lost mostly held nothing.
+An answer that is being written is saved more often than that."""
 
 
 class SQLiteStore:
@@ -50,9 +48,16 @@ class SQLiteStore:
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="notso-db-write")
         self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="notso-db-read")
         self._lock: DirectoryLock | None = None
-        self._writer: sqlite3.Connection | None = None
+        self._writer: Writer | None = None
         self._reader: sqlite3.Connection | None = None
-        self.read_only = False
+        self._folding: asyncio.TimerHandle | None = None
+        self._in_trash: dict[str, float] = {}
+        self.damage: Damage = ""
+
+    @property
+    def read_only(self) -> bool:
+        """See ChatStore."""
+        return bool(self.damage)
 
     async def open(self) -> None:
         """Lock the directory, bring the schema up to date, mark what a crash left running as interrupted.
@@ -66,6 +71,8 @@ class SQLiteStore:
 
     async def close(self) -> None:
         loop = asyncio.get_running_loop()
+        if self._folding is not None:
+            self._folding.cancel()
         await loop.run_in_executor(self._read_thread, self._close_reader)
         await loop.run_in_executor(self._write_thread, self._close_writer)
         self._read_thread.shutdown()
@@ -166,8 +173,8 @@ class SQLiteStore:
     async def restore(self, owner: str, trash_id: str) -> str | None:
         return await self._write(lambda db: trash.restore(db, owner, trash_id))
 
-    async def purge(self, before_ms: int) -> int:
-        return await self._write(lambda db: trash.purge(db, before_ms))
+    async def purge(self, seconds: float) -> int:
+        return await self._write(lambda db: trash.purge(db, self._in_trash, seconds))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         await self._write(lambda db: turns.add_chat(db, owner, chat, messages))
@@ -176,11 +183,8 @@ class SQLiteStore:
         await self._write(lambda db: turns.save_answer(db, answer))
 
     async def backup(self, target: Path) -> None:
-        def run() -> None:
-            with storage_errors():
-                copy(self._require_writer(), target)
-
-        await asyncio.get_running_loop().run_in_executor(self._write_thread, run)
+        work = lambda: self._require_writer().copy(target)  # noqa: E731
+        await asyncio.get_running_loop().run_in_executor(self._write_thread, work)
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
         await self._write(lambda db: responses.save_response(db, owner, response))
@@ -195,19 +199,31 @@ class SQLiteStore:
     # ---- threads
 
     async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def run() -> T:
-            with storage_errors():
-                writer = self._require_writer()
-                with transaction(writer):
-                    return work(writer)
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self._write_thread, lambda: self._require_writer().write(work))
+        self._fold_when_idle()
+        return result
 
-        return await asyncio.get_running_loop().run_in_executor(self._write_thread, run)
+    def _fold_when_idle(self) -> None:
+        if self._folding is not None:
+            self._folding.cancel()
+        if self._writer is not None and self._writer.unfolded:
+            self._folding = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._begin_folding)
 
-    def _require_writer(self) -> sqlite3.Connection:
+    def _begin_folding(self) -> None:
+        folding = asyncio.get_running_loop().run_in_executor(self._write_thread, self._require_writer().fold)
+
+        def folded(done: asyncio.Future[bool]) -> None:
+            if done.exception() is None and not done.result():
+                self._fold_when_idle()  # a reader was in the way; after an error the next write tries again
+
+        folding.add_done_callback(folded)
+
+    def _require_writer(self) -> Writer:
         if self.read_only:
-            raise StorageDamagedError(DAMAGED)
+            raise StorageDamagedError(said_of(self.damage))
         if self._writer is None:
-            raise sqlite3.ProgrammingError("closed")
+            raise StorageError("the conversations cannot be read or written just now")
         return self._writer
 
     async def _change(self, sql: str, *parameters: str | float | bool | None) -> bool:
@@ -220,7 +236,7 @@ class SQLiteStore:
         def run() -> T:
             with storage_errors():
                 if self._reader is None:
-                    self._reader = open_reader(self._path)
+                    self._reader = open_nothing() if self.damage == "gone" else open_reader(self._path)
                 return work(self._reader)
 
         return await asyncio.get_running_loop().run_in_executor(self._read_thread, run)
@@ -230,12 +246,15 @@ class SQLiteStore:
         try:
             for left in self._directory.glob("backup-*.db"):  # their readers went away
                 left.unlink(missing_ok=True)
-            self.read_only = is_damaged(self._path)
+            move_strange_log(self._path)
+            roll_back(self._path)
+            self.damage = damage_of(self._path)
             if self.read_only:
                 return
-            self._writer = open_writer(self._path)
-            with storage_errors(), transaction(self._writer):
-                self._writer.execute("UPDATE messages SET state = 'interrupted' WHERE state IN ('queued', 'running')")
+            self._writer = Writer(self._path)
+            self._writer.write(
+                lambda db: db.execute("UPDATE messages SET state = 'interrupted' WHERE state IN ('queued', 'running')")
+            )
         except BaseException:
             self._close_writer()
             raise
@@ -247,7 +266,7 @@ class SQLiteStore:
 
     def _close_writer(self) -> None:
         if self._writer is not None:
-            close_writer(self._writer)
+            self._writer.close()
             self._writer = None
         if self._lock is not None:
             self._lock.release()

@@ -46,10 +46,14 @@ def restore(db: sqlite3.Connection, owner: str, trash_id: str) -> str | None:
     return chat_id
 
 
-def purge(db: sqlite3.Connection, before_ms: int) -> int:
-    """See ChatStore."""
-    old = db.execute("SELECT id FROM trash WHERE thrown_ms < ?", (before_ms,)).fetchall()
-    for (trash_id,) in old:
+def purge(db: sqlite3.Connection, seen: dict[str, float], seconds: float) -> int:
+    """See ChatStore. `seen` says since when each thing is known to lie here, by a clock that nobody sets: were the time
+    of day set forward, what was thrown away a moment ago would be gone with no way back."""
+    now, known = time.monotonic(), dict(seen)
+    seen.clear()
+    seen.update({trash_id: known.get(trash_id, now) for (trash_id,) in db.execute("SELECT id FROM trash")})
+    old = [trash_id for trash_id, since in seen.items() if now - since >= seconds]
+    for trash_id in old:
         chats = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash_id,)).fetchall()
         messages = db.execute("SELECT id FROM messages WHERE trash_id = ?", (trash_id,)).fetchall()
         for (chat_id,) in chats:

@@ -1,0 +1,143 @@
+"""What state a database is in, found out without changing it; and files that are put aside before it is changed."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+from datetime import datetime
+from pathlib import Path
+
+from notso.web.errors import StorageDamagedError
+from notso.web.store.connection import DAMAGED, open_reader, storage_errors
+from notso.web.store.migrations import SCHEMA_VERSION
+from notso.web.store.protocol import Damage
+from notso.web.store.witness import commits_told
+
+logger = logging.getLogger("notso.web.store")
+
+LOST = (
+    "the database of conversations lacks what was kept last; it was left as it is: stop the server, then put a backup"
+    " in its place, or remove notso.db-commits to go on with what is there"
+)
+
+
+def damage_of(path: Path) -> Damage:
+    """What is wrong with the database so that it may only be read (DB6). Nothing is written, not even the log folded
+    in. Raises StorageDamagedError where nothing can be read."""
+    told = commits_told(path)
+    if _is_empty(path):
+        return _told("gone" if told else "", "is gone, and something was kept in it")
+    reader = open_reader(path)
+    try:
+        with storage_errors():
+            version = int(reader.execute("PRAGMA user_version").fetchone()[0])
+            if version == 0:
+                return _told("gone" if told else "", "is empty, and something was kept in it")
+            if version > SCHEMA_VERSION:
+                return ""  # for `open_writer` to judge
+            inside = _fact(reader, "commits")  # None: a backup, or of a release that did not count
+            damage: Damage = ""
+            if told is not None and inside is not None and int(inside) < told:
+                damage = _told("behind", f"holds {inside} commits of {told}")
+            elif _fact(reader, "open") is not None and not _is_sound(reader):
+                damage = _told("unsound", "failed its check")
+            if damage:
+                reader.execute("SELECT id FROM chats").fetchall()
+                if version < SCHEMA_VERSION:
+                    raise StorageDamagedError(said_of(damage))
+        return damage
+    finally:
+        reader.close()
+
+
+def said_of(damage: Damage) -> str:
+    """What a person is told who wants to write."""
+    return DAMAGED if damage == "unsound" else LOST
+
+
+def move_strange_log(path: Path) -> None:
+    """Give a log that belongs to no database, or to another one than lies there now, a dated name: SQLite would delete
+    it, or write its pages over a backup that was put in the old one's place. Raises StorageError."""
+    log = _log_of(path)
+    if _is_empty(log) or not (_was_begun_anew(path) or _never_had_a_log(path)):
+        return
+    with storage_errors():
+        log.rename(kept := _dated(log))
+        path.with_name(path.name + "-shm").unlink(missing_ok=True)
+    logger.warning("a log that does not belong to the database is kept as %s", kept.name)
+
+
+def roll_back(path: Path) -> None:
+    """Take back what was begun before the database had its log, when it was made or a backup was put in its place:
+    until then nobody can read it. Raises StorageError."""
+    if not _is_empty(path.with_name(path.name + "-journal")) and not _is_empty(path):
+        with storage_errors():
+            connection = sqlite3.connect(path)
+            try:
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            finally:
+                connection.close()
+
+
+def keep_copy(path: Path) -> None:
+    """Where the number of commits was taken away after an unclean end, somebody decided to go on without what is
+    missing: keep a dated copy of database and log before SQLite forgets what it cannot use. Raises StorageError."""
+    if _is_empty(path) or commits_told(path) is not None:
+        return
+    reader = open_reader(path)
+    try:
+        with storage_errors():
+            version = int(reader.execute("PRAGMA user_version").fetchone()[0])
+            unclean = 0 < version <= SCHEMA_VERSION and _fact(reader, "open") is not None
+            commits = int(_fact(reader, "commits") or 0) if unclean else 0
+    finally:
+        reader.close()
+    if commits:
+        for file in (path, _log_of(path)):
+            if not _is_empty(file):
+                with storage_errors():
+                    shutil.copy2(file, kept := _dated(file))
+                logger.warning("a copy is kept as %s", kept.name)
+
+
+def _was_begun_anew(path: Path) -> bool:
+    return _is_empty(path) and not commits_told(path)
+
+
+def _never_had_a_log(path: Path) -> bool:
+    """So are backups; the database itself is told to have one before anything is written to it."""
+    if _is_empty(path):
+        return False
+    with storage_errors(), path.open("rb") as file:
+        return file.read(20)[18:] == b"\x01\x01"  # the file format's versions for writing and reading; 2 has a log
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def _dated(file: Path) -> Path:
+    return file.with_name(f"kept-{datetime.now():%Y%m%d-%H%M%S}-{file.name}")
+
+
+def _told(damage: Damage, what: str) -> Damage:
+    if damage:
+        logger.error("the database %s: it is open for reading only", what)
+    return damage
+
+
+def _is_empty(path: Path) -> bool:
+    return not path.exists() or path.stat().st_size == 0
+
+
+def _fact(reader: sqlite3.Connection, name: str) -> str | None:
+    row = reader.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+    return str(row[0]) if row is not None else None
+
+
+def _is_sound(reader: sqlite3.Connection) -> bool:
+    try:
+        return [row[0] for row in reader.execute("PRAGMA quick_check")] == ["ok"]
+    except sqlite3.DatabaseError:  # some damage ends the check itself
+        return False

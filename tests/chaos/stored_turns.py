@@ -1,0 +1,60 @@
+"""Turns written to a store, and what of them can be read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import TypeVar
+
+from notso.web.ids import new_generation_id, new_id
+from notso.web.store.protocol import Chat, NewTurn, StoredMessage, TurnAccepted
+from notso.web.store.sqlite import SQLiteStore
+
+T = TypeVar("T")
+OWNER = "local"
+
+
+def a_chat() -> Chat:
+    return Chat(new_id(), "A chat", True, date(2025, 7, 8), 1, 1)
+
+
+def a_turn(chat: Chat, number: int) -> NewTurn:
+    question = StoredMessage(new_id(), chat.id, "user", f"question {number} " + "words " * 50, "", "done", 1)
+    answer = replace(question, id=new_id(), role="assistant", content="", state="queued")
+    return NewTurn(question, replace(answer, generation_id=new_generation_id()), new_id())
+
+
+async def save_turn(store: SQLiteStore, chat: Chat, number: int) -> None:
+    """A question, then its whole answer. The first one makes the chat."""
+    made = await store.add_turn(OWNER, a_turn(chat, number), chat if number == 0 else None)
+    assert isinstance(made, TurnAccepted)
+    await store.save_answer(replace(made.answer, content=f"answer {number} " + "more words " * 50, state="done"))
+
+
+def with_store(directory: Path, work: Callable[[SQLiteStore], Awaitable[T]]) -> T:
+    """Open the store here, use it, close it."""
+
+    async def run() -> T:
+        store = SQLiteStore(directory)
+        try:
+            await store.open()
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+async def shown(store: SQLiteStore) -> tuple[list[int], list[int]]:
+    """The numbers of the questions and of the finished answers that are there."""
+    questions, answers = [], []
+    for chat in await store.chats(OWNER):
+        for each in await store.messages(OWNER, chat.id):
+            if each.role == "user":
+                questions.append(int(each.content.split()[1]))
+            elif each.state == "done":
+                answers.append(int(each.content.split()[1]))
+    return questions, answers

@@ -1,0 +1,105 @@
+"""The time of day is set back by an hour and forward by a year while the server runs: nothing is lost, or stuck."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from chaos.disk_shim import Shim
+from chaos.ledger import LONG, Ledger
+from chaos.victim import ANSWERED, Victim
+
+HOUR, YEAR = 3600, 365 * 86_400
+JUMPS = (YEAR, -HOUR, 0, -YEAR, HOUR, 0) * 3 if LONG else (YEAR, -HOUR)  # against the true time
+RATE = 20
+
+PURGE = "purge now"
+QUICK = f"""PURGE = {PURGE!r}
+from notso.web import app
+from notso.web.store import responses
+app.PURGE_SECONDS = 0.02
+app.UNDO_SECONDS = 3600.0
+responses.MOST_KEPT = 3
+
+def script(messages, thinking):
+    if messages[-1].content == PURGE:
+        app.UNDO_SECONDS = 0.0
+    yield from say(messages[-1].content, piece=4096)
+"""
+
+
+def trashed(directory: Path) -> int:
+    with sqlite3.connect(f"file:{directory / 'notso.db'}?mode=ro", uri=True) as db:
+        found = db.execute("SELECT count(*) FROM trash").fetchone()[0]
+    db.close()
+    return int(found)
+
+
+def keep_response(server: Victim) -> str:
+    answer = server.client.post("/v1/responses", json={"input": "keep this"})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+def test_clock_jumps(tmp_path: Path, victim: Callable[..., Victim], ledger: Ledger) -> None:
+    shim = Shim(tmp_path, tmp_path / "data")
+    server = victim(QUICK, environment=shim.environment, requests_per_minute=RATE)
+    wrong: list[object] = []
+    chat = server.ask("question 0")
+    server.wait_for(ANSWERED, chat)
+    for number, jump in enumerate(JUMPS, 1):
+        # an answer under way
+        server.ask(f"question {number}", chat)
+        thrown = server.ask("to be deleted")
+        server.wait_for(ANSWERED, thrown)
+        kept = [keep_response(server) for _ in range(3)]
+        answer = server.client.post(f"{thrown}/delete", data={})
+        undo = re.findall(r"undo=([0-9a-f]{32})", answer.headers["location"])[0]
+        while server.client.post("/tokenize", json={"content": "x"}).status_code != 429:
+            pass
+
+        shim.set("clock_seconds", jump)
+        if server.client.get("/livez").status_code != 200:
+            wrong.append((number, jump, "livez"))
+        if server.client.post("/tokenize", json={"content": "x"}).status_code != 200:
+            wrong.append((number, jump, "who had asked enough is refused until the clock has come round again"))
+            shim.set("clock_seconds", YEAR * 10)
+            server.client.post("/tokenize", json={"content": "x"})
+            shim.set("clock_seconds", jump)
+        time.sleep(0.2)  # ten purges: they may not take what can be undone for an hour yet
+        if (
+            server.client.post(f"/undo/{undo}", data={}).status_code != 303
+            or server.client.get(thrown).status_code != 200
+        ):
+            wrong.append((number, jump, "deleted for good before it could be undone"))
+        kept.append(keep_response(server))
+        if server.client.get(f"/v1/responses/{kept[-1]}").status_code != 200:
+            wrong.append((number, jump, "a response that was kept is gone"))
+        if server.client.get(f"/v1/responses/{kept[0]}").status_code != 404:
+            wrong.append((number, jump, "not the oldest response went"))
+        deadline = time.monotonic() + 60
+        while re.search(r'data-state="(queued|running)"', server.client.get(chat).text):
+            assert time.monotonic() < deadline, "an answer never ends"
+        order = [int(each) for each in re.findall(r"question (\d+)", server.client.get(f"{chat}/export/md").text)]
+        if order != sorted(order) or set(order) != set(range(number + 1)):
+            wrong.append((number, jump, "order", order))
+        if re.search(r'data-state="failed"', server.client.get(chat).text):
+            wrong.append((number, jump, "an answer did not end well"))
+    server.client.post(f"{chat}/delete", data={})
+    shim.set("clock_seconds", -2 * YEAR)
+    server.ask(PURGE)
+    deadline = time.monotonic() + 60
+    while trashed(tmp_path / "data") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if trashed(tmp_path / "data"):
+        wrong.append("what was deleted is never gone")
+    ledger.note(
+        "store",
+        "the time of day set while the server runs: something lost or purged early, disorder, a client shut out",
+        f"{len(JUMPS)} jumps of an hour or a year, forward and back, each with an answer under way, a deletion to undo,"
+        f" kept responses at their limit, and an address at its rate limit",
+        len(wrong),
+    )
