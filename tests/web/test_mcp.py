@@ -116,6 +116,7 @@ def test_a_server_that_died_is_an_error_and_comes_back() -> None:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python that imports the library takes seconds, and many on a busy machine."""
     monkeypatch.setattr(mcp_servers, "START_SECONDS", 120.0)
+    monkeypatch.setattr(mcp_servers, "RESTART_SECONDS", 0.0)
 
 
 def test_servers_that_do_not_come_up_say_why() -> None:
@@ -221,7 +222,7 @@ def test_a_chat_uses_a_server_and_outlives_it(start: Start, tmp_path: Path) -> N
     assert "The server broken is not running: there is no such program." in page
     server.client.post("/tools", data={"tool-little__add": "on", "tool-little__die": "on"})
     chat_id = None
-    for result in ("It said: 42", "It said: error: the server little ended during the call"):
+    for result in ("It said: 42", "It said: error: the server little ended during the call: it has ended"):
         turn = server.ask("Go", chat_id)
         chat_id = turn.chat_id
         server.wait(lambda turn=turn: server.state.turns.asking(turn.generation_id) is not None)

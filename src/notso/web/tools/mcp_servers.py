@@ -1,6 +1,6 @@
 """Tools of other programs: MCP servers, each started as a child process, watched, and started again when it is needed.
 
-This is the only module that imports `mcp`, which comes with the extra of that name.
+This module and `mcp_process` alone import `mcp`, which comes with the extra of that name.
 """
 
 from __future__ import annotations
@@ -8,30 +8,38 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from mcp import Client, MCPError, StdioServerParameters, stdio_client
+from mcp import Client, MCPError
 from mcp.types import CallToolResult, TextContent
+from pydantic import ValidationError
 
 from notso.web.errors import ToolError
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.tools.mcp_config import McpEntry
+from notso.web.tools.mcp_process import McpProcess
 
 logger = logging.getLogger("notso.web.mcp")
+logging.getLogger("mcp").setLevel(
+    logging.CRITICAL
+)  # the library would write down what servers say, as often as they do
 
 START_SECONDS = 20.0
+RESTART_SECONDS = 10.0  # after it did not start, before it is tried again
 CALL_SECONDS = 60.0
-STOP_SECONDS = 8.0
+STOP_SECONDS = 5.0
 MAX_TOOLS = 24  # of all servers together: a model is told of each that is on
 MAX_PAGES = 10
 MAX_DESCRIPTION_CHARACTERS = 600
 MAX_SCHEMA_CHARACTERS = 6_000
+MAX_SCHEMA_DEPTH = 32  # as the engine has it
+MAX_SAID_CHARACTERS = 500  # of an error
 MAX_NAME_CHARACTERS = 64
 CONNECTION_CLOSED = -32_000
+NO_MCP = "it does not speak MCP as it should"
 
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -50,12 +58,15 @@ class McpServer:
         self._task: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._starting = asyncio.Lock()
+        self._not_before = 0.0
 
     async def start(self) -> bool:
-        """Whether it runs, after an attempt to start it where it does not."""
+        """Whether it runs, after an attempt to start it where it does not and did not fail to a moment ago."""
         async with self._starting:
             if self._client is not None:
                 return True
+            if time.monotonic() < self._not_before:
+                return False
             await self.stop()
             self._over = asyncio.Event()
             up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -70,6 +81,7 @@ class McpServer:
             else:
                 self.failure = ""
             if self.failure:
+                self._not_before = time.monotonic() + RESTART_SECONDS
                 logger.warning("MCP server %s: %s", self.entry.name, self.failure)
             return not self.failure
 
@@ -94,28 +106,28 @@ class McpServer:
             return _text_of(await self._client.call_tool(name, dict(arguments)))
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                self.failure = "it has ended"
                 await self.stop()
-                raise ToolError(f"the server {self.entry.name} ended during the call") from error
-            raise ToolError(" ".join(str(error.message).split())[:500]) from error
+                self.failure = self.failure or "it has ended"
+                raise ToolError(f"the server {self.entry.name} ended during the call: {self.failure}") from error
+            raise ToolError(_line(str(error.message), MAX_SAID_CHARACTERS)) from error
+        except (ValidationError, RuntimeError) as error:
+            raise ToolError(f"the server {self.entry.name} gave no result: {NO_MCP}") from error
 
     async def _live(self, up: asyncio.Future[None], over: asyncio.Event) -> None:
-        entry = self.entry
-        parameters = StdioServerParameters(
-            command=entry.command, args=list(entry.args), env=dict(entry.env) or None, cwd=entry.cwd
-        )
+        process = McpProcess(self.entry)
         try:
-            # What a server writes beside its messages is its own; it may quote what it was asked.
-            with Path(os.devnull).open("w") as nowhere:
-                async with Client(stdio_client(parameters, errlog=nowhere)) as client:
-                    self.tools = await self._listed(client)
-                    self._client = client
-                    if not up.done():
-                        up.set_result(None)
-                    await over.wait()
+            async with Client(process) as client:
+                self.tools = await self._listed(client)
+                self._client = client
+                if not up.done():
+                    up.set_result(None)
+                await _first_of(over, process.ended)
+                if process.ended.is_set():
+                    self.failure = process.fault or "it has ended"
         except Exception as error:
+            self.failure = process.fault or _reason(error)
             if not up.done():
-                up.set_exception(ToolError(_reason(error)))
+                up.set_exception(ToolError(self.failure))
         finally:
             self._client = None
             if not up.done():
@@ -124,20 +136,23 @@ class McpServer:
     async def _listed(self, client: Client) -> tuple[ChatTool, ...]:
         tools: dict[str, ChatTool] = {}
         cursor: str | None = None
+        left_out = 0
         for _ in range(MAX_PAGES):
             page = await client.list_tools(cursor=cursor)
             for tool in page.tools:
-                name = _UNFIT.sub("_", f"{self.entry.name}__{tool.name}")[:MAX_NAME_CHARACTERS]
-                if name in tools or len(json.dumps(tool.input_schema)) > MAX_SCHEMA_CHARACTERS:
-                    logger.warning("MCP server %s: a tool was left out: %s", self.entry.name, name)
+                name = _UNFIT.sub("_", f"{self.entry.name}__{tool.name}"[:MAX_NAME_CHARACTERS])
+                if name in tools or len(tools) == MAX_TOOLS or not _is_schema_small(tool.input_schema):
+                    left_out += 1
                     continue
-                said = " ".join((tool.description or tool.title or "").split())[:MAX_DESCRIPTION_CHARACTERS]
+                said = _line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
                 tools[name] = ChatTool(
                     name, said, tool.input_schema, self._caller(tool.name), self.entry.name, CALL_SECONDS
                 )
             cursor = page.next_cursor
-            if not cursor:
+            if not cursor or len(tools) == MAX_TOOLS:
                 break
+        if left_out:
+            logger.warning("MCP server %s: %d tools were left out", self.entry.name, left_out)
         return tuple(tools.values())
 
     def _caller(self, name: str) -> Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]:
@@ -181,6 +196,29 @@ class McpServers:
         return {server.entry.name: server.failure for server in self._servers if server.failure}
 
 
+async def _first_of(*events: asyncio.Event) -> None:
+    waiting = [asyncio.ensure_future(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
+
+
+def _line(text: str, characters: int) -> str:
+    """So much of a text as one line, without what steers a terminal or turns its direction."""
+    text = text[: 2 * characters]
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:characters]
+
+
+def _is_schema_small(schema: Mapping[str, Any]) -> bool:
+    written, depth, deepest = json.dumps(schema), 0, 0
+    for sign in written if len(written) <= MAX_SCHEMA_CHARACTERS else "":
+        depth += (sign in "{[") - (sign in "}]")  # those within texts count as well
+        deepest = max(deepest, depth)
+    return len(written) <= MAX_SCHEMA_CHARACTERS and deepest <= MAX_SCHEMA_DEPTH
+
+
 def _text_of(result: CallToolResult) -> str:
     parts = [each.text if isinstance(each, TextContent) else f"[{each.type} left out]" for each in result.content]
     if not parts and result.structured_content is not None:
@@ -200,5 +238,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError):
         return error.strerror or "it could not be started"
     if isinstance(error, MCPError):
-        return "it ended at once" if error.code == CONNECTION_CLOSED else "it does not speak MCP as it should"
+        return "it ended at once" if error.code == CONNECTION_CLOSED else NO_MCP
+    if isinstance(error, ValidationError):
+        return NO_MCP
     return "it could not be started"

@@ -1,0 +1,40 @@
+"""Native operations called wrongly, below the checks in Python: refused without a byte written, or right after all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from chaos.ledger import LONG, Ledger
+from fuzz import test_ops_fuzz as fuzz
+
+from notso.qtensor import backend
+
+CALLS = 182_000 if LONG else 14 * 10
+
+
+def test_wrong_native_calls(ledger: Ledger, kernels_as_they_were: None) -> None:
+    failed = 0
+    each = CALLS // len(fuzz.OPERATIONS)
+    for name in fuzz.OPERATIONS:
+        for seed in range(1_000_000, 1_000_000 + each):  # others than the fuzzer's own
+            try:
+                with np.errstate(all="ignore"):
+                    fuzz.one_call(name, seed)
+            except AssertionError:
+                failed += 1
+    ledger.note(
+        "engine",
+        "native operations called wrongly: type, shape, order, place, range, size",
+        f"{each * len(fuzz.OPERATIONS):,} calls of {len(fuzz.OPERATIONS)} operations, three in five wrong; none wrote"
+        " elsewhere, what was refused wrote nothing, what was right gave numpy's answer",
+        failed,
+    )
+
+
+@pytest.fixture
+def kernels_as_they_were() -> Iterator[None]:
+    before = backend.kernels()
+    yield
+    backend.use_kernels(before)
