@@ -30,9 +30,9 @@ def ordinary_import() -> bytes:
     """Five megabytes of conversation."""
     turn = [
         {"role": "user", "content": "A question, and some words. " * 20},
-        {"role": "assistant", "content": "x" * 400},
+        {"role": "assistant", "content": "Some words of an answer. " * 140},
     ]
-    return json.dumps(turn * 5000).encode()
+    return json.dumps(turn * 1200).encode()
 
 
 def head(victim: Victim, path: str, length: int) -> bytes:
@@ -89,7 +89,7 @@ def test_imports_of_empty_objects(victim: Start, ledger: Ledger) -> None:
         "clients",
         "Imports of 16 MiB of empty objects",
         f"{many} at once; an ordinary question, API request and import of 5 MB beside and after",
-        failed + sum(status not in (400, 503) for status in seen),
+        failed + sum(status not in (400, 503, 0) for status in seen),  # one that gave way may hear nothing
         witness.figures,
     )
 
