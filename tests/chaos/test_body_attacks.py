@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 from chaos.ledger import LONG, Ledger
 from chaos.victim import ANSWERED, Victim, Witness
 
 Start = Callable[..., Victim]
 
 MIB = 1 << 20
+TRIES = 8
+NOTHING_SAID = -1  # for a minute
 JSON = {"Content-Type": "application/json"}
 DEMO = """
 from notso.smollm3 import Engine
@@ -53,6 +58,8 @@ def answers(victim: Victim, path: str, body: bytes, many: int) -> list[int]:
                 pass  # what was answered before all was sent can be read
             try:
                 return int(client.recv(100).split()[1])
+            except TimeoutError:
+                return NOTHING_SAID
             except (OSError, IndexError):
                 return 0
 
@@ -65,8 +72,21 @@ def honest_failures(victim: Victim) -> int:
     victim.wait_for(ANSWERED, victim.ask("an ordinary question"))
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
     asked = victim.client.post("v1/chat/completions", json=body)
-    imported = victim.client.post("import", content=ordinary_import(), headers=JSON)
-    return (asked.status_code != 200) + (imported.status_code != 303)
+    return (asked.status_code != 200) + (not imported(victim))
+
+
+def imported(victim: Victim) -> bool:
+    """Whether an ordinary import succeeds, by who comes again as told: on a machine that is slow enough it may have to
+    give way. One that did is cut off, and may not hear of it."""
+    for _ in range(TRIES):
+        retry_seconds = 5.0
+        with contextlib.suppress(httpx.TransportError):
+            answer = victim.client.post("import", content=ordinary_import(), headers=JSON)
+            if answer.status_code not in (429, 503):
+                return answer.status_code == 303
+            retry_seconds = float(answer.headers["retry-after"])
+        time.sleep(retry_seconds)
+    return False
 
 
 def attacked(victim: Victim, attack: Callable[[], object], rounds: int) -> tuple[Witness, int]:
