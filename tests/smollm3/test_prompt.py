@@ -104,6 +104,34 @@ def test_leaving_out_refuses_nothing_that_fits() -> None:
             assert (caught.value.needed_tokens, caught.value.context_tokens) == (whole + 200, 256)
 
 
+def test_a_prompt_too_long_by_its_bytes_is_refused_before_it_is_encoded(
+    demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, context = demo_engine.tokenizer, demo_engine.info.context_tokens
+    ordinary = set(range(tokenizer.vocab_size)) - tokenizer.special_ids - tokenizer.unused_ids
+    assert tokenizer.longest_bytes == max(len(tokenizer.token_bytes(token)) for token in ordinary)
+    most = context * tokenizer.longest_bytes
+    tokenizer.check_length(["x" * (most - 2), "é"], context)
+    with pytest.raises(ContextLengthError, match=f"at least {context + 1:,} tokens"):
+        tokenizer.check_length(["x" * (most - 1), "é"], context)
+    encoded: list[int] = []
+    monkeypatch.setattr(tokenizer, "encode_runs", lambda runs: encoded.append(len(runs)) or [])
+    for asked in ([Message("user", "x" * most)], "x" * (most + 1)):
+        with pytest.raises(ContextLengthError, match="at least"):
+            demo_engine.submit(asked)
+    too_long = [Message("user", "x" * most), Message("assistant", "x"), Message("user", "x" * most)]
+    with pytest.raises(ContextLengthError, match="at least"):
+        demo_engine.submit(too_long, when_full="drop_oldest")
+    assert not encoded
+
+
+def test_an_old_turn_too_long_to_be_encoded_is_left_out(demo_engine: Engine) -> None:
+    old = Message("user", "x" * demo_engine.info.context_tokens * demo_engine.tokenizer.longest_bytes)
+    messages = [old, Message("assistant", "y"), Message("user", "hello")]
+    events = list(demo_engine.generate(messages, SamplingParams(max_tokens=2), when_full="drop_oldest"))
+    assert sum(event.dropped_messages for event in events) == 2
+
+
 def test_unknown_choices_are_refused_by_name(demo_engine: Engine) -> None:
     for option, value in (("when_full", "explode"), ("priority", "urgent")):
         with pytest.raises(InvalidRequestError) as caught:

@@ -54,10 +54,10 @@ class Vocabulary:
         self.user_defined_ids = frozenset(by_kind[USER_DEFINED])
         self.unused_ids = frozenset(by_kind[UNUSED])
         self.special_ids = {tokens[i]: i for i in sorted(self.control_ids | self.user_defined_ids)}
-        self.longest_bytes = max((len(token) for token in tokens), default=0)
         if "" in self.special_ids:
             raise ModelFileError(f"tokenizer.ggml.tokens: special token {self.special_ids['']} has no text")
         self._not_ordinary = {tokens[index] for indices in by_kind.values() for index in indices}
+        self.longest_bytes = max((len(token) for token in tokens if token not in self._not_ordinary), default=1)
         self._check_byte_level()
 
     @classmethod

@@ -26,6 +26,10 @@ MAX_BYTES_AHEAD = 16 * 1024
 MAX_UNSENT_BYTES = 64 * 1024
 """That the system holds beyond what is on its way: enough that a fast reader never waits for us."""
 
+READ_BYTES = 64 * 1024
+"""Taken from a connection in one go, a quarter of what asyncio takes: so much is held of a body that nobody reads yet,
+and so long does one of a hundred that send at once keep the loop from the others."""
+
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 43\r\n"
     b"Retry-After: 5\r\nConnection: close\r\n\r\nToo many connections; try again in a while\n"
@@ -69,6 +73,7 @@ class ClientConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
         transport.set_write_buffer_limits(high=0)  # so that whatever is not taken is heard of
         self._bound_what_the_system_holds()
         if not self._door.enter(self, self.client[0] if self.client else ""):

@@ -78,6 +78,8 @@ class RequestLimits:
         except BodyGaveWayError:
             text = "Too much is being sent to this server at once. Please try again in a moment.\n"
             answer = PlainTextResponse(text, 503, {"Retry-After": str(RETRY_SECONDS)})
+            if limit > MAX_BODY_BYTES:  # what is left of a smaller one is read, so that its sender can hear of this
+                answer.headers["Connection"] = "close"
         finally:
             self._budget.release(arrival)
         if answer is not None and not started:

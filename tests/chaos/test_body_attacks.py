@@ -1,0 +1,178 @@
+"""Bodies made to cost: much of nothing, names that nobody knows, what is never finished, prompts beyond any context."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+from chaos.ledger import LONG, Ledger
+from chaos.victim import ANSWERED, Victim, Witness
+
+Start = Callable[..., Victim]
+
+MIB = 1 << 20
+TRIES = 8
+NOTHING_SAID = -1  # for a minute
+JSON = {"Content-Type": "application/json"}
+DEMO = """
+from notso.smollm3 import Engine
+ScriptedEngine = lambda *_, **__: Engine.load()
+"""
+"""The demo model in the scripted engine's place: what a prompt costs depends on a real tokenizer."""
+
+EMPTY_OBJECTS = b"[" + b"{}," * (16 * MIB // 3 - 2) + b"{}]"
+UNKNOWN_KEYS = b"[{" + b",".join(b'"%x":1' % number for number in range(1_400_000)) + b"}]"
+UNKNOWN_API_KEYS = b"{" + b",".join(b'"%x":1' % number for number in range(95_000)) + b"}"
+
+
+def ordinary_import() -> bytes:
+    """Five megabytes of conversation."""
+    turn = [
+        {"role": "user", "content": "A question, and some words. " * 20},
+        {"role": "assistant", "content": "Some words of an answer. " * 140},
+    ]
+    return json.dumps(turn * 1200).encode()
+
+
+def head(victim: Victim, path: str, length: int) -> bytes:
+    lines = (f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{victim.port}", "Content-Type: application/json")
+    return "\r\n".join([*lines, f"Content-Length: {length}", "Connection: close", "", ""]).encode()
+
+
+def answers(victim: Victim, path: str, body: bytes, many: int) -> list[int]:
+    """Statuses of as many posted at once, each on a connection of its own; 0 where the connection was lost. By bare
+    sockets: a client library would slow the witness, which is in this process."""
+
+    def post(_: int) -> int:
+        with victim.connect() as client:
+            try:
+                client.sendall(head(victim, path, len(body)))
+                client.sendall(body)
+            except OSError:
+                pass  # what was answered before all was sent can be read
+            try:
+                return int(client.recv(100).split()[1])
+            except TimeoutError:
+                return NOTHING_SAID
+            except (OSError, IndexError):
+                return 0
+
+    with ThreadPoolExecutor(many) as threads:
+        return list(threads.map(post, range(many)))
+
+
+def honest_failures(victim: Victim) -> int:
+    """An ordinary question, an ordinary request of a program and an ordinary import: how many of them fail."""
+    victim.wait_for(ANSWERED, victim.ask("an ordinary question"))
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+    asked = victim.client.post("v1/chat/completions", json=body)
+    return (asked.status_code != 200) + (not imported(victim))
+
+
+def imported(victim: Victim) -> bool:
+    """Whether an ordinary import succeeds, by who comes again as told: on a machine that is slow enough it may have to
+    give way. One that did is cut off, and may not hear of it."""
+    for _ in range(TRIES):
+        retry_seconds = 5.0
+        with contextlib.suppress(httpx.TransportError):
+            answer = victim.client.post("import", content=ordinary_import(), headers=JSON)
+            if answer.status_code not in (429, 503):
+                return answer.status_code == 303
+            retry_seconds = float(answer.headers["retry-after"])
+        time.sleep(retry_seconds)
+    return False
+
+
+def attacked(victim: Victim, attack: Callable[[], object], rounds: int) -> tuple[Witness, int]:
+    """What a witness saw while `attack` ran, and how many of the honest requests failed meanwhile."""
+    failed = 0
+    with Witness(victim) as witness:
+        attacking = threading.Thread(target=lambda: [attack() for _ in range(rounds)], daemon=True)
+        attacking.start()
+        failed += honest_failures(victim)
+        attacking.join()
+        failed += honest_failures(victim)
+    return witness, failed
+
+
+def test_imports_of_empty_objects(victim: Start, ledger: Ledger) -> None:
+    server, many = victim(), 12 if LONG else 4
+    seen: list[int] = []
+    witness, failed = attacked(server, lambda: seen.extend(answers(server, "/import", EMPTY_OBJECTS, many)), 1)
+    ledger.note(
+        "clients",
+        "Imports of 16 MiB of empty objects",
+        f"{many} at once; an ordinary question, API request and import of 5 MB beside and after",
+        failed + sum(status not in (400, 503, 0) for status in seen),  # one that gave way may hear nothing
+        witness.figures,
+    )
+
+
+def test_keys_that_nobody_knows(victim: Start, ledger: Ledger) -> None:
+    server, many = victim(), 40 if LONG else 6
+    seen: list[int] = []
+
+    def attack() -> None:
+        seen.extend(answers(server, "/import", UNKNOWN_KEYS, 1))
+        seen.extend(answers(server, "/v1/chat/completions", UNKNOWN_API_KEYS, many))
+
+    witness, failed = attacked(server, attack, 3 if LONG else 1)
+    ledger.note(
+        "clients",
+        "Bodies full of unknown keys",
+        f"imports of 1,400,000, and {many} requests of 95,000 at once; honest requests beside and after",
+        failed + sum(status not in (400, 503) for status in seen),
+        witness.figures,
+    )
+
+
+def test_bodies_that_are_never_finished(victim: Start, ledger: Ledger) -> None:
+    server, many = victim(), 100 if LONG else 30
+    begun: list[socket.socket] = []
+    blanks = b" " * (16 * MIB - 1)
+
+    def begin(_: int) -> None:
+        client = server.connect()
+        begun.append(client)
+        try:
+            client.sendall(head(server, "/import", 16 * MIB))
+            client.sendall(blanks)
+        except OSError:
+            return  # it was refused on the way
+
+    def attack() -> None:
+        with ThreadPoolExecutor(many) as threads:
+            list(threads.map(begin, range(many)))
+
+    witness, failed = attacked(server, attack, 1)
+    for client in begun:
+        client.close()
+    ledger.note(
+        "clients",
+        "Bodies of 16 MiB that lack their last byte",
+        f"{many} at once; honest requests beside and after",
+        failed,
+        witness.figures,
+    )
+
+
+def test_prompts_beyond_any_context(victim: Start, ledger: Ledger) -> None:
+    server, many = victim(DEMO), 200 if LONG else 24
+    text = "word " * (MIB // 5 - 40)
+    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    seen: list[int] = []
+    witness, failed = attacked(server, lambda: seen.extend(answers(server, "/v1/chat/completions", body, many)), 1)
+    refused = server.client.post("v1/chat/completions", content=body, headers=JSON).json()["error"]["code"]
+    ledger.note(
+        "clients",
+        "Prompts of 1 MiB, on the real engine",
+        f"{many} at once; honest requests beside and after",
+        failed + sum(status not in (400, 429, 503) for status in seen) + (refused != "context_length_exceeded"),
+        witness.figures,
+    )
