@@ -7,8 +7,13 @@ import time
 from collections.abc import Callable
 
 from chaos.ledger import LONG, Ledger
-from chaos.test_unread import FEW_DESCRIPTORS, Crowd
+from chaos.test_unread import Crowd
 from chaos.victim import Victim, Witness
+
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))
+"""
 
 
 def test_a_storm_of_connections(victim: Callable[..., Victim], ledger: Ledger) -> None:
