@@ -25,7 +25,8 @@ SEND_SECONDS = 30 if LONG else 1
 class Crowd:
     """Connections that send `request` and read nothing. Who is dropped comes back, until they are to stay away."""
 
-    def __init__(self, victim: Victim, size: int, request: bytes = b"") -> None:
+    def __init__(self, victim: Victim, size: int, request: bytes = b"", pause_seconds: float = 0.0) -> None:
+        self._pause = pause_seconds
         self._victim, self._size, self._request = victim, size, request
         self._clients: dict[int, socket.socket] = {}
         self._poll = select.poll()
@@ -78,6 +79,8 @@ class Crowd:
         self._clients[client.fileno()] = client
         self._poll.register(client, 0)  # which tells of its end and of nothing else
         self.opened += 1
+        if self._pause:
+            self._over.wait(self._pause)
 
 
 def test_sockets_that_pipeline_and_read_nothing(victim: Callable[..., Victim], ledger: Ledger) -> None:
@@ -88,7 +91,7 @@ def test_sockets_that_pipeline_and_read_nothing(victim: Callable[..., Victim], l
         before = server.descriptors()
         with Crowd(server, size, request) as crowd:
             if LONG:
-                time.sleep(120)
+                time.sleep(75)
             else:
                 crowd.wait_for_drops(size)
             crowd.stay_away()

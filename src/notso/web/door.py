@@ -121,7 +121,7 @@ class Door:
                 return
             except OSError as error:  # no descriptor is left, or no memory
                 self._tell_trouble(error)
-                for _ in range(self._coming_at_once):
+                for _ in range(min(self._coming_at_once, 1 + len(self._waiting) // 2)):  # not who came just now
                     self.make_room()
                 loop.remove_reader(listener)
                 loop.call_later(RETRY_SECONDS, self._watch, listener)
