@@ -7,15 +7,20 @@ import time
 from collections.abc import Callable
 
 from chaos.ledger import LONG, Ledger
-from chaos.test_unread import FEW_DESCRIPTORS, Crowd
+from chaos.test_unread import Crowd
 from chaos.victim import Victim, Witness
+
+FEW_DESCRIPTORS = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))
+"""
 
 
 def test_a_storm_of_connections(victim: Callable[..., Victim], ledger: Ledger) -> None:
     size = 3000 if LONG else 150
     limit = 512 if LONG else 128
     server = victim(FEW_DESCRIPTORS.format(limit))
-    with Witness(server) as witness, Crowd(server, size) as crowd:
+    with Witness(server) as witness, Crowd(server, size, pause_seconds=0.001) as crowd:
         crowd.wait_for_drops(3 * size if LONG else size)
         if LONG:
             time.sleep(60)
@@ -24,7 +29,7 @@ def test_a_storm_of_connections(victim: Callable[..., Victim], ledger: Ledger) -
     ledger.note(
         "clients",
         "connections that say nothing, more than there is room for",
-        f"{crowd.opened} connections, {size} at a time, of {limit} descriptors",
+        f"{crowd.opened} connections, {size} at a time, at most 1,000 new ones a second, of {limit} descriptors",
         witness.page.failed + witness.livez.failed + (server.process.poll() is not None),
         witness.figures | {"dropped": crowd.dropped, "descriptors": witness.descriptors_peak},
     )
@@ -37,7 +42,7 @@ def test_no_descriptor_is_left(victim: Callable[..., Victim], ledger: Ledger) ->
     with Witness(server) as witness:
         _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (server.descriptors() + 20, hard))
-        with Crowd(server, size) as crowd:
+        with Crowd(server, size, pause_seconds=0.001) as crowd:
             crowd.wait_for_drops(size)
             if LONG:
                 time.sleep(60)
@@ -48,7 +53,7 @@ def test_no_descriptor_is_left(victim: Callable[..., Victim], ledger: Ledger) ->
     ledger.note(
         "clients",
         "no descriptor is left to accept connections with",
-        f"{crowd.opened} connections, {size} at a time, 20 descriptors left",
+        f"{crowd.opened} connections, {size} at a time, at most 1,000 new ones a second, 20 descriptors left",
         witness.livez.failed + (server.process.poll() is not None),
         witness.figures | {"dropped": crowd.dropped},
     )

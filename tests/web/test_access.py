@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute, iter_route_contexts
 
-from notso.web import access
-from notso.web.access import guarded, public
+from notso.web.access import KeyRing, guarded, public
 from notso.web.app import create_app
 from notso.web.ids import new_generation_id, new_id
 from notso.web.scripted_engine import ScriptedEngine
@@ -296,10 +294,10 @@ def test_without_a_key_there_is_nothing_to_log_out_of(shared: Any) -> None:
     assert shared.client.post("/logout").headers["location"] == "/"
 
 
-def test_sessions_end_by_themselves(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_end_by_themselves(start: Start) -> None:
     server = start(ScriptedEngine(), api_key=KEY).ready()
-    now = time.time()
-    monkeypatch.setattr(access.time, "time", lambda: now)
+    now = 0.0
+    server.app.state.key_ring = KeyRing(KEY, clock=lambda: now)
     server.client.post("/login", data={"api_key": KEY})
     for days, status in [(6, 200), (6, 200), (7, 401), (0, 401)]:
         now += days * 86_400

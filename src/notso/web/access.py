@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastapi import HTTPException, Request
@@ -47,7 +48,8 @@ class _Session:
 class KeyRing:
     """The server's key, kept as a hash, and the browsers that have shown it."""
 
-    def __init__(self, api_key: str | None) -> None:
+    def __init__(self, api_key: str | None, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._digest = _digest(api_key) if api_key is not None else None
         self._sessions: dict[bytes, _Session] = {}
 
@@ -65,7 +67,7 @@ class KeyRing:
         while len(self._sessions) >= MAX_BROWSER_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         token = secrets.token_urlsafe(32)
-        now = time.time()
+        now = self._clock()
         self._sessions[_digest(token)] = _Session(now, now)
         return token
 
@@ -85,7 +87,7 @@ class KeyRing:
         session = self._sessions.get(_digest(token))
         if session is None:
             return False
-        now = time.time()
+        now = self._clock()
         if session.over(now):
             self.end_session(token)
             return False

@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 import weakref
+from collections import deque
 from typing import Any, cast
 
 from starlette.types import Scope
@@ -23,6 +24,7 @@ HEADER_SECONDS = 10.0
 MAX_BYTES_AHEAD = 16 * 1024
 """Of further requests, sent while one is answered. Browsers and client libraries send none."""
 
+LANE_SECONDS = 1.0
 MAX_UNSENT_BYTES = 64 * 1024
 """That the system holds beyond what is on its way: enough that a fast reader never waits for us."""
 
@@ -45,6 +47,37 @@ def connection_of(scope: Scope) -> ClientConnection | None:
     return cast("ClientConnection | None", reference()) if reference is not None else None
 
 
+class Lane:
+    """Where requests wait that were sent ahead of an earlier one's answer: they are begun one at a time, whoever sends
+    them, so that no crowd of them comes before who asks and then reads. One that takes long lets the next begin.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[ClientConnection] = deque()
+        self._at_work: ClientConnection | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def join(self, connection: ClientConnection) -> None:
+        """Its `answer_next` is called when its turn has come."""
+        self._waiting.append(connection)
+        self._go_on()
+
+    def leave(self, connection: ClientConnection) -> None:
+        """Its request is answered, its reader takes nothing, or it is gone."""
+        if self._timer is not None and connection is self._at_work:
+            self._timer.cancel()
+            self._at_work = self._timer = None
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while self._at_work is None and self._waiting:
+            connection = self._waiting.popleft()
+            if not connection.gone:
+                self._at_work = connection
+                self._timer = connection.loop.call_later(LANE_SECONDS, self.leave, connection)
+                connection.loop.call_soon(connection.answer_next)
+
+
 class ClientConnection(H11Protocol):
     """uvicorn's protocol with two clocks, and a place at the door.
 
@@ -61,13 +94,16 @@ class ClientConnection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         door: Door,
+        lane: Lane,
         send_seconds: float,
     ) -> None:
         super().__init__(config, server_state, app_state | {_STATE_KEY: weakref.ref(self)}, _loop)
         self._door = door
+        self._lane = lane
         self._send_seconds = send_seconds
         self._header_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
+        self._has_sent_ahead = False
         self.unread_since: float | None = None
         """When the client stopped taking what is written to it, by the monotonic clock; None while it takes all."""
 
@@ -95,18 +131,36 @@ class ClientConnection(H11Protocol):
         self._note_turn()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self._lane.leave(self)
+        if self.gone or not self.conn.trailing_data[0]:
+            super().on_response_complete()
+        elif self.flow.write_paused:
+            self._has_sent_ahead = True  # no work is begun for who has not taken what was done
+        else:
+            self._lane.join(self)
         self._note_turn()
+
+    def answer_next(self) -> None:
+        """Go on with the request that came while the one before it was answered."""
+        if not self.gone:
+            super().on_response_complete()
+            self._note_turn()
+        if self._waits_for_headers():  # only a part of it is there
+            self._lane.leave(self)
 
     def pause_writing(self) -> None:
         super().pause_writing()
         self.unread_since = time.monotonic()
         self._send_timer = self.loop.call_later(self._send_seconds, self._drop_unread)
+        self._lane.leave(self)
         self._note_turn()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._stop_send_timer()
+        if self._has_sent_ahead:
+            self._has_sent_ahead = False
+            self._lane.join(self)
         self._note_turn()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -114,6 +168,7 @@ class ClientConnection(H11Protocol):
         self._stop_send_timer()
         self._unset_keepalive_if_required()  # uvicorn leaves it where the client was cut off
         self._door.leave(self)
+        self._lane.leave(self)
         super().connection_lost(exc)
 
     def drop(self) -> None:

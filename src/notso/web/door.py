@@ -22,7 +22,7 @@ ONE_ADDRESS_SHARE = 3 / 4
 """Of all connections. Behind a proxy, and on loopback, everybody has the same address: so it is most of them."""
 BACKLOG = 1024  # connections the system keeps for us until they are accepted
 COMING_IN_AT_ONCE = 32  # so that who is in comes to a word between, and none gives way before it could say one
-RETRY_SECONDS = 0.05
+RETRY_SECONDS = 0.01
 EPISODE_SECONDS = 60.0  # trouble with accepting is told once in so long
 
 
@@ -121,7 +121,8 @@ class Door:
                 return
             except OSError as error:  # no descriptor is left, or no memory
                 self._tell_trouble(error)
-                self.make_room()
+                for _ in range(min(self._coming_at_once, 1 + len(self._waiting) // 2)):  # not who came just now
+                    self.make_room()
                 loop.remove_reader(listener)
                 loop.call_later(RETRY_SECONDS, self._watch, listener)
                 return

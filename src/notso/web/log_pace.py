@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 MOST = 20
 WINDOW_SECONDS = 60.0
@@ -15,13 +16,14 @@ CAUSED_BY_CLIENTS = ("asyncio", "uvicorn.error", "notso.web.connections")
 class LogPace(logging.Filter):
     """Lets so many records of one kind pass within a window; the first of the next says how many were left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
+        self._clock = clock
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # kind -> when its window began, how many since
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written."""
-        now, kind = time.monotonic(), (record.name, str(record.msg))
+        now, kind = self._clock(), (record.name, str(record.msg))
         began, count = self._seen.get(kind, (now, 0))
         if now - began >= WINDOW_SECONDS:
             if count > MOST:

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from notso.web.app import begin_stopping, create_app
 from notso.web.chat.engine_port import EngineSource
-from notso.web.client_connection import ClientConnection
+from notso.web.client_connection import ClientConnection, Lane
 from notso.web.door import Door, room_for_connections
 from notso.web.errors import AddressInUseError
 from notso.web.limits import MAX_HEADER_BYTES
@@ -101,7 +101,7 @@ class ChatServer(uvicorn.Server):
         self._address = address
         self._on_ready = on_ready
         pace_logs()
-        self._door = Door(room_for_connections())
+        self._door, self._lane = Door(room_for_connections()), Lane()
         self._told_to_stop = False
         self._stopping: asyncio.Task[None] | None = None
 
@@ -124,6 +124,7 @@ class ChatServer(uvicorn.Server):
             self.server_state,
             self.lifespan.state,
             door=self._door,
+            lane=self._lane,
             send_seconds=self._notso_app.state.notso.settings.send_timeout_seconds,
         )
 
