@@ -156,6 +156,16 @@ def look_inside(database: Path, known: Acknowledged) -> list[object]:
     return wrong
 
 
+def converse(server: Victim) -> list[object]:
+    """A stream with a name is of one process: after a kill it is unknown, may be asked for again, and is there once."""
+    body = {"messages": [{"role": "user", "content": "by name"}], "stream": True}
+    before = server.client.get("/v1/stream", params={"conv_id": "named"}).status_code
+    asked = server.client.post("/v1/chat/completions", json=body, headers={"X-Conversation-Id": "named"})
+    again = server.client.get("/v1/stream", params={"conv_id": "named"})
+    well = before == 404 and asked.status_code == 200 and again.text.count("[DONE]") == 1
+    return [] if well else [("a named stream", before, asked.status_code, again.status_code)]
+
+
 def attack(server: Victim, known: Acknowledged, rng: random.Random) -> list[str]:
     """Until some moment after the tenth write. What was answered that should not have been."""
     unexpected: list[str] = []
@@ -191,6 +201,7 @@ def test_kills_lose_nothing_that_was_acknowledged(
         if "are missing from the database" in server.client.get("/").text:
             wrong.append("a loss is told that is none")
         seen_keys, seen_responses = set(known.asked), set(known.responses)
+        wrong += converse(server)
         if number < KILLS:
             wrong += attack(server, known, rng)
         server.kill()
