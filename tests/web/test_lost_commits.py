@@ -172,6 +172,18 @@ def test_a_number_that_cannot_be_written_refuses_nothing(tmp_path: Path) -> None
     shows(tmp_path, ["Kept"])
 
 
+def test_a_number_inside_that_is_none_is_a_loss(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    killed(data)
+    db = sqlite3.connect(data / "notso.db")
+    db.execute("UPDATE facts SET value = 'many' WHERE name = 'commits'")
+    db.commit()
+    db.close()
+    shows(data, ["Chat 0", "Chat 1", "Chat 2"], read_only=True)
+    (data / "notso.db-commits").unlink()
+    shows(data, ["Chat 0", "Chat 1", "Chat 2"])
+
+
 def test_what_changes_nothing_is_not_counted(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         before = commits_told(tmp_path / "notso.db")

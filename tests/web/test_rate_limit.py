@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ def test_as_many_as_said_and_no_more() -> None:
 def test_the_time_told_is_the_time_after_which_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("time.time", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     limited = layer(2)
     asked(limited, "10.0.0.1")
     now[0] += 20
@@ -70,6 +72,17 @@ def test_the_time_told_is_the_time_after_which_it_works(monkeypatch: pytest.Monk
     now[0] += 2.0
     assert asked(limited, "10.0.0.1")[0] == 200
     assert asked(limited, "10.0.0.1")[0] == 429, "only the oldest has gone"
+
+
+def test_a_clock_set_back_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = [1e9]
+    monkeypatch.setattr("time.time", lambda: ahead[0] + time.monotonic())
+    limited = layer(2)
+    assert [asked(limited, "10.0.0.1")[0] for _ in range(3)] == [200, 200, 429]
+    ahead[0] -= 1.0
+    assert asked(limited, "10.0.0.1")[0] == 429, "a clock that is put right gives nothing away"
+    ahead[0] -= 3600.0
+    assert [asked(limited, "10.0.0.1")[0] for _ in range(3)] == [200, 200, 429]
 
 
 def test_zero_is_no_limit() -> None:

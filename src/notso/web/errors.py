@@ -63,7 +63,7 @@ class DataDirectoryNewerError(StorageError):
 
 
 class StorageDamagedError(StorageError):
-    """The database failed its integrity check. It was not touched."""
+    """The database failed its integrity check, or commits are missing from it. It was not touched."""
 
 
 class StorageFullError(StorageError):

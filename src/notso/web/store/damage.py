@@ -12,7 +12,7 @@ from notso.web.errors import StorageDamagedError
 from notso.web.store.connection import DAMAGED, open_reader, storage_errors
 from notso.web.store.migrations import SCHEMA_VERSION
 from notso.web.store.protocol import Damage
-from notso.web.store.witness import commits_told
+from notso.web.store.witness import commits_in, commits_told
 
 logger = logging.getLogger("notso.web.store")
 
@@ -25,7 +25,8 @@ LOST = (
 def damage_of(path: Path) -> Damage:
     """What is wrong with the database so that it may only be read (DB6). Nothing is written, not even the log folded
     in. Raises StorageDamagedError where nothing can be read."""
-    told = commits_told(path)
+    with storage_errors():
+        told = commits_told(path)
     if _is_empty(path):
         return _told("gone" if told else "", "is gone, and something was kept in it")
     reader = open_reader(path)
@@ -36,11 +37,11 @@ def damage_of(path: Path) -> Damage:
                 return _told("gone" if told else "", "is empty, and something was kept in it")
             if version > SCHEMA_VERSION:
                 return ""  # for `open_writer` to judge
-            inside = _fact(reader, "commits")  # None: a backup, or of a release that did not count
+            inside = commits_in(reader)  # None: a backup, or of a release that did not count
             damage: Damage = ""
-            if told is not None and inside is not None and int(inside) < told:
+            if told is not None and inside is not None and inside < told:
                 damage = _told("behind", f"holds {inside} commits of {told}")
-            elif _fact(reader, "open") is not None and not _is_sound(reader):
+            elif _is_open(reader) and not _is_sound(reader):
                 damage = _told("unsound", "failed its check")
             if damage:
                 reader.execute("SELECT id FROM chats").fetchall()
@@ -89,11 +90,10 @@ def keep_copy(path: Path) -> None:
     try:
         with storage_errors():
             version = int(reader.execute("PRAGMA user_version").fetchone()[0])
-            unclean = 0 < version <= SCHEMA_VERSION and _fact(reader, "open") is not None
-            commits = int(_fact(reader, "commits") or 0) if unclean else 0
+            unclean = 0 < version <= SCHEMA_VERSION and _is_open(reader) and commits_in(reader)
     finally:
         reader.close()
-    if commits:
+    if unclean:
         for file in (path, _log_of(path)):
             if not _is_empty(file):
                 with storage_errors():
@@ -131,9 +131,9 @@ def _is_empty(path: Path) -> bool:
     return not path.exists() or path.stat().st_size == 0
 
 
-def _fact(reader: sqlite3.Connection, name: str) -> str | None:
-    row = reader.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-    return str(row[0]) if row is not None else None
+def _is_open(reader: sqlite3.Connection) -> bool:
+    """Whether it was not closed well."""
+    return reader.execute("SELECT 1 FROM facts WHERE name = 'open'").fetchone() is not None
 
 
 def _is_sound(reader: sqlite3.Connection) -> bool:

@@ -211,10 +211,12 @@ class SQLiteStore:
             self._folding = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._begin_folding)
 
     def _begin_folding(self) -> None:
-        folding = asyncio.get_running_loop().run_in_executor(self._write_thread, self._require_writer().fold)
+        if self._writer is None:
+            return
+        folding = asyncio.get_running_loop().run_in_executor(self._write_thread, self._writer.fold)
 
         def folded(done: asyncio.Future[bool]) -> None:
-            if done.exception() is None and not done.result():
+            if not done.cancelled() and done.exception() is None and not done.result():
                 self._fold_when_idle()  # a reader was in the way; after an error the next write tries again
 
         folding.add_done_callback(folded)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from pathlib import Path
 
 DIGITS = 20  # always as many, so that the file is overwritten in place
@@ -56,6 +57,12 @@ def commits_told(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     return int(told) if len(told) == DIGITS + 1 and told.strip().isdigit() else None
+
+
+def commits_in(connection: sqlite3.Connection) -> int | None:
+    """The number in a database itself; 0 where it is none."""
+    row = connection.execute("SELECT CAST(value AS INTEGER) FROM facts WHERE name = 'commits'").fetchone()
+    return int(row[0]) if row is not None else None
 
 
 def _beside(path: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from notso.web.store.connection import copy, fold, open_writer, storage_errors, transaction
 from notso.web.store.damage import keep_copy
-from notso.web.store.witness import Witness, commits_told
+from notso.web.store.witness import Witness, commits_in, commits_told
 
 T = TypeVar("T")
 
@@ -73,4 +73,4 @@ class Writer:
         told = commits_told(path) or 0
         self.connection.execute("INSERT OR IGNORE INTO facts VALUES ('commits', ?)", (str(told),))
         fold(self.connection)
-        return int(self.connection.execute("SELECT value FROM facts WHERE name = 'commits'").fetchone()[0])
+        return commits_in(self.connection) or 0
