@@ -91,14 +91,18 @@ class Browser:
             self.failed += self.client.get(path).status_code not in (200, 303, 404)
 
     def delete(self, chat: str) -> None:
-        self.undone(self.post(f"{chat}/delete"))
+        answer = self.post(f"{chat}/delete")
+        self.undone(answer.headers.get("location", ""))
 
     def empty(self, chat: str) -> None:
-        self.undone(self.post(f"{chat}/{self.chance.choice(('clear', 'reset'))}"))
+        how = self.chance.choice(("clear", "reset"))
+        answer = self.client.post(f"{chat}/{how}", data={}, headers={"HX-Request": "true"})
+        self.failed += answer.status_code not in {200} | REFUSALS
+        self.undone(answer.text if answer.status_code == 200 else "")
 
-    def undone(self, answer: httpx.Response) -> None:
+    def undone(self, said: str) -> None:
         """What was taken away is taken back at once: that it could not be would be a loss."""
-        if trash := re.search(r"undo[=/](\w+)", answer.headers.get("location", "")):
+        if trash := re.search(r"undo[=/](\w+)", said):
             time.sleep(0.01 * self.chance.random())
             self.post(f"/undo/{trash[1]}", expected=set())
 
