@@ -18,7 +18,7 @@ from notso.web.ids import new_id
 
 LIMIT = 32
 CLIENTS = 48
-SECONDS = 90.0 if LONG else 1.0
+SECONDS = 600.0 if LONG else 1.0
 PACE_SECONDS = 0.2 if LONG else 0.02  # of an answer
 LOOK_SECONDS = 1.0 if LONG else 0.25  # after which a client asks again, how things are or for a place
 POOL_THREADS = 48  # those of the event loop's pool and ours stay, once they were needed

@@ -16,7 +16,7 @@ from chaos.victim import Victim
 from notso.web.ids import new_id
 
 KEY = "correct horse battery staple"
-STEPS = 150 if LONG else 40  # of each browser
+STEPS = 1_500 if LONG else 40  # of each browser
 CHATS = 3
 REFUSALS = {400, 404, 409, 429}  # the other one was quicker
 OWN = re.compile(r'nonce[-="]+[\w-]+|value="[0-9a-f-]{36}"|X-Tab": "[0-9a-f-]+|tab=[0-9a-f-]+')
