@@ -1,4 +1,4 @@
-"""Every route, asked by every kind of page there is: what SECURITY.md says of hosts, sites and keys holds throughout."""
+"""Every route, asked by every kind of page there is: what SECURITY.md says of hosts, sites and keys holds."""
 
 from __future__ import annotations
 

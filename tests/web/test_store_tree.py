@@ -171,6 +171,19 @@ def test_a_cleared_chat_goes_on_and_its_past_comes_back_beside_it(tmp_path: Path
     run(tmp_path, work)
 
 
+def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer_is_written(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = a_chat()
+        await store.add_turn(OWNER, a_turn(chat, "old"), chat)
+        trash = await store.trash_messages(OWNER, chat.id, reset=False)
+        await store.add_turn(OWNER, a_turn(chat, "new"))
+        assert await store.restore(OWNER, trash or "") == chat.id
+        unfinished = [message for message in await store.messages(OWNER, chat.id) if message.active]
+        assert len(unfinished) == 1, "the one that was asked for since"
+
+    run(tmp_path, work)
+
+
 @pytest.mark.parametrize(
     "query",
     ['"', "'", "a AND", "NEAR(", "*", "-", "content:x", "(", "\x00", "^", "x" * 5000, "a\x00b", "\ud7ff", " ", ""],

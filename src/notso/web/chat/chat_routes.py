@@ -99,6 +99,8 @@ async def delete(request: Request, state: Shared, owner: Owner, chat_id: str) ->
     current = (await read_form(request)).get("current", chat.id)
     state.turns.stop_chat(chat.id)
     trash_id = await state.store.trash_chat(owner, chat.id)
+    if trash_id is None:
+        raise Problem(404, words["error_unknown_chat"])  # another tab was quicker
     state.feed.announce(owner, chat.id, tab_of(request))
     if not is_fragment(request) or current == chat.id:
         return _to_start(request, f"/?undo={trash_id}")
@@ -161,6 +163,8 @@ async def _empty(request: Request, state: State, owner: str, chat_id: str, *, re
     await read_form(request)
     state.turns.stop_chat(chat.id)
     trash_id = await state.store.trash_messages(owner, chat.id, reset=reset)
+    if trash_id is None:
+        raise Problem(404, words["error_unknown_chat"])
     state.feed.announce(owner, chat.id, tab_of(request))
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
     return await turns_view(request, state, owner, chat.id, toast=toast)

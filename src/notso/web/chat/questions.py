@@ -59,7 +59,6 @@ async def ask(
 
 async def answer_again(state: State, owner: str, chat: Chat, message_id: str, fields: dict[str, str]) -> TurnAccepted:
     """Another version of an answer, beside it."""
-    check_admission(state)
     message = await state.store.message(owner, chat.id, message_id)
     if message is None or message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
@@ -69,7 +68,6 @@ async def answer_again(state: State, owner: str, chat: Chat, message_id: str, fi
 
 async def write_on(state: State, owner: str, chat: Chat, message_id: str, *, hurry: bool = False) -> TurnAccepted:
     """Continue the same answer where it ended; with `hurry`, its unfinished thought is closed first."""
-    check_admission(state)
     answer = replace(_new_answer(chat), id=message_id)
     generation_id = answer.generation_id or ""
     return await _begin(
@@ -81,13 +79,13 @@ async def write_on(state: State, owner: str, chat: Chat, message_id: str, *, hur
 
 async def summarise(state: State, owner: str, chat: Chat, fields: dict[str, str]) -> TurnAccepted:
     """A summary after the newest message; for the model it stands in place of what is above it."""
-    check_admission(state)
     shown = branch(await state.store.messages(owner, chat.id), chat.chosen_root)
     if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
         raise Problem(400, words["error_nothing_to_summarise"])
     answer = replace(_new_answer(chat), kind="summary")
     new = NewAnswer(answer, shown[-1].id, _key(fields) if "key" in fields else new_id())
     settings = await settings_of(state, owner, chat)
+    check_admission(state)
     with state.turns.expecting(answer.generation_id or ""):
         accepted = _accepted(await _once_free(state, lambda: state.store.add_answer(owner, new)))
         if accepted.repeated:
@@ -146,7 +144,8 @@ def check_admission(state: State) -> None:
 async def _begin(
     state: State, owner: str, chat: Chat, answer: StoredMessage, store: StoreCall, *, hurry: bool = False
 ) -> TurnAccepted:
-    """Store a turn and start it, unless it was there already."""
+    """Store a turn and start it, unless it was there already. Raises Problem: others came while this was looked at."""
+    check_admission(state)
     with state.turns.expecting(answer.generation_id or ""):
         accepted = _accepted(await _once_free(state, store))
         if not accepted.repeated:

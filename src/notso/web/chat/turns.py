@@ -58,8 +58,9 @@ class Turns:
 
     @property
     def waiting(self) -> int:
-        """Turns the engine has not begun."""
-        return sum(follower.waiting for follower in self._followers.values())
+        """Turns the engine has not begun, with those that are about to come."""
+        coming = len(self._expected - self._followers.keys())
+        return coming + sum(follower.waiting for follower in self._followers.values())
 
     def start(self, turn: Turn) -> None:
         """Hand a stored turn to the engine."""

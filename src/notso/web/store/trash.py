@@ -35,6 +35,12 @@ def restore(db: sqlite3.Connection, owner: str, trash_id: str) -> str | None:
     if row is None:
         return None
     chat_id = str(row["chat_id"])
+    unfinished = "state IN ('queued', 'running') AND chat_id = ?"
+    db.execute(  # a chat has one unfinished turn: of two, the one that was asked for since goes on
+        f"UPDATE messages SET state = 'interrupted' WHERE trash_id = ? AND {unfinished}"
+        f" AND EXISTS (SELECT 1 FROM messages WHERE trash_id IS NULL AND {unfinished})",
+        (trash_id, chat_id, chat_id),
+    )
     db.execute("UPDATE chats SET trash_id = NULL WHERE trash_id = ?", (trash_id,))
     db.execute("UPDATE messages SET trash_id = NULL WHERE trash_id = ?", (trash_id,))
     if row["kind"] == "messages":

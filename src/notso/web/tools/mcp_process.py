@@ -33,6 +33,7 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # a picture that is left out anyway may com
 MAX_MESSAGE_ITEMS = 50_000  # commas and opening brackets: reading so many holds the event loop for 50 ms
 MAX_LISTED_TOOLS = 200  # on one page: each is checked by the library
 MAX_OPEN_REQUESTS = 16  # of the server, which we refuse one by one
+NICENESS = 10  # whatever it computes gives way to the pages and to the model
 READ_BYTES = 65_536
 PIECE_SECONDS = 0.005  # of reading what it said, then
 REST = 19  # times as long the event loop is for others: however much it says, a twentieth of the loop is its
@@ -69,6 +70,8 @@ class McpProcess:
             stderr=asyncio.subprocess.DEVNULL,  # is its own; it may quote what it was asked
             start_new_session=True,
         )
+        with contextlib.suppress(OSError):  # it may have ended already
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
         heard, said = anyio.create_memory_object_stream[Said](0)
         told, to_tell = anyio.create_memory_object_stream[SessionMessage](0)
         self._streams = (heard, said, told, to_tell)
