@@ -81,6 +81,8 @@ words: dict[str, str] = {
     "state_stopped": "Stopped here.",
     "state_interrupted": "Interrupted.",
     "state_failed": "No answer.",
+    "unformatted": "From here on this is shown as plain text: laying it out would take too long.",
+    "not_yet_laid_out": "Shown as plain text for now: load the page again in a moment.",
     "note_length": "The answer reached its length limit.",
     "note_interrupted": "The server stopped while this answer was being written.",
     "no_words": "The model had nothing to say.",

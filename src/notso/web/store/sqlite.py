@@ -175,6 +175,9 @@ class SQLiteStore:
     async def save_answer(self, answer: StoredMessage) -> None:
         await self._write(lambda db: turns.save_answer(db, answer))
 
+    async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
+        await self._write(lambda db: turns.keep_html(db, messages))
+
     async def backup(self, target: Path) -> None:
         def run() -> None:
             with storage_errors():
