@@ -304,6 +304,7 @@ words: dict[str, str] = {
     "commands": "Commands",
     "palette_count": "Commands: {count}. Up and Down choose, Enter runs, Escape closes.",
     "palette_none": "There is no such command.",
+    "palette_unknown": "There is no command /{name}. Send it once more to send it as a message.",
     "palette_needs_chat": "There is no chat yet.",
     "palette_nothing": "There is nothing here to do that with.",
     "palette_usage": "/{name} takes {usage}.",
