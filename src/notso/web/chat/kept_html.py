@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from weakref import WeakValueDictionary
 
 from notso.web.chat.tool_rounds import parts_of
 from notso.web.chat.turn_log import CARD_MARK
@@ -34,18 +33,18 @@ class KeptHtml:
         self._store = store
         self._turns = turns
         self._queue = queue
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._at_work: dict[str, asyncio.Task[list[StoredMessage]]] = {}
 
-    async def path(self, owner: str, path: Sequence[Shown], *, questions: bool) -> list[Shown]:
+    async def path(self, path: Sequence[Shown], *, questions: bool) -> list[Shown]:
         """The same branch with HTML: of its answers, and with `questions` of these too."""
         wanted = [each.message for each in path if questions or each.message.role == "assistant"]
-        made = {message.id: message for message in await self.messages(owner, wanted)}
+        made = {message.id: message for message in await self.messages(wanted)}
         return [replace(each, message=made.get(each.message.id, each.message)) for each in path]
 
-    async def messages(self, owner: str, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
+    async def messages(self, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
         """The same messages of one chat with HTML; without it where that took too long."""
         stale = [message for message in messages if _is_stale(message)]
-        made = await self._made(owner, stale) if stale else {}
+        made = await self._made(stale) if stale else {}
         return [self._so_far(made.get(each.id, each)) for each in messages]
 
     def _so_far(self, message: StoredMessage) -> StoredMessage:
@@ -55,26 +54,28 @@ class KeptHtml:
         answer, reasoning = turn.log.html("answer"), turn.log.html("reasoning")
         return replace(message, answer_html=answer, reasoning_html=reasoning, renderer=RENDERER_VERSION)
 
-    async def _made(self, owner: str, stale: list[StoredMessage]) -> dict[str, StoredMessage]:
-        chat_id, made = stale[0].chat_id, {}
+    async def _made(self, stale: list[StoredMessage]) -> dict[str, StoredMessage]:
+        chat_id, made = stale[0].chat_id, dict[str, StoredMessage]()
         deadline = time.monotonic() + WAIT_SECONDS
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_SECONDS):
-                lock = self._locks.setdefault(chat_id, asyncio.Lock())
-                waited = lock.locked()
-                async with lock:
-                    if waited:  # another reader of this chat may have made it meanwhile
-                        known = {each.id: each for each in await self._store.messages(owner, chat_id)}
-                        stale = [known[each.id] for each in stale if each.id in known]
-                        made = {each.id: each for each in stale if not _is_stale(each)}
-                        stale = [each for each in stale if _is_stale(each)]
-                    while stale and time.monotonic() < deadline:
-                        piece = await self._queue.run(chat_id, lambda left=stale: _piece(left))  # type: ignore[misc]
-                        made |= {each.id: each for each in piece}
-                        stale = stale[len(piece) :]
-                        with contextlib.suppress(StorageError):  # then it is made anew
-                            await self._store.keep_html(piece)
+        while stale and (left := deadline - time.monotonic()) > 0:
+            work = self._at_work.get(chat_id) or self._begin(chat_id, stale)
+            await asyncio.wait({work}, timeout=left)
+            if work.done():
+                made |= {each.id: each for each in work.result()}
+                stale = [each for each in stale if each.id not in made or made[each.id].content != each.content]
         return made
+
+    def _begin(self, chat_id: str, stale: list[StoredMessage]) -> asyncio.Task[list[StoredMessage]]:
+        """One piece for all readers of a chat, saved though they have all left."""
+        work = self._at_work[chat_id] = asyncio.create_task(self._make(chat_id, stale))
+        work.add_done_callback(lambda _: self._at_work.pop(chat_id))
+        return work
+
+    async def _make(self, chat_id: str, stale: list[StoredMessage]) -> list[StoredMessage]:
+        piece = await self._queue.run(chat_id, lambda: _piece(stale))
+        with contextlib.suppress(StorageError):  # then it is made anew
+            await self._store.keep_html(piece)
+        return piece
 
 
 def with_html(message: StoredMessage) -> StoredMessage:

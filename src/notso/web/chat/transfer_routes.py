@@ -46,7 +46,7 @@ async def export_chat(request: Request, state: Shared, owner: Owner, chat_id: st
         return _download(text, "text/markdown; charset=utf-8", name)
     if kind == "json":
         return _download(await asyncio.to_thread(_json, export_json, [(chat, messages)]), "application/json", name)
-    path = await state.kept_html.path(owner, path, questions=False)
+    path = await state.kept_html.path(path, questions=False)
     page = await state.pages.respond(request, "export.html", chat=chat, path=path, css=await asyncio.to_thread(_css))
     return _download(bytes(page.body), "text/html; charset=utf-8", name)
 

@@ -44,7 +44,7 @@ async def chat_page(
     revision = state.feed.revision  # before what is shown is looked up: what changes meanwhile is heard of
     path = await path_of(state, owner, chat, through) if chat is not None else []
     settings = await _settings_in(state, owner, chat)
-    path = await state.kept_html.path(owner, path, questions=not settings.raw_questions)
+    path = await state.kept_html.path(path, questions=not settings.raw_questions)
     return await state.pages.respond(
         request,
         "chat.html",
@@ -76,7 +76,7 @@ async def turns_view(
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
     in_step = in_step_context(request, state)
     raw = (await _settings_in(state, owner, chat)).raw_questions
-    path = await state.kept_html.path(owner, await path_of(state, owner, chat), questions=not raw)
+    path = await state.kept_html.path(await path_of(state, owner, chat), questions=not raw)
     return await state.pages.respond(
         request,
         "_turns.html",
@@ -108,7 +108,7 @@ async def turn_view(
         **status_context(state),
         chats=await state.store.chats(owner),
         raw_questions=raw,
-        path=await state.kept_html.path(owner, shown, questions=not raw),
+        path=await state.kept_html.path(shown, questions=not raw),
         settled=settled,
     )
 
