@@ -67,10 +67,10 @@ def test_a_chat_that_is_slow_to_lay_out(victim: Callable[..., Victim], ledger: L
 
 def test_slow_answers_in_many_chats(victim: Callable[..., Victim], ledger: Ledger) -> None:
     """Written at the same time, each with readers that come back until it is done."""
-    chats = 16 if LONG else 2
+    chats = 8 if LONG else 2
     server = victim(SAY, shapes=SHAPES, size=SIZE if LONG else 60_000)
     with Witness(server) as witness:
         paths = [server.ask(str(number % len(SHAPES))) for number in range(chats)]
-        at_once([lambda path=path: server.wait_for(ANSWERED, path) for path in paths])  # type: ignore[misc]
+        at_once([lambda path=path: server.wait_for(ANSWERED, path, 400) for path in paths])  # type: ignore[misc]
     tried = f"{chats} chats whose answers come at once, each read until it is done"
     ledger.note("clients", "answers that are slow to read as Markdown, in many chats", tried, 0, witness.figures)

@@ -17,6 +17,7 @@ from notso.web.rendering.budget import Deadline
 from notso.web.wording import words
 
 MAX_HIGHLIGHTED_CHARACTERS = 20_000
+MAX_HIGHLIGHTED_LINE = 1_000  # one expression of a lexer can read a line in time of its length squared, uninterrupted
 MAX_UNFOLDED_LINES = 40
 
 LANGUAGES: dict[str, str] = {
@@ -44,7 +45,7 @@ def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str
     Raises OverBudgetError.
     """
     language = language_of(info)
-    if colour and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:
+    if colour and language and _is_short(code):
         body = write_code(_tokens(code, language, deadline), HtmlFormatter(nowrap=True))
     else:
         body = escape(code)
@@ -53,6 +54,10 @@ def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str
     tools += _button("whole-code", words["code_whole"]) if long else ""
     label = f'<div class="code-label"><span>{language or words["code"]}</span>{tools}</div>'
     return f'<div class="code-block{" long" if long else ""}">{label}<pre><code>{body}</code></pre></div>\n'
+
+
+def _is_short(code: str) -> bool:
+    return len(code) <= MAX_HIGHLIGHTED_CHARACTERS and max(map(len, code.split("\n"))) <= MAX_HIGHLIGHTED_LINE
 
 
 def _tokens(code: str, language: str, deadline: Deadline) -> Iterator[Any]:
