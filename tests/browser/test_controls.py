@@ -148,6 +148,9 @@ def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page], demo: Dem
     text.fill("/temprature 1")
     expect(page.locator("#palette")).to_contain_text("There is no such command")
     text.press("Enter")
+    assert text.input_value() == "/temp 1"
+    text.fill("/temprature")
+    text.press("Enter")
     assert text.input_value() == "/temp "
     page.get_by_role("button", name="Send").click()  # the settings come, since nothing follows
     expect(page.locator("#settings")).to_be_visible()

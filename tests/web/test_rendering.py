@@ -408,3 +408,22 @@ def test_what_is_too_long_is_shown_plain() -> None:
     assert render_markdown(f"**x**\n\n{long}\n\n**y**").startswith('<p><strong>x</strong></p>\n<p class="plain">*a*')
     whole, streamed = whole_and_streamed(f"**x**\n\n{long}\n\n**y**", [10, 40_000])
     assert whole == streamed
+
+
+@pytest.mark.parametrize("depth", [15, 16, 17, 40])
+@pytest.mark.parametrize("shape", ["lists", "lists in a line", "quotes"])
+def test_nothing_is_lost_in_the_deep_nor_behind_it(depth: int, shape: str) -> None:
+    if shape == "lists":
+        deep = "".join("  " * level + f"- level {level}\n" for level in range(depth)) + "  " * depth + "innermost\n"
+    else:
+        deep = ("- " if shape == "lists in a line" else "> ") * depth + "innermost\n"
+    text = f"before\n\n{deep}\n# Title\n\nafter **it**\n"
+    html = render_markdown(text)
+    assert html.count("innermost") == 1
+    assert html.endswith("<h1>Title</h1>\n<p>after <strong>it</strong></p>\n")
+    if shape == "lists":
+        assert all(f"level {level}" in html for level in range(depth))
+    assert html.count("<li>") + html.count("<blockquote>") == min(depth, 32 if shape == "quotes" else 16)
+    assert ('class="plain"' in html) == (depth >= 33 if shape == "quotes" else depth >= 16)
+    whole, streamed = whole_and_streamed(text, list(range(len(text))))
+    assert whole == streamed

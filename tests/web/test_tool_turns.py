@@ -15,6 +15,7 @@ import pytest
 
 from notso.web.chat import tool_calls
 from notso.web.chat.engine_port import Event, Message, ToolCall
+from notso.web.chat.kept_html import with_html
 from notso.web.chat.tool_calls import MAX_CALLS, MAX_ROUNDS
 from notso.web.chat.tool_rounds import NO_RESULT, answer_messages, parts_of
 from notso.web.scripted_engine import ScriptedEngine, say
@@ -118,7 +119,7 @@ def test_a_call_is_asked_for_run_and_told_to_the_model(using: Callable[..., Any]
     page = server.client.get(f"/chats/{turn.chat_id}").text
     html = re.findall(r'-answer-closed">(.*?)</div><div id="msg-[^"]*-answer-tail">', page, re.DOTALL)[0]
     assert html.index("<strong>Part 0</strong>") < html.index('<details class="tool-card"') < html.index("<code>42<")
-    assert html == server.state.pages.answer_html(answer) == server.state.pages.answer_html(replace(answer, renderer=0))
+    assert html == server.state.pages.answer_html(answer) == server.state.pages.answer_html(with_html(answer))
     said = ("**Part 0**", "It is `42`.", "I need a tool.", "There it is.")
     assert answer.numbers.completion_tokens == sum(-(-len(text) // 4) for text in said), "of both parts"
     assert "permission card" not in page
@@ -249,7 +250,7 @@ def test_several_calls_in_one_round(using: Callable[..., Any]) -> None:
     assert answer.content.endswith("After 10. \n\nDone.") and parts_of(answer)[-1].startswith("After 10.")
     page = server.client.get(f"/chats/{turn.chat_id}").text
     assert "<p>After 10.</p>\n<p>Done.</p>" in page
-    assert server.state.pages.answer_html(answer) == server.state.pages.answer_html(replace(answer, renderer=0))
+    assert server.state.pages.answer_html(answer) == server.state.pages.answer_html(with_html(answer))
     server.finished(server.ask("More", turn.chat_id))
     sent = engine_of(server).requests[-2].messages
     assert sent[-2:] == (Message("assistant", "Done."), Message("user", "More")), "the rest belongs to the call"

@@ -40,6 +40,7 @@ from notso.web.chat import chat_routes, message_routes, routes, settings_routes,
 from notso.web.chat.engine_host import EngineHost
 from notso.web.chat.engine_port import EngineSource
 from notso.web.chat.feed import Feed
+from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.titles import Titles
 from notso.web.chat.turns import Turns
@@ -52,6 +53,7 @@ from notso.web.models.installed import Shelf
 from notso.web.pages import Pages, is_fragment
 from notso.web.problems import Problem
 from notso.web.rate_limit import RateLimit
+from notso.web.rendering.fair_queue import FairQueue
 from notso.web.security import CrossSiteGuard, HostGuard, SecurityHeaders
 from notso.web.settings import Settings
 from notso.web.state import State
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("notso.web")
 
-RENDER_THREADS = 2
+PAGE_THREADS = 2  # for templates alone: no page waits for the Markdown of another chat
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 UNDO_SECONDS = 15.0  # the page offers it for 10
@@ -176,9 +178,9 @@ def _mcp_servers(path: Path | None) -> McpServers | None:
 def _make_state(engine_source: EngineSource, settings: Settings, shelf: Shelf | None) -> State:
     store = SQLiteStore(settings.directory)
     engine = EngineHost(engine_source)
-    renderer = ThreadPoolExecutor(RENDER_THREADS, thread_name_prefix="notso-render")
+    renderer = FairQueue()
     assets = Assets()
-    pages = Pages(assets, renderer)
+    pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"))
     turns = Turns(store, engine, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
     suggestions, feed = Suggestions(engine, turns), Feed()
@@ -196,6 +198,7 @@ def _make_state(engine_source: EngineSource, settings: Settings, shelf: Shelf | 
         renderer,
         assets,
         pages,
+        KeptHtml(store, turns, renderer),
         feed,
         metrics=metrics,
         shelf=shelf,
@@ -227,7 +230,8 @@ async def _shut_down(state: State) -> None:
     await asyncio.to_thread(state.engine.join, ENGINE_EXIT_SECONDS)
     await asyncio.to_thread(state.downloads.close, DOWNLOAD_EXIT_SECONDS)
     await state.store.close()
-    state.renderer.shutdown(wait=False, cancel_futures=True)
+    state.renderer.close()
+    state.pages.close()
     state.large_work.close()
     state.importing.close()
 

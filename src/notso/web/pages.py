@@ -1,4 +1,4 @@
-"""Templates to HTML, in a worker thread, with autoescape always on."""
+"""Templates to HTML, in worker threads of their own, with autoescape always on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from notso.web.chat.tool_rounds import parts_of
 from notso.web.chat.turn_log import CARD_MARK, Card
 from notso.web.day_groups import by_day
 from notso.web.ids import new_id
-from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
+from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.shortcuts import SHORTCUTS
 from notso.web.slash_commands import commands_of
 from notso.web.store.protocol import StoredMessage, ToolUse
@@ -58,7 +58,6 @@ class Pages:
             duration=human_duration,
             count=human_count,
             by_day=by_day,
-            markdown=lambda text: Markup(render_markdown(text)),  # it left our sanitiser
         )
 
     async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
@@ -69,6 +68,10 @@ class Pages:
         )
         return HTMLResponse(html, status)
 
+    def close(self) -> None:
+        """Nothing more is rendered."""
+        self._renderer.shutdown(wait=False, cancel_futures=True)
+
     def card(self, use: ToolUse) -> Card:
         """A tool call as HTML. What model and tool wrote is escaped in it. Takes time: not on the loop."""
         whole, state, result = (
@@ -78,13 +81,14 @@ class Pages:
         return Card(whole, state, result)
 
     def answer_html(self, message: StoredMessage) -> Markup:
-        """The answer's safe HTML with the cards of its tool calls, made anew where an older renderer made it or none.
+        """A message's safe HTML with the cards of its tool calls: its text, plain, where it has no HTML yet.
 
         Takes time: not on the loop.
         """
         parts = message.answer_html.split(CARD_MARK) if message.renderer == RENDERER_VERSION else []
         if len(parts) != len(message.tool_uses) + 1:
-            parts = [render_markdown(part) for part in parts_of(message)]
+            note = Markup("" if message.active else "<p><em>{}</em></p>\n").format(words["not_yet_laid_out"])
+            parts = [note + Markup(render_plain(part)) if part else "" for part in parts_of(message)]
         html = "".join(part + self.card(use).whole for part, use in zip(parts, message.tool_uses, strict=False))
         return Markup(html + parts[-1])  # it left our sanitiser, or was escaped by our template
 
@@ -95,9 +99,10 @@ def is_fragment(request: Request) -> bool:
 
 
 def reasoning_html(message: StoredMessage) -> Markup:
-    """The thoughts' safe HTML, made anew where an older renderer made it or none did."""
-    stored = message.reasoning_html if message.renderer == RENDERER_VERSION else render_markdown(message.reasoning)
-    return Markup(stored)  # it left our sanitiser
+    """The thoughts' safe HTML: their text, plain, where they have no HTML yet."""
+    if message.renderer == RENDERER_VERSION:
+        return Markup(message.reasoning_html)  # it left our sanitiser
+    return Markup(render_plain(message.reasoning) if message.reasoning else "")
 
 
 def pretty_json(text: str) -> str:

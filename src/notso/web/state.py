@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -14,6 +13,7 @@ from notso.web.api.running import OpenAnswers
 from notso.web.assets import Assets
 from notso.web.chat.engine_host import EngineHost
 from notso.web.chat.feed import Feed
+from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.open_streams import OpenStreams
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.turns import Turns
@@ -22,6 +22,7 @@ from notso.web.metrics import Metrics
 from notso.web.models.downloads import Downloads
 from notso.web.models.installed import Shelf
 from notso.web.pages import Pages
+from notso.web.rendering.fair_queue import FairQueue
 from notso.web.settings import Settings
 from notso.web.store.protocol import ChatStore
 from notso.web.tools.toolbox import Toolbox
@@ -47,9 +48,10 @@ class State:
     engine: EngineHost
     turns: Turns
     suggestions: Suggestions
-    renderer: Executor
+    renderer: FairQueue
     assets: Assets
     pages: Pages
+    kept_html: KeptHtml
     feed: Feed = field(default_factory=Feed)
     answer_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_ANSWER_STREAMS))
     page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from dataclasses import asdict, fields, replace
 from itertools import groupby, zip_longest
 from typing import TypeAlias, TypeVar, cast
@@ -20,6 +19,8 @@ from notso.web.chat.tool_rounds import next_request, parts_of
 from notso.web.chat.turn import Turn
 from notso.web.chat.turn_log import CHANNELS, Card, ChannelName
 from notso.web.errors import NotsoError, StorageError
+from notso.web.rendering.budget import Budget
+from notso.web.rendering.fair_queue import FairQueue
 from notso.web.rendering.markdown import RENDERER_VERSION
 from notso.web.rendering.streaming import Rendered, StreamingMarkdown
 from notso.web.store.protocol import ChatStore, MessageState, Numbers, StoredMessage, ToolUse
@@ -45,7 +46,7 @@ class Follower:
         self,
         turn: Turn,
         store: ChatStore,
-        renderer: Executor,
+        renderer: FairQueue,
         max_characters: int,
         submit: Callable[[Job], None],
         card: Callable[[ToolUse], Card],
@@ -65,7 +66,8 @@ class Follower:
         self._separate: set[ChannelName] = set(CHANNELS) if self.calls.open else set()
         self._after_call = bool(turn.answer.tool_uses) and not parts_of(turn.answer)[-1]
         self._room = {name: max_characters - len(text) for name, text in self._text.items()}
-        self._markdown = {name: StreamingMarkdown() for name in CHANNELS}
+        self._budget = Budget()
+        self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}
         self._before = turn.answer.numbers if any(self._text.values()) or self.calls.uses else Numbers()
         self._narration = Narration(time.monotonic(), thought_before_s=self._before.thinking_ms / 1000)
         self._note = ""
@@ -227,7 +229,7 @@ class Follower:
         for piece in _joined(pieces):
             if isinstance(piece, ToolUse):
                 await self._render("answer", StreamingMarkdown.finish)
-                self._markdown["answer"] = StreamingMarkdown()
+                self._markdown["answer"] = StreamingMarkdown(self._budget)
                 self.turn.log.put_card(piece.id, await self._off_loop(lambda use=piece: self._card(use)))  # type: ignore[misc]
             else:
                 channel, text = piece
@@ -238,7 +240,7 @@ class Follower:
         self.turn.log.write(channel, rendered.closed, rendered.tail)
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._renderer, work)
+        return await self._renderer.run(self.turn.answer.chat_id, work)
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

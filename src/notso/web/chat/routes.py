@@ -117,9 +117,8 @@ async def attached(state: Shared, owner: Owner, generation_id: str) -> tuple[Sto
     if turn is not None:
         return answer, turn.log
     answer = await find_generation(state, owner, generation_id)  # it may have ended between the two looks
-    html = await asyncio.get_running_loop().run_in_executor(
-        state.renderer, lambda: (str(state.pages.answer_html(answer)), str(reasoning_html(answer)))
-    )
+    [answer] = await state.kept_html.messages([answer])
+    html = await asyncio.to_thread(lambda: (str(state.pages.answer_html(answer)), str(reasoning_html(answer))))
     return answer, finished_log(answer, *html)
 
 

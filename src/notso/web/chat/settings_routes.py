@@ -40,7 +40,7 @@ async def show_settings(request: Request, state: Shared, owner: Owner, chat: Nam
 @router.post("/settings")
 @router.post("/chats/{chat_id}/settings")
 async def change_settings(request: Request, state: Shared, owner: Owner, chat: NamedChat) -> Response:
-    """Change them; fields that are not sent stay as they are, empty ones go back to the default."""
+    """Change them; fields that are not sent or cannot be stay as they are, empty ones go back to the default."""
     return await _change(request, state, owner, chat)
 
 
@@ -103,14 +103,14 @@ async def _change(request: Request, state: State, owner: str, chat: Chat | None)
     if problems and by_command:
         problem = "; ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
         return await state.pages.respond(request, "_problem.html", 400, problem=problem)
-    if problems:
-        typed = {name: value for name, value in form.items() if name in shown_values({})}
-        return await _show(request, state, owner, chat, typed=typed, problems=problems)
     if chat is None:
         await state.store.set_defaults(owner, settings)
     else:
         await state.store.set_settings(owner, chat.id, settings)
         chat = await find_chat(state, owner, chat.id)
+    if problems:  # what else was typed is kept: the sheet may be closed before the rest is mended
+        typed = {name: value for name, value in form.items() if name in shown_values({})}
+        return await _show(request, state, owner, chat, typed=typed, problems=problems)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}" if chat is not None else "/", 303)
     toast = {"text": _told(form, chat), "undo_url": ""} if by_command else None

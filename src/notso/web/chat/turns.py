@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 
 from notso.web.chat.engine_host import EngineHost
 from notso.web.chat.engine_port import FinishReason, Usage
@@ -15,6 +14,7 @@ from notso.web.chat.follower import Follower
 from notso.web.chat.tool_calls import Permission
 from notso.web.chat.turn import Turn
 from notso.web.chat.turn_log import Card
+from notso.web.rendering.fair_queue import FairQueue
 from notso.web.store.protocol import ChatStore, ToolUse
 from notso.web.wording import words
 
@@ -35,7 +35,7 @@ class Turns:
         self,
         store: ChatStore,
         engine: EngineHost,
-        renderer: Executor,
+        renderer: FairQueue,
         max_answer_characters: int,
         card: Callable[[ToolUse], Card],
     ) -> None:

@@ -44,6 +44,7 @@ async def chat_page(
     revision = state.feed.revision  # before what is shown is looked up: what changes meanwhile is heard of
     path = await path_of(state, owner, chat, through) if chat is not None else []
     settings = await _settings_in(state, owner, chat)
+    path = await state.kept_html.path(path, questions=not settings.raw_questions)
     return await state.pages.respond(
         request,
         "chat.html",
@@ -74,7 +75,8 @@ async def turns_view(
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
     in_step = in_step_context(request, state)
-    path = await path_of(state, owner, chat)
+    raw = (await _settings_in(state, owner, chat)).raw_questions
+    path = await state.kept_html.path(await path_of(state, owner, chat), questions=not raw)
     return await state.pages.respond(
         request,
         "_turns.html",
@@ -82,7 +84,7 @@ async def turns_view(
         **composer_context(state, chat, path),
         **status_context(state),
         chats=await state.store.chats(owner),
-        raw_questions=(await _settings_in(state, owner, chat)).raw_questions,
+        raw_questions=raw,
         path=path,
         toast=toast,
     )
@@ -95,7 +97,9 @@ async def turn_view(
     `after`: what the page has heard of other tabs' doings.
     """
     in_step = in_step_context(request, state, after)
+    raw = (await _settings_in(state, owner, chat)).raw_questions
     path = await path_of(state, owner, chat, through=message_ids[-1])
+    shown = [each for each in path if each.message.id in message_ids]
     return await state.pages.respond(
         request,
         "_turn.html",
@@ -103,8 +107,8 @@ async def turn_view(
         **composer_context(state, chat, path),
         **status_context(state),
         chats=await state.store.chats(owner),
-        raw_questions=(await _settings_in(state, owner, chat)).raw_questions,
-        path=[shown for shown in path if shown.message.id in message_ids],
+        raw_questions=raw,
+        path=await state.kept_html.path(shown, questions=not raw),
         settled=settled,
     )
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from html import escape
+from typing import Any
 
-from pygments import highlight  # type: ignore[import-untyped]
+from pygments import format as write_code  # type: ignore[import-untyped]
 from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
 from pygments.lexer import Lexer  # type: ignore[import-untyped]
 from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
 from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
 
+from notso.web.rendering.budget import Deadline
 from notso.web.wording import words
 
 MAX_HIGHLIGHTED_CHARACTERS = 20_000
+MAX_HIGHLIGHTED_LINE = 1_000  # one expression of a lexer can read a line in time of its length squared, uninterrupted
 MAX_UNFOLDED_LINES = 40
 
 LANGUAGES: dict[str, str] = {
@@ -35,11 +39,14 @@ def language_of(info: str) -> str:
     return LANGUAGES.get(words[0].lower(), "") if words else ""
 
 
-def code_block(code: str, info: str, *, colour: bool) -> str:
-    """A whole code block as HTML: above it its language and what one can do with it, folded if long."""
+def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str:
+    """A whole code block as HTML: above it its language and what one can do with it, folded if long.
+
+    Raises OverBudgetError.
+    """
     language = language_of(info)
-    if colour and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:
-        body = highlight(code, _lexer(language), HtmlFormatter(nowrap=True))
+    if colour and language and _is_short(code):
+        body = write_code(_tokens(code, language, deadline), HtmlFormatter(nowrap=True))
     else:
         body = escape(code)
     long = code.count("\n") > MAX_UNFOLDED_LINES
@@ -47,6 +54,16 @@ def code_block(code: str, info: str, *, colour: bool) -> str:
     tools += _button("whole-code", words["code_whole"]) if long else ""
     label = f'<div class="code-label"><span>{language or words["code"]}</span>{tools}</div>'
     return f'<div class="code-block{" long" if long else ""}">{label}<pre><code>{body}</code></pre></div>\n'
+
+
+def _is_short(code: str) -> bool:
+    return len(code) <= MAX_HIGHLIGHTED_CHARACTERS and max(map(len, code.split("\n"))) <= MAX_HIGHLIGHTED_LINE
+
+
+def _tokens(code: str, language: str, deadline: Deadline) -> Iterator[Any]:
+    for token in _lexer(language).get_tokens(code):
+        deadline.check()
+        yield token
 
 
 def _button(name: str, label: str) -> str:

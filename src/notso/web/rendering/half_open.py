@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-_CODE_SPAN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)", re.DOTALL)
-_OPEN_CODE = re.compile(r"(`+)([^`]*)$")
+_TICKS = re.compile(r"`+")
+_OPEN_CODE = re.compile(r"(?<!`)(`++)([^`]*+)$")
 _OPEN_LINK = re.compile(r"!?\[([^\[\]\n]*)(?:\](?:\([^()\n]*)?)?$")
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})", re.MULTILINE)
 _OPEN_FORMULA = re.compile(r"^ {0,3}(?:\$\$|\\\[)", re.MULTILINE)
@@ -23,7 +23,7 @@ def complete(tail: str) -> str:
     head, last = tail[:start], tail[start:]
     if _OPEN_FORMULA.search(last):
         return tail  # stars and brackets of a formula are its own
-    outside = _CODE_SPAN.sub(lambda span: "x" * len(span[0]), last)
+    outside = _without_code(last)
     if code := _OPEN_CODE.search(outside):
         return head + (last.rstrip() + code[1] if code[2].strip() else last[: code.start()])
     if link := _OPEN_LINK.search(outside):
@@ -31,6 +31,25 @@ def complete(tail: str) -> str:
     for mark in _PAIRS:
         last, outside = _close(last, outside, mark)
     return head + last
+
+
+def _without_code(text: str) -> str:
+    """The text with its code spans blanked, letter for letter: from a run of ticks to the next that is as long."""
+    runs = list(_TICKS.finditer(text))
+    ends: list[int | None] = [None] * len(runs)
+    seen: dict[int, int] = {}
+    for number in reversed(range(len(runs))):
+        length = len(runs[number][0])
+        ends[number], seen[length] = seen.get(length), number
+    parts, at, number = [], 0, 0
+    while number < len(runs):
+        end = ends[number]
+        if end is not None:
+            start, stop = runs[number].start(), runs[end].end()
+            parts += [text[at:start], "x" * (stop - start)]
+            at, number = stop, end
+        number += 1
+    return "".join([*parts, text[at:]])
 
 
 def _close(last: str, outside: str, mark: str) -> tuple[str, str]:

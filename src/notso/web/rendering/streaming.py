@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from itertools import pairwise
 
+from notso.web.rendering.budget import TICK_SECONDS, Budget, Deadline, OverBudgetError
 from notso.web.rendering.half_open import complete
-from notso.web.rendering.markdown import render_markdown, render_plain, split_lines, top_level_blocks
+from notso.web.rendering.markdown import (
+    render_block,
+    render_markdown,
+    render_plain,
+    render_unformatted,
+    render_within,
+    split_lines,
+    top_level_blocks,
+)
 
-TAIL_BUDGET_SECONDS = 0.05
 MAX_TAIL_CHARACTERS = 16 * 1024
 
 
@@ -23,49 +31,73 @@ class Rendered:
 class StreamingMarkdown:
     """Feed it growing text; the closed pieces joined with the last tail are what render_markdown gives at the end.
 
-    A block is closed when a later one has begun on a complete line: from then on no text can change it.
+    A block is closed when a later one has begun on a complete line: from then on no text can change it. Closed blocks
+    are paid for by the message's budget. What is looked at again and again has a budget for each time, and a tail or
+    a search for blocks that was over it waits: for the block's end, or until there is twice as much to look at.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
+        self._budget = budget or Budget()
         self._text = ""
         self._held = ""  # a carriage return at the end may be half of a line end
         self._closed_to = 0
         self._tail_is_slow = False
+        self._enough_to_look = 0
 
     def feed(self, more: str) -> Rendered:
         """Take more text. Takes time: not on the loop."""
         more = self._held + more
         self._held = "\r" if more.endswith("\r") else ""
         self._text += more.removesuffix("\r").replace("\r\n", "\n").replace("\r", "\n")
-        closed = self._close_blocks()
+        closed = self._close_plain() if self._budget.spent else self._close_blocks(Deadline(TICK_SECONDS))
         return Rendered(closed, self._render_tail())
 
     def finish(self) -> Rendered:
         """Close everything."""
         rest = self._text[self._closed_to :] + self._held
         self._text, self._held, self._closed_to = self._text + self._held, "", len(self._text) + len(self._held)
-        return Rendered(render_markdown(rest) if rest.strip(" \t\n") else "", "")
+        return Rendered(render_markdown(rest, budget=self._budget) if rest.strip(" \t\n") else "", "")
 
-    def _close_blocks(self) -> str:
+    def _close_blocks(self, tick: Deadline) -> str:
         complete = self._text.rfind("\n") + 1
-        if complete <= self._closed_to:
+        if complete - self._closed_to <= self._enough_to_look:
             return ""
         lines = split_lines(self._text[self._closed_to : complete])
-        blocks = top_level_blocks("".join(lines))
-        if len(blocks) < 2:
+        try:
+            blocks = top_level_blocks("".join(lines), tick)
+        except OverBudgetError:
+            self._enough_to_look = 2 * (complete - self._closed_to)
             return ""
-        html = "".join(render_markdown("".join(lines[block.start : block.end])) for block in blocks[:-1])
-        self._closed_to += sum(len(line) for line in lines[: blocks[-1].start])
-        self._tail_is_slow = False
+        html, done = "", 0
+        for block, following in pairwise(blocks):
+            if done and tick.passed:
+                break
+            text = "".join(lines[block.start : block.end])
+            try:
+                html += render_block(text, self._budget)
+            except OverBudgetError:
+                html += render_unformatted(text, self._budget)
+            done = following.start
+            self._tail_is_slow = False
+            self._enough_to_look = 0
+        self._closed_to += sum(len(line) for line in lines[:done])
         return html
+
+    def _close_plain(self) -> str:
+        """Nothing is left to spend: whole paragraphs go out as they are."""
+        end = self._text.rfind("\n\n", self._closed_to)
+        text = self._text[self._closed_to : max(end, self._closed_to)].strip("\n")
+        self._closed_to = max(end, self._closed_to)
+        return render_unformatted(text, self._budget) if text else ""
 
     def _render_tail(self) -> str:
         tail = self._text[self._closed_to :]
         if not tail.strip(" \t\n"):
             return ""
-        if self._tail_is_slow or len(tail) > MAX_TAIL_CHARACTERS:
+        if self._tail_is_slow or len(tail) > MAX_TAIL_CHARACTERS or self._budget.spent:
             return render_plain(tail)
-        started = time.thread_time()  # a pause that others caused says nothing of the text
-        html = render_markdown(complete(tail), colour=False)
-        self._tail_is_slow = time.thread_time() - started > TAIL_BUDGET_SECONDS
-        return html
+        try:
+            return render_within(complete(tail), Deadline(TICK_SECONDS), colour=False)
+        except OverBudgetError:
+            self._tail_is_slow = True
+            return render_plain(tail)

@@ -6,11 +6,11 @@
   const palette = document.getElementById("palette");
   const problem = document.getElementById("composer-problem");
   const options = [...palette.querySelectorAll("[role=option]")];
-  let [shown, at, closed] = [[], 0, false];
+  let [shown, at, closed, refused] = [[], 0, false, null]; // `refused`: no command, and sent as it is if sent again
   const typed = () => /^\/(\w*)(?:\s+(.*))?$/s.exec(text.value); // "//..." and "/usr/bin" are no commands
   // As many letters from the beginning as possible, then as few strange ones.
   const distance = (a, b) => [...a].filter((letter) => !b.includes(letter)).length
-    - 9 * [...a].findIndex((letter, at) => letter !== b[at]);
+    - 9 * [...a, ""].findIndex((letter, at) => letter !== b[at]);
   const choose = (index) => {
     at = index;
     for (const option of options) option.setAttribute("aria-selected", option === shown[at]);
@@ -59,29 +59,35 @@
       option.dispatchEvent(new Event("run"));
     },
   };
+  const complete = (option, more) => write(`/${option.dataset.name}${typed()?.[2] ? ` ${typed()[2]}` : more}`);
   const run = (option) => {
     const [, name, argument = ""] = typed();
-    if (!option.dataset.name.startsWith(name.toLowerCase())) return write(`/${option.dataset.name} `); // offered, not run
     const said = argument.trim().toLowerCase();
     const fits = new RegExp(`^(?:${option.dataset.takes})?$`).test(said);
+    if (!option.dataset.name.startsWith(name.toLowerCase())) { // offered, not run
+      if (fits) return complete(option, " ");
+      [refused, closed] = [text.value, true];
+      draw();
+      return problem.textContent = palette.dataset.unknown.replace("{name}", name);
+    }
     problem.textContent = option.dataset.refused ?? (fits ? "" : option.dataset.misused);
     if (fits) write(""); // what does not fit stays to be mended
     if (!problem.textContent) acts[(!said && option.dataset.bare) || option.dataset.act](option, said);
   };
-  text.addEventListener("input", () => { closed = false; draw(); });
+  text.addEventListener("input", () => { [closed, refused] = [false, null]; draw(); });
   text.addEventListener("keydown", (event) => {
     if (palette.hidden || event.isComposing) return;
     const step = { ArrowDown: 1, ArrowUp: shown.length - 1 }[event.key];
     if (step !== undefined) choose((at + step) % shown.length);
     else if (event.key === "Escape") { closed = true; draw(); }
-    else if (event.key === "Tab" && !event.shiftKey) write(`/${shown[at].dataset.name}${"argument" in shown[at].dataset ? " " : ""}`);
+    else if (event.key === "Tab" && !event.shiftKey) complete(shown[at], "argument" in shown[at].dataset ? " " : "");
     else if (event.key === "Enter" && !event.shiftKey) run(shown[at]);
     else return;
     event.preventDefault();
     event.stopImmediatePropagation();
   }, true);
   form.addEventListener("submit", (event) => {
-    if (!typed() || event.submitter?.matches("[data-stop]")) return;
+    if (!typed() || text.value === refused || event.submitter?.matches("[data-stop]")) return;
     event.preventDefault();
     event.stopImmediatePropagation();
     closed = false;

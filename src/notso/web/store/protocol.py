@@ -273,6 +273,9 @@ class ChatStore(Protocol):
     async def save_answer(self, answer: StoredMessage) -> None:
         """Write text, tool calls, state, note, numbers and HTML of an answer. A deleted one stays deleted."""
 
+    async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
+        """Write the HTML of messages whose text is still what it was made from."""
+
     async def save_response(self, owner: str, response: StoredResponse) -> None:
         """Keep a response, the newest thousand of each owner."""
 

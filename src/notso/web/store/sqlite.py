@@ -182,6 +182,9 @@ class SQLiteStore:
     async def save_answer(self, answer: StoredMessage) -> None:
         await self._write(lambda db: turns.save_answer(db, answer))
 
+    async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
+        await self._write(lambda db: turns.keep_html(db, messages))
+
     async def backup(self, target: Path) -> None:
         work = lambda: self._require_writer().copy(target)  # noqa: E731
         await asyncio.get_running_loop().run_in_executor(self._write_thread, work)

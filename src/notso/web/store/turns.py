@@ -131,6 +131,15 @@ def save_answer(db: sqlite3.Connection, answer: StoredMessage) -> None:
         index_message(db, owner, answer)
 
 
+def keep_html(db: sqlite3.Connection, messages: Iterable[StoredMessage]) -> None:
+    """See ChatStore."""
+    db.executemany(
+        "UPDATE messages SET answer_html = ?, reasoning_html = ?, renderer = ? WHERE id = ? AND content = ?"
+        " AND reasoning = ? AND state NOT IN ('queued', 'running')",
+        ((m.answer_html, m.reasoning_html, m.renderer, m.id, m.content, m.reasoning) for m in messages),
+    )
+
+
 def add_chat(db: sqlite3.Connection, owner: str, chat: Chat, messages: Iterable[StoredMessage]) -> None:
     """See ChatStore."""
     insert_chat(db, owner, chat)

@@ -1,0 +1,100 @@
+"""The HTML of stored messages: made when an answer ends, or else once, when it is first shown, and kept with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from notso.web.chat.tool_rounds import parts_of
+from notso.web.chat.turn_log import CARD_MARK
+from notso.web.chat.turns import Turns
+from notso.web.errors import StorageError
+from notso.web.rendering.budget import Budget, Deadline
+from notso.web.rendering.fair_queue import FairQueue
+from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
+from notso.web.store.protocol import ChatStore, StoredMessage
+from notso.web.store.tree import Shown
+
+PIECE_SECONDS = 0.1
+"""Messages are made in pieces of so long; the last one of a piece may take its whole budget."""
+WAIT_SECONDS = 5.0
+"""A page shows what is not made by then as plain text."""
+
+
+class KeptHtml:
+    """Gives messages their HTML. What was imported, edited, interrupted, or rendered by an older version is rendered
+    here once and saved; an answer that is being written has the HTML that its readers were sent.
+    """
+
+    def __init__(self, store: ChatStore, turns: Turns, queue: FairQueue) -> None:
+        self._store = store
+        self._turns = turns
+        self._queue = queue
+        self._at_work: dict[str, asyncio.Task[list[StoredMessage]]] = {}
+
+    async def path(self, path: Sequence[Shown], *, questions: bool) -> list[Shown]:
+        """The same branch with HTML: of its answers, and with `questions` of these too."""
+        wanted = [each.message for each in path if questions or each.message.role == "assistant"]
+        made = {message.id: message for message in await self.messages(wanted)}
+        return [replace(each, message=made.get(each.message.id, each.message)) for each in path]
+
+    async def messages(self, messages: Sequence[StoredMessage]) -> list[StoredMessage]:
+        """The same messages of one chat with HTML; without it where that took too long."""
+        stale = [message for message in messages if _is_stale(message)]
+        made = await self._made(stale) if stale else {}
+        return [self._so_far(made.get(each.id, each)) for each in messages]
+
+    def _so_far(self, message: StoredMessage) -> StoredMessage:
+        turn = self._turns.find(message.generation_id or "") if message.active else None
+        if turn is None:
+            return message
+        answer, reasoning = turn.log.html("answer"), turn.log.html("reasoning")
+        return replace(message, answer_html=answer, reasoning_html=reasoning, renderer=RENDERER_VERSION)
+
+    async def _made(self, stale: list[StoredMessage]) -> dict[str, StoredMessage]:
+        chat_id, made = stale[0].chat_id, dict[str, StoredMessage]()
+        deadline = time.monotonic() + WAIT_SECONDS
+        while stale and (left := deadline - time.monotonic()) > 0:
+            work = self._at_work.get(chat_id) or self._begin(chat_id, stale)
+            await asyncio.wait({work}, timeout=left)
+            if work.done():
+                made |= {each.id: each for each in work.result()}
+                stale = [each for each in stale if each.id not in made or made[each.id].content != each.content]
+        return made
+
+    def _begin(self, chat_id: str, stale: list[StoredMessage]) -> asyncio.Task[list[StoredMessage]]:
+        """One piece for all readers of a chat, saved though they have all left."""
+        work = self._at_work[chat_id] = asyncio.create_task(self._make(chat_id, stale))
+        work.add_done_callback(lambda _: self._at_work.pop(chat_id))
+        return work
+
+    async def _make(self, chat_id: str, stale: list[StoredMessage]) -> list[StoredMessage]:
+        piece = await self._queue.run(chat_id, lambda: _piece(stale))
+        with contextlib.suppress(StorageError):  # then it is made anew
+            await self._store.keep_html(piece)
+        return piece
+
+
+def with_html(message: StoredMessage) -> StoredMessage:
+    """A message with its HTML, within the budget of one. Takes time: not on the loop."""
+    budget = Budget()
+    answer = CARD_MARK.join(render_markdown(part, budget=budget) for part in parts_of(message))
+    reasoning = render_markdown(message.reasoning, budget=budget)
+    return replace(message, answer_html=answer, reasoning_html=reasoning, renderer=RENDERER_VERSION)
+
+
+def _piece(messages: Iterable[StoredMessage]) -> list[StoredMessage]:
+    piece: list[StoredMessage] = []
+    deadline = Deadline(PIECE_SECONDS)
+    for message in messages:
+        piece.append(with_html(message))
+        if deadline.passed:
+            break
+    return piece
+
+
+def _is_stale(message: StoredMessage) -> bool:
+    return message.renderer != RENDERER_VERSION and not message.active

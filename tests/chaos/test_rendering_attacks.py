@@ -1,0 +1,76 @@
+"""Answers made to be slow to read as Markdown: they may cost their own chat its layout, and nobody else anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from chaos.ledger import LONG, Ledger
+from chaos.victim import ANSWERED, Victim, Witness
+
+from notso.web.wording import words
+
+SIZE = 256 * 1024 - 1  # the longest that is read as Markdown
+SHAPES = (
+    ("[", 16_000),
+    ("![a](", 3_200),
+    ("$$", 8_000),
+    ("a\n===\n", 45_000),
+    ("- a\n", 65_000),
+    ("a  \n", 3_900),
+    ("*a_", 5_300),
+    ("[a](", 4_000),
+)
+"""What a paragraph is made of, and how often; as many paragraphs as there is room for."""
+READERS = 3
+SAY = """
+size, shapes = settings.pop("size"), settings.pop("shapes")
+
+def script(messages, thinking):
+    text = messages[-1].content
+    if text.isdigit():
+        unit, times = shapes[int(text)]
+        text = (unit * times + "\\n\\n") * (size // len(unit * times) + 1)
+    yield from say(text[:size], piece=16_384)
+"""
+"""The engine's answers: a number asks for one of the shapes."""
+
+
+def at_once(jobs: Iterable[Callable[[], object]]) -> None:
+    with ThreadPoolExecutor(32) as threads:
+        for done in [threads.submit(job) for job in jobs]:
+            done.result()
+
+
+def test_a_chat_that_is_slow_to_lay_out(victim: Callable[..., Victim], ledger: Ledger) -> None:
+    """Its answers come without HTML, as in an import; they are laid out once, however many ask for them."""
+    server = victim()
+    answers, views = (8, 10) if LONG else (1, 2)
+    texts = [(unit * times + "\n\n") * (SIZE // len(unit * times) + 1) for unit, times in SHAPES[:answers]]
+    turns = [(("user", "?"), ("assistant", text[:SIZE])) for text in texts]
+    messages = [{"role": role, "content": content} for turn in turns for role, content in turn]
+    pages: list[str] = []
+    with Witness(server) as witness:
+        made = server.client.post("/import", content=json.dumps(messages), headers={"content-type": "application/json"})
+        assert made.status_code == 303, made.text[:300]
+        chat = str(made.headers["location"])
+        at_once([lambda: server.client.get(chat)] * READERS)
+        while words["not_yet_laid_out"] in (page := server.client.get(chat).text):
+            pass
+        at_once([lambda: [pages.append(server.client.get(chat).text) for _ in range(views)]] * READERS)
+    looks = {text.count("<em>") for text in (page, *pages)}
+    figures = witness.figures | {"shown plain": page.count(words["unformatted"])}
+    tried = f"a chat of {answers} answers of 256 KiB, asked for by {READERS} at once, {views} times each when laid out"
+    ledger.note("clients", "answers that are slow to read as Markdown", tried, len(looks) - 1, figures)
+
+
+def test_slow_answers_in_many_chats(victim: Callable[..., Victim], ledger: Ledger) -> None:
+    """Written at the same time, each with readers that come back until it is done."""
+    chats = 8 if LONG else 2
+    server = victim(SAY, shapes=SHAPES, size=SIZE if LONG else 60_000)
+    with Witness(server) as witness:
+        paths = [server.ask(str(number % len(SHAPES))) for number in range(chats)]
+        at_once([lambda path=path: server.wait_for(ANSWERED, path, 400) for path in paths])  # type: ignore[misc]
+    tried = f"{chats} chats whose answers come at once, each read until it is done"
+    ledger.note("clients", "answers that are slow to read as Markdown, in many chats", tried, 0, witness.figures)

@@ -1,0 +1,79 @@
+"""Rendering in turn: how long one chat may keep another waiting, and what becomes of work nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+
+from notso.web.rendering.fair_queue import FairQueue
+
+
+async def begun(queue: FairQueue) -> tuple[threading.Event, asyncio.Task[bool]]:
+    """Work that holds the thread until the event is set."""
+    free = threading.Event()
+    task = asyncio.create_task(queue.run("first", lambda: free.wait(60)))
+    await asyncio.sleep(0)
+    return free, task
+
+
+def test_a_chat_waits_for_one_piece_of_another_at_most() -> None:
+    async def run() -> list[str]:
+        queue, order = FairQueue(), list[str]()
+        free, _ = await begun(queue)
+        many = [asyncio.create_task(queue.run("many", lambda: order.append("many"))) for _ in range(100)]
+        await asyncio.sleep(0)
+        few = [asyncio.create_task(queue.run(name, partial(order.append, name))) for name in ("a", "b", "a")]
+        await asyncio.sleep(0)
+        free.set()
+        await asyncio.gather(*many, *few)
+        queue.close()
+        return order
+
+    order = asyncio.run(run())
+    assert order[:6] == ["many", "a", "b", "many", "a", "many"] and len(order) == 103
+
+
+def test_what_is_raised_is_raised_where_it_was_asked_for_and_the_next_goes_on() -> None:
+    async def run() -> int:
+        queue = FairQueue()
+        with pytest.raises(ZeroDivisionError):
+            await queue.run("a", lambda: 1 // 0)
+        result = await queue.run("a", lambda: 7)
+        queue.close()
+        return result
+
+    assert asyncio.run(run()) == 7
+
+
+def test_work_nobody_waits_for_is_not_done() -> None:
+    async def run() -> list[str]:
+        queue, done = FairQueue(), list[str]()
+        free, first = await begun(queue)
+        given_up = asyncio.create_task(queue.run("a", lambda: done.append("given up")))
+        kept = asyncio.create_task(queue.run("b", lambda: done.append("kept")))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        free.set()
+        await asyncio.gather(first, kept)
+        queue.close()
+        return done
+
+    assert asyncio.run(run()) == ["kept"]
+
+
+def test_closed_it_leaves_nobody_waiting() -> None:
+    async def run() -> None:
+        queue = FairQueue()
+        free, first = await begun(queue)
+        waiting = asyncio.create_task(queue.run("a", lambda: None))
+        await asyncio.sleep(0)
+        queue.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        free.set()
+        assert await first
+
+    asyncio.run(run())
