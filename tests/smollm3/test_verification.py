@@ -25,7 +25,7 @@ SIZES = {"layers": 4, "hidden": 256, "ffn": 512, "heads": 4, "kv_heads": 1, "voc
 @pytest.fixture
 def path(tmp_path: Path, own_home: Path, small_metadata: dict[str, Any]) -> Path:
     path = tmp_path / "small.gguf"
-    write_synthetic(path, **SIZES, tokenizer=small_metadata, template="x")
+    write_synthetic(path, **SIZES, tokenizer=small_metadata, template="{{ messages[-1].content }}")
     return path
 
 
