@@ -37,7 +37,8 @@ FLOORS = {
 """Versions that mended something; the newest of them stand in the lock files anyway."""
 
 LICENCES = re.compile(
-    r"MIT|BSD|Apache|ISC|0BSD|PSF|Python Software Foundation|MPL-2\.0|Mozilla Public|Unlicense|CC0|Zlib|CNRI", re.IGNORECASE
+    r"MIT|BSD|Apache|ISC|0BSD|PSF|Python Software Foundation|MPL-2\.0|Mozilla Public|Unlicense|CC0|Zlib|CNRI",
+    re.IGNORECASE,
 )
 UNWANTED_LICENCES = re.compile(r"\bA?GPL|Affero|SSPL|BUSL|Commons Clause", re.IGNORECASE)
 
@@ -110,7 +111,9 @@ def vulnerabilities(program: Path) -> list[str] | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS)
         answer = json.loads(done.stdout)["dependencies"]
     except (subprocess.TimeoutExpired, ValueError, KeyError) as error:
-        said = done.stderr.strip().splitlines()[-1:] if not isinstance(error, subprocess.TimeoutExpired) else ["no answer"]
+        said = (
+            done.stderr.strip().splitlines()[-1:] if not isinstance(error, subprocess.TimeoutExpired) else ["no answer"]
+        )
         print(*said, file=sys.stderr)
         return None
     return judged(answer)
@@ -128,7 +131,9 @@ def judged(answer: list[dict[str, object]]) -> list[str] | None:
 def main(program: Path) -> int:
     """Print what was looked at and what was found."""
     installed = list(importlib.metadata.distributions())
-    pinned = {name: version for group in INSTALLED_GROUPS for name, (version, _) in locked(FOLDER / f"{group}.txt").items()}
+    pinned = {
+        name: version for group in INSTALLED_GROUPS for name, (version, _) in locked(FOLDER / f"{group}.txt").items()
+    }
     run = set(locked(FOLDER / "run.txt"))
     checks = {
         "versions": versions(installed, pinned),
