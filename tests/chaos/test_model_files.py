@@ -1,4 +1,4 @@
-"""Model files of strangers: whatever their metadata claims, `verify` and an engine refuse them in one line, or they run.
+"""Model files of strangers: whatever they claim, `verify` and an engine refuse them in one line, or they run.
 
 Each file is a small sound one with one to three things changed that mean something: a key gone, of another type or out
 of range, texts of the vocabulary doubled, emptied, huge or hostile, merges, ids, kinds and templates of all sorts,
