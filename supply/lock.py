@@ -41,7 +41,7 @@ def locked(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
 
 def main() -> None:
     environment = dict(os.environ)
-    asked = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True)
+    asked = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index_url"], capture_output=True)
     if asked.returncode == 0 and "UV_DEFAULT_INDEX" not in environment:
         environment["UV_DEFAULT_INDEX"] = asked.stdout.decode().strip()
     written: set[str] = set()
