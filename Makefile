@@ -8,7 +8,7 @@ BROWSER := $(shell command -v chromium || command -v chromium-browser || command
 ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser lint format bench results parity fuzz chaos clean stub \
-  sanitize screenshots
+  sanitize screenshots lock audit sbom
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -87,6 +87,16 @@ sanitize: $(VENV)/.dev  ## run the native code under the sanitizers for long (SA
 stub: $(VENV)/.dev  ## write the typed stub of the native module anew, after its bindings changed
 	@$(BIN)/python -m nanobind.stubgen -q -m notso.qtensor._native -o src/notso/qtensor/_native.pyi
 
+lock: build/tools-lock/.done  ## write the hashes of supply/ anew, after a change of constraints.txt or pyproject.toml
+	@build/tools-lock/bin/python supply/lock.py
+
+audit: $(VENV)/.dev  ## look over what is installed: versions, files, start files, licences, known vulnerabilities
+	@$(MAKE) --no-print-directory build/tools-audit/.done || echo "pip-audit could not be installed"
+	@$(BIN)/python supply/audit.py build/tools-audit/bin/pip-audit
+
+sbom: $(VENV)/.dev  ## write build/sbom.json: what the program is made of, as CycloneDX
+	@$(BIN)/python supply/sbom.py build/sbom.json
+
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis artifacts
 
@@ -100,17 +110,30 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is needed (Debian: apt install python3-venv)"; rm -rf $(VENV); exit 1; }
 
-$(VENV)/.build-tools: $(BIN)/python constraints.txt
+# Every archive is one whose hash the lock files name; they are complete, so nothing else is looked for. What the venv
+# module has put there is replaced: an old pip, and setuptools, which nothing needs.
+LOCKED := install --require-hashes --no-deps -r
+
+$(VENV)/.build-tools: $(BIN)/python supply/build.txt
 	@echo "installing build tools ..."
-	@$(PIP) install -c constraints.txt scikit-build-core nanobind cmake ninja
+	@$(PIP) $(LOCKED) supply/build.txt
+	@$(PIP) uninstall -y setuptools wheel 2>/dev/null
 	@touch $@
 
-$(VENV)/.run: $(VENV)/.build-tools $(NATIVE)
+$(VENV)/.run: $(VENV)/.build-tools supply/run.txt $(NATIVE)
 	@echo "building notso (a minute the first time) ..."
-	@$(PIP) install -c constraints.txt --no-build-isolation -e .
+	@$(PIP) $(LOCKED) supply/run.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+$(VENV)/.dev: $(VENV)/.run supply/dev.txt
 	@echo "installing test and lint tools ..."
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@$(PIP) $(LOCKED) supply/dev.txt
+	@$(PIP) check
+	@touch $@
+
+# Tools that the project itself never imports, each in an environment of its own.
+build/tools-%/.done: supply/%.txt | $(BIN)/python
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check -qq $(LOCKED) $<
 	@touch $@

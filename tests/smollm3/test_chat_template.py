@@ -180,7 +180,7 @@ def test_tools_are_json_and_never_python(template_source: str) -> None:
 
 
 def test_a_template_that_cannot_show_tools_says_so() -> None:
-    template = ChatTemplate("{{ messages[0].content }}{{ tools }}")
+    template = ChatTemplate("{{ messages[-1].content }}{{ tools }}")
     assert template.render([Message("user", "hi")], tools=[]) == "hi"
     with pytest.raises(InvalidRequestError, match="cannot show tools") as raised:
         template.render([Message("user", "hi")], tools=[WEATHER])
@@ -237,7 +237,7 @@ def test_without_a_date_it_is_today(template_source: str) -> None:
     ],
 )
 def test_conversations_that_cannot_be_are_refused(messages: list[Message], said: str) -> None:
-    template = ChatTemplate("{{ messages[0].content }}")
+    template = ChatTemplate("{{ messages[-1].content }}")
     with pytest.raises(InvalidRequestError, match=said) as raised:
         template.render(messages)
     assert raised.value.param == "messages"
@@ -245,16 +245,19 @@ def test_conversations_that_cannot_be_are_refused(messages: list[Message], said:
 
 @pytest.mark.parametrize("tool", ["f", 3, {"a": {1, 2}}, {"a": float("nan")}, {"a": "\ud800"}, ["x"]])
 def test_tools_that_are_no_json_are_refused(tool: Any) -> None:
-    template = ChatTemplate("{{ messages[0].content }}{{ xml_tools }}")
+    template = ChatTemplate("{{ messages[-1].content }}{{ xml_tools }}")
     with pytest.raises(InvalidRequestError) as raised:
         template.render([Message("user", "hi")], tools=[tool])
     assert raised.value.param == "tools"
 
 
 def test_a_template_that_refuses_the_messages_is_quoted() -> None:
-    source = "{% if messages[0].content == 'no' %}{{ raise_exception('not \\x1b[31m that: ' ~ 'x' * 999) }}{% endif %}"
+    source = (
+        "{% if messages[-1].content == 'no' %}{{ raise_exception('not \\x1b[31m that: ' ~ 'x' * 999) }}{% endif %}"
+        "{{ messages[-1].content }}"
+    )
     template = ChatTemplate(source)
-    assert template.render([Message("user", "yes")]) == ""
+    assert template.render([Message("user", "yes")]) == "yes"
     with pytest.raises(TemplateError, match=r"says: not \\x1b\[31m that: x+$") as raised:
         template.render([Message("user", "no")])
     assert len(str(raised.value)) < 300
@@ -301,3 +304,21 @@ def test_the_demo_s_template_is_the_one_in_training() -> None:
     source = (Path(__file__).parents[2] / "training/chat_template.jinja").read_text()
     with gguf.open("rb") as file:
         assert source.rstrip("\n").encode() in file.read(8 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("", "prints nothing"),
+        (" \n{# a comment #}", "prints nothing"),
+        ("{% if enable_thinking %}{{ messages[-1].content }}{% endif %}", "prints nothing"),
+        ("always the same", "leaves out what is asked"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out what is asked"),
+        ("{{ messages[0].content }}", "leaves out what is asked"),  # hears the first question of a chat and no other
+        ("{{ messages[-1].content[:5] }}", "leaves out what is asked"),
+        ("{% if messages|length > 1 %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}", "ZeroDivisionError"),
+    ],
+)
+def test_a_template_that_drops_what_is_asked_is_refused_at_load(source: str, told: str) -> None:
+    with pytest.raises(TemplateError, match=told):
+        ChatTemplate(source)

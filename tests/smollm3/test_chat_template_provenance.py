@@ -40,7 +40,7 @@ def test_without_the_stand_in_the_check_stops_the_request(
 
 
 def test_a_conversation_with_every_stand_in_is_refused(small_tokenizer: Tokenizer) -> None:
-    template = ChatTemplate("{{ messages[0].content }}", small_tokenizer.specials)
+    template = ChatTemplate("{{ messages[-1].content }}", small_tokenizer.specials)
     everything = "".join(map(chr, [*range(0x2000, 0xD800), *range(0x20000, 0x2A6E0)]))
     with pytest.raises(InvalidRequestError, match="too many different characters"):
         template.render([Message("user", everything)])
@@ -49,9 +49,9 @@ def test_a_conversation_with_every_stand_in_is_refused(small_tokenizer: Tokenize
 @pytest.mark.parametrize(
     "source",
     [
-        "{{ '<|im_' ~ messages[0].content }}",  # glues half a token of its own to content
-        "{{ messages[0].content.replace('[', '<') }}",
-        "{% if 'bomb' in messages[0].content %}<think>{% endif %}{{ messages[0].content }}",
+        "{{ '<|im_' ~ messages[-1].content }}",  # glues half a token of its own to content
+        "{{ messages[-1].content.replace('[', '<') }}",
+        "{% if 'bomb' in messages[-1].content %}<think>{% endif %}{{ messages[-1].content }}",
     ],
 )
 def test_a_template_that_makes_special_tokens_of_content_is_caught(source: str, small_tokenizer: Tokenizer) -> None:
@@ -62,5 +62,5 @@ def test_a_template_that_makes_special_tokens_of_content_is_caught(source: str, 
 
 
 def test_a_template_s_own_stand_in_stays_what_it_is(small_tokenizer: Tokenizer) -> None:
-    template = ChatTemplate("‹{{ messages[0].content }}⟨", small_tokenizer.specials)
+    template = ChatTemplate("‹{{ messages[-1].content }}⟨", small_tokenizer.specials)
     assert template.render([Message("user", "a < b ❮")]) == "‹a < b ❮⟨"

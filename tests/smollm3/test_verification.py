@@ -25,7 +25,7 @@ SIZES = {"layers": 4, "hidden": 256, "ffn": 512, "heads": 4, "kv_heads": 1, "voc
 @pytest.fixture
 def path(tmp_path: Path, own_home: Path, small_metadata: dict[str, Any]) -> Path:
     path = tmp_path / "small.gguf"
-    write_synthetic(path, **SIZES, tokenizer=small_metadata, template="x")
+    write_synthetic(path, **SIZES, tokenizer=small_metadata, template="{{ messages[-1].content }}")
     return path
 
 
@@ -150,3 +150,23 @@ def test_no_gguf_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(GGUFError):
         verify_file(tmp_path / "x.gguf")
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [("x", "leaves out what is asked"), (" ", "prints nothing"), ("{% if %}", "chat template says")],
+)
+def test_a_template_that_no_engine_takes_is_reported(
+    tmp_path: Path, small_metadata: dict[str, Any], template: str, told: str
+) -> None:
+    path = tmp_path / "small.gguf"
+    write_synthetic(path, **SIZES, tokenizer=small_metadata, template=template)
+    found = verify_file(path, hash_file=False)
+    assert found.structure_problem is None and found.prompt_problem is not None
+    assert told in found.problems[0] and len(found.problems) == 1 and not found.ok
+
+
+def test_a_vocabulary_that_no_engine_takes_is_reported(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"<|im_end|>", b"<|im_END|>").replace(b"<|im_start|>", b"[|im_start|>"))
+    found = verify_file(path, hash_file=False)
+    assert found.prompt_problem is not None and "[|im_start|>" in found.prompt_problem and not found.ok

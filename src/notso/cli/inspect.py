@@ -47,7 +47,7 @@ def describe(found: Inspection, *, tensors: bool) -> list[str]:
     """The report for people, section by section."""
     known = f", the length of {found.known_as} (`notso verify` compares all of it)" if found.known_as else ""
     lines = [
-        f"{found.path}: {terminal.gigabytes(found.size_bytes)}, GGUF {found.gguf_version}{known}",
+        f"{terminal.on_one_line(found.path)}: {terminal.gigabytes(found.size_bytes)}, GGUF {found.gguf_version}{known}",
         f"{len(found.tensors)} tensors, {found.parameters:,} parameters, {found.bits_per_parameter:.2f} bits each, "
         f"{terminal.gigabytes(found.tensor_bytes)} from byte {found.data_offset:,} on",
     ]
@@ -91,11 +91,16 @@ def _tokenizer(found: TokenizerInfo) -> list[str]:
         which = f"published: {found.template_known}" if found.template_known else "not a published one"
         template = f"{found.template_bytes:,} bytes, {which}, SHA-256 {found.template_sha256[:16]}..."
     return [
-        f"{found.kind or 'unnamed'}, pre-tokeniser {found.pre or 'unnamed'}, "
-        f"{found.tokens:,} tokens, {found.merges:,} merges",
+        f"{_named(found.kind)}, pre-tokeniser {_named(found.pre)}, {found.tokens:,} tokens, {found.merges:,} merges",
         f"{found.control_tokens} control tokens, {found.user_defined_tokens} user-defined tokens",
         f"chat template: {template}",
     ]
+
+
+def _named(text: str) -> str:
+    from notso.qtensor.errors import MAX_QUOTED_CHARACTERS, one_line
+
+    return one_line(text, MAX_QUOTED_CHARACTERS) or "unnamed"
 
 
 def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:

@@ -29,6 +29,11 @@ def harmless(text: str) -> str:
     return text.translate(_HARMLESS)
 
 
+def on_one_line(text: str) -> str:
+    """`text` harmless, with newlines and tabs made visible as well: a name that somebody else gave to something."""
+    return harmless(text).translate({0x09: "\u2409", 0x0A: "\u240a"})
+
+
 def prepare_streams() -> None:
     """Make writing safe: no stream is missing, and a character the terminal cannot encode is replaced."""
     for name in ("stdout", "stderr"):
@@ -91,6 +96,7 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[
     """Rows as lines with their cells aligned; columns in `right` are flush right."""
     if not rows:
         return []
+    rows = [[on_one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(

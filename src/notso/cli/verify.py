@@ -27,10 +27,11 @@ def verify(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Check a file's hash, structure and every tensor.
+    """Check a file's hash, structure, prompts and tensors.
 
-    The SHA-256 is compared with the published ones, and each tensor's quantised product with that of its dequantised
-    reference; the worst error is shown. Exit code 3 if something is wrong.
+    The SHA-256 is compared with the published ones, tokenizer and chat template are tried out, and each tensor's
+    quantised product is compared with that of its dequantised reference; the worst error is shown. Exit code 3 if
+    something is wrong.
     """
     from notso.smollm3 import hub
     from notso.smollm3.verification import verify_file
@@ -65,9 +66,10 @@ def describe(found: Verification, *, tensors: bool) -> list[str]:
     """The report for people."""
     known = f"the published {found.known_as}" if found.known_as else "not a published file"
     lines = [
-        f"{found.path}: {terminal.gigabytes(found.size_bytes)}",
+        f"{terminal.on_one_line(found.path)}: {terminal.gigabytes(found.size_bytes)}",
         f"SHA-256    {found.sha256} ({known})",
         f"structure  {found.structure_problem or 'ok'}",
+        f"prompts    {found.prompt_problem or 'ok'}",
     ]
     rows = [["type", "tensors", "rows multiplied", "worst error", "allowed", "in"]]
     for name in sorted({check.format for check in found.tensors}):

@@ -12,9 +12,32 @@ Every error of the project descends from `NotsoError`; each floor maps what it r
 
 from __future__ import annotations
 
+MAX_MESSAGE_CHARACTERS = 600
+"""Of one error: a screen's few lines. What a file or a request said in it may be a megabyte."""
+
+MAX_QUOTED_CHARACTERS = 80
+"""Of one value that a message quotes, so that the message still says what is wrong with it."""
+
+
+def one_line(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
+    """`text` cut at `limit` characters, with newlines, control characters and their like escaped."""
+    shown = text if len(text) <= limit else text[: limit - 3] + "..."
+    return shown if shown.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+
+
+def quoted(value: object) -> str:
+    """A name or value out of a file, fit to stand within a line."""
+    if isinstance(value, str) and len(value) > MAX_QUOTED_CHARACTERS:
+        value = value[: MAX_QUOTED_CHARACTERS - 3] + "..."
+    return repr(value) if isinstance(value, str) else one_line(repr(value), MAX_QUOTED_CHARACTERS)
+
 
 class NotsoError(Exception):
-    """Root of everything this package raises on purpose. `str(error)` is one line, fit to be shown to a person."""
+    """Root of everything this package raises on purpose. `str(error)` is one line, fit to be shown to a person,
+    whatever a file or a request put into it."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class QTensorError(NotsoError):

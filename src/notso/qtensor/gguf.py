@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor.cursor import Cursor, StringSpan
-from notso.qtensor.errors import GGUFError, UnsupportedFormatError
+from notso.qtensor.errors import GGUFError, UnsupportedFormatError, quoted
 from notso.qtensor.formats import FORMATS, format_name
 from notso.qtensor.tensor import QTensor
 
@@ -191,12 +191,6 @@ class GGUFFile:
         return f"GGUFFile({str(self.path)!r}, {len(self.tensors)} tensors, {self.size_bytes} bytes)"
 
 
-def _quoted(text: str) -> str:
-    """A name out of the file, fit for one line of a terminal."""
-    shown = text if len(text) <= 80 else text[:77] + "..."
-    return ascii(shown)
-
-
 def _read_header(cursor: Cursor) -> tuple[int, int, int]:
     """-> version, tensor count, entry count."""
     magic = bytes(cursor.take(4, "magic"))
@@ -241,8 +235,8 @@ def _read_entries(cursor: Cursor, count: int) -> tuple[dict[str, Any], dict[str,
         start = cursor.position
         key = _read_name(cursor, f"metadata key {i}", MAX_KEY_BYTES)
         if key in entries:
-            cursor.fail(f"{_quoted(key)} appears twice", f"metadata key {i}", start)
-        field = f"metadata {_quoted(key)}"
+            cursor.fail(f"{quoted(key)} appears twice", f"metadata key {i}", start)
+        field = f"metadata {quoted(key)}"
         start = cursor.position
         kind = cursor.uint32(field)
         if kind == ARRAY:
@@ -303,8 +297,8 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict
         start = cursor.position
         name = _read_name(cursor, f"tensor name {i}", MAX_NAME_BYTES)
         if name in described:
-            cursor.fail(f"{_quoted(name)} appears twice", f"tensor name {i}", start)
-        described[name] = (start, *_read_description(cursor, f"tensor {_quoted(name)}", alignment))
+            cursor.fail(f"{quoted(name)} appears twice", f"tensor name {i}", start)
+        described[name] = (start, *_read_description(cursor, f"tensor {quoted(name)}", alignment))
     data_offset = -(-cursor.position // alignment) * alignment
     tensors: dict[str, QTensor] = {}
     for name, (start, shape, kind, size, offset) in described.items():
@@ -312,7 +306,7 @@ def _read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[int, dict
         if begin + size > cursor.position + cursor.left:
             over = begin + size - cursor.position - cursor.left
             cursor.fail(
-                f"data at {begin} of {size} bytes ends {over} bytes past the file", f"tensor {_quoted(name)}", start
+                f"data at {begin} of {size} bytes ends {over} bytes past the file", f"tensor {quoted(name)}", start
             )
         data = np.frombuffer(cursor.at(begin).take(size, name), np.uint8)
         tensors[name] = QTensor(name, FORMATS[kind], shape, data)
@@ -325,7 +319,7 @@ def _check_overlaps(cursor: Cursor, described: dict[str, tuple[int, tuple[int, .
     previous, free_from = "", 0
     for name, (start, _, _, size, offset) in sorted(described.items(), key=lambda item: item[1][4]):
         if offset < free_from:
-            cursor.fail(f"data overlaps that of {_quoted(previous)}", f"tensor {_quoted(name)}", start)
+            cursor.fail(f"data overlaps that of {quoted(previous)}", f"tensor {quoted(name)}", start)
         previous, free_from = name, offset + size
 
 

@@ -12,13 +12,14 @@ import hashlib
 import json
 import logging
 import re
+import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import chain
 from typing import Any
 
 from notso.smollm3 import template_sandbox
-from notso.smollm3.errors import EngineError, InvalidRequestError, ModelFileError, TemplateError
+from notso.smollm3.errors import EngineError, InvalidRequestError, ModelFileError, TemplateError, quoted
 from notso.smollm3.messages import ROLES, Message, Tool, ToolCall
 from notso.smollm3.special_texts import Run, SpecialTexts
 from notso.smollm3.template_sandbox import SandboxFailure
@@ -50,10 +51,10 @@ class ChatTemplate:
 
     `source` is `tokenizer.chat_template`; `specials` the texts of the vocabulary's special tokens
     (`Tokenizer.specials`); `known` the SHA-256 sums of templates that may run in this process, while any other runs in
-    a child process with limits. A probe conversation is rendered at once.
+    a child process with limits. Two probe conversations are rendered at once.
 
-    Raises TemplateError if the template is too long, does not compile or cannot render the probe, and ModelFileError if
-    a special token does not begin with `<`.
+    Raises TemplateError if the template is too long, does not compile or does not print what the probes ask, and
+    ModelFileError if a special token does not begin with `<`.
     """
 
     def __init__(
@@ -70,14 +71,42 @@ class ChatTemplate:
         self._specials = SpecialTexts(specials)
         for text in self._specials:
             if not text.startswith("<"):
-                raise ModelFileError(f"special token {text!r} does not begin with '<', so content cannot be told apart")
+                raise ModelFileError(
+                    f"special token {quoted(text)} does not begin with '<', so content cannot be told apart"
+                )
         try:
             self._template = template_sandbox.compile_template(source) if self.is_known else None
         except SandboxFailure as failure:
             raise _template_error(failure) from failure
         if not self.is_known:
             _log.warning("the model's chat template is not a known one (sha256 %s): it runs apart", self.sha256)
-        self.render([Message("user", "probe")])
+        self._probe()
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
+        """The template of a file; None where it has none. Raises what the constructor raises."""
+        source = metadata.get("tokenizer.chat_template")
+        if source is None:
+            return None
+        if not isinstance(source, str):
+            raise ModelFileError("tokenizer.chat_template must be a string")
+        return cls(source, tokenizer.specials, known=KNOWN_TEMPLATES.keys())
+
+    def _probe(self) -> None:
+        """Render what every template must be able to render: the last question has to be in what it prints."""
+        question = f"probe {secrets.token_hex(8)}"  # no template can have this in itself
+        first = [Message("user", question)]
+        later = [Message("user", "What is this?"), Message("assistant", "A test."), *first]
+        batch = [
+            _Conversation(messages, None, thinking, True).variables(str)
+            for messages in (first, later)
+            for thinking in (True, False)
+        ]
+        for printed in self._render(batch, _today()):
+            if not printed.strip():
+                raise TemplateError("the model's chat template prints nothing")
+            if question not in printed:
+                raise TemplateError("the model's chat template leaves out what is asked")
 
     def render(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from notso.smollm3.errors import ModelFileError
+from notso.smollm3.errors import ModelFileError, quoted
 
 ARCHITECTURE = "smollm3"
 
@@ -27,6 +27,12 @@ LIMITS = {
     "rope.dimension_count": (1, 1_024),
     "vocab_size": (1, 1_000_000),
     "context_length": (1, 1_048_576),
+}
+
+# the same of what is no integer; beyond these a power or a logarithm of it is no number any more
+FLOAT_LIMITS = {
+    "attention.layer_norm_rms_epsilon": (1e-12, 1.0),
+    "rope.freq_base": (2.0, 1e12),
 }
 
 YARN_FACTOR = 2.0
@@ -58,7 +64,7 @@ class SmolLM3Config:
         """Read and check every value. Raises ModelFileError naming a key that is missing, mistyped or out of range."""
         architecture = metadata.get("general.architecture")
         if architecture != ARCHITECTURE:
-            raise ModelFileError(f"general.architecture is {str(architecture)[:40]!r}; supported: {ARCHITECTURE!r}")
+            raise ModelFileError(f"general.architecture is {quoted(architecture)}; supported: {ARCHITECTURE!r}")
         hidden = _integer(metadata, "embedding_length")
         layers = _integer(metadata, "block_count")
         heads = _integer(metadata, "attention.head_count")
@@ -73,7 +79,9 @@ class SmolLM3Config:
                 raise ModelFileError(f"{ARCHITECTURE}.{key} differs from the head dimension {head_dim}")
         for key in metadata:
             if key.startswith(f"{ARCHITECTURE}.rope.scaling."):
-                raise ModelFileError(f"{key}: rope scaling inside the file is not supported; ask for a longer context")
+                raise ModelFileError(
+                    f"{quoted(key)}: rope scaling inside the file is not supported; ask for a longer context"
+                )
         vocab = _vocab_size(metadata)
         return cls(
             hidden_size=hidden,
@@ -84,8 +92,8 @@ class SmolLM3Config:
             head_dim=head_dim,
             vocab_size=vocab,
             max_position_embeddings=_integer(metadata, "context_length"),
-            rms_norm_eps=_positive(metadata, "attention.layer_norm_rms_epsilon"),
-            rope_theta=_positive(metadata, "rope.freq_base"),
+            rms_norm_eps=_number(metadata, "attention.layer_norm_rms_epsilon"),
+            rope_theta=_number(metadata, "rope.freq_base"),
             no_rope_layers=tuple(int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(layers)),
         )
 
@@ -136,11 +144,12 @@ def _integer(metadata: Mapping[str, Any], key: str, default: int | None = None) 
     return value
 
 
-def _positive(metadata: Mapping[str, Any], key: str) -> float:
+def _number(metadata: Mapping[str, Any], key: str) -> float:
     name = f"{ARCHITECTURE}.{key}"
     value = metadata.get(name)
-    if not isinstance(value, float) or not (0.0 < value < math.inf):
-        raise ModelFileError(f"{name} must be a positive, finite number")
+    low, high = FLOAT_LIMITS[key]
+    if not isinstance(value, float) or not low <= value <= high:
+        raise ModelFileError(f"{name} must be a number from {low:g} to {high:g}")
     return value
 
 

@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from notso.smollm3 import hub
-from notso.smollm3.errors import DownloadError
+from notso.smollm3 import hub, redirects
+from notso.smollm3.errors import DownloadError, quoted
 from notso.smollm3.hub import KnownFile, Progress
 
 if TYPE_CHECKING:
@@ -228,28 +227,41 @@ def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:
 def _locate(file: KnownFile) -> str:
     """Ask the Hub for the file's length and hash, and compare them before two gigabytes travel."""
     import httpx2
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    _require_https(endpoint)
+    redirects.require_safe(endpoint)
     url = hf_hub_url(file.repository, file.filename, revision=file.revision, endpoint=endpoint)
+    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
-        offered = get_hf_file_metadata(url, timeout=TIMEOUT_S, endpoint=endpoint, retry_on_errors=False)
-    except HfHubHTTPError as error:
-        raise DownloadError(f"{endpoint} refuses {file.filename}: {_status(error.response)}") from error
+        # Where the answer leads to another host, what it says of the file is on it; the token stays behind.
+        with redirects.followed(
+            get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False
+        ) as response:
+            if response.status_code >= 400:
+                raise DownloadError(f"{endpoint} refuses {file.filename}: {_status(response)}")
+            size, etag = _offered(response)
     except (httpx2.HTTPError, OSError) as error:
         raise DownloadError(f"{endpoint} cannot be reached: {_reason(error)}") from error
-    if offered.size is not None and offered.size != file.size_bytes:
+    if size is not None and size != file.size_bytes:
         raise DownloadError(
-            f"{endpoint} offers another {file.filename}: expected {file.size_bytes:,} bytes, got {offered.size:,}"
+            f"{endpoint} offers another {file.filename}: expected {file.size_bytes:,} bytes, got {size:,}"
         )
     # The ETag of a large file is its SHA-256; anything else is a mirror's own and says nothing.
-    if offered.etag is not None and len(offered.etag) == 64 and offered.etag != file.sha256:
+    if len(etag) == 64 and etag != file.sha256:
         raise DownloadError(
-            f"{endpoint} offers another {file.filename}: expected SHA-256 {file.sha256}, got {offered.etag}"
+            f"{endpoint} offers another {file.filename}: expected SHA-256 {file.sha256}, got {quoted(etag)}"
         )
     return url
+
+
+def _offered(response: httpx2.Response) -> tuple[int | None, str]:
+    """Length and ETag of the file itself, which a redirect names in headers of the Hub's own."""
+    headers = response.headers
+    size = str(headers.get("X-Linked-Size") or (not response.is_redirect and headers.get("Content-Length")) or "")
+    etag = str(headers.get("X-Linked-ETag") or headers.get("ETag") or "")
+    return int(size) if size.isdecimal() and len(size) < 20 else None, etag.removeprefix("W/").strip('"')
 
 
 def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], None]) -> None:
@@ -282,10 +294,8 @@ def _transfer(url: str, part: _Part, report: Progress) -> None:
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     if part.size:
         headers["Range"] = f"bytes={part.size}-"
-    # The address asked is the Hub's own each time: signed addresses it redirects to grow old, and on a redirect to
-    # another host the session drops the token by itself.
-    with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True) as response:
-        _require_https(str(response.url))
+    # The address asked is the Hub's own each time: signed addresses it redirects to grow old.
+    with redirects.followed(get_session(), "GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         if response.status_code in _TRANSIENT_STATUS:
             raise _Interrupted(_status(response))
         if response.status_code == 416:
@@ -312,12 +322,6 @@ def _put_in_place(file: KnownFile, arrived: Path) -> Path:
     except OSError:
         blob.replace(snapshot)  # a file system without links
     return snapshot
-
-
-def _require_https(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise DownloadError(f"models are fetched over https only, not from {parts.scheme}://{parts.hostname}")
 
 
 def _status(response: httpx2.Response) -> str:

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from notso.qtensor import backend
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.answer_options import AnswerOptions, CompleteOptions, PromptInput
-from notso.smollm3.chat_template import KNOWN_TEMPLATES, ChatTemplate
+from notso.smollm3.chat_template import ChatTemplate
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.context_logits import ContextLogits
 from notso.smollm3.engine_core import EngineCore
 from notso.smollm3.engine_plan import plan_engine, step_rows
-from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError, ModelFileError
+from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError
 from notso.smollm3.fingerprint import cache_fingerprint
 from notso.smollm3.generation import Generation, events_until
 from notso.smollm3.hub import demo_path
@@ -93,7 +93,7 @@ class Engine:
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         file.metadata.forget()
         give_back_freed()  # building the tokenizer took hundreds of megabytes for a moment
-        self._prompts = PromptWriter(_template(file, self.tokenizer, is_demo), self.tokenizer)
+        self._prompts = PromptWriter(ChatTemplate.from_gguf(file.metadata, self.tokenizer), self.tokenizer)
         cache = KVCache(
             self.config,
             plan.context_tokens,
@@ -353,12 +353,3 @@ def _end(core: EngineCore, promotion: WeightPromotion, file: GGUFFile) -> None:
     promotion.stop()
     core.close()
     file.close()
-
-
-def _template(file: GGUFFile, tokenizer: Tokenizer, is_demo: bool) -> ChatTemplate | None:
-    source = file.metadata.get("tokenizer.chat_template")
-    if source is None:
-        return None
-    if not isinstance(source, str):
-        raise ModelFileError("tokenizer.chat_template must be a string")
-    return ChatTemplate(source, tokenizer.specials, known=KNOWN_TEMPLATES.keys())

@@ -8,12 +8,17 @@ from notso.qtensor import backend
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine_plan import EnginePlan
+from notso.smollm3.errors import one_line
 from notso.smollm3.messages import ModelInfo
+
+MAX_NAME_CHARACTERS = 100
+"""Of the name that a file gives itself: it stands on the page, in the terminal and in every answer to a program."""
 
 
 def model_info(file: GGUFFile, config: SmolLM3Config, plan: EnginePlan, *, kv_bytes: int, is_demo: bool) -> ModelInfo:
     """The facts of a file as an engine with this plan runs it."""
-    name = str(file.metadata.get("general.name") or file.path.stem)
+    named = file.metadata.get("general.name")
+    name = one_line(named if named and isinstance(named, str) else file.path.stem, MAX_NAME_CHARACTERS)
     counts: dict[str, int] = {}
     for tensor in file.tensors.values():
         counts[tensor.format.name] = counts.get(tensor.format.name, 0) + 1

@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from notso.smollm3.encoded_texts import EncodedTexts
-from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
+from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError, quoted
 from notso.smollm3.special_texts import SpecialTexts
 from notso.smollm3.vocabulary import Vocabulary, end_ids, gguf_list
 
@@ -69,7 +69,7 @@ class Tokenizer:
         """
         kind = metadata.get("tokenizer.ggml.model")
         if kind != "gpt2":
-            raise ModelFileError(f"tokenizer.ggml.model is {kind!r}; supported: 'gpt2' (byte-level BPE)")
+            raise ModelFileError(f"tokenizer.ggml.model is {quoted(kind)}; supported: 'gpt2' (byte-level BPE)")
         vocabulary = Vocabulary.from_gguf(metadata)
         beside = path.with_name("tokenizer.json") if path is not None else None
         if beside is not None and beside.is_file():
@@ -114,7 +114,7 @@ class Tokenizer:
             elif text in self._vocabulary.special_ids:
                 ids.append(self._vocabulary.special_ids[text])
             else:
-                raise InvalidRequestError(f"{text!r} is not a special token of this model")
+                raise InvalidRequestError(f"{quoted(text)} is not a special token of this model")
         return ids
 
     def decode(self, ids: Iterable[int], skip_control: bool = True) -> str:
@@ -190,7 +190,7 @@ def _encoder(ordinary: dict[str, int], merges: list[Any], ignore_merges: bool, e
 def _encoder_from_gguf(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     name = metadata.get("tokenizer.ggml.pre")
     if not isinstance(name, str) or name not in PRE_TOKENISERS:
-        raise ModelFileError(f"tokenizer.ggml.pre is {name!r}; supported: {', '.join(PRE_TOKENISERS)}")
+        raise ModelFileError(f"tokenizer.ggml.pre is {quoted(name)}; supported: {', '.join(PRE_TOKENISERS)}")
     merges = [tuple(merge.split(" ", 1)) for merge in gguf_list(metadata, "tokenizer.ggml.merges", str)]
     try:
         # ignore_merges: a pre-token that is a vocabulary entry is that token, as in the official tokenizer.json.
@@ -212,7 +212,7 @@ def _encoder_from_json(path: Path, vocabulary: Vocabulary) -> tokenizers.Tokeniz
         return _encoder(vocabulary.ordinary, merges, model.get("ignore_merges", False) is True, expression)
     except Exception as error:  # whatever shape the JSON has, and the library raises no narrower class
         said = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | TypeError) else str(error)
-        raise ModelFileError(f"{path.name} beside the model does not fit it: {said}; mend or remove it") from error
+        raise ModelFileError(f"{path.name} beside the model does not fit it; mend or remove it: {said}") from error
 
 
 def _expression(data: dict[str, Any]) -> str:
@@ -245,4 +245,6 @@ def _require_same_tokens(data: dict[str, Any], vocabulary: Vocabulary) -> None:
         named = {text: index for text, index in found.items() if index not in vocabulary.unused_ids}
         if named != expected:
             text = min(text for text, _ in named.items() ^ expected.items())
-            raise ValueError(f"token {text!r} has id {named.get(text)} there and {expected.get(text)} in the model")
+            raise ValueError(
+                f"token {quoted(text)} has id {named.get(text)} there and {expected.get(text)} in the model"
+            )

@@ -1,9 +1,10 @@
 """Whether a model file is what it claims, and whether this machine multiplies it right.
 
-Three checks: the SHA-256 against the published files, the structure (shapes, roles, finite scales), and for every
-tensor a product by the native kernels against two references: the same product in float64 on dequantised weights, and,
-for quantised formats, the numpy twin that must give the same bits. The error of a row is measured against |x| |w|, the
-largest its product could be, so that a row whose sum happens to vanish is no error.
+Four checks: the SHA-256 against the published files, the structure (shapes, roles, finite scales), tokenizer and chat
+template, which are made and tried as for an engine, and for every tensor a product by the native kernels against two
+references: the same product in float64 on dequantised weights, and, for quantised formats, the numpy twin that must
+give the same bits. The error of a row is measured against |x| |w|, the largest its product could be, so that a row
+whose sum happens to vanish is no error.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from notso.qtensor.reference import blocks
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
 from notso.smollm3 import hub
+from notso.smollm3.chat_template import ChatTemplate
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.errors import ModelFileError
+from notso.smollm3.errors import ModelFileError, TemplateError
+from notso.smollm3.prompt import PromptWriter
+from notso.smollm3.tokenizer import Tokenizer
 from notso.smollm3.weights import SmolLM3Weights
 
 SAMPLED_ROWS = 128  # of each matrix, spread over it; the first and the last among them
@@ -65,6 +69,7 @@ class Verification:
     sha256: str | None
     known_as: str | None
     structure_problem: str | None
+    prompt_problem: str | None  # of the tokenizer or the chat template
     tensors: tuple[TensorCheck, ...]
 
     @property
@@ -76,8 +81,8 @@ class Verification:
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong, one line each; empty for a sound file."""
-        found = [self.structure_problem] if self.structure_problem else []
-        return (*found, *(f"{check.name}: {check.problem}" for check in self.tensors if check.problem))
+        found = (self.structure_problem, self.prompt_problem)
+        return (*filter(None, found), *(f"{check.name}: {check.problem}" for check in self.tensors if check.problem))
 
     @property
     def ok(self) -> bool:
@@ -106,7 +111,7 @@ def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress 
             digest = hub.sha256_of(path, lambda _what, done, total: report("hashing", done, total))
             hub.remember_hash(path, digest)
         known = hub.known_by_hash(digest) if digest else None
-        structure = _structure_problem(file)
+        structure, prompts = _structure_problem(file), _prompt_problem(file)
         total = sum(tensor.nbytes for tensor in file.tensors.values())
         done, checks = 0, []
         for check in verify_tensors(file):
@@ -119,6 +124,7 @@ def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress 
             sha256=digest,
             known_as=known.name if known else None,
             structure_problem=structure,
+            prompt_problem=prompts,
             tensors=tuple(checks),
         )
 
@@ -190,4 +196,16 @@ def _structure_problem(file: GGUFFile) -> str | None:
         SmolLM3Weights.from_tensors(file.tensors, SmolLM3Config.from_metadata(file.metadata))
     except ModelFileError as error:
         return str(error)
+    return None
+
+
+def _prompt_problem(file: GGUFFile) -> str | None:
+    """The first thing that keeps an engine from writing prompts with the file; None if nothing does."""
+    try:
+        tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
+        PromptWriter(ChatTemplate.from_gguf(file.metadata, tokenizer), tokenizer)
+    except (ModelFileError, TemplateError) as error:
+        return str(error)
+    finally:
+        file.metadata.forget()
     return None

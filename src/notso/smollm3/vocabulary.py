@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 
 # tokenizer.ggml.token_type, as the GGUF specification numbers it.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
@@ -13,6 +13,15 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
 # Tokens that end a turn whichever the file names as its eos; looked up by text, since ids differ between files.
 END_TEXTS = ("<|im_end|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
 END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+MAX_TOKEN_CHARACTERS = 1024
+"""Of one token: eight times the longest of the published files. Whatever looks at tokens one by one relies on it."""
+
+MAX_SPECIAL_CHARACTERS = 256
+"""Of one special token. Wherever one may begin, a text is compared with as many lengths as there are."""
+
+MAX_SPECIAL_BEGINNINGS = 256
+"""Different characters that special tokens begin with; `<` is the only one in the published files."""
 
 T = TypeVar("T")
 
@@ -41,9 +50,7 @@ class Vocabulary:
         if len(tokens) != len(kinds):
             raise ModelFileError(f"tokenizer.ggml.token_type has {len(kinds)} entries, tokens has {len(tokens)}")
         self.tokens = tokens
-        if len(set(tokens)) != len(tokens):
-            twice = next(i for i, token in enumerate(tokens) if token in tokens[i + 1 :])
-            raise ModelFileError(f"tokenizer.ggml.tokens: {tokens[twice]!r} occurs more than once (id {twice})")
+        _check_texts(tokens)
         by_kind: dict[int, list[int]] = {kind: [] for kind in (UNKNOWN, CONTROL, USER_DEFINED, UNUSED)}
         for index, kind in enumerate(kinds):
             if kind != NORMAL:
@@ -56,6 +63,7 @@ class Vocabulary:
         self.special_ids = {tokens[i]: i for i in sorted(self.control_ids | self.user_defined_ids)}
         if "" in self.special_ids:
             raise ModelFileError(f"tokenizer.ggml.tokens: special token {self.special_ids['']} has no text")
+        _check_specials(self.special_ids)
         self._not_ordinary = {tokens[index] for indices in by_kind.values() for index in indices}
         self.longest_bytes = max((len(token) for token in tokens if token not in self._not_ordinary), default=1)
         self._check_byte_level()
@@ -94,7 +102,39 @@ class Vocabulary:
             raise ModelFileError(f"tokenizer.ggml.tokens has no token for byte {missing[0]:#04x}")
         if not set("".join(ordinary)) <= set(BYTE_CHARACTERS):
             odd = next(token for token in ordinary if not set(token) <= set(BYTE_CHARACTERS))
-            raise ModelFileError(f"tokenizer.ggml.tokens: {odd!r} (id {ordinary[odd]}) is not in byte-level spelling")
+            raise ModelFileError(
+                f"tokenizer.ggml.tokens: {quoted(odd)} (id {ordinary[odd]}) is not in byte-level spelling"
+            )
+
+
+def _check_texts(tokens: Sequence[str]) -> None:
+    """Every text is of a bearable length and occurs once."""
+    first: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        if len(token) > MAX_TOKEN_CHARACTERS:
+            raise ModelFileError(
+                f"tokenizer.ggml.tokens: token {index} has {len(token):,} characters, limit {MAX_TOKEN_CHARACTERS:,}"
+            )
+        if first.setdefault(token, index) != index:
+            raise ModelFileError(
+                f"tokenizer.ggml.tokens: {quoted(token)} occurs more than once (ids {first[token]} and {index})"
+            )
+
+
+def _check_specials(special_ids: Mapping[str, int]) -> None:
+    """Texts can be searched for special tokens in a time that is linear in the text."""
+    for text, index in special_ids.items():
+        if len(text) > MAX_SPECIAL_CHARACTERS:
+            raise ModelFileError(
+                f"tokenizer.ggml.tokens: special token {index} has {len(text):,} characters, "
+                f"limit {MAX_SPECIAL_CHARACTERS}"
+            )
+    beginnings = len({text[0] for text in special_ids})
+    if beginnings > MAX_SPECIAL_BEGINNINGS:
+        raise ModelFileError(
+            f"tokenizer.ggml.tokens: special tokens begin with {beginnings:,} different characters, "
+            f"limit {MAX_SPECIAL_BEGINNINGS}"
+        )
 
 
 def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[int]:
@@ -108,7 +148,7 @@ def end_ids(metadata: Mapping[str, Any], vocabulary: Vocabulary) -> frozenset[in
         if index is None:
             continue
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(vocabulary):
-            raise ModelFileError(f"{key} is {index!r}, must be 0..{len(vocabulary) - 1}")
+            raise ModelFileError(f"{key} is {quoted(index)}, must be 0..{len(vocabulary) - 1}")
         ends.add(index)
     if not ends:
         raise ModelFileError("the file names no token that ends an answer (tokenizer.ggml.eos_token_id)")

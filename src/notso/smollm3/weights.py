@@ -11,7 +11,7 @@ import numpy.typing as npt
 from notso.qtensor.formats import F32
 from notso.qtensor.tensor import QTensor
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.errors import ModelFileError
+from notso.smollm3.errors import ModelFileError, quoted
 
 Floats = npt.NDArray[np.float32]
 
@@ -87,5 +87,5 @@ class SmolLM3Weights:
         final_norm = norm("output_norm.weight")
         head = matrix("output.weight", config.vocab_size, hidden) if "output.weight" in left else embed
         if left:
-            raise ModelFileError(f"the file holds a tensor this model does not use: {sorted(left)[0]!r}")
+            raise ModelFileError(f"the file holds a tensor this model does not use: {quoted(min(left))}")
         return cls(embed, layers, final_norm, head)

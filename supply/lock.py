@@ -1,0 +1,69 @@
+"""Writes the lock files of this folder anew: `make lock`, after a change of constraints.txt or pyproject.toml.
+
+Each holds the exact versions of constraints.txt with the SHA-256 of every file the package index offers of them, and no
+address: where packages come from is the machine's business. The files do not overlap and are complete, so they are
+installed with `pip install --require-hashes --no-deps`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDER = Path(__file__).parent
+
+ELSEWHERE = ("colorama", "pywin32", "httpx2-jsfetch")
+"""What only Windows and browsers would need: the program does not run there, and nothing of it is tested."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "build": ("pip", "scikit-build-core", "nanobind", "cmake", "ninja"),
+    "run": (),  # the dependencies of pyproject.toml
+    "dev": ("--extra", "dev"),
+    "lock": ("uv",),
+    "audit": ("pip-audit",),
+}
+"""What is installed when; `lock` and `audit` have a virtual environment of their own, and so hold all they need."""
+
+
+def locked(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name -> (version, SHA-256 sums) of a lock file."""
+    joined = path.read_text("utf-8").replace("\\\n", " ")
+    found = {}
+    for line in joined.splitlines():
+        if match := re.match(r"([a-z0-9-]+)==([^\s;]+)", line):
+            found[match[1]] = (match[2], tuple(re.findall(r"--hash=sha256:([0-9a-f]{64})", line)))
+    return found
+
+
+def main() -> None:
+    environment = dict(os.environ)
+    asked = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index_url"], capture_output=True)
+    if asked.returncode == 0 and "UV_DEFAULT_INDEX" not in environment:
+        environment["UV_DEFAULT_INDEX"] = asked.stdout.decode().strip()
+    written: set[str] = set()
+    for group, wanted in GROUPS.items():
+        apart = group in ("lock", "audit")
+        left_out = (*ELSEWHERE, *(() if apart else written))
+        project = not wanted or wanted[0] == "--extra"
+        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "--universal"]
+        command += ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
+        command += ["--constraint", str(ROOT / "constraints.txt")]
+        command += [part for name in sorted(left_out) for part in ("--no-emit-package", name)]
+        command += [*wanted, str(ROOT / "pyproject.toml")] if project else ["-"]
+        listed = "" if project else "\n".join(wanted)
+        made = subprocess.run(
+            command, input=listed.encode(), stdout=subprocess.PIPE, env=environment, cwd=FOLDER, check=True
+        )
+        path = FOLDER / f"{group}.txt"
+        path.write_text("# Made by `make lock`.\n" + made.stdout.decode())
+        found = locked(path)
+        written |= set() if apart else set(found)
+        print(f"{path.name}: {len(found)} packages, {sum(len(sums) for _, sums in found.values())} hashes")
+
+
+if __name__ == "__main__":
+    main()

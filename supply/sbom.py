@@ -1,0 +1,90 @@
+"""Writes what the program is made of, as a CycloneDX 1.6 bill of materials: `make sbom`.
+
+The packages it needs at run time, with the SHA-256 of every archive the lock file accepts for them, and the files of
+others that lie in its page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from audit import OURS, licence_of
+from lock import ROOT, locked
+
+VENDOR = ROOT / "src" / "notso" / "web" / "static" / "vendor"
+NPM_NAMES = {"htmx": "htmx.org", "hx": "htmx.org", "katex": "katex"}
+
+
+def bill() -> dict[str, Any]:
+    """The whole document. The same input gives the same bytes: it holds neither the time nor a number drawn."""
+    packages = locked(ROOT / "supply" / "run.txt")
+    ours = importlib.metadata.distribution(OURS)
+    root = f"pkg:pypi/{OURS}@{ours.version}"
+    components = [_package(name, version, sums) for name, (version, sums) in sorted(packages.items())]
+    components += [_file(*row) for row in vendored()]
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "application",
+                "bom-ref": root,
+                "name": OURS,
+                "version": ours.version,
+                "purl": root,
+                "licenses": [{"expression": "Apache-2.0"}],
+            }
+        },
+        "components": components,
+        "dependencies": [{"ref": root, "dependsOn": sorted(each["bom-ref"] for each in components)}],
+    }
+
+
+def vendored() -> list[tuple[str, str, str, str]]:
+    """(file, version, licence, SHA-256) of each foreign file of the page."""
+    rows = re.findall(r"^\| (\S+) \| (\S+) \| (\S+) \| ([0-9a-f]{64}) \|$", (VENDOR / "VENDORED.md").read_text(), re.M)
+    for name, _, _, promised in rows:
+        if hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() != promised:
+            raise SystemExit(f"{name} is not the file that VENDORED.md names")
+    return rows
+
+
+def _package(name: str, version: str, sums: tuple[str, ...]) -> dict[str, Any]:
+    purl = f"pkg:pypi/{name}@{version}"
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+        "licenses": [{"license": {"name": licence_of(importlib.metadata.distribution(name))}}],
+        # Each is the sum of one archive, a wheel for one kind of machine: none is that of the package as a whole.
+        "properties": [{"name": "notso:archive:sha256", "value": value} for value in sorted(sums)],
+    }
+
+
+def _file(name: str, version: str, licence: str, sha256: str) -> dict[str, Any]:
+    package = NPM_NAMES[re.split(r"[/.-]", name)[0]]
+    return {
+        "type": "file",
+        "bom-ref": f"pkg:npm/{package}@{version}#{name}",
+        "name": name,
+        "version": version,
+        "purl": f"pkg:npm/{package}@{version}#{name}",
+        "hashes": [{"alg": "SHA-256", "content": sha256}],
+        "licenses": [{"license": {"id": licence}}],
+    }
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(bill(), indent=1) + "\n")
+    print(f"{target}: {len(bill()['components'])} components")

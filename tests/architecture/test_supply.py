@@ -1,0 +1,144 @@
+"""What the project is built from: every archive by its hash; and the tools that look it over find what they should."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import audit
+import pytest
+import sbom
+from lock import FOLDER, GROUPS, ROOT, locked
+
+LOCKS = {group: locked(FOLDER / f"{group}.txt") for group in GROUPS}
+INSTALLED = {name: found for group in audit.INSTALLED_GROUPS for name, found in LOCKS[group].items()}
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins() -> dict[str, str]:
+    lines = [line for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if "==" in line]
+    return {plain(name): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+def test_the_lock_files_hold_the_pinned_versions_and_no_others() -> None:
+    tools = {"uv": LOCKS["lock"]["uv"][0], "pip-audit": LOCKS["audit"]["pip-audit"][0]}
+    assert {name: version for name, (version, _) in INSTALLED.items()} | tools == pins()
+    shared = [LOCKS[group].keys() for group in audit.INSTALLED_GROUPS]
+    assert sum(map(len, shared)) == len(INSTALLED), "the files overlap"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_line_of_a_lock_file_is_a_pin_or_a_hash(group: str) -> None:
+    pattern = re.compile(
+        r"#.*|[a-z0-9-]+==[0-9][0-9A-Za-z.]*( ; [a-z_'A-Z0-9!=<>. -]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?"
+    )
+    assert not [
+        line for line in (FOLDER / f"{group}.txt").read_text("utf-8").splitlines() if not pattern.fullmatch(line)
+    ]
+    assert all(sums for _, sums in LOCKS[group].values())
+
+
+def test_few_packages_are_needed_to_run() -> None:
+    assert len(LOCKS["run"]) <= 50
+
+
+def test_nothing_is_installed_without_its_hash() -> None:
+    made = (ROOT / "Makefile").read_text("utf-8")
+    assert "LOCKED := install --require-hashes --no-deps -r\n" in made
+    loose = [line for line in made.splitlines() if re.search(r"(PIP\)|-m pip\S*) .*\binstall\b", line)]
+    assert [line.strip() for line in loose] == ["@$(PIP) install --no-deps --no-build-isolation -e ."]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> tuple[Path, Any]:
+    """A package of one file, and what Python knows of it."""
+    about = tmp_path / "thing-1.0.dist-info"
+    about.mkdir()
+    (tmp_path / "thing.py").write_text("")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 1.0\nLicense-Expression: MIT\n")
+    (about / "RECORD").write_text(
+        "thing.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\nthing-1.0.dist-info/RECORD,,\n"
+    )
+    return tmp_path, importlib.metadata.PathDistribution(about)
+
+
+def test_a_changed_or_missing_file_is_found(package: tuple[Path, Any]) -> None:
+    folder, thing = package
+    assert not [*audit.changed_files([thing]), *audit.licences([thing])]
+    (folder / "thing.py").write_text("import os")
+    assert list(audit.changed_files([thing])) == ["thing: thing.py was changed after it was installed"]
+    (folder / "thing.py").unlink()
+    assert list(audit.changed_files([thing])) == ["thing: thing.py is missing"]
+
+
+def test_another_version_than_the_locked_one_is_found(package: tuple[Path, Any]) -> None:
+    assert list(audit.versions([package[1]], {"thing": "1.0"})) == []
+    assert list(audit.versions([package[1]], {"thing": "1.1"})) == ["thing 1.0 is installed, the lock files have 1.1"]
+    assert list(audit.versions([package[1]], {})) == ["thing 1.0 is installed, the lock files have none"]
+
+
+def test_what_runs_at_the_start_of_python_is_found(tmp_path: Path) -> None:
+    for name in ("evil.pth", audit.OUR_START_FILE, "sitecustomize.py", "usercustomize.py"):
+        (tmp_path / name).touch()
+    assert [line.split()[0] for line in audit.start_files(tmp_path)] == [
+        "evil.pth",
+        "sitecustomize.py",
+        "usercustomize.py",
+    ]
+
+
+def test_the_locked_versions_are_above_the_floors_and_their_licences_known() -> None:
+    low = [
+        name
+        for name, least in audit.FLOORS.items()
+        if name in INSTALLED and audit.numbers(INSTALLED[name][0]) < audit.numbers(least)
+    ]
+    assert not low
+    assert not list(audit.licences(importlib.metadata.distribution(name) for name in LOCKS["run"]))
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ('echo \'{"dependencies": [{"name": "a", "version": "1", "vulns": []}]}\'', []),
+        (
+            'echo \'{"dependencies": [{"name": "a", "version": "1", "vulns": [{"id": "CVE-1"}]}]}\'; exit 1',
+            ["a 1: CVE-1"],
+        ),
+        ('echo \'{"dependencies": [{"name": "a", "skip_reason": "not found"}]}\'', None),
+        ("echo '{\"dependencies\": []}'", None),
+        ("echo cannot connect >&2; exit 1", None),
+    ],
+)
+def test_not_asked_is_told_from_none_known(tmp_path: Path, script: str, found: list[str] | None) -> None:
+    program = tmp_path / "pip-audit"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    assert audit.vulnerabilities(program) == found
+    assert audit.vulnerabilities(tmp_path / "nothing") is None
+
+
+def test_the_bill_of_materials_names_everything_with_its_hash() -> None:
+    bill = sbom.bill()
+    assert json.loads(json.dumps(bill)) == bill == sbom.bill()
+    assert (bill["bomFormat"], bill["specVersion"], bill["version"]) == ("CycloneDX", "1.6", 1)
+    references = [each["bom-ref"] for each in bill["components"]]
+    assert len(set(references)) == len(references) and bill["dependencies"][0]["dependsOn"] == sorted(references)
+    libraries = {each["name"]: each for each in bill["components"] if each["type"] == "library"}
+    assert {name: each["version"] for name, each in libraries.items()} == {
+        name: v for name, (v, _) in LOCKS["run"].items()
+    }
+    assert all(
+        each["purl"] == f"pkg:pypi/{name}@{each['version']}" and each["properties"] for name, each in libraries.items()
+    )
+    files = {each["name"]: each["hashes"][0]["content"] for each in bill["components"] if each["type"] == "file"}
+    there = [path for path in sbom.VENDOR.rglob("*") if path.is_file() and path.suffix not in (".md", ".LICENSE")]
+    assert files == {str(p.relative_to(sbom.VENDOR)): hashlib.sha256(p.read_bytes()).hexdigest() for p in there}
