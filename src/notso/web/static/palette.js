@@ -62,14 +62,11 @@
   const complete = (option, more) => write(`/${option.dataset.name}${typed()?.[2] ? ` ${typed()[2]}` : more}`);
   const run = (option) => {
     const [, name, argument = ""] = typed();
-    const said = argument.trim().toLowerCase();
-    const fits = new RegExp(`^(?:${option.dataset.takes})?$`).test(said);
-    if (!option.dataset.name.startsWith(name.toLowerCase())) { // offered, not run
-      if (fits) return complete(option, " ");
-      [refused, closed] = [text.value, true];
-      draw();
-      return problem.textContent = palette.dataset.unknown.replace("{name}", name);
-    }
+    const said = argument.trim().toLowerCase(), fits = new RegExp(`^(?:${option.dataset.takes})?$`).test(said);
+    const unknown = !option.dataset.name.startsWith(name.toLowerCase());
+    if (unknown && fits) return complete(option, " "); // offered, not run
+    if (unknown) problem.textContent = palette.dataset.unknown.replace("{name}", name);
+    if (unknown) return [refused, closed] = [text.value, true], draw();
     problem.textContent = option.dataset.refused ?? (fits ? "" : option.dataset.misused);
     if (fits) write(""); // what does not fit stays to be mended
     if (!problem.textContent) acts[(!said && option.dataset.bare) || option.dataset.act](option, said);
