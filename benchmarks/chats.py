@@ -33,11 +33,11 @@ from typing import Any
 from unittest import mock
 
 from notso import Engine, Message, SamplingParams, Usage, __version__
-from notso.smollm3 import request_writer
-from notso.smollm3.engine_meter import AnswerWatch, EngineMeter
-from notso.smollm3.kv_formats import KVChoice
-from notso.smollm3.machine import StolenTime, describe_machine
-from notso.smollm3.residency import Residency
+from notso.smollm3.diagnostics.engine_meter import AnswerWatch, EngineMeter
+from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.engine import input_processor
+from notso.smollm3.kv.formats import KVChoice
+from notso.smollm3.model.weight_placement import Residency
 
 PROMPT_TOKENS = 4096
 FIRST_TURN_TOKENS = 512
@@ -188,7 +188,7 @@ def begun(engine: Engine, meter: EngineMeter, thinks: bool) -> list[Message]:
     thought = f"<think>\n{SENTENCE}\n</think>\n" if thinks else ""
     said = engine.tokenize(f"{thought}{6 * SENTENCE}<|im_end|>", special=True)
     question = Message("user", engine.detokenize(meter.draw(QUESTION_TOKENS)))
-    with mock.patch.object(request_writer, "Sampler", lambda *_: Scripted(said)):
+    with mock.patch.object(input_processor, "Sampler", lambda *_: Scripted(said)):
         events = list(engine.generate([question], SamplingParams(max_tokens=len(said)), thinking=thinks))
     return [question, Message("assistant", "".join(event.text for event in events if event.kind == "text"))]
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3 import Grammar
-from notso.smollm3.grammar import Grammars, answer_part
-from notso.smollm3.guide import Guide
-from notso.smollm3.hub import demo_path
-from notso.smollm3.tokenizer import Tokenizer
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.sampling.grammar import Grammars, answer_part
+from notso.smollm3.sampling.structured_output import Guide
+from notso.smollm3.text.tokenizer import Tokenizer
 
 PERSON = {
     "type": "object",

@@ -26,7 +26,7 @@ from notso.qtensor.huge_pages import HugePageArena, zeroed
 from notso.qtensor.kv_pool import KV_FORMATS, key_value_pool
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
-from notso.smollm3.machine import StolenTime, describe_machine
+from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 
 COLUMNS = (1, 2, 4, 8, 16, 64, 512)
 ROWS, WIDTH = 11008, 2048

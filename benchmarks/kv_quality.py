@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from notso import __version__
 from notso.smollm3 import Engine, Message, SamplingParams
-from notso.smollm3.engine_plan import kv_bytes_per_token
-from notso.smollm3.kv_formats import KV_FORMATS
-from notso.smollm3.sampling import log_probabilities
+from notso.smollm3.engine.memory_plan import kv_bytes_per_token
+from notso.smollm3.kv.formats import KV_FORMATS
+from notso.smollm3.sampling.sampler import log_probabilities
 
 FINE_TOKENS = 256
 ANSWER_TOKENS = 100

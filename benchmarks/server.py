@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from notso import __version__
-from notso.smollm3.machine import StolenTime, describe_machine
-from notso.web.ids import new_id
+from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.web.values.ids import new_id
 
 COUNTER = "notso_generation_tokens_total"
 START_SECONDS = 120.0

@@ -33,15 +33,15 @@ import numpy as np
 import tokenizers
 
 from notso import Engine, Message, SamplingParams, __version__
-from notso.smollm3.machine import StolenTime, describe_machine
-from notso.smollm3.model import Step
-from notso.smollm3.speculation import MATCH_CLASSES, Proposer
-from notso.smollm3.step_costs import StepCosts, planned
+from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+from notso.smollm3.model.transformer import Step
+from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, Proposer
+from notso.smollm3.scheduling.step_latency import StepCosts, planned
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "src" / "notso" / "smollm3"
 PAGES = ("docs/kernels/gemv.md", "SECURITY.md", "CONTRIBUTING.md", "training/README.md")
-CODE = ("sampling.py", "stops.py", "config.py", "tools.py")
+CODE = ("sampling/sampler.py", "output/stop_strings.py", "config.py", "output/tool_parser.py")
 QUESTIONS = (
     "What is NoPE?",
     "Tell me a joke.",

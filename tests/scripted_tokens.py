@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from golden.random_models import RANDOM
 
-from notso.smollm3 import Engine, Event, SamplingParams, request_writer
+from notso.smollm3 import Engine, Event, SamplingParams
+from notso.smollm3.engine import input_processor
 
 SMALL = replace(RANDOM, layers=4, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=300)
 END, THINK, THOUGHT = 258, 259, 260
@@ -58,7 +59,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
                 return state.then
             return state.tokens[state.drawn - 1]
 
-    monkeypatch.setattr(request_writer, "Sampler", Scripted)
+    monkeypatch.setattr(input_processor, "Sampler", Scripted)
     return state
 
 

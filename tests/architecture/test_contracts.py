@@ -17,16 +17,23 @@ ROOT = Path(__file__).parents[2]
 
 # The module that climbs, and what it says. The one run breaks every contract.
 CLIMBERS = [
-    ("smollm3/stops.py", "import notso.web.app"),  # floors
-    ("web/ids.py", "from notso.smollm3.tokenizer import Tokenizer"),  # web-public-names
-    ("web/ids.py", "import numpy"),
-    ("web/ids.py", "from notso.qtensor import ops"),
+    ("smollm3/output/stop_strings.py", "import notso.web.app"),  # floors
+    ("web/values/ids.py", "from notso.smollm3.text.tokenizer import Tokenizer"),  # web-public-names
+    ("web/values/ids.py", "import numpy"),
+    ("web/values/ids.py", "from notso.qtensor import ops"),
     ("qtensor/formats.py", "import typer"),  # tensors-alone
     ("qtensor/reference/scale_search.py", "from notso.qtensor.backend import native"),  # oracle
-    ("smollm3/engine.py", "import asyncio"),  # asyncio
-    ("smollm3/engine.py", "import sqlite3"),  # model-no-service
+    ("smollm3/engine/engine.py", "import asyncio"),  # asyncio
+    ("smollm3/engine/engine.py", "import sqlite3"),  # model-no-service
     ("qtensor/formats.py", "from notso.qtensor import gguf"),  # tensors-inside
-    ("smollm3/messages.py", "from notso.smollm3 import engine"),  # model-inside
+    ("smollm3/values/messages.py", "from notso.smollm3.engine import engine"),  # model-rooms
+    ("smollm3/hub/registry.py", "from notso.qtensor import tensor"),  # few-know-tensors
+    ("smollm3/scheduling/sequence.py", "import numpy"),  # no-arrays
+    ("smollm3/text/prompt.py", "from notso.smollm3.kv import offload"),  # language-apart
+    ("smollm3/kv/offload.py", "from notso.smollm3.text import prompt"),  # tensors-apart
+    ("web/edge/limits.py", "from notso.web.store import tree"),  # web-rooms
+    ("web/api/messages/fields.py", "from notso.web.api.responses import fields"),  # apis-apart
+    ("web/store/tree.py", "from notso.web.store.sqlite import store"),  # store-by-protocol
 ]
 
 

@@ -15,10 +15,10 @@ import typer
 from fastapi.routing import iter_route_contexts
 
 from notso.cli.app import VERBS, app
-from notso.web.access import guarded, public
 from notso.web.app import create_app
-from notso.web.scripted_engine import ScriptedEngine
-from notso.web.settings import Settings
+from notso.web.edge.access import guarded, public
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -181,7 +181,7 @@ def test_every_error_is_drawn() -> None:
     tree = read(ROOT / "ARCHITECTURE.md").split("## Errors")[1].split("## ")[0]
     defined = {
         node.name
-        for file in ("qtensor", "smollm3", "web")
+        for file in ("qtensor", "smollm3", "web/values")
         for node in ast.parse(read(ROOT / "src" / "notso" / file / "errors.py")).body
         if isinstance(node, ast.ClassDef)
     }

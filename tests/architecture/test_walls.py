@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 # Runs as a script under another Python that has somebody else's engine, and imports nothing of ours.
-PEER_WORKER = SOURCE / "notso" / "smollm3" / "peer_engines" / "worker.py"
+PEER_WORKER = SOURCE / "notso" / "smollm3" / "diagnostics" / "peers" / "worker.py"
 MODULES = sorted(set((SOURCE / "notso").rglob("*.py")) - {PEER_WORKER})
 
 # Third-party modules by floor; a floor that needs another one says so here. The front door may use them all.

@@ -16,11 +16,11 @@ from browser.demo_engine import DemoEngine
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 from notso.web.app import create_app
-from notso.web.chat.engine_port import ChatEngine
-from notso.web.models.installed import Shelf
-from notso.web.scripted_engine import ScriptedEngine
+from notso.web.engine.models import Shelf
+from notso.web.engine.port import ChatEngine
 from notso.web.server import ChatServer, address_of, listen
-from notso.web.settings import Settings
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.settings import Settings
 
 PICTURES = Path(__file__).parents[2] / "artifacts" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -2,7 +2,7 @@
 
 The model, the scheduler, the cache, the tokenizer and the streams are those that people use. A test may only say when
 the next step is taken (`pace_s`, `hold`), and, where the words matter, which token is drawn (`dictate`): the step that
-leads to it is computed all the same, as in tests/smollm3/test_engine.py.
+leads to it is computed all the same, as in tests/smollm3/engine/test_engine.py.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from notso.smollm3 import Engine
 from notso.web.app import create_app
 from notso.web.server import ChatServer, address_of, listen
-from notso.web.settings import Settings
+from notso.web.values.settings import Settings
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

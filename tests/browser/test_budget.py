@@ -11,7 +11,7 @@ from browser.conversation import answers, ask, begin, finished, imported, last_a
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
-from notso.smollm3.synth import write_synthetic
+from notso.smollm3.diagnostics.synth import write_synthetic
 
 FIRST_PAGE_BYTES = 150_000
 INTERACTIVE_MS = 1_000

@@ -21,7 +21,7 @@ from playwright.sync_api import Page, expect
 PACE_S = 0.06  # the demo model would be done before anybody could kill it
 SERVE = """
 import sys, time
-from notso.smollm3.engine_core import EngineCore
+from notso.smollm3.engine.engine_core import EngineCore
 step, pace = EngineCore._step, float(sys.argv.pop(1))
 def slow_step(core):
     time.sleep(pace)

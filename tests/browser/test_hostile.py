@@ -3,7 +3,7 @@ page.
 
 A share is said by the engine, a byte with each token and as the tokenizer cuts them. All of them come to the page with
 an update for every byte, made by the renderer and the frames of the server. (The whole way with every byte an update,
-at ten updates a second, would take hours.) tests/web/test_hostile_stream.py looks at the same without a browser.
+at ten updates a second, would take hours.) tests/web/rendering/test_hostile_stream.py looks at it without one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from browser.demo_engine import DemoEngine
 from browser.hostile_texts import BATCHES, IN_ALL, hostile
 from playwright.sync_api import Error, Page, Route, expect
 
-from notso.web.chat.frames import update_html
-from notso.web.chat.turn_log import TurnLog
 from notso.web.rendering.streaming import StreamingMarkdown
+from notso.web.turns.html_patches import update_html
+from notso.web.turns.turn_log import TurnLog
 
 FOREIGN = ".prose :is(img, script, iframe, object, embed, video, audio, form, input, link, style, base, meta, template)"
 

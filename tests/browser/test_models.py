@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from notso.smollm3 import Engine, ModelFileError, download, hub
-from notso.web.models.installed import Shelf
+from notso.smollm3 import Engine, ModelFileError
+from notso.smollm3.hub import download, registry
+from notso.web.engine.models import Shelf
 
 Serve = Callable[..., Any]
 OpenPage = Callable[..., Page]
@@ -30,7 +31,7 @@ def violations(page: Page) -> list[str]:
 
 
 def test_fetch_stop_reload_resume_and_use(
-    serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: hub.KnownFile
+    serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: registry.KnownFile
 ) -> None:
     fake_hub.bytes_per_second, fake_hub.trickles_from = 500_000, 1_000_000
     server = serve(lambda: load(None), shelf=Shelf(load))
@@ -86,7 +87,7 @@ def test_degraded_it_says_why_and_the_demo_answers(serve: Serve, open_page: Open
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1100])
 def test_nothing_for_axe_to_find(
-    serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: hub.KnownFile, scheme: str, width: int
+    serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: registry.KnownFile, scheme: str, width: int
 ) -> None:
     fake_hub.bytes_per_second, fake_hub.trickles_from = 300_000, 600_000
     server = serve(lambda: load(None), shelf=Shelf(load))

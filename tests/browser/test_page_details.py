@@ -12,8 +12,8 @@ from browser.conversation import ask
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
-from notso.web.models.installed import Shelf
-from notso.web.scripted_engine import ScriptedEngine
+from notso.web.engine.models import Shelf
+from notso.web.testing.scripted_engine import ScriptedEngine
 
 Serve = Callable[..., Any]
 Open = Callable[..., Page]

@@ -11,7 +11,7 @@ from collections import Counter
 import httpx
 from chaos.victim import Victim
 
-from notso.web.ids import new_id
+from notso.web.values.ids import new_id
 
 PEOPLE = 16
 TURNS_OF_A_CHAT = 6

@@ -17,7 +17,7 @@ import signal
 import sys
 from pathlib import Path
 from chaos.stored_turns import a_chat, save_turn
-from notso.web.store.sqlite import SQLiteStore
+from notso.web.store.sqlite.store import SQLiteStore
 
 async def fill():
     store = SQLiteStore(Path(sys.argv[1]))

@@ -9,9 +9,9 @@ from datetime import date
 from pathlib import Path
 from typing import TypeVar
 
-from notso.web.ids import new_generation_id, new_id
 from notso.web.store.protocol import Chat, NewTurn, StoredMessage, TurnAccepted
-from notso.web.store.sqlite import SQLiteStore
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.values.ids import new_generation_id, new_id
 
 T = TypeVar("T")
 OWNER = "local"

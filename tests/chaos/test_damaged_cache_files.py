@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from chaos.ledger import LONG, Ledger
-from smollm3.test_kv_shelf import PROMPT, answer, load
+from smollm3.kv.test_offload import PROMPT, answer, load
 
 from notso.smollm3 import Event
-from notso.smollm3.kv_formats import KVFormat
+from notso.smollm3.kv.formats import KVFormat
 
 TRIES = 100 if LONG else 1  # of each kind
 FORMATS: dict[str, KVFormat] = {"whole": "k8v8", "foreign": "f16"}

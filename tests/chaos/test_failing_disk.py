@@ -16,7 +16,7 @@ from chaos.killed_store import kill_after, run_program
 from chaos.ledger import LONG, Ledger
 from chaos.victim import ANSWERED, Victim
 
-from notso.web.ids import new_id
+from notso.web.values.ids import new_id
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC}
 EACH = 1 if LONG else 15  # every call in the long form, every so many-th in the short one
@@ -32,8 +32,8 @@ import sys
 from pathlib import Path
 from chaos.disk_shim import EVER, Shim
 from chaos.stored_turns import a_chat, save_turn, shown, with_store
-from notso.web.errors import StorageError
-from notso.web.store.sqlite import SQLiteStore
+from notso.web.values.errors import StorageError
+from notso.web.store.sqlite.store import SQLiteStore
 
 folder, error, each = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 killed, data = folder / "killed", folder / "data"

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from chaos.ledger import LONG, Ledger
 from chaos.victim import ANSWERED, Victim
-from web.test_access import inventory
+from web.edge.test_access import inventory
 
-from notso.web.access import public
 from notso.web.app import create_app
-from notso.web.ids import new_id
-from notso.web.scripted_engine import ScriptedEngine
-from notso.web.security import COSTLY_READS, SAFE_METHODS
-from notso.web.settings import Settings
+from notso.web.edge.access import public
+from notso.web.edge.security import COSTLY_READS, SAFE_METHODS
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.ids import new_id
+from notso.web.values.settings import Settings
 
 KEY = "correct horse battery staple"
 HOSTS = ["own", "evil.example", "127.0.0.1.evil.example"]

@@ -14,7 +14,7 @@ import httpx
 from chaos.ledger import LONG, Ledger
 from chaos.victim import Victim, Witness
 
-from notso.web.ids import new_id
+from notso.web.values.ids import new_id
 
 LIMIT = 32
 CLIENTS = 48

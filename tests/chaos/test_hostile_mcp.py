@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from chaos.ledger import LONG, Ledger
 from chaos.victim import ANSWERED, Victim, Witness
-from web.test_hostile_mcp import until_gone
+from web.tools.test_hostile_mcp import until_gone
 
 SERVER = str(Path(__file__).parents[1] / "web" / "hostile_mcp_server.py")
 GROUPS = {

@@ -14,11 +14,11 @@ from fuzz import test_prompt_fuzz as fuzz
 from smollm3.conftest import metadata_of
 
 from notso.qtensor.gguf import GGUFFile
-from notso.smollm3.chat_template import ChatTemplate
-from notso.smollm3.hub import demo_path
-from notso.smollm3.tokenizer import Tokenizer
-from notso.web.chat.prompt import prompt_messages
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.tokenizer import Tokenizer
 from notso.web.store.protocol import Attachment, StoredMessage
+from notso.web.turns.prompt import prompt_messages
 
 CHATS = 20_000 if LONG else 150
 VOCABULARY = Path(__file__).parents[3] / "shared" / "data" / "tokenizer.json"

@@ -18,7 +18,7 @@ import httpx
 from chaos.ledger import LONG, Ledger
 from chaos.victim import Victim
 
-from notso.web.ids import new_id
+from notso.web.values.ids import new_id
 
 KILLS = 100 if LONG else 2
 PEOPLE, PROGRAMS = 3, 2

@@ -13,8 +13,8 @@ from chaos.killed_store import kill_after
 from chaos.ledger import LONG, Ledger
 from chaos.stored_turns import shown, with_store
 
-from notso.web.errors import StorageDamagedError
-from notso.web.store.sqlite import SQLiteStore
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.values.errors import StorageDamagedError
 
 TURNS = 60 if LONG else 12
 SMASHED = 400 if LONG else 40

@@ -23,10 +23,10 @@ from notso.qtensor.formats import FORMATS
 from notso.qtensor.gguf import GGUFFile
 from notso.qtensor.gguf_writer import GGUFWriter
 from notso.smollm3 import Engine, Message, SamplingParams
-from notso.smollm3.hub import demo_path
-from notso.smollm3.synth import write_synthetic
-from notso.smollm3.verification import verify_file
-from notso.smollm3.vocabulary import Vocabulary
+from notso.smollm3.diagnostics.synth import write_synthetic
+from notso.smollm3.diagnostics.verification import verify_file
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.text.vocabulary import Vocabulary
 
 FILES = 2000 if LONG else 120
 MAX_CPU_SECONDS = 5.0  # for one file of a few hundred kilobytes, judged in the long form; a hundred times what it takes

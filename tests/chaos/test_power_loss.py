@@ -15,8 +15,8 @@ from chaos.killed_store import run_program
 from chaos.ledger import LONG, Ledger
 from chaos.stored_turns import shown, with_store
 
-from notso.web.errors import StorageError
-from notso.web.store.sqlite import SQLiteStore
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.values.errors import StorageError
 
 TURNS = 12 if LONG else 5
 POINTS = 1 if LONG else 23  # every call, or every so many-th
@@ -29,8 +29,8 @@ import os
 import sys
 from pathlib import Path
 from chaos.stored_turns import a_chat, save_turn
-from notso.web.store import sqlite
-from notso.web.store.sqlite import SQLiteStore
+from notso.web.store.sqlite import store as sqlite
+from notso.web.store.sqlite.store import SQLiteStore
 
 data, turns = Path(sys.argv[1]), int(sys.argv[2])
 sqlite.IDLE_SECONDS = 0.02

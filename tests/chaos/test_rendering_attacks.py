@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from chaos.ledger import LONG, Ledger
 from chaos.victim import ANSWERED, Victim, Witness
 
-from notso.web.wording import words
+from notso.web.values.wording import words
 
 SIZE = 256 * 1024 - 1  # the longest that is read as Markdown
 SHAPES = (

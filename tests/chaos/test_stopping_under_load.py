@@ -14,7 +14,7 @@ import httpx
 from chaos.ledger import LONG, Ledger
 from chaos.victim import Victim
 
-from notso.web.ids import new_id
+from notso.web.values.ids import new_id
 
 REPEATS = 60 if LONG else 2
 EXIT_SECONDS = 15.0

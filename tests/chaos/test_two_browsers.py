@@ -13,7 +13,7 @@ import httpx
 from chaos.ledger import LONG, Ledger
 from chaos.victim import Victim
 
-from notso.web.ids import new_id
+from notso.web.values.ids import new_id
 
 KEY = "correct horse battery staple"
 STEPS = 1_500 if LONG else 40  # of each browser

@@ -20,16 +20,16 @@ from typing import Any
 
 import httpx
 
-from notso.web.ids import new_id
+from notso.web.values.ids import new_id
 
 PROGRAM = """
 import json
 import logging
 import sys
 from pathlib import Path
-from notso.web.scripted_engine import ScriptedEngine, say
+from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.server import serve
-from notso.web.settings import Settings
+from notso.web.values.settings import Settings
 
 logging.basicConfig(level=logging.INFO)
 settings = json.loads(sys.argv[2])

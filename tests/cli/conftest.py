@@ -15,11 +15,13 @@ import pytest
 
 from notso.cli import engines, main
 from notso.qtensor.errors import NotsoError
-from notso.smollm3.answer_options import Grammar
-from notso.smollm3.messages import Event, Message, ModelInfo, Usage
-from notso.smollm3.sampling_params import SamplingParams
-from notso.smollm3.synth import write_synthetic
-from notso.smollm3.vocabulary import BYTE_CHARACTERS
+from notso.smollm3.diagnostics.synth import write_synthetic
+from notso.smollm3.text.vocabulary import BYTE_CHARACTERS
+from notso.smollm3.values.events import Event, Usage
+from notso.smollm3.values.messages import Message
+from notso.smollm3.values.model_info import ModelInfo
+from notso.smollm3.values.request_options import Grammar
+from notso.smollm3.values.sampling_params import SamplingParams
 
 USAGE = Usage(
     prompt_tokens=12, completion_tokens=4, reasoning_tokens=2, cached_tokens=3, prompt_ms=60.0, completion_ms=500.0

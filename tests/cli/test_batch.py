@@ -18,9 +18,11 @@ import pytest
 from notso.cli import engines
 from notso.qtensor.errors import NotsoError
 from notso.smollm3.errors import ContextLengthError, EngineError
-from notso.smollm3.generation import Generation
-from notso.smollm3.messages import Event, Message, ModelInfo, Usage
-from notso.smollm3.sampling_params import SamplingParams
+from notso.smollm3.output.generation import Generation
+from notso.smollm3.values.events import Event, Usage
+from notso.smollm3.values.messages import Message
+from notso.smollm3.values.model_info import ModelInfo
+from notso.smollm3.values.sampling_params import SamplingParams
 
 Run = Callable[..., Any]
 

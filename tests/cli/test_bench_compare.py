@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3.hub import demo_path
+from notso.smollm3.hub.registry import demo_path
 
 # A step takes 40 ms, with flash attention 5, by a clock of its own, so that other work on the machine changes nothing;
 # it refuses q8_0. Positions out of order are noticed.

@@ -9,7 +9,7 @@ import pytest
 
 from notso.cli.slash_commands import COMMANDS
 from notso.smollm3.errors import ContextLengthError
-from notso.smollm3.messages import Event
+from notso.smollm3.values.events import Event
 
 Run = Callable[..., Any]
 

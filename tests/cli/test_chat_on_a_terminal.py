@@ -18,7 +18,7 @@ import pytest
 ENGINE = """
 import time
 from notso.cli import engines
-from notso.smollm3.messages import Event, ModelInfo, Usage
+from notso.smollm3.values.events import Event, Usage; from notso.smollm3.values.model_info import ModelInfo
 
 class Talker:
     info = ModelInfo("Talker", "", False, 1, 1, 4096)

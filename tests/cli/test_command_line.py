@@ -16,7 +16,7 @@ import pytest
 from notso.cli import exit_codes
 from notso.qtensor import errors as qtensor
 from notso.smollm3 import errors as model
-from notso.web import errors as web
+from notso.web.values import errors as web
 
 Run = Callable[..., Any]
 

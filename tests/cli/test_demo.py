@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from notso.qtensor.gguf import GGUFFile
-from notso.smollm3 import hub
+from notso.smollm3.hub import registry
 
 Run = Callable[..., Any]
 
@@ -76,7 +76,7 @@ def test_a_synthetic_model_takes_its_words_from_it(notso: Run, tmp_path: Path) -
 
 
 def test_bench_measures_it_where_no_file_is_named(notso: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from notso.smollm3 import benchmark
+    from notso.smollm3.diagnostics import benchmark
 
     probe_buffer = benchmark.probe_buffer
     monkeypatch.setattr(benchmark, "probe_buffer", lambda size_bytes: probe_buffer(size_bytes // 64))
@@ -90,7 +90,7 @@ def test_serve_says_that_the_demo_will_answer(process: Callable[..., Any], own_h
     run = process("serve", "--port", "0", "--no-browser")
     first = run.stdout.readline().decode()
     assert first.startswith("model    the small demo model; `notso pull` fetches SmolLM3-3B (1.92 GB) to ")
-    assert str(hub.hub_cache()) in first
+    assert str(registry.hub_cache()) in first
     url = next(line for line in run.stdout if line.startswith(b"open ")).decode().split()[1]
     with urllib.request.urlopen(url, timeout=60) as page:
         assert page.status == 200

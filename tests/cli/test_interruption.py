@@ -21,7 +21,7 @@ Process = Callable[..., "subprocess.Popen[bytes]"]
 ENDLESS = """
 import os, time
 from notso.cli import engines
-from notso.smollm3.messages import Event, ModelInfo
+from notso.smollm3.values.events import Event; from notso.smollm3.values.model_info import ModelInfo
 
 class Endless:
     info = ModelInfo("Endless", "", False, 1, 1, 4096)

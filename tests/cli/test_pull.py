@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3 import hub
+from notso.smollm3.hub import registry
 
 Run = Callable[..., Any]
 
 
-def test_the_path_goes_to_stdout(fake_hub: Any, official_file: hub.KnownFile, notso: Run) -> None:
+def test_the_path_goes_to_stdout(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> None:
     result = notso("pull", "small")
 
     assert result.code == 0
@@ -26,7 +26,7 @@ def test_the_path_goes_to_stdout(fake_hub: Any, official_file: hub.KnownFile, no
     assert "was here already" in notso("pull", "small:Q4_K_M").err
 
 
-def test_json_tells_what_was_done(fake_hub: Any, official_file: hub.KnownFile, notso: Run) -> None:
+def test_json_tells_what_was_done(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> None:
     result = notso("pull", "Q4_K_M", "--json")
 
     told = json.loads(result.out)
@@ -45,7 +45,7 @@ def test_json_tells_what_was_done(fake_hub: Any, official_file: hub.KnownFile, n
     ],
 )
 def test_failures_are_one_line_and_exit_code_7(
-    fake_hub: Any, official_file: hub.KnownFile, notso: Run, knobs: dict[str, Any], told: str
+    fake_hub: Any, official_file: registry.KnownFile, notso: Run, knobs: dict[str, Any], told: str
 ) -> None:
     for name, value in knobs.items():
         setattr(fake_hub, name, value)
@@ -55,10 +55,10 @@ def test_failures_are_one_line_and_exit_code_7(
     assert result.code == 7
     assert result.out == ""
     assert told in result.err.splitlines()[-1]
-    assert hub.find_local(official_file) is None
+    assert registry.find_local(official_file) is None
 
 
-def test_offline_is_obeyed(fake_hub: Any, official_file: hub.KnownFile, notso: Run) -> None:
+def test_offline_is_obeyed(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> None:
     result = notso("pull", "Q4_K_M", "--offline")
 
     assert result.code == 7
@@ -67,11 +67,11 @@ def test_offline_is_obeyed(fake_hub: Any, official_file: hub.KnownFile, notso: R
 
 
 def test_after_ctrl_c_the_same_command_goes_on(
-    fake_hub: Any, official_file: hub.KnownFile, process: Callable[..., Any], notso: Run
+    fake_hub: Any, official_file: registry.KnownFile, process: Callable[..., Any], notso: Run
 ) -> None:
     fake_hub.trickles_from = 600_000
-    setup = f"from notso.smollm3 import hub\nhub.KNOWN_FILES = (hub.{official_file!r},)"
-    part = hub.blob_path(official_file).with_name(f"{official_file.sha256}.incomplete")
+    setup = f"from notso.smollm3.hub import registry as hub\nhub.KNOWN_FILES = (hub.{official_file!r},)"
+    part = registry.blob_path(official_file).with_name(f"{official_file.sha256}.incomplete")
     run = process("pull", "Q4_K_M", setup=setup)
     deadline = time.monotonic() + 60
     while not (part.exists() and part.stat().st_size > 500_000):
@@ -92,7 +92,7 @@ def test_after_ctrl_c_the_same_command_goes_on(
     assert Path(told["path"]).read_bytes() == fake_hub.content
 
 
-def test_list_tells_what_is_here(fake_hub: Any, official_file: hub.KnownFile, notso: Run, tmp_path: Path) -> None:
+def test_list_tells_what_is_here(fake_hub: Any, official_file: registry.KnownFile, notso: Run, tmp_path: Path) -> None:
     assert "`notso pull` fetches it" in notso("list").err
     notso("pull", "Q4_K_M")
     (tmp_path / "mine-Q8_0.gguf").write_bytes(b"GGUF")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3 import hub
-from notso.smollm3.memory import MemoryLimit
+from notso.smollm3.host_memory import MemoryLimit
+from notso.smollm3.hub import registry
 
 Run = Callable[..., Any]
 MEASURING = Path(__file__).parents[2] / "docs" / "measuring.md"
@@ -141,10 +141,10 @@ def test_another_architecture_is_told_with_exit_code_3(notso: Run, small_model: 
 def test_a_context_that_memory_cannot_hold_is_refused_with_exit_code_4(
     notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from notso.smollm3 import engine_plan
+    from notso.smollm3.engine import memory_plan
 
     little = MemoryLimit("the control group", 264 << 20)
-    monkeypatch.setattr(engine_plan, "available_memory", lambda **_: little)
+    monkeypatch.setattr(memory_plan, "available_memory", lambda **_: little)
     result = notso("run", "-m", str(small_model), "--context", "131072", "hi")
 
     assert result.code == 4
@@ -181,7 +181,7 @@ def test_verify_multiplies_every_tensor(notso: Run, small_model: Path) -> None:
 
     told = json.loads(notso("verify", str(small_model), "--json").out)
     assert told["ok"] is True
-    assert told["sha256"] == hub.sha256_of(small_model)
+    assert told["sha256"] == registry.sha256_of(small_model)
     multiplied = [check for check in told["tensors"] if check["worst_error"] is not None]
     assert len(multiplied) == 29
     assert all(0 < check["worst_error"] <= check["tolerance"] for check in multiplied)
@@ -201,10 +201,10 @@ def test_verify_finds_a_broken_scale(notso: Run, small_model: Path, tmp_path: Pa
 def test_verify_knows_a_published_file_and_its_damaged_copy(
     notso: Run, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    published = hub.KnownFile(
-        "small:Q4_K_M", "a/b", "0" * 40, "small.gguf", small_model.stat().st_size, hub.sha256_of(small_model)
+    published = registry.KnownFile(
+        "small:Q4_K_M", "a/b", "0" * 40, "small.gguf", small_model.stat().st_size, registry.sha256_of(small_model)
     )
-    monkeypatch.setattr(hub, "KNOWN_FILES", (published,))
+    monkeypatch.setattr(registry, "KNOWN_FILES", (published,))
     assert "the published small:Q4_K_M" in notso("verify", str(small_model)).out
     assert json.loads(notso("list", str(small_model.parent), "--json").out)[-1]["verified"] == "yes"
 
@@ -245,7 +245,7 @@ def test_synth_refuses_sizes_that_cannot_be(notso: Run, small_model: Path, tmp_p
 
 
 def test_bench_gives_rates_and_the_machine(notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from notso.smollm3 import benchmark
+    from notso.smollm3.diagnostics import benchmark
 
     probe_buffer = benchmark.probe_buffer
     monkeypatch.setattr(benchmark, "probe_buffer", lambda size_bytes: probe_buffer(size_bytes // 64))

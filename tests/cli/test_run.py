@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3.answer_options import Grammar
 from notso.smollm3.errors import ContextLengthError
-from notso.smollm3.messages import Event, ToolCall
+from notso.smollm3.values.events import Event
+from notso.smollm3.values.messages import ToolCall
+from notso.smollm3.values.request_options import Grammar
 
 Run = Callable[..., Any]
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import Message
-from notso.web.api.anthropic_fields import MessageFields
-from notso.web.api.anthropic_request import parse_count_request, parse_message_request
-from notso.web.api.api_error import ApiError
-from notso.web.api.question import Question
-from notso.web.api.responses_fields import ResponseFields
-from notso.web.api.responses_request import parse_response_request
-from notso.web.api.strict_json import parse_object
-from notso.web.api.text_fields import TextFields, parse_text_request
+from notso.web.api.completions.fields import TextFields, parse_text_request
+from notso.web.api.messages.fields import MessageFields
+from notso.web.api.messages.request import parse_count_request, parse_message_request
+from notso.web.api.responses.fields import ResponseFields
+from notso.web.api.responses.request import parse_response_request
+from notso.web.api.shared.question import Question
+from notso.web.api.shared.strict_json import parse_object
+from notso.web.edge.api_error import ApiError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "4"))
 ONE_SEED = os.environ.get("FUZZ_SEED")

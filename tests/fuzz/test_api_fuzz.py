@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import Message, SamplingParams
-from notso.web.api.api_error import ApiError
-from notso.web.api.chat_fields import ChatFields
-from notso.web.api.chat_request import ChatRequest, parse_chat_request
-from notso.web.api.strict_json import parse_object
+from notso.web.api.chat_completions.fields import ChatFields
+from notso.web.api.chat_completions.request import ChatRequest, parse_chat_request
+from notso.web.api.shared.strict_json import parse_object
+from notso.web.edge.api_error import ApiError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "2"))
 ONE_SEED = os.environ.get("FUZZ_SEED")

@@ -20,13 +20,13 @@ from typing import Any
 import jinja2
 import pytest
 
-from notso.smollm3.chat_template import ChatTemplate
-from notso.smollm3.messages import ROLES, Message, ToolCall
-from notso.smollm3.stops import StopStrings
-from notso.smollm3.thinking import ThinkingParser
-from notso.smollm3.tokenizer import Tokenizer
-from notso.smollm3.tools import ToolCallParser
-from notso.smollm3.vocabulary import BYTE_CHARACTERS
+from notso.smollm3.output.reasoning_parser import ThinkingParser
+from notso.smollm3.output.stop_strings import StopStrings
+from notso.smollm3.output.tool_parser import ToolCallParser
+from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.text.vocabulary import BYTE_CHARACTERS
+from notso.smollm3.values.messages import ROLES, Message, ToolCall
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = {

@@ -27,7 +27,7 @@ from golden.random_models import RANDOM, YARN_CONTEXT, shapes_3b_lists, write_sh
 from golden.store import FOLDER, Golden, sha256, weights_sha256
 
 from notso import Engine
-from notso.smollm3.hub import demo_path
+from notso.smollm3.hub.registry import demo_path
 
 GREEDY_TOKENS = 64
 ROPE = "rope_of_the_3b"

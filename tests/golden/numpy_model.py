@@ -14,7 +14,7 @@ from notso.qtensor.reference import kv_cache
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.weights import SmolLM3Weights
+from notso.smollm3.model.weights import SmolLM3Weights
 
 Floats = npt.NDArray[np.float32]
 Matmul = Callable[[Floats, QTensor], Floats]

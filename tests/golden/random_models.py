@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from notso.qtensor.formats import F32
 from notso.qtensor.gguf_writer import GGUFWriter
-from notso.smollm3.synth import write_synthetic
+from notso.smollm3.diagnostics.synth import write_synthetic
 
 Floats = npt.NDArray[np.float32]
 

@@ -1,4 +1,4 @@
-"""The comparisons of `tests/smollm3/test_parity.py`, with transformers and llama.cpp run here and now.
+"""The comparisons of `tests/smollm3/model/test_parity.py`, with transformers and llama.cpp run here and now.
 
 `make parity` runs them. A library is looked for in the environment of the tests, or in that of the Python which
 NOTSO_ORACLE_PYTHON names. NOTSO_DEMO_HF and NOTSO_DEMO_F32 name what the demo model was trained as: a Hugging Face
@@ -21,7 +21,7 @@ from golden.random_models import RANDOM, YARN_CONTEXT, write_shapes_3b
 from golden.store import FOLDER, Golden, sha256
 
 from notso.smollm3 import Engine
-from notso.smollm3.hub import demo_path
+from notso.smollm3.hub.registry import demo_path
 
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(live.TIMEOUT_S)]
 

@@ -12,13 +12,13 @@ import pytest
 import tokenizers
 from golden.dequantised import write_dequantised
 from golden.random_models import RANDOM
-from smollm3.block_folder import Open, opening
+from smollm3.kv.block_folder import Open, opening
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from notso.qtensor import backend
 from notso.smollm3 import Engine
-from notso.smollm3.hub import demo_path
-from notso.smollm3.tokenizer import PRE_TOKENISERS, Tokenizer
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.text.tokenizer import PRE_TOKENISERS, Tokenizer
 
 ROOT = Path(__file__).parents[2]
 OFFICIAL_DATA = ROOT.parent / "shared" / "data"

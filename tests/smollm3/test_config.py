@@ -15,7 +15,7 @@ from golden.store import FOLDER
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import LIMITS, SmolLM3Config
 from notso.smollm3.errors import ModelFileError
-from notso.smollm3.hub import demo_path
+from notso.smollm3.hub.registry import demo_path
 
 OFFICIAL: dict[str, Any] = {
     "general.architecture": "smollm3",

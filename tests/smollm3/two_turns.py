@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from notso.smollm3 import Engine, Event, Message, SamplingParams, Tool
-from notso.smollm3.kv_formats import KVFormat
-from notso.smollm3.prefix_cache import common_length
+from notso.smollm3.common_prefix import common_length
+from notso.smollm3.kv.formats import KVFormat
 
 QUESTION = Message("user", "Tell me about the sea, and all that lives in it. " * 12)
 SHORT = Message("user", "Hello!")

@@ -17,13 +17,13 @@ import httpx
 import pytest
 
 from notso.web.app import create_app
-from notso.web.chat.engine_port import ChatEngine
-from notso.web.ids import new_id
-from notso.web.models.installed import Shelf
-from notso.web.scripted_engine import ScriptedEngine
+from notso.web.engine.models import Shelf
+from notso.web.engine.port import ChatEngine
 from notso.web.server import ChatServer, address_of, listen
-from notso.web.settings import Settings
 from notso.web.state import State
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.ids import new_id
+from notso.web.values.settings import Settings
 
 
 @dataclass

@@ -14,16 +14,16 @@ from typing import TypeVar
 import httpx
 import pytest
 
-from notso.web.ids import new_id
+from notso.web.values.ids import new_id
 
 T = TypeVar("T")
 
 SERVER = """
 import sys
 from pathlib import Path
-from notso.web.scripted_engine import ScriptedEngine, say
+from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.server import serve
-from notso.web.settings import Settings
+from notso.web.values.settings import Settings
 
 def script(messages, thinking):
     if messages[-1].role == "assistant":

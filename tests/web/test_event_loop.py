@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from notso.web.ids import new_id
-from notso.web.scripted_engine import ScriptedEngine, say
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
 

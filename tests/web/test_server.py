@@ -15,21 +15,21 @@ from typing import Any
 import httpx
 import pytest
 
-from notso.web.errors import AddressInUseError, DataDirectoryBusyError, SettingsError, UnsafeBindError, WebError
-from notso.web.ids import new_id
-from notso.web.scripted_engine import ScriptedEngine
 from notso.web.server import address_of, listen, serve
-from notso.web.settings import Settings
-from notso.web.store.directory_lock import DirectoryLock
+from notso.web.store.sqlite.directory_lock import DirectoryLock
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.errors import AddressInUseError, DataDirectoryBusyError, SettingsError, UnsafeBindError, WebError
+from notso.web.values.ids import new_id
+from notso.web.values.settings import Settings
 
 PROGRAM = """
 import sys
 import time
 from pathlib import Path
-from notso.web.chat import follower
-from notso.web.scripted_engine import ScriptedEngine, say
+from notso.web.turns import turn_consumer as follower
+from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.server import serve
-from notso.web.settings import Settings
+from notso.web.values.settings import Settings
 
 follower.SAVE_SECONDS = 0.2
 directory = Path(sys.argv[1])

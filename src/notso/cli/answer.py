@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TextIO
 from notso.cli import terminal
 
 if TYPE_CHECKING:
-    from notso.smollm3.messages import Event, FinishReason, ToolCall, Usage
+    from notso.smollm3.values.events import Event, FinishReason, Usage
+    from notso.smollm3.values.messages import ToolCall
 
 
 @dataclass(slots=True)

@@ -36,8 +36,8 @@ def backup(
 
     To go back to it, stop the server and put the file in the data directory as notso.db, with no notso.db-wal there.
     """
-    from notso.web.settings import default_data_dir
-    from notso.web.store.backup import back_up
+    from notso.web.store.sqlite.backup import back_up
+    from notso.web.values.settings import default_data_dir
 
     target = file or Path(f"notso-backup-{date.today().isoformat()}.db")
     if server is None:
@@ -65,7 +65,7 @@ def _fetch(server: str, key: str, target: Path) -> None:
     from urllib.error import URLError
     from urllib.request import Request, urlopen
 
-    from notso.web.errors import WebError
+    from notso.web.values.errors import WebError
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if not server.startswith(("http://", "https://")):

@@ -15,11 +15,11 @@ from notso.cli.batch_files import MAX_LINE_BYTES, BatchInput, BatchOutput, Reque
 from notso.cli.interruption import Interruption
 
 if TYPE_CHECKING:
-    from notso.smollm3.engine import Engine
-    from notso.smollm3.generation import Generation
-    from notso.web.api.api_error import ApiError
-    from notso.web.api.chat_request import ChatRequest
-    from notso.web.api.chat_response import Completion
+    from notso.smollm3.engine.engine import Engine
+    from notso.smollm3.output.generation import Generation
+    from notso.web.api.chat_completions.request import ChatRequest
+    from notso.web.api.shared.completion import Completion
+    from notso.web.edge.api_error import ApiError
 
 EXAMPLES = """\
   notso batch questions.jsonl answers.jsonl
@@ -143,7 +143,7 @@ class _Run:
 
     def _ask(self, line: RequestLine) -> None:
         from notso.smollm3.errors import NotsoError
-        from notso.web.api.api_error import ApiError, api_error_of
+        from notso.web.edge.api_error import ApiError, api_error_of
 
         asked = None
         try:
@@ -174,8 +174,8 @@ class _Run:
 
     def _answer(self, asked: _Asked) -> dict[str, Any]:
         from notso.smollm3.errors import NotsoError
-        from notso.web.api.api_error import api_error_of
-        from notso.web.api.chat_response import Completion, collect, fingerprint, model_id
+        from notso.web.api.shared.completion import Completion, collect, fingerprint, model_id
+        from notso.web.edge.api_error import api_error_of
 
         info = self._engine.info
         try:
@@ -203,9 +203,9 @@ class _Run:
 
 def read_request(line: RequestLine) -> ChatRequest:
     """What a line asks for. Raises ApiError that names what is wrong with it."""
-    from notso.web.api.api_error import ApiError
-    from notso.web.api.chat_request import parse_chat_request
-    from notso.web.api.strict_json import parse_object
+    from notso.web.api.chat_completions.request import parse_chat_request
+    from notso.web.api.shared.strict_json import parse_object
+    from notso.web.edge.api_error import ApiError
 
     if line.content is None:
         raise ApiError(413, "request_too_large", f"the line is longer than {MAX_LINE_BYTES:,} bytes")

@@ -57,8 +57,8 @@ def bench(
 
     Prefill, decode and the machine's read bandwidth are measured in turns; medians count, with minimum and maximum.
     """
-    from notso.smollm3.benchmark import BenchmarkPlan, run_benchmark
-    from notso.smollm3.hub import resolve_model
+    from notso.smollm3.diagnostics.benchmark import BenchmarkPlan, run_benchmark
+    from notso.smollm3.hub.registry import resolve_model
 
     path = resolve_model(file)
     plan = BenchmarkPlan(

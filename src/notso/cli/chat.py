@@ -37,7 +37,7 @@ def chat(
     debug: options.Debug = False,
 ) -> None:
     """Talk with the model; its thinking is shown dim. `/help` inside lists the commands."""
-    from notso.smollm3.sampling_params import SamplingParams
+    from notso.smollm3.values.sampling_params import SamplingParams
 
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     params = SamplingParams(**{name: value for name, value in chosen.items() if value is not None})

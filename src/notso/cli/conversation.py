@@ -13,9 +13,9 @@ from notso.cli.answer import Answer, AnswerPrinter, collect
 from notso.cli.interruption import Interruption
 
 if TYPE_CHECKING:
-    from notso.smollm3.engine import Engine
-    from notso.smollm3.messages import Message
-    from notso.smollm3.sampling_params import SamplingParams
+    from notso.smollm3.engine.engine import Engine
+    from notso.smollm3.values.messages import Message
+    from notso.smollm3.values.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Conversation:
         Ctrl-C stops the answer and what there is of it is kept; a second one raises KeyboardInterrupt. If the engine
         raises, the conversation is as if the question had not been put.
         """
-        from notso.smollm3.messages import Message
+        from notso.smollm3.values.messages import Message
 
         asked = [*self.messages, Message("user", question)]
         opening = [Message("system", self.system)] if self.system else []

@@ -99,7 +99,7 @@ def _python() -> Iterator[Finding]:
 
 def _cpu() -> Iterator[Finding]:
     from notso.qtensor import backend
-    from notso.smollm3.machine import cpu_name
+    from notso.smollm3.diagnostics.machine import cpu_name
 
     features = ", ".join(backend.cpu_features()) or "none that matter"
     yield Finding("ok", "cpu", f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores usable; {features}")
@@ -124,7 +124,7 @@ def _kernels() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    from notso.smollm3.memory import available_memory, memory_limits
+    from notso.smollm3.host_memory import available_memory, memory_limits
 
     least = available_memory()
     bounds = "; ".join(f"{bound.source} {terminal.gigabytes(bound.available_bytes)}" for bound in memory_limits())
@@ -152,40 +152,40 @@ def _pages() -> Iterator[Finding]:
 
 
 def _models() -> Iterator[Finding]:
-    from notso.smollm3 import hub
     from notso.smollm3.errors import ModelFileError
+    from notso.smollm3.hub import registry
 
     try:
-        chosen = hub.resolve_model()
+        chosen = registry.resolve_model()
     except ModelFileError as error:
         yield Finding("fail", "model", str(error), "unset NOTSO_MODEL or let it name a GGUF file")
         return
     if chosen is not None:
         yield Finding("ok", "model", f"{chosen} ({terminal.gigabytes(chosen.stat().st_size)})")
-    elif hub.demo_path().is_file():
+    elif registry.demo_path().is_file():
         yield Finding("warn", "model", "only the built-in demo is here", "notso pull fetches SmolLM3-3B (1.92 GB)")
     else:
         yield Finding("fail", "model", "the built-in demo is missing", "install notso again")
 
 
 def _disk() -> Iterator[Finding]:
-    from notso.smollm3 import hub
+    from notso.smollm3.hub import registry
 
-    folder = hub.hub_cache()
+    folder = registry.hub_cache()
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    needed = hub.KNOWN_FILES[0].size_bytes
+    needed = registry.KNOWN_FILES[0].size_bytes
     message = f"{terminal.gigabytes(free)} free for models in {folder}"
     if not os.access(existing, os.W_OK):
         yield Finding("warn", "disk", f"{folder} cannot be written", "set HF_HOME to a folder of yours")
-    elif free < needed and hub.find_local(hub.KNOWN_FILES[0]) is None:
+    elif free < needed and registry.find_local(registry.KNOWN_FILES[0]) is None:
         yield Finding("warn", "disk", message, f"make room for {terminal.gigabytes(needed)}, or set HF_HOME")
     else:
         yield Finding("ok", "disk", message)
 
 
 def _data() -> Iterator[Finding]:
-    from notso.web.settings import default_data_dir
+    from notso.web.values.settings import default_data_dir
 
     folder = Path(os.environ.get("NOTSO_DATA_DIR") or default_data_dir())
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -216,7 +216,7 @@ def _sqlite() -> Iterator[Finding]:
 
 
 def _network() -> Iterator[Finding]:
-    from notso.smollm3.download import is_offline
+    from notso.smollm3.hub.download import is_offline
 
     state = "forbidden (HF_HUB_OFFLINE); all but `pull` works" if is_offline() else "used by `pull` only"
     yield Finding("ok", "network", state)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from notso.cli import exit_codes, terminal
 
 if TYPE_CHECKING:
-    from notso.smollm3.engine import Engine
-    from notso.smollm3.engine_plan import EnginePlan
-    from notso.smollm3.kv_formats import KVChoice
-    from notso.smollm3.messages import ModelInfo
+    from notso.smollm3.engine.engine import Engine
+    from notso.smollm3.engine.memory_plan import EnginePlan
+    from notso.smollm3.kv.formats import KVChoice
+    from notso.smollm3.values.model_info import ModelInfo
 
 
 def open_engine(
@@ -24,8 +24,8 @@ def open_engine(
 ) -> Engine:
     """Load the model a person meant (see hub.resolve_model), with a sign of life while it takes long."""
     with terminal.waiting("loading the model", silent=silent):
-        from notso.smollm3.engine import Engine
-        from notso.smollm3.hub import resolve_model
+        from notso.smollm3.engine.engine import Engine
+        from notso.smollm3.hub.registry import resolve_model
 
         prepare_for_a_lost_file()
         return Engine.load(resolve_model(model), context_tokens=context_tokens, threads=threads, kv=kv)
@@ -48,8 +48,8 @@ def plan_model(
     """
     from notso.qtensor.gguf import GGUFFile
     from notso.smollm3.config import SmolLM3Config
-    from notso.smollm3.engine_plan import plan_engine
-    from notso.smollm3.weights import SmolLM3Weights
+    from notso.smollm3.engine.memory_plan import plan_engine
+    from notso.smollm3.model.weights import SmolLM3Weights
 
     with GGUFFile.open(path) as file:
         config = SmolLM3Config.from_metadata(file.metadata)

@@ -63,7 +63,7 @@ def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str
     """The web floor's rows, only where one of its errors is at hand: importing that floor is not free."""
     if not any(kind.__module__.startswith("notso.web") for kind in type(error).__mro__):
         return ()
-    from notso.web import errors as web
+    from notso.web.values import errors as web
 
     return (
         (web.UnsafeBindError, BIND_REFUSED, "NOTSO_API_KEY or --api-key-file sets the key."),

@@ -10,7 +10,7 @@ import typer
 from notso.cli import exit_codes, options, terminal
 
 if TYPE_CHECKING:
-    from notso.smollm3.inspection import Entry, Inspection, RunInfo, TokenizerInfo
+    from notso.smollm3.diagnostics.inspection import Entry, Inspection, RunInfo, TokenizerInfo
 
 EXAMPLES = """\
   notso inspect SmolLM3-Q4_K_M.gguf
@@ -29,8 +29,8 @@ def inspect(
     Architecture, tensors by type, NoPE and Q6_K layers, tokenizer, template, bytes read per token, KV bytes per token,
     and the context that fits this machine's memory. Exit code 3 if the file cannot be run.
     """
-    from notso.smollm3.hub import resolve_model
-    from notso.smollm3.inspection import inspect_file
+    from notso.smollm3.diagnostics.inspection import inspect_file
+    from notso.smollm3.hub.registry import resolve_model
 
     found = inspect_file(resolve_model(file) or file)
     if as_json:
@@ -104,7 +104,7 @@ def _named(text: str) -> str:
 
 
 def _memory(run: RunInfo, tensor_bytes: int) -> list[str]:
-    from notso.smollm3.engine_plan import K8V8_UP_TO_TOKENS
+    from notso.smollm3.engine.memory_plan import K8V8_UP_TO_TOKENS
 
     contexts = list(run.cache[0].bytes_at) if run.cache else []
     head = ["cache", "per token", *(f"{context:,}" for context in contexts), "fits here"]

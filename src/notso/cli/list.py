@@ -28,12 +28,12 @@ def list_models(
     The demo, SmolLM3 files in the Hugging Face cache, and GGUF files in the folders given. `verified` is yes where the
     whole file was read and its SHA-256 is the published one; `notso verify` does that.
     """
-    from notso.smollm3 import hub
+    from notso.smollm3.hub import registry
 
     for folder in folders or ():
         if not folder.is_dir():
             raise typer.BadParameter(f"{folder} is not a folder", param_hint="FOLDER")
-    models = hub.local_models(folders or ())
+    models = registry.local_models(folders or ())
     if as_json:
         terminal.say_json(
             [

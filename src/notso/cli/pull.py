@@ -30,10 +30,10 @@ def pull(
     It goes to the Hugging Face cache, and an interrupted download goes on where it stopped. HF_HOME moves the cache,
     HF_ENDPOINT names a mirror. The file's path is printed on stdout.
     """
-    from notso.smollm3 import download, hub
+    from notso.smollm3.hub import download, registry
 
-    file = hub.known_file(name)
-    if not as_json and hub.find_local(file) is None and not offline:
+    file = registry.known_file(name)
+    if not as_json and registry.find_local(file) is None and not offline:
         plan = download.plan_download(file)
         free = terminal.gigabytes(plan.free_bytes)
         terminal.note(f"{file.filename}, {terminal.gigabytes(file.size_bytes)}, to {plan.folder} ({free} free)")

@@ -14,10 +14,10 @@ from notso.cli.answer import Answer, AnswerPrinter, collect, speed_line
 from notso.cli.interruption import Interruption
 
 if TYPE_CHECKING:
-    from notso.smollm3.answer_options import Grammar
-    from notso.smollm3.engine import Engine
-    from notso.smollm3.messages import Message
-    from notso.smollm3.sampling_params import SamplingParams
+    from notso.smollm3.engine.engine import Engine
+    from notso.smollm3.values.messages import Message
+    from notso.smollm3.values.request_options import Grammar
+    from notso.smollm3.values.sampling_params import SamplingParams
 
 EXAMPLES = """\
   notso run "Why is the sky blue?"
@@ -57,8 +57,8 @@ def run(
     debug: options.Debug = False,
 ) -> None:
     """Answer one prompt: the answer on stdout, the thinking on stderr."""
-    from notso.smollm3.messages import Message
-    from notso.smollm3.sampling_params import SamplingParams
+    from notso.smollm3.values.messages import Message
+    from notso.smollm3.values.sampling_params import SamplingParams
 
     question = _question(prompt)
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
@@ -136,7 +136,7 @@ def _standard_input() -> str:
 
 def _grammar(path: Path) -> Grammar:
     """The grammar of a file with a JSON schema."""
-    from notso.smollm3.answer_options import Grammar
+    from notso.smollm3.values.request_options import Grammar
 
     try:
         with path.open("rb") as file:

@@ -15,8 +15,8 @@ import typer
 from notso.cli import engines, options, terminal
 
 if TYPE_CHECKING:
-    from notso.smollm3.engine import Engine
-    from notso.smollm3.kv_formats import KVChoice
+    from notso.smollm3.engine.engine import Engine
+    from notso.smollm3.kv.formats import KVChoice
 
 EXAMPLES = """\
   notso serve
@@ -75,8 +75,8 @@ def serve(
     debug: options.Debug = False,
 ) -> None:
     """Serve the chat page and the API on this machine, until Ctrl-C."""
-    from notso.smollm3.hub import resolve_model
-    from notso.web.settings import Settings
+    from notso.smollm3.hub.registry import resolve_model
+    from notso.web.values.settings import Settings
 
     path = resolve_model(model)
     settings = Settings(
@@ -91,13 +91,13 @@ def serve(
     for line in introduction(path, context, kv, max_num_seqs):
         terminal.say(line)
     engines.prepare_for_a_lost_file()
-    from notso.web.models.installed import Shelf
+    from notso.web.engine.models import Shelf
     from notso.web.server import serve as run_server
 
     wants_browser = has_display() if open_browser is None else open_browser
 
     def load(model_file: Path | None) -> Engine:
-        from notso.smollm3.engine import Engine
+        from notso.smollm3.engine.engine import Engine
 
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Engine.load(
@@ -132,7 +132,7 @@ def introduction(
 ) -> list[str]:
     """Which model will answer and what it will occupy. Raises what a damaged file or too little memory raises, so that
     a server that could not answer is not started."""
-    from notso.smollm3 import hub
+    from notso.smollm3.hub import registry as hub
 
     plan = engines.plan_model(path or hub.demo_path(), context_tokens, kv, max_num_seqs)
     if path is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from notso.cli import engines, terminal
 from notso.cli.conversation import Conversation
-from notso.web.slash_commands import SlashCommand, commands_of
+from notso.web.values.slash_commands import SlashCommand, commands_of
 
 
 class Leave(Exception):

@@ -45,7 +45,7 @@ def synthesise(
         raise typer.BadParameter(f"{out} is there already; --force replaces it", param_hint="OUT.gguf")
     if not out.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {out.parent}; make it first", param_hint="OUT.gguf")
-    from notso.smollm3.synth import write_synthetic
+    from notso.smollm3.diagnostics.synth import write_synthetic
 
     with terminal.progress(in_bytes=True) as report:
         write_synthetic(

@@ -10,7 +10,7 @@ import typer
 from notso.cli import engines, exit_codes, options, terminal
 
 if TYPE_CHECKING:
-    from notso.smollm3.verification import TensorCheck, Verification
+    from notso.smollm3.diagnostics.verification import TensorCheck, Verification
 
 EXAMPLES = """\
   notso verify SmolLM3-Q4_K_M.gguf
@@ -33,12 +33,12 @@ def verify(
     quantised product is compared with that of its dequantised reference; the worst error is shown. Exit code 3 if
     something is wrong.
     """
-    from notso.smollm3 import hub
-    from notso.smollm3.verification import verify_file
+    from notso.smollm3.diagnostics.verification import verify_file
+    from notso.smollm3.hub import registry
 
     engines.prepare_for_a_lost_file()
     with terminal.progress(in_bytes=True, as_json=as_json) as report:
-        found = verify_file(hub.resolve_model(file) or hub.demo_path(), progress=report)
+        found = verify_file(registry.resolve_model(file) or registry.demo_path(), progress=report)
     damage = damaged_copy(found)
     if as_json:
         terminal.say_json({**found.as_dict(), "damaged_copy_of": damage})
@@ -55,11 +55,11 @@ def verify(
 
 def damaged_copy(found: Verification) -> str | None:
     """The published file this one must have been: same length, other hash."""
-    from notso.smollm3 import hub
+    from notso.smollm3.hub import registry
 
     if found.known_as is not None:
         return None
-    return next((known.name for known in hub.KNOWN_FILES if known.size_bytes == found.size_bytes), None)
+    return next((known.name for known in registry.KNOWN_FILES if known.size_bytes == found.size_bytes), None)
 
 
 def describe(found: Verification, *, tensors: bool) -> list[str]:

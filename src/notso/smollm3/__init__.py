@@ -1,17 +1,6 @@
 """Floor 2: SmolLM3 and how it is run. The names below are what the floors above may use."""
 
-from notso.smollm3.answer_options import (
-    AnswerOptions,
-    CompleteOptions,
-    Grammar,
-    GrammarKind,
-    PromptInput,
-    ToolChoice,
-    ToolName,
-)
-from notso.smollm3.chat_template import thinking_set_by
-from notso.smollm3.download import DownloadPlan, is_offline, plan_download, pull
-from notso.smollm3.engine import Engine
+from notso.smollm3.engine.engine import Engine
 from notso.smollm3.errors import (
     ContextLengthError,
     DownloadError,
@@ -23,27 +12,22 @@ from notso.smollm3.errors import (
     OutOfMemoryError,
     TemplateError,
 )
-from notso.smollm3.hub import KnownFile, LocalModel, local_models, official_files
-from notso.smollm3.memory import ProcessMemory, process_memory
-from notso.smollm3.messages import (
-    EngineStats,
-    Event,
-    EventKind,
-    FinishReason,
-    MemoryBudget,
-    Message,
-    ModelInfo,
-    Priority,
-    Progress,
-    PromptEstimate,
-    Role,
-    TokenLogprob,
-    Tool,
-    ToolCall,
-    Usage,
-    WhenFull,
+from notso.smollm3.host_memory import ProcessMemory, process_memory
+from notso.smollm3.hub.download import DownloadPlan, is_offline, plan_download, pull
+from notso.smollm3.hub.registry import KnownFile, LocalModel, local_models, official_files
+from notso.smollm3.values.events import Event, EventKind, FinishReason, Progress, TokenLogprob, Usage
+from notso.smollm3.values.messages import Message, Priority, Role, Tool, ToolCall, WhenFull, thinking_set_by
+from notso.smollm3.values.model_info import EngineStats, MemoryBudget, ModelInfo, PromptEstimate
+from notso.smollm3.values.request_options import (
+    AnswerOptions,
+    CompleteOptions,
+    Grammar,
+    GrammarKind,
+    PromptInput,
+    ToolChoice,
+    ToolName,
 )
-from notso.smollm3.sampling_params import SamplingParams
+from notso.smollm3.values.sampling_params import SamplingParams
 
 __all__ = [
     "AnswerOptions",

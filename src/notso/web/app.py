@@ -18,49 +18,44 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
-from notso.web import entry
-from notso.web.access import KeyRing, owner_of
-from notso.web.api import (
-    anthropic_messages,
-    chat_completions,
-    health,
-    models,
-    monitoring,
-    not_offered,
-    openapi,
-    responses,
-    server_facts,
-    text_completions,
-    tokens,
-)
-from notso.web.api.api_error import ApiError
-from notso.web.api.edge import ApiEdge, is_api
-from notso.web.assets import Assets
-from notso.web.chat import chat_routes, message_routes, routes, settings_routes, tool_routes, transfer_routes, views
-from notso.web.chat.engine_host import EngineHost
-from notso.web.chat.engine_port import EngineSource
-from notso.web.chat.feed import Feed
+from notso.web.api.chat_completions import routes as chat_completions
+from notso.web.api.completions import routes as text_completions
+from notso.web.api.messages import routes as anthropic_messages
+from notso.web.api.responses import routes as responses
+from notso.web.api.server import health, models, monitoring, not_offered, openapi, server_facts, tokens
+from notso.web.chat import entry, views
 from notso.web.chat.kept_html import KeptHtml
+from notso.web.chat.routes import chats as chat_routes
+from notso.web.chat.routes import messages, tools, transfer
+from notso.web.chat.routes import models as model_pages
+from notso.web.chat.routes import pages as routes
+from notso.web.chat.routes import settings as settings_routes
 from notso.web.chat.suggestions import Suggestions
+from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.chat.turns import Turns
-from notso.web.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
-from notso.web.ids import is_id
-from notso.web.limits import InPieces, RequestLimits, StrictHttp
-from notso.web.metrics import Metrics, RequestMetrics
-from notso.web.models import routes as model_pages
-from notso.web.models.installed import Shelf
-from notso.web.pages import Pages, is_fragment
-from notso.web.problems import Problem
-from notso.web.rate_limit import RateLimit
+from notso.web.edge.access import KeyRing, owner_of
+from notso.web.edge.api_error import ApiError
+from notso.web.edge.assets import Assets
+from notso.web.edge.errors import ApiEdge, is_api
+from notso.web.edge.limits import InPieces, RequestLimits, StrictHttp
+from notso.web.edge.rate_limit import RateLimit
+from notso.web.edge.security import CrossSiteGuard, HostGuard, SecurityHeaders
+from notso.web.engine.host import EngineHost
+from notso.web.engine.metrics import Metrics, RequestMetrics
+from notso.web.engine.models import Shelf
+from notso.web.engine.port import EngineSource
 from notso.web.rendering.fair_queue import FairQueue
-from notso.web.security import CrossSiteGuard, HostGuard, SecurityHeaders
-from notso.web.settings import Settings
 from notso.web.state import State
-from notso.web.store.sqlite import SQLiteStore
+from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.tools.toolbox import Toolbox
-from notso.web.wording import words
+from notso.web.turns.tab_feed import Feed
+from notso.web.turns.turns import Turns
+from notso.web.values.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.ids import is_id
+from notso.web.values.problems import Problem
+from notso.web.values.settings import Settings
+from notso.web.values.wording import words
 
 if TYPE_CHECKING:
     from notso.web.tools.mcp_servers import McpServers
@@ -116,7 +111,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
     )
     app.state.notso = state
     app.state.key_ring = KeyRing(settings.api_key)
-    chats = (routes, message_routes, chat_routes, settings_routes, tool_routes, transfer_routes)
+    chats = (routes, messages, chat_routes, settings_routes, tools, transfer)
     for router in (
         health.router,
         monitoring.router,

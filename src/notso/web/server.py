@@ -12,14 +12,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from notso.web.app import begin_stopping, create_app
-from notso.web.chat.engine_port import EngineSource
-from notso.web.client_connection import ClientConnection, Lane
-from notso.web.door import Door, room_for_connections
-from notso.web.errors import AddressInUseError
-from notso.web.limits import MAX_HEADER_BYTES
-from notso.web.log_pace import pace_logs
-from notso.web.models.installed import Shelf
-from notso.web.settings import Settings
+from notso.web.edge.client_connection import ClientConnection, Lane
+from notso.web.edge.door import Door, room_for_connections
+from notso.web.edge.limits import MAX_HEADER_BYTES
+from notso.web.edge.log_pace import pace_logs
+from notso.web.engine.models import Shelf
+from notso.web.engine.port import EngineSource
+from notso.web.values.errors import AddressInUseError
+from notso.web.values.settings import Settings
 
 EXTRA_EXIT_SECONDS = 3.0
 

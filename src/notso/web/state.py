@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, cast
 
 from fastapi import Request
 
-from notso.web.api.kept_answers import KeptAnswers
-from notso.web.api.running import OpenAnswers
-from notso.web.assets import Assets
-from notso.web.chat.engine_host import EngineHost
-from notso.web.chat.feed import Feed
+from notso.web.api.shared.resumable import KeptAnswers
+from notso.web.api.shared.running import OpenAnswers
 from notso.web.chat.kept_html import KeptHtml
-from notso.web.chat.open_streams import OpenStreams
 from notso.web.chat.suggestions import Suggestions
-from notso.web.chat.turns import Turns
-from notso.web.client_connection import ClientConnection
-from notso.web.metrics import Metrics
-from notso.web.models.downloads import Downloads
-from notso.web.models.installed import Shelf
-from notso.web.pages import Pages
+from notso.web.chat.templates import Pages
+from notso.web.edge.assets import Assets
+from notso.web.edge.client_connection import ClientConnection
+from notso.web.edge.open_streams import OpenStreams
+from notso.web.edge.work_line import WorkLine
+from notso.web.engine.downloads import Downloads
+from notso.web.engine.host import EngineHost
+from notso.web.engine.metrics import Metrics
+from notso.web.engine.models import Shelf
 from notso.web.rendering.fair_queue import FairQueue
-from notso.web.settings import Settings
 from notso.web.store.protocol import ChatStore
 from notso.web.tools.toolbox import Toolbox
-from notso.web.work_line import WorkLine
+from notso.web.turns.tab_feed import Feed
+from notso.web.turns.turns import Turns
+from notso.web.values.settings import Settings
 
 if TYPE_CHECKING:  # it comes with an extra
     from notso.web.tools.mcp_servers import McpServers

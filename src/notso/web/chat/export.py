@@ -9,10 +9,10 @@ from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
-from notso.web.chat.chat_settings import SETTING_NAMES
-from notso.web.chat.tool_rounds import parts_of
 from notso.web.store.protocol import Chat, StoredMessage, ToolUse
-from notso.web.wording import words
+from notso.web.turns.chat_settings import SETTING_NAMES
+from notso.web.turns.tool_rounds import parts_of
+from notso.web.values.wording import words
 
 FORMAT_NAME = "notso-chats"
 FORMAT_VERSION = 2  # 1 knew no tool calls

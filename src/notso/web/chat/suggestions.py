@@ -8,12 +8,12 @@ import re
 from collections import OrderedDict
 from dataclasses import replace
 
-from notso.web.chat.chat_settings import ChatSettings
-from notso.web.chat.engine_host import EngineHost, Job
-from notso.web.chat.engine_port import Message, Request, Tool
-from notso.web.chat.idle_work import whole_text
-from notso.web.chat.turns import Turns
+from notso.web.engine.host import EngineHost, Job
+from notso.web.engine.port import Message, Request, Tool
+from notso.web.engine.short_text import whole_text
 from notso.web.store.protocol import Chat
+from notso.web.turns.chat_settings import ChatSettings
+from notso.web.turns.turns import Turns
 
 REQUEST = "Suggest three short questions I could ask next. Write one question per line and nothing else."
 MAX_SUGGESTIONS = 3

@@ -8,19 +8,19 @@ import logging
 import re
 from dataclasses import replace
 
-from notso.web.chat.chat_settings import ChatSettings, settings_from
-from notso.web.chat.engine_host import EngineHost, Job
-from notso.web.chat.engine_port import Message, Request
-from notso.web.chat.feed import Feed
-from notso.web.chat.idle_work import whole_text
-from notso.web.chat.prompt import prompt_messages
-from notso.web.chat.questions import title_of
+from notso.web.chat.submit import title_of
 from notso.web.chat.suggestions import Suggestions
-from notso.web.chat.turn import Turn
-from notso.web.chat.turns import Turns
-from notso.web.errors import NotsoError
+from notso.web.engine.host import EngineHost, Job
+from notso.web.engine.port import Message, Request
+from notso.web.engine.short_text import whole_text
 from notso.web.store.protocol import Chat, ChatStore, StoredMessage
 from notso.web.tools.toolbox import Toolbox
+from notso.web.turns.chat_settings import ChatSettings, settings_from
+from notso.web.turns.prompt import prompt_messages
+from notso.web.turns.tab_feed import Feed
+from notso.web.turns.turn import Turn
+from notso.web.turns.turns import Turns
+from notso.web.values.errors import NotsoError
 
 logger = logging.getLogger("notso.web.titles")
 

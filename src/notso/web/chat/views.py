@@ -8,18 +8,18 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 from starlette.responses import RedirectResponse
 
-from notso.web.access import owner_of
-from notso.web.chat.chat_settings import ChatSettings, settings_from, shown_values
-from notso.web.chat.engine_port import thinking_set_by
-from notso.web.chat.figures import Figures, figures_of
-from notso.web.ids import is_generation_id, is_id, new_id
-from notso.web.models.facts import model_facts
-from notso.web.pages import is_fragment
-from notso.web.problems import Problem
+from notso.web.chat.templates import is_fragment
+from notso.web.edge.access import owner_of
+from notso.web.engine.facts import model_facts
+from notso.web.engine.port import thinking_set_by
 from notso.web.state import State, state_of
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.store.tree import Shown, shown_path
-from notso.web.wording import words
+from notso.web.turns.answer_stats import Figures, figures_of
+from notso.web.turns.chat_settings import ChatSettings, settings_from, shown_values
+from notso.web.values.ids import is_generation_id, is_id, new_id
+from notso.web.values.problems import Problem
+from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
 

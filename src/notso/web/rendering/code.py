@@ -14,7 +14,7 @@ from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
 from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
 
 from notso.web.rendering.budget import Deadline
-from notso.web.wording import words
+from notso.web.values.wording import words
 
 MAX_HIGHLIGHTED_CHARACTERS = 20_000
 MAX_HIGHLIGHTED_LINE = 1_000  # one expression of a lexer can read a line in time of its length squared, uninterrupted

@@ -25,7 +25,7 @@ from notso.web.rendering.budget import Budget, Deadline, OverBudgetError
 from notso.web.rendering.code import code_block
 from notso.web.rendering.math import enable_math, formula_html
 from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
-from notso.web.wording import words
+from notso.web.values.wording import words
 
 RENDERER_VERSION = 3
 """Raised whenever the same text would give other HTML, so that stored HTML is made anew."""

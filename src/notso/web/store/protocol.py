@@ -282,3 +282,6 @@ class ChatStore(Protocol):
     async def response(self, owner: str, response_id: str) -> StoredResponse | None: ...
 
     async def delete_response(self, owner: str, response_id: str) -> bool: ...
+
+
+HIT_BEGINS, HIT_ENDS = "\x02", "\x03"

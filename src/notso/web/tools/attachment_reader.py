@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from notso.web.errors import ToolError
 from notso.web.store.protocol import Attachment
 from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.values.errors import ToolError
 
 MAX_LINES = 200
 MAX_CHARACTERS = 6_000

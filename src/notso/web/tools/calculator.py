@@ -18,8 +18,8 @@ from decimal import ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
-from notso.web.errors import ToolError
 from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.values.errors import ToolError
 
 MAX_CHARACTERS = 1_000
 MAX_DEPTH = 60

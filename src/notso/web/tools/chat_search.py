@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from notso.web.errors import ToolError
 from notso.web.store.protocol import SearchHit
 from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.values.errors import ToolError
 
 MAX_HITS = 5
 LOOKED_AT = 40  # the chat that asks holds the words itself, and is left out

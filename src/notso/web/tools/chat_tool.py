@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from notso.web.chat.engine_port import Tool
-from notso.web.errors import ToolError
+from notso.web.engine.port import Tool
 from notso.web.store.protocol import Attachment, ChatStore
+from notso.web.values.errors import ToolError
 
 MAX_ARGUMENT_CHARACTERS = 4_000
 

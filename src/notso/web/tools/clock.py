@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
 
-from notso.web.errors import ToolError
 from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.values.errors import ToolError
 
 MAX_NAME_CHARACTERS = 64
 

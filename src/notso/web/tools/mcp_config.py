@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from notso.web.errors import SettingsError
+from notso.web.values.errors import SettingsError
 
 MAX_FILE_BYTES = 262_144
 MAX_SERVERS = 8

@@ -17,10 +17,10 @@ from mcp import Client, MCPError
 from mcp.types import CallToolResult, TextContent
 from pydantic import ValidationError
 
-from notso.web.errors import ToolError
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.tools.mcp_config import McpEntry
 from notso.web.tools.mcp_process import McpProcess
+from notso.web.values.errors import ToolError
 
 logger = logging.getLogger("notso.web.mcp")
 logging.getLogger("mcp").setLevel(

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from notso.web.chat.engine_port import Tool
-from notso.web.errors import NotsoError, ToolError
+from notso.web.engine.port import Tool
 from notso.web.tools.attachment_reader import ATTACHMENT_READER
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_search import CHAT_SEARCH
 from notso.web.tools.chat_tool import ChatTool, Surroundings, check_arguments
 from notso.web.tools.clock import CLOCK
+from notso.web.values.errors import NotsoError, ToolError
 
 logger = logging.getLogger("notso.web.tools")
 

@@ -1,0 +1,1 @@
+"""Looking at files, machines and engines: measure, inspect, verify, make."""

@@ -1,0 +1,329 @@
+"""How fast this machine runs a model, beside what it could do: rates and ceilings measured in turns, in one run.
+
+Decoding reads every weight and the whole cache once for each token, so `read bandwidth / bytes read` is the most tokens
+per second that any engine can reach; a rate is worth something only as a share of that ceiling, measured in the same
+minutes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from notso.qtensor import ceilings
+from notso.qtensor.gguf import GGUFFile
+from notso.qtensor.huge_pages import huge_page_bytes
+from notso.smollm3.diagnostics.engine_meter import LATE_TOKENS, NEW_TURN_TOKENS, SHORT_TOKENS, EngineMeter
+from notso.smollm3.diagnostics.machine import StolenTime, describe_machine, probe_buffer, resident_memory
+from notso.smollm3.diagnostics.peers import PeerProcess, Task
+from notso.smollm3.engine.engine import Engine
+from notso.smollm3.engine.memory_plan import kv_bytes_per_token
+from notso.smollm3.errors import EngineError, InvalidRequestError
+from notso.smollm3.kv.formats import KVChoice
+from notso.smollm3.model.weight_placement import Residency
+from notso.smollm3.values.sampling_params import SamplingParams
+
+PROBE_BYTES = 1 << 30
+PROBE_READS = 3  # the first also brings the pages in; the best of them is the ceiling
+SETTLE_SECONDS = 120.0
+
+CALM_SECONDS = 3.0
+"""After the probe's memory is given back: a virtual machine may tell its host some seconds later, which costs a step or
+two a tenth of a second."""
+
+METHOD = (
+    "random prompts; greedy answers, timed token by token as a reader gets them; depth from copies of one block that "
+    "was read; everything measured in turns, medians count"
+)
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkPlan:
+    """What to measure. Each repeat measures everything once, in turns.
+
+    prefill: (tokens, depth) of each prompt to read. depths: tokens after which to decode. batches: how many answers to
+    write at the same time.
+    """
+
+    prefill: tuple[tuple[int, int], ...] = ((512, 0),)
+    depths: tuple[int, ...] = (0,)
+    batches: tuple[int, ...] = (16,)
+    decode_tokens: int = 32
+    repeats: int = 3
+    context_tokens: int | None = None  # what all of it needs
+    threads: int | None = None
+    kv: KVChoice = "auto"
+    probe_bytes: int = PROBE_BYTES
+    seed: int = 1
+    weights: Residency = "auto"
+    compare: str | None = None  # a peer of notso.smollm3.diagnostics.peers
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Everything that a peer is asked too."""
+        return [
+            *(("prefill", tokens, depth) for tokens, depth in self.prefill),
+            *(("decode", self.decode_tokens, depth) for depth in self.depths),
+            *(("batch", self.decode_tokens, sequences) for sequences in self.batches),
+        ]
+
+    @property
+    def longest_tokens(self) -> int:
+        """The context that all of it needs."""
+        batch = SHORT_TOKENS + LATE_TOKENS if self.batches else 0
+        prompts = [tokens + depth for tokens, depth in self.prefill]
+        return max([*self.depths, *prompts, batch]) + NEW_TURN_TOKENS + self.decode_tokens
+
+
+@dataclass(slots=True)
+class Samples:
+    """Repeated measurements of one thing."""
+
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def summary(self, name: str) -> dict[str, float]:
+        return {
+            name: _rounded(self.median),
+            f"{name}_min": _rounded(min(self.values)),
+            f"{name}_max": _rounded(max(self.values)),
+        }
+
+
+def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | None = None) -> dict[str, Any]:
+    """Measure a model file (None: the demo) and give the result under stable keys, rates in tokens per second.
+
+    `prefill`, `decode` and `batch` carry `tok_s` (median) with `tok_s_min` and `tok_s_max`; `roofline` is decode's
+    share of what the read bandwidth of this run allows, the best of reading in order and in several places at a time;
+    `byte_tops` is what the kernels' instructions multiply and add at the most, 10^12 operations per second;
+    `first_token` is the time from asking to the first token of an answer; `load_s` is a load from a warm page cache,
+    `first_load_s` the one before it.
+
+    Raises what Engine.load and Engine.submit raise, and EngineError where a measurement gave no time.
+    """
+    report = progress or (lambda _what, _done, _total: None)
+    stolen = StolenTime()
+    first_load_s = _load_seconds(path, plan)
+    started = time.perf_counter()
+    engine = _load(path, plan)
+    load_s = time.perf_counter() - started
+    peer: PeerProcess | None = None
+    try:
+        if plan.compare is not None:
+            report("loading the peer", 0, 1)
+            info = engine.info
+            peer = PeerProcess(plan.compare, Path(info.path), info.context_tokens, info.threads)
+            report("trying the peer's configurations", 0, 1)
+            peer.tune(plan.tasks)
+        report("waiting for the weights' pages", 0, 1)
+        engine.settle(SETTLE_SECONDS)
+        rounds = _Rounds(engine, plan, report, peer)
+        rounds.run()
+        result: dict[str, Any] = {
+            "machine": describe_machine(),
+            "model": _describe_model(engine),
+            **rounds.bandwidth.summary("bandwidth_gb_s"),
+            **rounds.in_order.summary("bandwidth_in_order_gb_s"),
+            **rounds.products.summary("byte_tops"),
+            "load_s": _rounded(load_s),
+            "first_load_s": _rounded(first_load_s),
+            **rounds.rows(rounds.ours),
+            "first_token": rounds.first_token_rows(),
+            "sampling_ms": rounds.sampling_ms,
+            "memory": rounds.memory,
+            "weights": engine.weights_residency,
+            "huge_pages_mb": _rounded(huge_page_bytes() / 1e6),
+            "repeats": plan.repeats,
+            "method": METHOD,
+        }
+        if peer is not None:
+            result |= rounds.comparison(peer)
+    finally:
+        if peer is not None:
+            peer.close()
+        engine.close()
+    result["machine"]["stolen_percent"] = _rounded(stolen.percent())
+    return result
+
+
+class _Rounds:
+    """One round measures the ceilings, then every task, ours and the peer's in turns; rounds repeat, so that a slow
+    minute of the machine strikes all of them and not one."""
+
+    def __init__(self, engine: Engine, plan: BenchmarkPlan, report: Progress, peer: PeerProcess | None) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._report = report
+        self._peer = peer
+        self._meter = EngineMeter(engine, plan.seed)
+        self._weight_bytes = _weight_bytes(engine)
+        self.bandwidth = Samples()
+        self.in_order = Samples()
+        self.products = Samples()
+        self.ours: dict[Task, Samples] = {task: Samples() for task in plan.tasks}
+        self.theirs: dict[Task, Samples] = {task: Samples() for task in plan.tasks}
+        self.first_token: dict[int, Samples] = {depth: Samples() for depth in plan.depths}
+        self.sampling_ms: dict[str, float] = {}
+        self.memory: dict[str, float] = {}  # the largest seen after any measurement
+        self._steps: dict[Task, list[float]] = {task: [] for task in plan.tasks}
+
+    def run(self) -> None:
+        jobs: list[tuple[str, Callable[[], None]]] = [("ceilings", self._measure_ceilings)]
+        for task in self.ours:
+            jobs.append((_name(task), partial(self._measure, task)))
+            if self._peer is not None:
+                jobs.append((f"{self._peer.name}: {_name(task)}", partial(self._measure_peer, self._peer, task)))
+        jobs += [(f"first token at {depth:,}", partial(self._measure_first, depth)) for depth in self.first_token]
+        total = self._plan.repeats * len(jobs)
+        for turn in range(total):
+            name, measure = jobs[turn % len(jobs)]
+            self._report(name, turn, total)
+            measure()
+        for name, params in {"greedy": SamplingParams(temperature=0.0), "default": SamplingParams()}.items():
+            self.sampling_ms[name] = _rounded(1000 * self._meter.sampling_s(params))
+        self._report("done", total, total)
+
+    def rows(self, measured: dict[Task, Samples]) -> dict[str, list[dict[str, Any]]]:
+        """`prefill`, `decode` and `batch`."""
+        found: dict[str, list[dict[str, Any]]] = {"prefill": [], "decode": [], "batch": []}
+        for task, samples in measured.items():
+            row = {**_labels(task), **samples.summary("tok_s")}
+            if task[0] == "decode" and measured is self.ours:
+                row |= self._beside_the_ceiling(task, samples)
+            found[task[0]].append(row)
+        return found
+
+    def first_token_rows(self) -> list[dict[str, Any]]:
+        return [{"tokens": NEW_TURN_TOKENS, "cached": d, **s.summary("ms")} for d, s in self.first_token.items()]
+
+    def comparison(self, peer: PeerProcess) -> dict[str, Any]:
+        """`peer`: its figures under our keys; `ratio`: ours over the peer's, of the medians."""
+        rows, ratio = self.rows(self.theirs), self.rows({})
+        for kind in rows:
+            for row, task in zip(rows[kind], (task for task in self.theirs if task[0] == kind), strict=True):
+                row["configuration"] = peer.configuration(task)
+                quotient = self.ours[task].median / self.theirs[task].median
+                ratio[kind].append({**_labels(task), "ratio": _rounded(quotient)})
+        about = {"name": peer.name, "version": peer.version, "load_s": _rounded(peer.load_s)}
+        return {"peer": {**about, **rows, "memory": {"rss_mb": _rounded(peer.resident_mb())}}, "ratio": ratio}
+
+    def _beside_the_ceiling(self, task: Task, samples: Samples) -> dict[str, float]:
+        depth = max(task[2], SHORT_TOKENS) + self._plan.decode_tokens // 2
+        kv_bytes = depth * kv_bytes_per_token(self._engine.config, self._engine.info.kv_format)  # type: ignore[arg-type]
+        ceiling = self.bandwidth.median * 1e9 / (self._weight_bytes + kv_bytes)
+        steps = sorted(self._steps[task])
+        return {
+            "roofline": _rounded(samples.median / ceiling),
+            "roofline_tok_s": _rounded(ceiling),
+            "step_ms_p50": _rounded(1000 * statistics.median(steps)),
+            "step_ms_p99": _rounded(1000 * steps[int(0.99 * (len(steps) - 1))]),
+        }
+
+    def _measure_ceilings(self) -> None:
+        # The buffer is made anew each time, so that the memory measured between is the engine's alone.
+        buffer = probe_buffer(self._plan.probe_bytes)
+        best = {
+            places: max(ceilings.read_bandwidth(buffer, places) for _ in range(PROBE_READS)) / 1e9
+            for places in ceilings.PLACES
+        }
+        self.in_order.values.append(best[1])
+        self.bandwidth.values.append(max(best.values()))
+        self.products.values.append(2 * ceilings.byte_products() / 1e12)
+        del buffer
+        time.sleep(CALM_SECONDS)
+
+    def _measure(self, task: Task) -> None:
+        seconds = self._meter.measure(task)
+        self._steps[task] += seconds
+        self.ours[task].values.append(_rate(task, seconds))
+        for name, megabytes in resident_memory().items():
+            self.memory[name] = max(self.memory.get(name, 0.0), megabytes)
+
+    def _measure_peer(self, peer: PeerProcess, task: Task) -> None:
+        self.theirs[task].values.append(_rate(task, peer.measure(task)))
+
+    def _measure_first(self, depth: int) -> None:
+        self.first_token[depth].values.append(1000 * self._meter.first_token_s(depth))
+
+
+def _rate(task: Task, seconds: list[float]) -> float:
+    kind, tokens, last = task
+    if sum(seconds) <= 0:
+        raise EngineError(f"nothing was measured of {_name(task)}")
+    return tokens * (last if kind == "batch" else 1) / sum(seconds)
+
+
+def _name(task: Task) -> str:
+    kind, tokens, last = task
+    if kind == "batch":
+        return f"{last:,} sequences"
+    if kind == "decode":
+        return f"decode at {last:,}"
+    return f"prefill {tokens:,}" + (f" at {last:,}" if last else "")
+
+
+def _labels(task: Task) -> dict[str, Any]:
+    kind, tokens, last = task
+    if kind == "batch":
+        return {"sequences": last}
+    return {"depth": last} if kind == "decode" else {"tokens": tokens, "depth": last}
+
+
+def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
+    try:
+        return Engine.load(
+            path,
+            context_tokens=plan.context_tokens or -(-plan.longest_tokens // 1024) * 1024,
+            threads=plan.threads,
+            weights=plan.weights,
+            kv=plan.kv,
+            max_num_seqs=max([*plan.batches, 1]),
+            speculation=False,  # random weights repeat themselves: guessing would pay as it never does
+        )
+    except InvalidRequestError as error:
+        if plan.context_tokens is not None:
+            raise
+        raise InvalidRequestError(f"what is to be measured needs {plan.longest_tokens:,} tokens, and {error}") from None
+
+
+def _load_seconds(path: Path | None, plan: BenchmarkPlan) -> float:
+    started = time.perf_counter()
+    _load(path, plan).close()
+    return time.perf_counter() - started
+
+
+def _weight_bytes(engine: Engine) -> int:
+    """Bytes of weights that one decoded token reads: all of them, as the tied embedding is also the output head."""
+    with GGUFFile.open(Path(engine.info.path)) as file:
+        return sum(tensor.nbytes for tensor in file.tensors.values())
+
+
+def _describe_model(engine: Engine) -> dict[str, Any]:
+    info = engine.info
+    return {
+        "name": info.name,
+        "demo": info.is_demo,
+        "size_bytes": info.size_bytes,
+        "parameters": info.parameter_count,
+        "tensors": dict(info.quantisation),
+        "context_tokens": info.context_tokens,
+        "kernels": info.kernels,
+        "threads": info.threads,
+        "kv_format": info.kv_format,
+        "kv_bytes": info.kv_bytes,
+        "max_num_seqs": info.max_num_seqs,
+    }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

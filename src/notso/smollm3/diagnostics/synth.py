@@ -1,0 +1,273 @@
+"""Random weights in SmolLM3's exact shapes and block formats: everything but sense, for benchmarks and tests.
+
+The full size has the official Q4_K_M file's 326 tensors (216 Q4_K, 37 Q6_K, 73 F32), byte for byte as many. It carries
+a working tokenizer and chat template, taken from another file and padded with reserved tokens to the vocabulary's size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from notso.qtensor.formats import F32, FORMATS_BY_NAME, Q4_K, Q6_K, Format
+from notso.qtensor.gguf import GGUFFile
+from notso.qtensor.gguf_writer import GGUFWriter
+from notso.qtensor.reference.random_blocks import random_blocks
+from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED, gguf_list
+
+CHUNK_BYTES = 8 << 20
+OFFICIAL_FORMATS = "official"
+DEMO_FILE = Path(__file__).parents[2] / "demo" / "demo.gguf"
+MAX_JSON_BYTES = 64 << 20
+
+# `general.file_type` of a file whose matrices are all of one format, as ggml numbers them; 15 is Q4_K_M.
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "BF16": 32}
+_OFFICIAL_FILE_TYPE = 15
+
+Progress: TypeAlias = Callable[[int, int], None]  # bytes written so far, bytes in all
+TokenizerSource: TypeAlias = Mapping[str, Any] | GGUFFile | str | Path
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticShape:
+    """The sizes of a SmolLM3. Raises InvalidRequestError, whose `param` is the offending size."""
+
+    layers: int = 36
+    hidden: int = 2048
+    ffn: int = 11008
+    heads: int = 16
+    kv_heads: int = 4
+    vocab: int = 128256
+
+    def __post_init__(self) -> None:
+        for name, limit in (
+            ("layers", 256),
+            ("hidden", 32768),
+            ("ffn", 131072),
+            ("heads", 256),
+            ("kv_heads", 256),
+            ("vocab", 1_000_000),
+        ):
+            value = getattr(self, name)
+            if not 1 <= value <= limit:
+                raise InvalidRequestError(f"{name} is {value}, must be 1..{limit}", param=name)
+        if self.hidden % self.heads or self.hidden // self.heads % 2:
+            raise InvalidRequestError(
+                f"hidden {self.hidden} must divide into {self.heads} heads of even size", param="heads"
+            )
+        if self.heads % self.kv_heads:
+            raise InvalidRequestError(f"kv_heads {self.kv_heads} must divide heads {self.heads}", param="kv_heads")
+
+    @property
+    def kv_width(self) -> int:
+        """Rows of attn_k and attn_v."""
+        return self.hidden // self.heads * self.kv_heads
+
+
+def has_more_bits(layer: int, layers: int) -> bool:
+    """Whether attn_v and ffn_down of this layer are Q6_K in the Q4_K_M mix: the outer eighths and every third between.
+    Source: llama.cpp `use_more_bits`, integer division."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+def synthetic_tensors(
+    shape: SyntheticShape, formats: str = OFFICIAL_FORMATS
+) -> list[tuple[str, tuple[int, ...], Format]]:
+    """Name, shape (numpy order) and format of every tensor, in file order.
+
+    `formats`: "official" for the Q4_K_M mix, or the name of one format for all matrices; norms are F32 always.
+    Raises InvalidRequestError if a row is not whole blocks or the format is unknown.
+    """
+    if formats != OFFICIAL_FORMATS and formats not in FORMATS_BY_NAME:
+        choices = ", ".join([OFFICIAL_FORMATS, *FORMATS_BY_NAME])
+        raise InvalidRequestError(f"formats {formats!r} is unknown; choices: {choices}", param="formats")
+    base, better = (Q4_K, Q6_K) if formats == OFFICIAL_FORMATS else (FORMATS_BY_NAME[formats],) * 2
+    for name in ("hidden", "ffn"):
+        if getattr(shape, name) % base.block_values:
+            raise InvalidRequestError(
+                f"{name} {getattr(shape, name)} must be a multiple of {base.block_values} for {base.name}", param=name
+            )
+    tensors: list[tuple[str, tuple[int, ...], Format]] = [("token_embd", (shape.vocab, shape.hidden), better)]
+    for i in range(shape.layers):
+        chosen = better if has_more_bits(i, shape.layers) else base
+        tensors += [
+            (f"blk.{i}.attn_norm", (shape.hidden,), F32),
+            (f"blk.{i}.attn_q", (shape.hidden, shape.hidden), base),
+            (f"blk.{i}.attn_k", (shape.kv_width, shape.hidden), base),
+            (f"blk.{i}.attn_v", (shape.kv_width, shape.hidden), chosen),
+            (f"blk.{i}.attn_output", (shape.hidden, shape.hidden), base),
+            (f"blk.{i}.ffn_norm", (shape.hidden,), F32),
+            (f"blk.{i}.ffn_gate", (shape.ffn, shape.hidden), base),
+            (f"blk.{i}.ffn_up", (shape.ffn, shape.hidden), base),
+            (f"blk.{i}.ffn_down", (shape.hidden, shape.ffn), chosen),
+        ]
+    tensors.append(("output_norm", (shape.hidden,), F32))
+    return [(f"{name}.weight", sides, format) for name, sides, format in tensors]
+
+
+def write_synthetic(
+    path: str | Path,
+    *,
+    layers: int = 36,
+    hidden: int = 2048,
+    ffn: int = 11008,
+    heads: int = 16,
+    kv_heads: int = 4,
+    vocab: int = 128256,
+    tokenizer: TokenizerSource | None = None,
+    template: str | None = None,
+    seed: int = 0,
+    formats: str = OFFICIAL_FORMATS,
+    progress: Progress | None = None,
+) -> int:
+    """Write a GGUF file of random weights; returns the bytes of its tensors. The same arguments give the same file.
+
+    tokenizer: a GGUF file (path, open file or its metadata) or a `tokenizer.json`; the demo model's if None.
+    template: the chat template's text; else that of the tokenizer's file, of a `chat_template.jinja` beside it, or the
+    demo model's. Needs little memory whatever the size. Raises InvalidRequestError for sizes that cannot be,
+    ModelFileError for a tokenizer that cannot be used, GGUFError as the reader does, OSError where writing fails.
+    """
+    shape = SyntheticShape(layers, hidden, ffn, heads, kv_heads, vocab)
+    tensors = synthetic_tensors(shape, formats)
+    words = _tokenizer_entries(tokenizer, vocab, template)
+    writer = GGUFWriter(path, durable=False)  # it can be made again: no need to wait for the disk
+    _add_config(writer, shape, formats)
+    for key, (value, type_name) in words.items():
+        writer.add(key, value, type_name)
+    written = 0
+
+    def weights(index: int, sides: tuple[int, ...], format: Format) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
+        nonlocal written
+        rng = np.random.Generator(np.random.SFC64([seed, index]))
+        left = int(np.prod(sides)) // format.block_values
+        while left:
+            count = min(left, CHUNK_BYTES // format.block_bytes)
+            if len(sides) == 1:
+                norm = (1 + 0.1 * rng.standard_normal(count)).astype("<f4")
+                chunk = norm.view(np.uint8)
+            else:
+                chunk = random_blocks(format, count, rng, 0.02 * (2048 / hidden) ** 0.5).reshape(-1)
+            yield chunk
+            left -= count
+            written += chunk.size
+            if progress is not None:
+                progress(written, writer.tensor_bytes)
+
+    for index, (name, sides, format) in enumerate(tensors):
+        writer.add_tensor(name, sides, format, weights(index, sides, format))
+    writer.write()
+    return writer.tensor_bytes
+
+
+def _add_config(writer: GGUFWriter, shape: SyntheticShape, formats: str) -> None:
+    """The keys of the official files, with this file's sizes."""
+    writer.add_string("general.architecture", "smollm3")
+    writer.add_string("general.type", "model")
+    writer.add_string("general.name", "Random weights in the shapes of SmolLM3")
+    writer.add_uint32("general.quantization_version", 2)
+    file_type = _OFFICIAL_FILE_TYPE if formats == OFFICIAL_FORMATS else _FILE_TYPES[formats]
+    writer.add_uint32("general.file_type", file_type)
+    writer.add_uint32("smollm3.block_count", shape.layers)
+    writer.add_uint32("smollm3.context_length", 65536)
+    writer.add_uint32("smollm3.embedding_length", shape.hidden)
+    writer.add_uint32("smollm3.feed_forward_length", shape.ffn)
+    writer.add_uint32("smollm3.attention.head_count", shape.heads)
+    writer.add_uint32("smollm3.attention.head_count_kv", shape.kv_heads)
+    writer.add_float32("smollm3.rope.freq_base", 5_000_000.0)
+    writer.add_uint32("smollm3.rope.dimension_count", shape.hidden // shape.heads)
+    writer.add_float32("smollm3.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_uint32("smollm3.vocab_size", shape.vocab)
+
+
+# ---------------------------------------------------------------- the tokenizer
+
+_SCALAR_KEYS = {"bos_token_id": "uint32", "eos_token_id": "uint32", "padding_token_id": "uint32"}
+
+
+def _tokenizer_entries(source: TokenizerSource | None, vocab: int, template: str | None) -> dict[str, tuple[Any, str]]:
+    """Every `tokenizer.*` entry with its type, padded to `vocab` tokens."""
+    metadata = _tokenizer_metadata(source)
+    tokens = gguf_list(metadata, "tokenizer.ggml.tokens", str)
+    kinds = gguf_list(metadata, "tokenizer.ggml.token_type", int)
+    if len(tokens) != len(kinds):
+        raise ModelFileError(f"tokenizer.ggml.token_type has {len(kinds)} entries, tokens has {len(tokens)}")
+    if vocab < len(tokens):
+        raise InvalidRequestError(f"vocab {vocab} is smaller than the tokenizer's {len(tokens)} tokens", param="vocab")
+    taken, number = set(tokens), 0
+    while len(tokens) < vocab:
+        name = f"<|reserved_special_token_{number}|>"
+        if name not in taken:
+            tokens.append(name)
+            kinds.append(CONTROL)
+        number += 1
+    entries: dict[str, tuple[Any, str]] = {
+        "tokenizer.ggml.model": (metadata.get("tokenizer.ggml.model", "gpt2"), "string"),
+        "tokenizer.ggml.pre": (metadata.get("tokenizer.ggml.pre", "smaug-bpe"), "string"),
+        "tokenizer.ggml.tokens": (tokens, "array of string"),
+        "tokenizer.ggml.token_type": (kinds, "array of int32"),
+        "tokenizer.ggml.merges": (gguf_list(metadata, "tokenizer.ggml.merges", str), "array of string"),
+    }
+    for name, type_name in _SCALAR_KEYS.items():
+        if (value := metadata.get(f"tokenizer.ggml.{name}")) is not None:
+            entries[f"tokenizer.ggml.{name}"] = (value, type_name)
+    text = template if template is not None else metadata.get("tokenizer.chat_template")
+    if text is None:
+        text = _open_demo().metadata.get("tokenizer.chat_template")
+    entries["tokenizer.chat_template"] = (text, "string")
+    return entries
+
+
+def _open_demo() -> GGUFFile:
+    if not DEMO_FILE.is_file():
+        raise InvalidRequestError("there is no demo model here: name a tokenizer and a template", param="tokenizer")
+    return GGUFFile.open(DEMO_FILE)
+
+
+def _tokenizer_metadata(source: TokenizerSource | None) -> Mapping[str, Any]:
+    if source is None:
+        return _open_demo().metadata
+    if isinstance(source, GGUFFile):
+        return source.metadata
+    if isinstance(source, Mapping):
+        return source
+    path = Path(source)
+    return _from_tokenizer_json(path) if path.suffix == ".json" else GGUFFile.open(path).metadata
+
+
+def _from_tokenizer_json(path: Path) -> dict[str, Any]:
+    """A Hugging Face `tokenizer.json` (byte-level BPE) as the entries a GGUF file would have."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ModelFileError(f"the tokenizer file has more than {MAX_JSON_BYTES >> 20} MiB")
+        content = json.loads(path.read_text("utf-8"))
+        by_id = {index: (text, NORMAL) for text, index in content["model"]["vocab"].items()}
+        for added in content["added_tokens"]:
+            by_id[added["id"]] = (added["content"], CONTROL if added["special"] else USER_DEFINED)
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]]
+    except OSError as error:
+        raise ModelFileError(f"the tokenizer file cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError("the tokenizer file is no tokenizer.json of a byte-level BPE") from error
+    if sorted(by_id) != list(range(len(by_id))):
+        raise ModelFileError("the tokenizer file's ids have gaps")
+    tokens = [by_id[i][0] for i in range(len(by_id))]
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [by_id[i][1] for i in range(len(by_id))],
+        "tokenizer.ggml.merges": merges,
+    }
+    ids = {token: i for i, token in enumerate(tokens)}
+    for key, text in (("bos", "<|begin_of_text|>"), ("eos", "<|im_end|>"), ("padding", "<|im_end|>")):
+        if text in ids:
+            metadata[f"tokenizer.ggml.{key}_token_id"] = ids[text]
+    beside = path.with_name("chat_template.jinja")
+    if beside.is_file():
+        metadata["tokenizer.chat_template"] = beside.read_text("utf-8")
+    return metadata

@@ -1,0 +1,211 @@
+"""Whether a model file is what it claims, and whether this machine multiplies it right.
+
+Four checks: the SHA-256 against the published files, the structure (shapes, roles, finite scales), tokenizer and chat
+template, which are made and tried as for an engine, and for every tensor a product by the native kernels against two
+references: the same product in float64 on dequantised weights, and, for quantised formats, the numpy twin that must
+give the same bits. The error of a row is measured against |x| |w|, the largest its product could be, so that a row
+whose sum happens to vanish is no error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor import ops
+from notso.qtensor.gguf import GGUFFile
+from notso.qtensor.reference import blocks
+from notso.qtensor.reference import ops as reference
+from notso.qtensor.tensor import QTensor
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.errors import ModelFileError, TemplateError
+from notso.smollm3.hub import registry
+from notso.smollm3.model.weights import SmolLM3Weights
+from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.prompt import PromptWriter
+from notso.smollm3.text.tokenizer import Tokenizer
+
+SAMPLED_ROWS = 128  # of each matrix, spread over it; the first and the last among them
+INPUTS = 2
+SCALE_CHUNK_BYTES = 16 << 20
+
+# Activations are rounded to 8 bits: an error of up to max|x| / 254 in each of the 256 values of a block, which add at
+# random. Measured with normal inputs: 0.0020 in rows of 256, 0.0007 in rows of 2,048. Swapped nibbles or scales give
+# 0.02 and more.
+QUANTISED_TOLERANCE = 0.003
+# float32 sums against float64: measured 3e-8.
+FLOAT_TOLERANCE = 1e-6
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Progress: TypeAlias = Callable[[str, int, int], None]  # what is being done, done, in all
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCheck:
+    """One tensor. `worst_error` is that of the worst sampled row, relative to |x| |w|; None where none was multiplied
+    (norms, and a tensor with bad scales). `problem` is None if all is well."""
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    rows_checked: int
+    worst_error: float | None
+    tolerance: float | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """All checks of one file. `known_as` is the published file it equals byte for byte, None for any other."""
+
+    path: str
+    size_bytes: int
+    sha256: str | None
+    known_as: str | None
+    structure_problem: str | None
+    prompt_problem: str | None  # of the tokenizer or the chat template
+    tensors: tuple[TensorCheck, ...]
+
+    @property
+    def worst(self) -> TensorCheck | None:
+        """The multiplied tensor with the largest error; None if there is none."""
+        measured = [check for check in self.tensors if check.worst_error is not None]
+        return max(measured, key=lambda check: check.worst_error or 0.0, default=None)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, one line each; empty for a sound file."""
+        found = (self.structure_problem, self.prompt_problem)
+        return (*filter(None, found), *(f"{check.name}: {check.problem}" for check in self.tensors if check.problem))
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong. A file that is not a published one can be sound."""
+        return not self.problems
+
+    def as_dict(self) -> dict[str, Any]:
+        """Nested dicts and lists for JSON."""
+        plain = asdict(self)
+        plain |= {"ok": self.ok, "problems": list(self.problems)}
+        plain["worst"] = asdict(self.worst) if self.worst else None
+        return plain
+
+
+def verify_file(path: str | Path, *, hash_file: bool = True, progress: Progress | None = None) -> Verification:
+    """Check everything; what is wrong is in the result. Raises GGUFError if the file is no sound GGUF file.
+
+    progress gets "hashing" with bytes, then "checking" with bytes of tensors. The hash is remembered: `notso list`
+    shows the file as verified from then on.
+    """
+    path = Path(path)
+    report = progress or (lambda what, done, total: None)
+    with GGUFFile.open(path) as file:
+        digest = None
+        if hash_file:
+            digest = registry.sha256_of(path, lambda _what, done, total: report("hashing", done, total))
+            registry.remember_hash(path, digest)
+        known = registry.known_by_hash(digest) if digest else None
+        structure, prompts = _structure_problem(file), _prompt_problem(file)
+        total = sum(tensor.nbytes for tensor in file.tensors.values())
+        done, checks = 0, []
+        for check in verify_tensors(file):
+            checks.append(check)
+            done += file.tensors[check.name].nbytes
+            report("checking", done, total)
+        return Verification(
+            path=str(path),
+            size_bytes=file.size_bytes,
+            sha256=digest,
+            known_as=known.name if known else None,
+            structure_problem=structure,
+            prompt_problem=prompts,
+            tensors=tuple(checks),
+        )
+
+
+def verify_tensors(file: GGUFFile, *, seed: int = 0) -> Iterator[TensorCheck]:
+    """Check the tensors one by one, in file order. The inputs depend on `seed` and the tensor's width only."""
+    for tensor in file.tensors.values():
+        yield check_tensor(tensor, seed=seed)
+
+
+def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
+    """Every scale of the tensor is finite, and a sample of its rows is multiplied right."""
+    tolerance = FLOAT_TOLERANCE if tensor.format.is_float else QUANTISED_TOLERANCE
+
+    def result(rows: int, error: float | None, problem: str | None) -> TensorCheck:
+        bound = tolerance if error is not None else None
+        return TensorCheck(tensor.name, tensor.format.name, tensor.shape, rows, error, bound, problem)
+
+    bad = _first_bad_row(tensor)
+    if bad is not None:
+        what = "value" if tensor.format.is_float else "scale"
+        return result(0, None, f"row {bad} has a {what} that is NaN or infinite")
+    if len(tensor.shape) == 1:
+        return result(0, None, None)  # a norm: nothing is multiplied by it as a matrix
+    if not tensor.format.is_float and tensor.cols % 256:
+        return result(0, None, f"rows of {tensor.cols} values cannot be multiplied: 256 must divide them")
+    sample = _sampled_rows(tensor)
+    x = np.random.default_rng([seed, tensor.cols]).standard_normal((INPUTS, tensor.cols), np.float32)
+    product = np.empty((INPUTS, sample.rows), np.float32)
+    ops.matmul(x, sample, product)
+    error = _worst_error(product, x, sample)
+    if not error <= tolerance:
+        return result(sample.rows, error, f"relative error {error:.2g}, at most {tolerance:.2g} is right")
+    if not tensor.format.is_float and not np.array_equal(product, reference.matmul_q8k(x, sample)):
+        return result(sample.rows, error, "the product differs from the reference's in its last bits")
+    return result(sample.rows, error, None)
+
+
+def _first_bad_row(tensor: QTensor) -> int | None:
+    """Reads all scales (for float formats all numbers), a few megabytes at a time."""
+    step = max(1, SCALE_CHUNK_BYTES // tensor.row_bytes)
+    for start in range(0, tensor.rows, step):
+        scales = blocks.scales_of(tensor.format, tensor.row_data(start, min(start + step, tensor.rows)))
+        finite = np.isfinite(scales)
+        if not finite.all():
+            per_row = tensor.cols // tensor.format.block_values
+            return start + int(np.argmin(finite.all(axis=1))) // per_row
+    return None
+
+
+def _sampled_rows(tensor: QTensor) -> QTensor:
+    rows = np.unique(np.linspace(0, tensor.rows - 1, min(SAMPLED_ROWS, tensor.rows)).astype(np.int64))
+    packed = np.ascontiguousarray(tensor.row_data()[rows])
+    return QTensor(tensor.name, tensor.format, (len(rows), tensor.cols), packed.reshape(-1))
+
+
+def _worst_error(product: Floats, x: Floats, weight: QTensor) -> float:
+    """The largest |product - wanted| / (|x| |w|) over inputs and rows; infinite if the product is no number."""
+    weights = weight.dequantise().astype(np.float64)
+    wanted = np.einsum("ik,jk->ij", x.astype(np.float64), weights)  # no BLAS: its threads would fight for the cores
+    largest = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(weights, axis=1)
+    worst = float((np.abs(product - wanted) / np.where(largest > 0, largest, 1.0)).max())
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _structure_problem(file: GGUFFile) -> str | None:
+    """The first thing that keeps the file from running as a SmolLM3; None if nothing does."""
+    try:
+        SmolLM3Weights.from_tensors(file.tensors, SmolLM3Config.from_metadata(file.metadata))
+    except ModelFileError as error:
+        return str(error)
+    return None
+
+
+def _prompt_problem(file: GGUFFile) -> str | None:
+    """The first thing that keeps an engine from writing prompts with the file; None if nothing does."""
+    try:
+        tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
+        PromptWriter(ChatTemplate.from_gguf(file.metadata, tokenizer), tokenizer)
+    except (ModelFileError, TemplateError) as error:
+        return str(error)
+    finally:
+        file.metadata.forget()
+    return None

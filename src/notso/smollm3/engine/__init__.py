@@ -1,0 +1,1 @@
+"""Where language and tensors meet: requests in, steps, events out."""

@@ -1,0 +1,351 @@
+"""The engine: a model file, loaded once, that answers many conversations at a time."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date as Date
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor import backend
+from notso.qtensor.gguf import GGUFFile
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.engine.engine_core import EngineCore
+from notso.smollm3.engine.input_processor import RequestWriter
+from notso.smollm3.engine.memory_plan import plan_engine, step_rows
+from notso.smollm3.engine.model_description import model_info
+from notso.smollm3.engine.prompt_logits import ContextLogits
+from notso.smollm3.engine.request import Request
+from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError
+from notso.smollm3.host_memory import give_back_freed
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.kv.cache_version import cache_fingerprint
+from notso.smollm3.kv.formats import KVChoice
+from notso.smollm3.kv.kv_cache import KVCache
+from notso.smollm3.kv.offload import KVShelf
+from notso.smollm3.model.model_runner import Runner
+from notso.smollm3.model.weight_placement import Residency, WeightPromotion
+from notso.smollm3.model.weights import SmolLM3Weights
+from notso.smollm3.output.generation import Generation, events_until
+from notso.smollm3.scheduling.block_pool import PrefixCache, root_key
+from notso.smollm3.scheduling.scheduler import Scheduler
+from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.prompt import PromptWriter, checked_ids
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.events import Event
+from notso.smollm3.values.messages import Message, Tool
+from notso.smollm3.values.model_info import EngineStats, PromptEstimate
+from notso.smollm3.values.request_options import AnswerOptions, CompleteOptions, PromptInput
+from notso.smollm3.values.sampling_params import SamplingParams
+
+Floats = npt.NDArray[np.float32]
+
+DEFAULT_CACHE_BYTES = 4 << 30
+"""Room on disk for computed conversations: some 100,000 tokens of the 3B."""
+
+MAX_WAITING = 4096
+"""Requests that may wait; more are refused."""
+
+
+class Engine:
+    """A loaded SmolLM3. Methods may be called from any thread; one thread of its own computes.
+
+    What an answer says depends on its messages, parameters and seed alone: not on what else is being answered, on what
+    is cached, nor on the number of threads.
+    """
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        *,
+        context_tokens: int | None,
+        threads: int | None,
+        is_demo: bool,
+        weights_on: Residency = "auto",
+        kv: KVChoice = "auto",
+        max_num_seqs: int | None = None,
+        speculation: bool = True,
+        cache_dir: Path | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> None:
+        """Use `Engine.load`."""
+        backend.configure(threads)
+        self._file = file
+        self.config = SmolLM3Config.from_metadata(file.metadata)
+        weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
+        weight_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
+        plan = plan_engine(
+            self.config,
+            weight_bytes,
+            context_tokens=context_tokens,
+            kv=kv,
+            max_num_seqs=max_num_seqs,
+            mapped_bytes=weight_bytes,
+        )
+        self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
+        file.metadata.forget()
+        give_back_freed()  # building the tokenizer took hundreds of megabytes for a moment
+        self._prompts = PromptWriter(ChatTemplate.from_gguf(file.metadata, self.tokenizer), self.tokenizer)
+        cache = KVCache(
+            self.config,
+            plan.context_tokens,
+            max_num_seqs=plan.max_num_seqs + 1,  # a row of the block table more, for `logits`
+            blocks=plan.kv_blocks,
+            kv_format=plan.kv_format,
+            recent_blocks=plan.recent_blocks,
+        )
+        self._context_tokens = plan.context_tokens
+        self._runner = Runner(self.config, weights, cache, step_rows(self.config, plan.context_tokens))
+        self._blocks = PrefixCache(plan.kv_blocks, on_forget=cache.forget)
+        cache.make_room = self._blocks.drop_one
+        self._fingerprint = cache_fingerprint(file, self.config, plan.kv_format, plan.context_tokens)
+        self._shelf: KVShelf | None = None
+        if cache_dir is not None:
+            self._shelf = KVShelf(cache, self._blocks, cache_dir, self._fingerprint, cache_bytes)
+        self._scheduler = Scheduler(self._blocks, plan.max_num_seqs, self._shelf, can_be_cut=cache.can_be_cut)
+        self._closed = False
+        # Nothing here may refer to the engine itself: it is closed when nobody does.
+        core = EngineCore(self._runner, self._scheduler, self._shelf)
+        self._core, self._promotion = (
+            core,
+            WeightPromotion(file, weights, wanted=weights_on, take=core.poke, idle_s=lambda: core.idle_s),
+        )
+        self._runner.promotion = self._promotion
+        self._requests = RequestWriter(
+            self._prompts,
+            self.tokenizer,
+            plan.context_tokens,
+            changed=core.poke,
+            costs=core.costs if speculation else None,
+        )
+        self._context_logits = ContextLogits(core, plan.max_num_seqs, self.config.vocab_size)
+        self._end = weakref.finalize(self, _end, self._core, self._promotion, file)
+        self._promotion.start()
+        self.info = model_info(file, self.config, plan, kv_bytes=cache.nbytes, is_demo=is_demo)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path | None = None,
+        *,
+        context_tokens: int | None = None,
+        threads: int | None = None,
+        weights: Residency = "auto",
+        kv: KVChoice = "auto",
+        max_num_seqs: int | None = None,
+        speculation: bool = True,
+        cache_dir: str | Path | None = None,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> Engine:
+        """Map a GGUF file and make it ready; None loads the demo model that ships with the package.
+
+        context_tokens: capacity of prompt and answer together; None takes up to 8,192 as memory allows. Beyond the
+        model's trained context YaRN doubles it; more is refused. threads: None uses one for each physical core.
+        weights: "mmap" reads them from the mapped file; "hugepages" copies them to 2 MiB pages in the background while
+        it already answers; "auto" does so for files where it pays, if memory and the system allow.
+        kv: how keys and values are kept; "auto" chooses by context and memory. max_num_seqs: answers written at the
+        same time; None takes up to 16 as memory allows. speculation: guess tokens ahead where that pays; what is said
+        stays the same. cache_dir: a private folder for up to `cache_bytes` of what was computed, so that conversations
+        go on after a restart without being read again; None keeps nothing.
+
+        Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError or KernelChoiceError.
+        """
+        is_demo = path is None
+        return cls(
+            GGUFFile.open(demo_path() if path is None else path),
+            context_tokens=context_tokens,
+            threads=threads,
+            is_demo=is_demo,
+            weights_on=weights,
+            kv=kv,
+            max_num_seqs=max_num_seqs,
+            speculation=speculation,
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+            cache_bytes=cache_bytes,
+        )
+
+    @property
+    def weights_residency(self) -> str:
+        """Where the weights are read from: "mmap", "hugepages", or how far the copy has come."""
+        return self._promotion.state
+
+    def settle(self, timeout_s: float | None = None) -> None:
+        """Wait until the weights are where they are to stay. For measurements; answering needs no waiting."""
+        self._promotion.wait(timeout_s)
+
+    def stats(self) -> EngineStats:
+        """What it does now, and totals since it was loaded."""
+        return self._core.stats(self._promotion.state)
+
+    def forget(self) -> None:
+        """Remove what is cached of prompts and answers, in memory and on disk: a deleted conversation leaves no trace.
+        What is being answered goes on."""
+        self._require_open()
+        self._core.call(self._forget)
+
+    def _forget(self) -> None:
+        self._core.idle_work.next_turns.forget()
+        self._blocks.clear()
+        if self._shelf is not None:
+            self._shelf.clear()
+
+    def close(self) -> None:
+        """Let go of the file and the cache. Generations under way end at their next step; later calls are refused."""
+        self._closed = True
+        self._end()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Prompts
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of any text. With `special` the spelling of a control token becomes that token; else it is text.
+
+        Raises InvalidRequestError if the text is not valid Unicode.
+        """
+        return self.tokenizer.encode(text, control=special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, control tokens as they are spelt, bytes that are not UTF-8 shown as U+FFFD.
+
+        Raises InvalidRequestError unless they are ids of this vocabulary.
+        """
+        return self.tokenizer.decode(checked_ids(ids, self.config.vocab_size), skip_control=False) if len(ids) else ""
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+    ) -> str:
+        """The exact text of the prompt, as the model file's template prints it."""
+        return self._prompts.template.render(messages, thinking=thinking, tools=tools, date=date)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+    ) -> list[int]:
+        """The prompt's token ids. Control tokens come from the template only, never from what a message says."""
+        return self._prompts.write(messages, thinking, tools, date).ids
+
+    def count_tokens(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+    ) -> int:
+        """How many tokens the prompt has."""
+        return len(self.encode_chat(messages, thinking, tools, date))
+
+    def estimate(
+        self,
+        messages: Sequence[Message],
+        *,
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+        owner: str = "",
+    ) -> PromptEstimate:
+        """What reading this prompt would cost now."""
+        self._require_open()
+        owner = CompleteOptions(owner=owner).owner
+        ids = self.encode_chat(messages, thinking, tools, date)
+        cached = self._core.call(lambda: self._scheduler.cached_length(self._root(owner), ids))
+        per_token = self._core.prompt_s_per_token
+        seconds = per_token * (len(ids) - cached) if per_token else None
+        return PromptEstimate(len(ids), cached, seconds)
+
+    # Numbers
+
+    def logits(self, ids: Sequence[int]) -> Floats:
+        """Logits (L, vocab) float32 after each of `ids`, from an empty context."""
+        self._require_open()
+        tokens = checked_ids(ids, self.config.vocab_size)
+        if len(tokens) > self._context_tokens:
+            raise ContextLengthError(len(tokens), self._context_tokens)
+        return self._context_logits.compute(tokens)
+
+    # Answers
+
+    def submit(
+        self,
+        messages: PromptInput,
+        params: SamplingParams | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Generation:
+        """Begin to answer a conversation, or to continue text or token ids; what comes is in the Generation.
+        `CompleteOptions` says what the options mean.
+
+        Raises InvalidRequestError, ContextLengthError, TemplateError or EngineError.
+        """
+        request = self._request(messages, params, CompleteOptions(**options))
+        self._core.submit(request)
+        return request.generation
+
+    def read_ahead(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+    ) -> None:
+        """What `submit` is about to be asked for, while the last message is still being typed: its prompt is read while
+        nobody asks for anything, in place of what was to be read ahead for that owner before. Whatever is typed next,
+        the beginning of it serves; nothing of it goes to the disk.
+
+        Returns at once, and refuses what `submit` refuses.
+        """
+        self._require_open()
+        complete = CompleteOptions(**options)
+        ids, turn_at = self._requests.draft(messages, params or SamplingParams(), complete)
+        self._core.read_ahead(self._root(complete.owner), ids, turn_at)
+
+    def generate(
+        self,
+        messages: PromptInput,
+        params: SamplingParams | None = None,
+        *,
+        cancelled: Callable[[], bool] | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Iterator[Event]:
+        """What `submit` does once the first event is asked for, and the events as they come. Blocks between them.
+
+        Closing the iterator, or `cancelled()` turning true (it is asked fifty times a second), stops the answer.
+        """
+        request = self._request(messages, params, CompleteOptions(**options))
+        return self._events(request, cancelled or (lambda: False))
+
+    def _events(self, request: Request, cancelled: Callable[[], bool]) -> Iterator[Event]:
+        self._require_open()
+        self._core.submit(request)
+        yield from events_until(request.generation, cancelled)
+
+    def _request(self, asked: PromptInput, params: SamplingParams | None, options: CompleteOptions) -> Request:
+        self._require_open()
+        if self._core.requests >= MAX_WAITING:
+            raise EngineError(f"{MAX_WAITING:,} requests wait already")
+        return self._requests.write(asked, params or SamplingParams(), options, self._root(options.owner))
+
+    def _root(self, owner: str) -> bytes:
+        return root_key(self._fingerprint, owner)
+
+    # Checks
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise InvalidRequestError("the engine is closed")
+
+
+def _end(core: EngineCore, promotion: WeightPromotion, file: GGUFFile) -> None:
+    promotion.stop()
+    core.close()
+    file.close()

@@ -1,0 +1,416 @@
+"""The thread that owns the model: it takes requests in, runs one step after another, and hands events out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.smollm3.engine.background import IdleWork
+from notso.smollm3.engine.request import Request
+from notso.smollm3.engine.stats import StepTotals
+from notso.smollm3.errors import EngineError, ModelError, NotsoError
+from notso.smollm3.kv.offload import KVShelf
+from notso.smollm3.model.model_runner import MAX_SAMPLED, Runner
+from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS
+from notso.smollm3.scheduling.prefill_budget import TILE_ROWS, ReadingPace
+from notso.smollm3.scheduling.scheduler import FEW_ROWS, Scheduler
+from notso.smollm3.scheduling.sequence import Sequence
+from notso.smollm3.scheduling.step_latency import StepCosts
+from notso.smollm3.scheduling.step_plan import Chunk, Plan
+from notso.smollm3.values.events import Event, FinishReason, Progress
+from notso.smollm3.values.model_info import EngineStats
+
+Floats = npt.NDArray[np.float32]
+T = TypeVar("T")
+
+MIXED_STEP_S = 0.25
+"""How long a step may take that reads a prompt while others are being answered: the gap between their tokens."""
+
+SHELF_STEPS = 8
+"""Finished conversations go to the disk a block at a time, in every so many steps; when idle see idle_work.py."""
+
+NEAR_PLACES = 16
+"""Who waits further back hears of a place once, and again when it is so near: else all would hear of every step."""
+
+PROGRESS_S = 0.25
+"""A prompt's readers hear of it so often."""
+
+_log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Steps through all requests in a thread of its own. `submit`, `read_ahead`, `call`, `poke` and `stats` may be
+    called from any; the rest runs in that thread."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, shelf: KVShelf | None = None) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        scheduler.copy = runner.cache.copy_block
+        self.costs = StepCosts()
+        self._pace = ReadingPace(MIXED_STEP_S)
+        self._shelf = shelf
+        self.idle_work = IdleWork(runner, scheduler, shelf)
+        self._steps = 0
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._closing = self._ended = self._poked = False
+        self._is_stuck = False  # what waits has no room until something comes in
+        self._requests: dict[Sequence, Request] = {}
+        self._idle_since = time.monotonic()
+        self._prompt_s_per_token = 0.0
+        self._totals = StepTotals()
+        self._thread = threading.Thread(target=self._run, name="notso-engine", daemon=True)
+        self._thread.start()
+
+    # From any thread
+
+    @property
+    def idle_s(self) -> float:
+        """For how long there has been nothing to do."""
+        return 0.0 if self._requests else time.monotonic() - self._idle_since
+
+    @property
+    def requests(self) -> int:
+        """How many are waited for."""
+        return len(self._requests)
+
+    @property
+    def prompt_s_per_token(self) -> float:
+        """What reading a token of a prompt took lately; 0 before the first."""
+        return self._prompt_s_per_token
+
+    def submit(self, request: Request) -> None:
+        """Let a request wait for its turn. Raises EngineError if the engine has ended."""
+        request.submitted = time.perf_counter()
+        self._post(lambda: self._take(request))
+
+    def read_ahead(self, root: bytes, ids: list[int], turn_at: int) -> None:
+        """Somebody types; see `NextTurns.draft`. Raises EngineError if the engine has ended."""
+        self._post(lambda: self.idle_work.next_turns.draft(root, ids, turn_at))
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Run something between two steps and return what it returns. Raises EngineError if the engine has ended, or
+        is asked from its own thread, where a reader's notification runs: it would wait for itself."""
+        self.refuse_own_thread()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._post(run)
+        return future.result()
+
+    def refuse_own_thread(self) -> None:
+        """Raises EngineError in the engine's own thread, which would wait for itself."""
+        if threading.current_thread() is self._thread:
+            raise EngineError("a reader's notification must not wait for the engine")
+
+    def poke(self) -> None:
+        """Look again whether there is something to do."""
+        with self._wake:
+            self._poked = True
+            self._wake.notify()
+
+    def stats(self, weights_residency: str) -> EngineStats:
+        """Counts at this moment and in all."""
+        cache = self.scheduler.cache
+        return EngineStats(
+            **asdict(self._totals),
+            running=len(self.scheduler.running) if self._requests else 0,  # else it is read ahead
+            waiting=len(self.scheduler.waiting) if self._requests else 0,
+            kv_blocks=cache.blocks,
+            kv_blocks_used=cache.blocks - cache.available,
+            kv_blocks_cached=cache.cached,
+            preemptions_total=self.scheduler.preemptions,
+            weights_residency=weights_residency,
+        )
+
+    def close(self) -> None:
+        """End what is under way, as cancelled, and the thread."""
+        self._closing = True
+        self.poke()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _post(self, work: Callable[[], None]) -> None:
+        with self._wake:
+            if self._ended:
+                raise EngineError("the engine is closed")
+            self._inbox.append(work)
+            self.idle_work.disturb()
+            self._wake.notify()
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            self._run_steps()
+        finally:
+            self._finish()
+
+    def _run_steps(self) -> None:
+        while not self._closing:
+            with self._wake:
+                has_steps = self._requests and not self._is_stuck
+                if not (self._inbox or has_steps or self._poked or self._closing):
+                    self._wake.wait(self.idle_work.nap_s(is_idle=not self._requests))
+                self._poked = self._is_stuck = False
+            try:
+                self.runner.adopt_promoted()
+                while self._inbox:
+                    self._inbox.popleft()()
+                self._heed()
+                self._steps += 1
+                if self._shelf is not None and (not self._requests or self._steps % SHELF_STEPS == 0):
+                    self._shelf.work()
+                if self._requests:
+                    self._step()
+                else:
+                    self.idle_work.work(self._move_blocks, lambda: not (self._inbox or self._closing))
+            except Exception as error:
+                _log.exception("a step failed")
+                self._fail_all(error)
+
+    def _finish(self) -> None:
+        """Whatever happened: nobody is left waiting, and the folder is free."""
+        self._closing = True
+        with self._wake:
+            self._ended = True  # from here on nothing comes in
+        last: list[Callable[[], None]] = [partial(self._end, it, "cancelled") for it in self._requests.values()]
+        last += self._inbox
+        last.append(partial(self._fail_all, EngineError("the engine is closed")))
+        for work in last:
+            try:
+                work()
+            except Exception:
+                _log.exception("the engine's end")
+        self._inbox.clear()
+        if self._shelf is not None:
+            self._shelf.close()
+
+    def _take(self, request: Request) -> None:
+        self._requests[request.sequence] = request
+        self.idle_work.next_turns.sent(request.sequence)
+        if request.opening:
+            request.generation.write(request.opening)
+        if self._closing:
+            self._end(request, "cancelled")
+        else:
+            self.scheduler.add(request.sequence)
+
+    def _heed(self) -> None:
+        """Do what readers asked for."""
+        for request in list(self._requests.values()):
+            if request.generation.stop_requested:
+                self._end(request, "cancelled")
+            elif request.generation.answer_requested and request.read and request.answer.in_reasoning:
+                request.generation.write(request.close_thought())
+                self._end_if_over(request)
+
+    def _step(self) -> None:
+        plan = self.scheduler.schedule(self._prompt_tokens(self._guess()), self.runner.max_rows)
+        self._tell_places()
+        self._move_blocks(plan)
+        self._is_stuck = not (plan or plan.preempted)
+        if not plan.chunks:
+            return
+        for chunk in plan.chunks:
+            self._begin(self._requests[chunk.sequence], chunk)
+        started = time.perf_counter()
+        logits = self.runner.run(plan.chunks, lambda layer: self._go_on(plan, layer))
+        if logits is None:
+            return  # nobody wants it any more
+        self._count(plan, time.perf_counter() - started)
+        self.runner.cache.touch_ahead(max(chunk.sequence.blocks[-1] for chunk in plan.chunks), plan.rows)
+        for chunk, rows in zip(plan.chunks, logits, strict=True):
+            request = self._requests[chunk.sequence]
+            try:
+                self._after(request, chunk, rows)
+            except NotsoError as error:
+                self._fail(request, error)
+            except Exception as error:
+                _log.exception("an answer failed")
+                self._fail(request, EngineError(f"the answer failed inside: {type(error).__name__}"))
+
+    def _guess(self) -> int:
+        """Guess what follows in each answer, while no prompt wants the rows. How many rows answers will have."""
+        running = self.scheduler.running
+        decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
+        rows = sum(sequence.pending for sequence in decoding)
+        nothing_to_read = len(decoding) == len(running) and not self.scheduler.waiting
+        for sequence in running:
+            sequence.drafts = []
+        for sequence in decoding:
+            request = self._requests[sequence]
+            if nothing_to_read and request.proposer is not None and sequence.pending == 1:
+                left = min(request.most - request.answer.tokens - 1, MAX_SAMPLED - rows, MOST_DRAFTS)
+                sequence.drafts = request.proposer.propose(left, rows)
+                rows += len(sequence.drafts)
+        return rows
+
+    def _prompt_tokens(self, decoding: int) -> int:
+        """How much of prompts the next step may read beside `decoding` rows of answers."""
+        room = max(self.runner.max_rows - decoding, 1)
+        if not decoding:
+            return room
+        answer_s = self.costs.seconds(decoding) if decoding <= MAX_SAMPLED else 0.0
+        return self._pace.tokens(decoding, room, answer_s, self._prompt_s_per_token)
+
+    def _move_blocks(self, plan: Plan) -> None:
+        if self._shelf is None or not plan.restores:
+            return
+        void = set[Sequence]()
+        self._shelf.expect(plan.restores)
+        for restore, found in zip(plan.restores, self._shelf.read_all(plan.restores), strict=True):
+            if restore.sequence in void:
+                continue
+            if found:
+                self.scheduler.read(restore)
+            else:
+                self.scheduler.unread(restore)
+                void.add(restore.sequence)
+        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence not in void]
+
+    def _begin(self, request: Request, chunk: Chunk) -> None:
+        if request.began:
+            return
+        request.began = request.told = time.perf_counter()
+        if request.propose is not None:  # not before: it takes memory, and thousands may wait
+            request.proposer = request.propose()
+        self._totals.prompt_tokens_total += request.prompt_tokens
+        self._totals.cached_tokens_total += chunk.sequence.cached
+        request.generation.write([self._progress(request, chunk.start)])
+
+    def _go_on(self, plan: Plan, layer: int) -> bool:
+        """Between two layers of a long step: tell how far it is, and give it up if nobody waits for it."""
+        now = time.perf_counter()
+        share = layer / len(self.runner.weights.layers)
+        for chunk in plan.chunks:
+            self._tell_progress(self._requests[chunk.sequence], chunk.start + int(share * chunk.count), now)
+        return not self._closing and not all(
+            self._requests[chunk.sequence].generation.stop_requested for chunk in plan.chunks
+        )
+
+    def _tell_progress(self, request: Request, done: int, now: float) -> None:
+        if not request.read and now - request.told >= PROGRESS_S:
+            request.told = now
+            request.generation.write([self._progress(request, done)])
+
+    def _progress(self, request: Request, done: int) -> Event:
+        per_token = self._prompt_s_per_token
+        progress = Progress(
+            done_tokens=min(done, request.prompt_tokens),
+            total_tokens=request.prompt_tokens,
+            cached_tokens=request.sequence.cached,
+            tokens_per_s=1 / per_token if per_token else 0.0,
+        )
+        return Event("progress", progress=progress)
+
+    def _after(self, request: Request, chunk: Chunk, logits: Floats) -> None:
+        """What a computed chunk means for its answer."""
+        now = time.perf_counter()
+        if not chunk.samples:
+            self.scheduler.advance(chunk)
+            self._tell_progress(request, chunk.sequence.computed, now)
+            return
+        if not request.read:
+            request.read = now
+            request.generation.write([self._progress(request, request.prompt_tokens)])
+        events, right = list[Event](), 0
+        for row, draft in zip(logits, [*chunk.drafts, None], strict=True):
+            try:
+                token, new = request.draw(row)
+            except Exception:
+                request.generation.write(events)  # what came before is told, guessed ahead or not
+                raise
+            events += new
+            if request.is_over:
+                break
+            if request.thought_is_over:
+                events += request.close_thought()
+                break
+            if token != draft:
+                break
+            right += 1
+        self.scheduler.advance(chunk, right)
+        request.judge(len(chunk.drafts), right)
+        self._totals.generated_tokens_total += right + 1
+        self._totals.drafted_tokens_total += len(chunk.drafts)
+        self._totals.accepted_tokens_total += right
+        request.generation.write(events)
+        self._end_if_over(request)
+
+    # Ends
+
+    def _end_if_over(self, request: Request) -> None:
+        if request.is_over:
+            self._end(request, "length")
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """The last events, for `reason` unless the answer has ended by itself."""
+        events = list(request.answer.finish(reason))
+        events += [
+            Event("usage", usage=request.usage()),
+            Event("end", finish_reason=request.answer.finish_reason, stop=request.answer.stopped_by),
+        ]
+        self._leave(request, events)
+        self.idle_work.next_turns.note(request)
+
+    def _fail(self, request: Request, error: NotsoError) -> None:
+        self._leave(request, [Event("error", error=error)])
+
+    def _fail_all(self, error: Exception) -> None:
+        failure = error if isinstance(error, ModelError) else EngineError("the engine failed; its log says why")
+        for request in list(self._requests.values()):
+            self._fail(request, failure)
+
+    def _leave(self, request: Request, events: list[Event]) -> None:
+        if self._requests.pop(request.sequence, None) is None:
+            return
+        try:
+            if self._shelf is not None:
+                self._shelf.offer(request.sequence)
+            self.scheduler.remove(request.sequence)
+        except Exception:
+            _log.exception("what an answer held was not given back")  # its readers hear of its end all the same
+        self._idle_since = time.monotonic()
+        self.idle_work.disturb()
+        request.generation.write(events, last=True)
+
+    # Numbers
+
+    def _tell_places(self) -> None:
+        for place, sequence in enumerate(self.scheduler.queue(), start=1):
+            request = self._requests[sequence]
+            if request.began:
+                continue  # it lost its place for a while; its readers are past hearing of queues
+            if request.place != place and (place <= NEAR_PLACES or not request.place):
+                request.place = place
+                request.generation.write([Event("queued", place=place)])
+
+    def _count(self, plan: Plan, seconds: float) -> None:
+        reading = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
+        if not reading:
+            self.costs.observe(plan.rows, seconds)
+            self._totals.decode_tokens_per_s = len(plan.chunks) / seconds
+            return
+        if len(reading) < len(plan.chunks):
+            self._pace.observe(plan.rows, seconds)
+        if plan.rows < TILE_ROWS:
+            return  # takes as long as sixteen would: says nothing of a prompt's pace
+        mean = self._prompt_s_per_token
+        self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
+        self._totals.prefill_tokens_per_s = plan.rows / seconds

@@ -1,0 +1,160 @@
+"""From what is asked to a request that the engine can run: checked, rendered, and with all it will need."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import cast
+
+from notso.smollm3.engine.request import Request
+from notso.smollm3.errors import ContextLengthError, InvalidRequestError
+from notso.smollm3.output.generation import Generation
+from notso.smollm3.output.logprobs import token_logprob
+from notso.smollm3.output.output_processor import Answer
+from notso.smollm3.sampling.grammar import Grammars
+from notso.smollm3.sampling.sampler import Sampler
+from notso.smollm3.sampling.structured_output import guide_for
+from notso.smollm3.scheduling.ngram_drafter import Proposer
+from notso.smollm3.scheduling.sequence import RANKS
+from notso.smollm3.scheduling.sequence import Sequence as ScheduledSequence
+from notso.smollm3.scheduling.step_latency import StepCosts
+from notso.smollm3.text.prompt import ANSWER_TOKENS, Prompt, PromptWriter, checked_ids
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.events import Event
+from notso.smollm3.values.messages import Message
+from notso.smollm3.values.request_options import CompleteOptions, PromptInput
+from notso.smollm3.values.sampling_params import SamplingParams
+
+GUESSED_FROM_TOKENS = 32_768
+"""How far back guesses at the next tokens look: further back costs memory that long contexts need."""
+
+
+class RequestWriter:
+    """Writes the requests of one loaded model. Safe to use from several threads.
+
+    changed: called when a reader steers its answer. costs: what guesses are priced by; None: nothing is guessed.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptWriter,
+        tokenizer: Tokenizer,
+        context_tokens: int,
+        *,
+        changed: Callable[[], None],
+        costs: StepCosts | None,
+    ) -> None:
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._grammars = Grammars(tokenizer)
+        self._context_tokens = context_tokens
+        self._changed = changed
+        self._costs = costs
+        thinking = (tokenizer.think_open_id, tokenizer.think_close_id)
+        self._unguessed = tokenizer.control_ids | {token for token in thinking if token is not None}
+
+    def write(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions, root: bytes) -> Request:
+        """A request, under the key `root`, that nothing has been done for yet.
+
+        Raises InvalidRequestError, ContextLengthError or TemplateError.
+        """
+        prompt = self._fitting_prompt(asked, params, options)
+        tokenizer = self._tokenizer
+        room = self._context_tokens - len(prompt.ids)
+        guide = guide_for(options, tokenizer, self._grammars, may_think=prompt.may_think, begun=prompt.begun)
+        is_guided = guide is not None and guide.has_grammar
+        may_call = bool(options.tools) and options.tool_choice != "none" and not (is_guided and prompt.begun)
+        top, dropped = options.top_logprobs, prompt.dropped_messages
+        return Request(
+            sequence=ScheduledSequence(prompt.ids, root=root, rank=RANKS[options.priority]),
+            generation=Generation(self._changed),
+            sampler=Sampler(params, secrets.randbits(63) if params.seed is None else params.seed, tokenizer.vocab_size),
+            answer=Answer(
+                tokenizer,
+                prompt.ids,
+                params.stop,
+                may_call,
+                prompt.goes_on,
+                isinstance(asked, str),
+                one_call=not options.parallel_tool_calls,
+                is_guided=is_guided,
+            ),
+            most=params.max_tokens or room,
+            thinking_budget=params.thinking_budget,
+            closing=self._prompts.end_of_thought,
+            propose=None if self._costs is None else partial(self._proposer, prompt.ids, self._costs),
+            guide=guide,
+            describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
+            next_ids=None if is_guided or dropped else self._next_ids(asked, params, options),
+            opening=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
+        )
+
+    def draft(
+        self, messages: Sequence[Message], params: SamplingParams, options: CompleteOptions
+    ) -> tuple[list[int], int]:
+        """The prompt of what a person still types, and where the turn being typed begins in it.
+
+        Raises what `write` raises, and InvalidRequestError unless a person's words come last.
+        """
+        has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
+        if not has_words or messages[-1].role != "user" or options.continue_last:
+            raise InvalidRequestError("only what a person types can be read ahead", param="messages")
+        prompt = self._fitting_prompt(messages, params, options)
+        turn_at = self._prompts.last_turn_at(prompt, messages, options.thinking, options.tools, options.date)
+        return prompt.ids, turn_at
+
+    def _fitting_prompt(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions) -> Prompt:
+        prompt = self._prompt(asked, params, options)
+        wanted = len(prompt.ids) + (params.max_tokens or 1)
+        if wanted > self._context_tokens:
+            raise ContextLengthError(wanted, self._context_tokens)
+        return prompt
+
+    def _prompt(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions) -> Prompt:
+        if not hasattr(asked, "__len__") or len(asked) == 0:
+            raise InvalidRequestError("messages or token ids are needed: there is nothing to answer", param="messages")
+        if isinstance(asked, str):
+            options.require_for_prompt(is_text=True)
+            self._tokenizer.check_length([asked], self._context_tokens)
+            return Prompt(self._tokenizer.encode(asked), goes_on=True)
+        if not isinstance(asked[0], Message):
+            options.require_for_prompt(is_text=False)
+            ids = checked_ids(cast(Sequence[int], asked), self._tokenizer.vocab_size)
+            return Prompt(ids, may_think=self._prompts.may_think(ids))
+        return self._prompts.write_for(
+            cast(Sequence[Message], asked),
+            options.thinking,
+            options.tools,
+            options.date,
+            continue_last=options.continue_last,
+            when_full=options.when_full,
+            context_tokens=self._context_tokens,
+            kept_free=self._kept_free(params),
+            least_free=params.max_tokens or 1,
+        )
+
+    def _next_ids(
+        self, asked: PromptInput, params: SamplingParams, options: CompleteOptions
+    ) -> Callable[[Message], list[int]] | None:
+        """What writes the beginning of the next prompt, as long as it fits; None where no turn is to be expected."""
+        if not isinstance(asked[0], Message) or options.continue_last or options.priority == "background":
+            return None
+        messages = tuple(cast(Sequence[Message], asked))
+        keep = any(message.keep_reasoning for message in messages)
+        kept_free = self._kept_free(params) if options.when_full == "drop_oldest" else params.max_tokens or 1
+        most = self._context_tokens - kept_free
+
+        def write(answer: Message) -> list[int]:
+            history = [*messages, replace(answer, keep_reasoning=keep)]
+            ids = self._prompts.beginning(history, options.thinking, options.tools, options.date)
+            return ids if len(ids) < most else []
+
+        return write
+
+    def _kept_free(self, params: SamplingParams) -> int:
+        return params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4)
+
+    def _proposer(self, ids: list[int], costs: StepCosts) -> Proposer:
+        return Proposer(ids[-GUESSED_FROM_TOKENS:], never=self._unguessed, costs=costs)

@@ -1,0 +1,262 @@
+"""How an engine is laid out in memory before anything is allocated: the context, how it is kept, how many at a time.
+
+Sizes in bytes, contexts in tokens. `plan_engine` is the one place where this is decided; loading and everything that
+only says what loading would do ask it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from notso.qtensor.kv_pool import reserved_blocks
+from notso.smollm3.config import YARN_FACTOR, SmolLM3Config
+from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
+from notso.smollm3.host_memory import MIB, MemoryLimit, available_memory
+from notso.smollm3.kv.formats import KV_CHOICES, KV_FORMATS, RECENT_FORMAT, KVChoice, KVFormat
+from notso.smollm3.values.model_info import MemoryBudget
+
+BLOCK_TOKENS = 128
+"""Positions of one tile of the cache (`ops.TILE_POSITIONS`)."""
+
+DEFAULT_CONTEXT_TOKENS = 8192
+"""What a chat gets unless it asks for more: small enough for any machine that holds the weights."""
+
+DEFAULT_SEQUENCES = 16
+"""Answers written at the same time, unless memory asks for fewer."""
+
+PREFILL_CHUNK_TOKENS = 512
+"""Rows of one prefill step. Stopping, and the memory for a step, go by this; results do not depend on it."""
+
+SAMPLED_ROWS = 64
+"""Rows of a step that get logits: one for each sequence, and guesses where there are few of them."""
+
+SHARED_TOKENS = 32_768
+"""What all chats together are given where memory is plentiful: four of the default context, or sixteen short ones."""
+
+RECENT_BLOCKS = 3
+"""Tiles that a sequence holds in k8v8 beside a smaller format: the sinks, the one being written, and the next."""
+
+STEP_RECENT_BLOCKS = 1 + PREFILL_CHUNK_TOKENS // BLOCK_TOKENS
+"""Those that a chunk of a prompt can touch beside."""
+
+PROCESS_BYTES = 256 * MIB
+"""The interpreter, the tokenizer, the web server and its streams."""
+
+CONTEXT_STEP_TOKENS = 1024
+CONTEXT_FLOOR_TOKENS = 2048
+K8V8_UP_TO_TOKENS = 32_768
+_QUANTISED_ROW = 292 / 256  # bytes per value of a row prepared for the integer kernels
+_LADDER: tuple[KVFormat, ...] = ("k8v8", "k8v4", "k4v4", "k4v3")
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """What an engine will occupy, and what there was when it was planned.
+
+    One sequence may have `context_tokens`; all of them, and what is remembered of others, share `kv_blocks` tiles.
+    Beside formats under 8 bits there are `recent_blocks` tiles of k8v8. `reduced`: the context was left to us and is
+    smaller than usual.
+    """
+
+    context_tokens: int
+    kv_format: KVFormat
+    max_num_seqs: int
+    kv_blocks: int
+    recent_blocks: int
+    weights_bytes: int
+    kv_bytes: int
+    scratch_bytes: int
+    limit: MemoryLimit
+    reduced: bool
+
+    @property
+    def needed_bytes(self) -> int:
+        """All of it, the process included."""
+        return self.weights_bytes + self.kv_bytes + self.scratch_bytes + PROCESS_BYTES
+
+    @property
+    def budget(self) -> MemoryBudget:
+        """The same for people."""
+        limit = self.limit
+        return MemoryBudget(
+            self.weights_bytes, self.kv_bytes, self.scratch_bytes, PROCESS_BYTES, limit.available_bytes, limit.source
+        )
+
+
+def longest_context(config: SmolLM3Config) -> int:
+    """What can be asked for: twice the trained context, beyond which there is no rotation that was tried (YaRN)."""
+    return int(YARN_FACTOR * config.max_position_embeddings)
+
+
+def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
+    """Cache bytes that one token takes over all layers, scales included."""
+    pair = KV_FORMATS[kv_format].pair_bytes(config.head_dim)
+    return config.num_hidden_layers * config.num_key_value_heads * pair
+
+
+def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
+    """Rows of the largest step. Beyond the trained context memory is what there is least of, and attention what takes
+    the time: a quarter of the usual."""
+    return PREFILL_CHUNK_TOKENS // (1 if context_tokens <= config.max_position_embeddings else 4)
+
+
+def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
+    """What the largest step takes."""
+    rows = step_rows(config, context_tokens)
+    heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
+    row = 4 * (config.hidden_size + config.head_dim + 2 * heads + config.intermediate_size)
+    row += math.ceil(_QUANTISED_ROW * max(config.intermediate_size, config.hidden_size))
+    sampled = 4 * SAMPLED_ROWS * (config.hidden_size + config.vocab_size)
+    return rows * row + sampled
+
+
+def plan_engine(
+    config: SmolLM3Config,
+    weights_bytes: int,
+    *,
+    context_tokens: int | None = None,
+    kv: KVChoice = "auto",
+    max_num_seqs: int | None = None,
+    limit: MemoryLimit | None = None,
+    mapped_bytes: int = 0,
+) -> EnginePlan:
+    """Choose what was left open so that it fits, or refuse.
+
+    context_tokens None: up to 8,192 as memory allows, in steps of 1,024, never under 2,048 (or under the trained
+    context where that is smaller). A number: exactly that.
+    kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, and further down (k4v4, k4v3) only as far as memory asks.
+    max_num_seqs None: 16, or fewer where memory asks. A number: exactly that.
+    mapped_bytes: so much of the weights is in the address space already.
+
+    Raises InvalidRequestError for a value out of range, and OutOfMemoryError, which names what is needed, what there
+    is, and the largest context that would fit, with its format.
+    """
+    _check(config, context_tokens, kv, max_num_seqs)
+    planner = _Planner(config, weights_bytes, limit or available_memory(mapped_bytes=mapped_bytes))
+    usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
+    formats = _formats(context_tokens or usual, kv)
+    counts = [max_num_seqs] if max_num_seqs is not None else _halved(DEFAULT_SEQUENCES)
+    for kv_format in formats:
+        context = context_tokens or planner.context_up_to(usual, kv_format, counts[-1])
+        for sequences in counts:
+            plan = planner.plan(context, kv_format, sequences, reduced=context_tokens is None and context < usual)
+            if plan.needed_bytes <= plan.limit.available_bytes:
+                return planner.with_shared_blocks(plan)
+    raise planner.refusal(context_tokens or min(usual, CONTEXT_FLOOR_TOKENS), formats, counts[-1])
+
+
+def largest_context(
+    config: SmolLM3Config, weights_bytes: int, kv_format: KVFormat, limit: MemoryLimit, max_num_seqs: int = 1
+) -> int:
+    """The largest context that fits in this format: the longest there is, or a multiple of 1,024 tokens, or 0."""
+    return _Planner(config, weights_bytes, limit).largest_context(kv_format, max_num_seqs)
+
+
+class _Planner:
+    """Arithmetic over one model and one limit."""
+
+    def __init__(self, config: SmolLM3Config, weights_bytes: int, limit: MemoryLimit) -> None:
+        self.config = config
+        self.weights_bytes = weights_bytes
+        self.limit = limit
+
+    def plan(
+        self, context: int, kv_format: KVFormat, sequences: int, *, blocks: int = 0, reduced: bool = False
+    ) -> EnginePlan:
+        """With room for one whole context, or `blocks` where that is more."""
+        blocks = max(blocks, -(-context // BLOCK_TOKENS))
+        recent = RECENT_BLOCKS * sequences + STEP_RECENT_BLOCKS if KV_FORMATS[kv_format].is_small else 0
+        return EnginePlan(
+            context_tokens=context,
+            kv_format=kv_format,
+            max_num_seqs=sequences,
+            kv_blocks=blocks,
+            recent_blocks=recent,
+            weights_bytes=self.weights_bytes,
+            kv_bytes=reserved_blocks(blocks) * self._block_bytes(kv_format) + recent * self._block_bytes(RECENT_FORMAT),
+            scratch_bytes=scratch_bytes(self.config, context),
+            limit=self.limit,
+            reduced=reduced,
+        )
+
+    def with_shared_blocks(self, plan: EnginePlan) -> EnginePlan:
+        """More tiles for other chats, up to half of what would be left: what is open besides belongs to others too."""
+        left = plan.limit.available_bytes - plan.needed_bytes
+        room = reserved_blocks(plan.kv_blocks) + left // 2 // self._block_bytes(plan.kv_format)
+        blocks = min(plan.max_num_seqs * plan.kv_blocks, SHARED_TOKENS // BLOCK_TOKENS, room)
+        while reserved_blocks(blocks) > room:
+            blocks -= 1
+        if blocks <= plan.kv_blocks:
+            return plan
+        return self.plan(plan.context_tokens, plan.kv_format, plan.max_num_seqs, blocks=blocks, reduced=plan.reduced)
+
+    def context_up_to(self, usual: int, kv_format: KVFormat, sequences: int) -> int:
+        """`usual` where it fits, else what does, else the floor."""
+        fits = min(usual, self.largest_context(kv_format, sequences))
+        return fits if fits == usual else max(fits, min(CONTEXT_FLOOR_TOKENS, usual))
+
+    def largest_context(self, kv_format: KVFormat, sequences: int) -> int:
+        """The largest context that fits: the longest there is, or a multiple of 1,024; 0 where not one step does."""
+        longest = longest_context(self.config)
+        if self._fits(longest, kv_format, sequences):
+            return longest
+        low, high = 0, -(-longest // CONTEXT_STEP_TOKENS)  # in steps: low fits, high does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._fits(middle * CONTEXT_STEP_TOKENS, kv_format, sequences):
+                low = middle
+            else:
+                high = middle
+        return low * CONTEXT_STEP_TOKENS
+
+    def refusal(self, context: int, formats: Sequence[KVFormat], sequences: int) -> OutOfMemoryError:
+        """What is needed at the least, what there is, and what would fit instead."""
+        plan = self.plan(context, formats[-1], sequences)
+        sizes = {kv_format: self.largest_context(kv_format, sequences) for kv_format in (*formats, *_LADDER)}
+        best = max(formats, key=lambda kv_format: sizes[kv_format])
+        smaller = max(sizes, key=lambda kv_format: sizes[kv_format])
+        fits, small = sizes[best], sizes[smaller]
+        if fits >= CONTEXT_FLOOR_TOKENS:
+            advice = f"{fits:,} tokens would fit in {best}"
+            if small > fits:
+                advice += f", {small:,} in {smaller}"
+        elif small >= CONTEXT_FLOOR_TOKENS:
+            advice = f"{small:,} tokens would fit in {smaller}"
+        else:
+            advice = "no useful context would fit"
+        return OutOfMemoryError(
+            f"a context of {context:,} tokens in {plan.kv_format} needs {plan.needed_bytes // MIB:,} MiB, "
+            f"{self.limit.source} leaves {self.limit.available_bytes // MIB:,} MiB; {advice}",
+            needed_bytes=plan.needed_bytes,
+            available_bytes=self.limit.available_bytes,
+        )
+
+    def _fits(self, context: int, kv_format: KVFormat, sequences: int) -> bool:
+        return self.plan(context, kv_format, sequences).needed_bytes <= self.limit.available_bytes
+
+    def _block_bytes(self, kv_format: KVFormat) -> int:
+        return BLOCK_TOKENS * kv_bytes_per_token(self.config, kv_format)
+
+
+def _formats(context: int, kv: KVChoice) -> tuple[KVFormat, ...]:
+    """What may be used, the best first."""
+    if kv != "auto":
+        return (kv,)
+    return _LADDER if context <= K8V8_UP_TO_TOKENS else _LADDER[1:]
+
+
+def _halved(count: int) -> list[int]:
+    """count, count/2, ... 1."""
+    return [count >> shift for shift in range(count.bit_length())]
+
+
+def _check(config: SmolLM3Config, context_tokens: int | None, kv: KVChoice, max_num_seqs: int | None) -> None:
+    longest = longest_context(config)
+    if context_tokens is not None and not 1 <= context_tokens <= longest:
+        raise InvalidRequestError(f"a context must have from 1 to {longest:,} tokens", param="context_tokens")
+    if kv not in KV_CHOICES:
+        raise InvalidRequestError(f"a cache format must be one of {', '.join(KV_CHOICES)}", param="kv")
+    if max_num_seqs is not None and not 1 <= max_num_seqs <= SAMPLED_ROWS:
+        raise InvalidRequestError(f"from 1 to {SAMPLED_ROWS} answers can be written at a time", param="max_num_seqs")

@@ -1,0 +1,41 @@
+"""What is told of a loaded model."""
+
+from __future__ import annotations
+
+import math
+
+from notso.qtensor import backend
+from notso.qtensor.gguf import GGUFFile
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.engine.memory_plan import EnginePlan
+from notso.smollm3.errors import one_line
+from notso.smollm3.values.model_info import ModelInfo
+
+MAX_NAME_CHARACTERS = 100
+"""Of the name that a file gives itself: it stands on the page, in the terminal and in every answer to a program."""
+
+
+def model_info(file: GGUFFile, config: SmolLM3Config, plan: EnginePlan, *, kv_bytes: int, is_demo: bool) -> ModelInfo:
+    """The facts of a file as an engine with this plan runs it."""
+    named = file.metadata.get("general.name")
+    name = one_line(named if named and isinstance(named, str) else file.path.stem, MAX_NAME_CHARACTERS)
+    counts: dict[str, int] = {}
+    for tensor in file.tensors.values():
+        counts[tensor.format.name] = counts.get(tensor.format.name, 0) + 1
+    return ModelInfo(
+        name=name,
+        path=str(file.path),
+        is_demo=is_demo,
+        size_bytes=file.size_bytes,
+        parameter_count=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
+        context_tokens=plan.context_tokens,
+        quantisation=counts,
+        kernels=backend.kernels(),
+        threads=backend.threads(),
+        kv_format=plan.kv_format,
+        kv_bytes=kv_bytes,
+        max_num_seqs=plan.max_num_seqs,
+        num_hidden_layers=config.num_hidden_layers,
+        layers_without_rope=config.nope_layers,
+        memory=plan.budget,
+    )

@@ -1,0 +1,72 @@
+"""Logits after every token of a context: for those who measure the model, and not what it says.
+
+A long context is computed in pieces between two steps of the engine, small ones while answers are written, so that
+nobody's answer stands still for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.smollm3.engine.engine_core import EngineCore
+from notso.smollm3.errors import EngineError
+from notso.smollm3.model.model_runner import MAX_SAMPLED
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError
+from notso.smollm3.scheduling.prefill_budget import TILE_ROWS
+from notso.smollm3.scheduling.sequence import Sequence
+from notso.smollm3.scheduling.step_plan import Chunk
+
+Floats = npt.NDArray[np.float32]
+
+
+class ContextLogits:
+    """One context at a time, from an empty cache. `slot`: a row of the block tables that no answer uses."""
+
+    def __init__(self, core: EngineCore, slot: int, vocab_size: int) -> None:
+        self._core = core
+        self._slot = slot
+        self._vocab_size = vocab_size
+        self._turn = threading.Lock()
+
+    def compute(self, tokens: list[int]) -> Floats:
+        """(L, vocab) float32. Raises EngineError where there is no room, or the engine ends."""
+        self._core.refuse_own_thread()
+        out = np.empty((len(tokens), self._vocab_size), np.float32)
+        sequence = Sequence(tokens)
+        with self._turn:
+            sequence.slot = self._slot
+            try:
+                self._core.call(lambda: self._take_blocks(sequence))
+                at = 0
+                while at < len(tokens):
+                    at = self._core.call(lambda start=at: self._compute_piece(sequence, start, out))  # type: ignore[misc]
+            finally:
+                with suppress(EngineError):  # it has ended: there is nothing to give back
+                    self._core.call(lambda: self._give_back(sequence))
+        return out
+
+    # In the engine's thread
+
+    def _take_blocks(self, sequence: Sequence) -> None:
+        cache = self._core.scheduler.cache
+        try:
+            for _ in range(0, len(sequence.tokens), BLOCK_TOKENS):
+                sequence.blocks.append(cache.take())
+        except OutOfBlocksError:
+            raise EngineError("other answers hold the whole cache; try again when they are done") from None
+
+    def _compute_piece(self, sequence: Sequence, start: int, out: Floats) -> int:
+        """Where the next one begins."""
+        rest = sequence.tokens[start + 1 : start + (TILE_ROWS if self._core.requests else MAX_SAMPLED)]
+        rows = self._core.runner.run([Chunk(sequence, start, 1, rest, samples=True)], lambda _: True)
+        end = start + 1 + len(rest)
+        out[start:end] = rows[0] if rows else np.nan
+        return end
+
+    def _give_back(self, sequence: Sequence) -> None:
+        for block in sequence.blocks:
+            self._core.scheduler.cache.release(block)

@@ -1,0 +1,119 @@
+"""One answer on its way through the engine: what was asked, how far it is, and what it has cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from notso.smollm3.output.generation import Generation
+from notso.smollm3.output.output_processor import Answer
+from notso.smollm3.sampling.sampler import Floats, Sampler
+from notso.smollm3.sampling.structured_output import Guide
+from notso.smollm3.scheduling.ngram_drafter import Proposer
+from notso.smollm3.scheduling.sequence import Sequence
+from notso.smollm3.values.events import Event, TokenLogprob, Usage
+from notso.smollm3.values.messages import Message
+
+
+@dataclass(eq=False)
+class Request:
+    """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that end
+    a thought for the model; `propose`: makes the one that guesses what comes next, once the answer is under way (None:
+    nobody does); `guide`: what keeps the answer to a grammar; `describe`: makes a token's log probabilities;
+    `next_ids`: writes what the next turn's prompt begins with, given the answer (empty: of no use). Times in seconds of
+    `perf_counter`, 0 until they come."""
+
+    sequence: Sequence
+    generation: Generation
+    sampler: Sampler
+    answer: Answer
+    most: int
+    thinking_budget: int | None = None
+    closing: tuple[int, ...] = ()
+    propose: Callable[[], Proposer] | None = None
+    guide: Guide | None = None
+    describe: Callable[[Floats, int], TokenLogprob] | None = None
+    next_ids: Callable[[Message], list[int]] | None = None
+    opening: list[Event] = field(default_factory=list)  # what to tell before anything else
+    submitted: float = 0.0
+    began: float = 0.0
+    read: float = 0.0
+    told: float = 0.0
+    place: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    proposer: Proposer | None = field(init=False, default=None)
+    told_proposer: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.told_proposer = len(self.sequence.tokens)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.sequence.prompt)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be drawn."""
+        return self.answer.finish_reason is not None or self.answer.tokens >= self.most
+
+    @property
+    def thought_is_over(self) -> bool:
+        """Whether it thinks and shall not think on: the budget is spent, or somebody wants the answer now."""
+        if not self.answer.in_reasoning:
+            return False
+        budget = self.thinking_budget
+        spent = budget is not None and self.answer.reasoning_tokens >= budget
+        return spent or self.generation.answer_requested
+
+    def draw(self, logits: Floats) -> tuple[int, list[Event]]:
+        """Choose the next token by logits (V,); the token, and the events it makes certain."""
+        sequence, answer, guide = self.sequence, self.answer, self.guide
+        in_reasoning = answer.in_reasoning
+        restricted = logits if guide is None else guide.restrict(logits, in_reasoning)
+        token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
+        entry = None if self.describe is None else self.describe(logits, token)
+        sequence.tokens.append(token)
+        if guide is not None and guide.take(token, in_reasoning):
+            answer.begin(calls=token == guide.call_tag)
+        events = list(answer.push(token, entry))
+        if guide is not None and guide.is_over:
+            answer.end()
+        return token, events
+
+    def close_thought(self) -> list[Event]:
+        """Write the end of the thought for the model, as far as there is room; it goes on behind it."""
+        events: list[Event] = []
+        for token in self.closing:
+            if self.is_over:
+                break
+            self.sequence.tokens.append(token)
+            events += self.answer.push(token)
+        return events
+
+    def judge(self, drafted: int, right: int) -> None:
+        """Of the guesses computed with the last step so many were right; the proposer learns of that and what came."""
+        self.drafted += drafted
+        self.accepted += right
+        if self.proposer is not None:
+            self.proposer.judge(drafted, right)
+            self.proposer.extend(self.sequence.tokens[self.told_proposer :])
+        self.told_proposer = len(self.sequence.tokens)
+
+    def usage(self) -> Usage:
+        """What it has cost by now."""
+        now = time.perf_counter()
+        began, read = self.began or now, self.read or now
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.answer.tokens,
+            reasoning_tokens=self.answer.reasoning_tokens,
+            cached_tokens=self.sequence.cached,
+            prompt_ms=1000 * (read - began),
+            completion_ms=1000 * (now - read),
+            queue_ms=1000 * (began - self.submitted),
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
+        )

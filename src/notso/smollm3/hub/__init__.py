@@ -1,0 +1,1 @@
+"""Model files: which are known, which are here, and fetching them."""

@@ -1,0 +1,333 @@
+"""Fetch an official model file into the Hugging Face cache: resumed where it stopped, offered only once it is proved.
+
+huggingface_hub finds the file and brings the session; the transfer is ours, because that library (2.4) throws a partial
+file away when its process ends, and puts a file in place before anyone has hashed it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from notso.smollm3.errors import DownloadError, quoted
+from notso.smollm3.hub import redirects, registry
+from notso.smollm3.hub.registry import KnownFile, Progress
+
+if TYPE_CHECKING:
+    import httpx2
+
+RETRIES = 5  # in a row, without a byte gained
+TIMEOUT_S = 20.0
+SPARE_BYTES = 64 << 20  # left free on the disk after the download
+_CHUNK_BYTES = 1 << 20
+_TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_TRUE = frozenset({"1", "ON", "YES", "TRUE"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Where the proved file lies, and how much of it came over the network this time."""
+
+    path: Path
+    sha256: str
+    size_bytes: int
+    downloaded_bytes: int
+    resumed_at_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadPlan:
+    """What fetching a file to `folder` would take. `have_bytes` lie there from an earlier attempt."""
+
+    folder: Path
+    have_bytes: int
+    needed_bytes: int
+    free_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room, with some to spare."""
+        return self.needed_bytes <= self.free_bytes
+
+
+def plan_download(
+    file: KnownFile, free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+) -> DownloadPlan:
+    """Look at what is here and at the room on the disk. Touches neither the network nor the disk's content."""
+    part = part_path(file)
+    there = next(each for each in part.parents if each.exists())
+    have = part.stat().st_size if part.exists() else 0
+    return DownloadPlan(registry.hub_cache(), have, max(0, file.size_bytes - have) + SPARE_BYTES, free_bytes(there))
+
+
+def part_path(file: KnownFile) -> Path:
+    """Where the bytes that have arrived wait for the others."""
+    return registry.blob_path(file).with_name(f"{file.sha256}.incomplete")
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids the network, by Hugging Face's variables."""
+    return any(os.environ.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
+def pull(
+    file: KnownFile,
+    *,
+    offline: bool = False,
+    force: bool = False,
+    progress: Progress | None = None,
+    free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Pulled:
+    """Have `file` in the cache, its length and SHA-256 equal to the published ones; fetch what is missing.
+
+    force: fetch again even if a copy is there.
+
+    Raises DownloadError. A partial file stays for the next call, except one whose hash is wrong.
+    """
+    report = progress or (lambda _what, _done, _total: None)
+    # Read when huggingface_hub is first imported, below: without it, that library asks and tells more than the file.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    if not force and (present := registry.find_local(file)) is not None:
+        return _prove_present(file, present, report)
+    if offline or is_offline():
+        raise DownloadError(f"{file.filename} is not on this machine and the network is switched off")
+    arriving = part_path(file)
+    try:
+        arriving.parent.mkdir(parents=True, exist_ok=True)
+        with _only_one(file):
+            if force:
+                arriving.unlink(missing_ok=True)
+            _require_space(file, free_bytes)
+            url = _locate(file)
+            with _Part(arriving, file, report) as part:
+                resumed_at = part.size
+                _fetch(url, part, report, sleep)
+                downloaded = part.received
+                if part.sha256 != file.sha256:
+                    arriving.unlink()
+                    raise DownloadError(
+                        f"{file.filename} does not match its published SHA-256: "
+                        f"expected {file.sha256}, got {part.sha256}; what was fetched has been deleted"
+                    )
+            path = _put_in_place(file, arriving)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise DownloadError(f"the disk is full; {file.filename} can be resumed once there is room") from error
+        raise DownloadError(f"{file.filename} cannot be stored: {error.strerror or error}") from error
+    registry.remember_hash(path, file.sha256)
+    return Pulled(path, file.sha256, file.size_bytes, downloaded, resumed_at)
+
+
+class _Interrupted(Exception):
+    """The server asked to be asked again."""
+
+
+class _Part:
+    """The partial file: appended to, and hashed as it grows."""
+
+    def __init__(self, path: Path, file: KnownFile, report: Progress) -> None:
+        self._handle: IO[bytes] = path.open("a+b")
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size = 0
+        self.received = 0
+        self._handle.seek(0)
+        while chunk := self._handle.read(_CHUNK_BYTES):
+            self._digest.update(chunk)
+            self.size += len(chunk)
+            report("checking", self.size, file.size_bytes)
+        if self.size > file.size_bytes:
+            self.restart()
+
+    def __enter__(self) -> _Part:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.close()
+
+    @property
+    def complete(self) -> bool:
+        return self.size == self._file.size_bytes
+
+    @property
+    def total(self) -> int:
+        return self._file.size_bytes
+
+    @property
+    def name(self) -> str:
+        return self._file.filename
+
+    @property
+    def sha256(self) -> str:
+        """Of what is there; also forces it to the disk, since a name is about to vouch for it."""
+        self._handle.flush()
+        os.fsync(self._handle.fileno())
+        return self._digest.hexdigest()
+
+    def restart(self) -> None:
+        self._handle.truncate(0)
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def append(self, chunk: bytes) -> None:
+        if self.size + len(chunk) > self._file.size_bytes:
+            self.restart()
+            raise DownloadError(f"{self.name} is longer than the published {self.total:,} bytes")
+        self._handle.write(chunk)
+        self._digest.update(chunk)
+        self.size += len(chunk)
+        self.received += len(chunk)
+
+
+def _prove_present(file: KnownFile, path: Path, report: Progress) -> Pulled:
+    sha256 = registry.remembered_hash(path)
+    if sha256 != file.sha256:
+        sha256 = registry.sha256_of(path, report)
+        if sha256 != file.sha256:
+            raise DownloadError(
+                f"{path} does not match its published SHA-256: expected {file.sha256}, got {sha256}; "
+                "fetch it again with --force"
+            )
+        registry.remember_hash(path, sha256)
+    return Pulled(path, sha256, file.size_bytes, 0, 0)
+
+
+@contextlib.contextmanager
+def _only_one(file: KnownFile) -> Iterator[None]:
+    """Hold the lock that huggingface_hub takes for the same file, so that neither writes into the other's work."""
+    folder = registry.hub_cache() / ".locks" / registry.repository_folder(file).name
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{file.sha256}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DownloadError(f"another process is fetching {file.filename} already") from None
+        yield
+
+
+def _require_space(file: KnownFile, free_bytes: Callable[[Path], int]) -> None:
+    plan = plan_download(file, free_bytes)
+    if not plan.fits:
+        raise DownloadError(
+            f"{file.filename} needs {plan.needed_bytes / 1e9:.2f} GB more on the disk of {plan.folder}, "
+            f"{plan.free_bytes / 1e9:.2f} GB are free; set HF_HOME to a folder on a larger disk or make room"
+        )
+
+
+def _locate(file: KnownFile) -> str:
+    """Ask the Hub for the file's length and hash, and compare them before two gigabytes travel."""
+    import httpx2
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    redirects.require_safe(endpoint)
+    url = hf_hub_url(file.repository, file.filename, revision=file.revision, endpoint=endpoint)
+    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+    try:
+        # Where the answer leads to another host, what it says of the file is on it; the token stays behind.
+        with redirects.followed(
+            get_session(), "HEAD", url, headers=headers, timeout=TIMEOUT_S, leave_origin=False
+        ) as response:
+            if response.status_code >= 400:
+                raise DownloadError(f"{endpoint} refuses {file.filename}: {_status(response)}")
+            size, etag = _offered(response)
+    except (httpx2.HTTPError, OSError) as error:
+        raise DownloadError(f"{endpoint} cannot be reached: {_reason(error)}") from error
+    if size is not None and size != file.size_bytes:
+        raise DownloadError(
+            f"{endpoint} offers another {file.filename}: expected {file.size_bytes:,} bytes, got {size:,}"
+        )
+    # The ETag of a large file is its SHA-256; anything else is a mirror's own and says nothing.
+    if len(etag) == 64 and etag != file.sha256:
+        raise DownloadError(
+            f"{endpoint} offers another {file.filename}: expected SHA-256 {file.sha256}, got {quoted(etag)}"
+        )
+    return url
+
+
+def _offered(response: httpx2.Response) -> tuple[int | None, str]:
+    """Length and ETag of the file itself, which a redirect names in headers of the Hub's own."""
+    headers = response.headers
+    size = str(headers.get("X-Linked-Size") or (not response.is_redirect and headers.get("Content-Length")) or "")
+    etag = str(headers.get("X-Linked-ETag") or headers.get("ETag") or "")
+    return int(size) if size.isdecimal() and len(size) < 20 else None, etag.removeprefix("W/").strip('"')
+
+
+def _fetch(url: str, part: _Part, report: Progress, sleep: Callable[[float], None]) -> None:
+    """Append to `part` until it is complete, asking again from where it stopped when a connection breaks."""
+    import httpx2
+
+    failures = 0
+    while not part.complete:
+        before = part.received
+        try:
+            _transfer(url, part, report)
+            reason = "the server sent less than it promised"
+        except (_Interrupted, httpx2.HTTPError) as error:
+            reason = _reason(error)
+        if part.complete:
+            return
+        failures = 1 if part.received > before else failures + 1
+        if failures > RETRIES:
+            raise DownloadError(
+                f"the download stopped at {part.size:,} of {part.total:,} bytes ({reason}); the same command resumes it"
+            )
+        sleep(min(2.0 ** (failures - 1), 16.0))
+
+
+def _transfer(url: str, part: _Part, report: Progress) -> None:
+    """One request for the rest of the file. Raises _Interrupted or httpx2.HTTPError for what may pass by itself."""
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+    if part.size:
+        headers["Range"] = f"bytes={part.size}-"
+    # The address asked is the Hub's own each time: signed addresses it redirects to grow old.
+    with redirects.followed(get_session(), "GET", url, headers=headers, timeout=TIMEOUT_S) as response:
+        if response.status_code in _TRANSIENT_STATUS:
+            raise _Interrupted(_status(response))
+        if response.status_code == 416:
+            part.restart()
+            raise _Interrupted(_status(response))
+        if response.status_code not in (200, 206):
+            raise DownloadError(f"the server refuses {part.name}: {_status(response)}")
+        if part.size and response.status_code == 200:
+            part.restart()  # the server knows no ranges and sends everything
+        elif part.size and not response.headers.get("Content-Range", "").startswith(f"bytes {part.size}-"):
+            raise DownloadError(f"the server sends another range of {part.name} than was asked for")
+        for chunk in response.iter_raw():  # as it arrives: what a larger buffer holds is lost in a break
+            part.append(chunk)
+            report("downloading", part.size, part.total)
+
+
+def _put_in_place(file: KnownFile, arrived: Path) -> Path:
+    blob, snapshot = registry.blob_path(file), registry.snapshot_path(file)
+    arrived.replace(blob)
+    snapshot.parent.mkdir(parents=True, exist_ok=True)
+    snapshot.unlink(missing_ok=True)
+    try:
+        snapshot.symlink_to(Path("..") / ".." / "blobs" / blob.name)
+    except OSError:
+        blob.replace(snapshot)  # a file system without links
+    return snapshot
+
+
+def _status(response: httpx2.Response) -> str:
+    return f"HTTP {response.status_code} {response.reason_phrase}".strip()
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

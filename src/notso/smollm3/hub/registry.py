@@ -1,0 +1,264 @@
+"""Which model files are official, and which of them (and of others) lie on this machine.
+
+The Hugging Face cache is used where it is and as it is: what another program fetched is found, and the other way round.
+Nothing here touches the network; `download` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import platformdirs
+
+from notso.smollm3.errors import InvalidRequestError, ModelFileError
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done ("downloading", "checking"), bytes done and bytes in all."""
+
+Verified = Literal["yes", "no", "wrong size", "built in"]
+
+_HASH_CHUNK_BYTES = 4 << 20
+DEMO_QUANTISATION = "Q4_K_M"  # its name does not say so; opening every file to look would be slow
+_QUANTISATION = re.compile(r"(?i)(?:^|[-_.])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32))(?=[-_.]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFile:
+    """A published model file: where it is, how long it is and what it hashes to."""
+
+    name: str
+    repository: str
+    revision: str
+    filename: str
+    size_bytes: int
+    sha256: str
+
+    @property
+    def quantisation(self) -> str:
+        return quantisation_in(self.filename) or ""
+
+
+_REPOSITORY = "ggml-org/SmolLM3-3B-GGUF"
+_REVISION = "4965cb60b150737b68a0408c36aeefb65078f894"
+
+KNOWN_FILES: tuple[KnownFile, ...] = (
+    KnownFile(
+        name="smollm3-3b:Q4_K_M",
+        repository=_REPOSITORY,
+        revision=_REVISION,
+        filename="SmolLM3-Q4_K_M.gguf",
+        size_bytes=1_915_305_312,
+        sha256="8334b850b7bd46238c16b0c550df2138f0889bf433809008cc17a8b05761863e",
+    ),
+    KnownFile(
+        name="smollm3-3b:Q8_0",
+        repository=_REPOSITORY,
+        revision=_REVISION,
+        filename="SmolLM3-Q8_0.gguf",
+        size_bytes=3_275_574_624,
+        sha256="8aa8cc74656137174a1988d993b00828e65a86fd68773412b632a75aa1373248",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model file on this machine.
+
+    `verified` is yes only if its SHA-256 was seen to equal the published one; the demo came with the package.
+    """
+
+    name: str
+    path: Path
+    size_bytes: int
+    quantisation: str
+    where: Literal["built in", "cache", "folder"]
+    verified: Verified
+
+
+def official_files() -> tuple[KnownFile, ...]:
+    """The published files that can be fetched, the usual one first."""
+    return KNOWN_FILES
+
+
+def known_file(name: str) -> KnownFile:
+    """The official file a person means: `smollm3-3b`, `Q8_0`, `smollm3-3b:Q8_0`, `owner/repository:Q8_0`, a file name.
+
+    Raises InvalidRequestError that lists the choices; files whose hash is not known are not fetched.
+    """
+    wanted = name.strip().lower()
+    model, _, quantisation = wanted.partition(":")
+    for file in KNOWN_FILES:
+        spellings = {file.name.lower(), file.filename.lower(), file.quantisation.lower()}
+        models = {file.name.lower().partition(":")[0], "smollm3", file.repository.lower()}
+        if wanted in spellings or (model in models and quantisation in ("", file.quantisation.lower())):
+            return file
+    choices = ", ".join(file.name for file in KNOWN_FILES)
+    raise InvalidRequestError(f"no official model file is called {name!r}; choices: {choices}", param="name")
+
+
+def hub_cache() -> Path:
+    """The Hugging Face cache folder, from the same environment variables in the same order as their library reads."""
+    home = os.environ.get("HF_HOME") or ""
+    if not home:
+        home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or str(Path(home) / "hub")
+    return Path(os.path.expandvars(folder)).expanduser()
+
+
+def repository_folder(file: KnownFile) -> Path:
+    """Where the Hub's library keeps everything of the repository that `file` comes from."""
+    return hub_cache() / ("models--" + file.repository.replace("/", "--"))
+
+
+def blob_path(file: KnownFile) -> Path:
+    """Where the cache keeps the bytes; the name is the hash."""
+    return repository_folder(file) / "blobs" / file.sha256
+
+
+def snapshot_path(file: KnownFile) -> Path:
+    """The file's readable name in the cache, a link to its blob."""
+    return repository_folder(file) / "snapshots" / file.revision / file.filename
+
+
+def find_local(file: KnownFile) -> Path | None:
+    """A complete copy in the cache, from whichever revision; judged by its length, not its hash."""
+    snapshots = repository_folder(file) / "snapshots"
+    for path in [snapshot_path(file), *sorted(snapshots.glob(f"*/{file.filename}"))]:
+        if _size(path) == file.size_bytes:
+            return path
+    return None
+
+
+def demo_path() -> Path:
+    """The small model that is part of the package."""
+    return Path(__file__).parents[2] / "demo" / "demo.gguf"
+
+
+def resolve_model(given: str | Path | None = None) -> Path | None:
+    """The model to run: the one given, else NOTSO_MODEL, else an official file in the cache, else None for the demo.
+
+    Raises ModelFileError if a file was named and is not there.
+    """
+    named = given or os.environ.get("NOTSO_MODEL")
+    if named:
+        path = Path(named).expanduser()
+        if path.is_dir():
+            raise ModelFileError(f"{path} is a folder, not a GGUF file")
+        if not path.exists():
+            raise ModelFileError(f"there is no model file at {path}")
+        return path
+    for file in KNOWN_FILES:
+        found = find_local(file)
+        if found is not None:
+            return found
+    return None
+
+
+def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
+    """The demo, SmolLM3 files in the Hugging Face cache, and every GGUF file in `folders` (not below them)."""
+    models = []
+    demo = demo_path()
+    if demo.is_file():
+        models.append(LocalModel("demo", demo, demo.stat().st_size, DEMO_QUANTISATION, "built in", "built in"))
+    cached = sorted(hub_cache().glob("models--*/snapshots/*/*.gguf"))
+    models += [_describe(path, "cache") for path in cached if "smollm3" in path.name.lower() and path.is_file()]
+    for folder in folders:
+        models += [_describe(path, "folder") for path in sorted(folder.glob("*.gguf")) if path.is_file()]
+    return models
+
+
+def quantisation_in(filename: str) -> str | None:
+    """The quantisation a file name speaks of: `SmolLM3-Q4_K_M.gguf` gives `Q4_K_M`."""
+    found = _QUANTISATION.search(filename)
+    return found.group(1) if found else None
+
+
+def sha256_of(path: Path, progress: Progress | None = None) -> str:
+    """SHA-256 of a file as hex, read in pieces of 4 MiB."""
+    digest = hashlib.sha256()
+    total = path.stat().st_size
+    with path.open("rb") as source:
+        while chunk := source.read(_HASH_CHUNK_BYTES):
+            digest.update(chunk)
+            if progress is not None:
+                progress("checking", source.tell(), total)
+    return digest.hexdigest()
+
+
+def known_by_hash(sha256: str) -> KnownFile | None:
+    """The known file whose content has this hash, if there is one."""
+    return next((file for file in KNOWN_FILES if file.sha256 == sha256), None)
+
+
+def remember_hash(path: Path, sha256: str) -> None:
+    """Note that this very file (same length, same time of change) was read in full and hashed to `sha256`."""
+    ledger = _read_ledger()
+    ledger[str(path.resolve())] = [*_fingerprint(path), sha256]
+    target = _ledger_path()
+    temporary = target.with_suffix(f".{os.getpid()}")
+    with contextlib.suppress(OSError):  # a home that cannot be written costs a second reading of the file, no more
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(ledger))
+        temporary.replace(target)
+
+
+def remembered_hash(path: Path) -> str | None:
+    """What `remember_hash` noted, unless the file has changed since."""
+    entry = _read_ledger().get(str(path.resolve()))
+    if not isinstance(entry, list) or len(entry) != 3 or entry[:2] != _fingerprint(path):
+        return None
+    return str(entry[2])
+
+
+def _describe(path: Path, where: Literal["cache", "folder"]) -> LocalModel:
+    size = path.stat().st_size
+    sha256 = remembered_hash(path)
+    known = known_by_hash(sha256) if sha256 else None
+    same_name = next((file for file in KNOWN_FILES if file.filename == path.name), None)
+    verified: Verified = "no"
+    if known is not None:
+        verified = "yes"
+    elif where == "cache" and same_name is not None and same_name.size_bytes != size:
+        verified = "wrong size"
+    known = known or (same_name if same_name is not None and same_name.size_bytes == size else None)
+    return LocalModel(
+        name=known.name if known else path.stem,
+        path=path,
+        size_bytes=size,
+        quantisation=quantisation_in(path.name) or "",
+        where=where,
+        verified=verified,
+    )
+
+
+def _ledger_path() -> Path:
+    return platformdirs.user_cache_path("notso") / "verified.json"
+
+
+def _read_ledger() -> dict[str, object]:
+    try:
+        ledger = json.loads(_ledger_path().read_text())
+    except (OSError, ValueError):
+        return {}
+    return ledger if isinstance(ledger, dict) else {}
+
+
+def _fingerprint(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

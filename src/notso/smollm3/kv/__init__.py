@@ -1,0 +1,1 @@
+"""Keys and values: in memory, on disk, and what makes them comparable."""

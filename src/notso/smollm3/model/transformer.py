@@ -1,0 +1,153 @@
+"""SmolLM3's forward pass, top to bottom as the paper draws it.
+
+x = E[token]; then for each layer x += attention(norm(x)) and x += feed_forward(norm(x)); logits = E norm(x).
+What sets it apart: grouped queries (4 heads read the same keys and values), no position encoding in every fourth layer
+(NoPE), and the embedding matrix serving again as the output head. Weights are multiplied as the file's blocks.
+
+Shapes: L rows of a step, C hidden, F feed-forward, H query heads, KH key-value heads, D head dimension, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor import ops
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.kv.kv_cache import KVCache
+from notso.smollm3.model.weights import LayerWeights, SmolLM3Weights
+
+Floats = npt.NDArray[np.float32]
+Numbers = Sequence[int] | npt.NDArray[np.int32]
+
+SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "logits")
+"""Arrays of a step with a row for each sampled one."""
+
+
+class Step:
+    """The arrays of one forward step of `rows` tokens, of which `sampled` need logits. Made once, used again and again.
+
+    `fill` says of each row its token, where it stands in its sequence, and which row of the cache's block table that
+    sequence has; and which rows are sampled.
+    """
+
+    def __init__(self, config: SmolLM3Config, rows: int, sampled: int) -> None:
+        hidden, kv_heads, dim = config.hidden_size, config.num_key_value_heads, config.head_dim
+        self.token_ids = np.zeros(rows, np.int32)
+        self.positions = np.zeros(rows, np.int32)
+        self.sequences = np.zeros(rows, np.int32)
+        self.sampled_rows = np.zeros(sampled, np.int32)
+        self.sampled_positions = np.zeros(sampled, np.int32)
+        self.sampled_sequences = np.zeros(sampled, np.int32)
+        self.row_numbers = np.arange(rows, dtype=np.int32)
+        self.cosine, self.sine = ops.empty(rows, dim // 2), ops.empty(rows, dim // 2)
+        self.x = ops.empty(rows, hidden)
+        self.q = ops.empty(rows, config.num_attention_heads * dim)
+        self.k = ops.empty(rows, kv_heads * dim)
+        self.v = ops.empty(rows, kv_heads * dim)
+        self.attended = ops.empty(rows, config.num_attention_heads * dim)
+        self.gated = ops.empty(rows, config.intermediate_size)
+        self.last = ops.empty(sampled, hidden)
+        self.logits = ops.empty(sampled, config.vocab_size)
+
+    def fill(self, token_ids: Numbers, positions: Numbers, sequences: Numbers, sampled_rows: Numbers) -> None:
+        """(rows,) numbers each, and (sampled,) of rows in rising order."""
+        self.token_ids[:], self.positions[:], self.sequences[:] = token_ids, positions, sequences
+        self.sampled_rows[:] = sampled_rows
+        self.sampled_positions[:] = self.positions[self.sampled_rows]
+        self.sampled_sequences[:] = self.sequences[self.sampled_rows]
+
+    @property
+    def rotations(self) -> tuple[Floats, Floats]:
+        """Cosines and sines for the rows' positions, (rows, D/2) each."""
+        return self.cosine, self.sine
+
+    def part(self, rows: int, sampled: int) -> Step:
+        """A smaller step in the same memory."""
+        part = Step.__new__(Step)
+        for name, array in vars(self).items():
+            setattr(part, name, array[: sampled if name in SAMPLED else rows])
+        return part
+
+    def sampled(self) -> Step:
+        """The sampled rows as a step, in memory of this one: x is `last`. Its numbers are filled with those of this."""
+        step = self.part(self.sampled_rows.size, self.sampled_rows.size)
+        step.positions, step.sequences, step.row_numbers = (
+            self.sampled_positions,
+            self.sampled_sequences,
+            self.sampled_rows,
+        )
+        step.x = self.last
+        return step
+
+
+class SmolLM3:
+    """The model over one cache. `forward` runs eagerly, or is recorded when called inside `Program.record()`."""
+
+    def __init__(self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache) -> None:
+        self.config = config
+        self.weights = weights
+        self.cache = cache
+        self.scale = config.head_dim**-0.5
+        frequencies, self.rope_factor = config.rope_frequencies(cache.capacity_tokens)
+        self.rope_frequencies = np.array(frequencies)
+
+    def forward(self, step: Step, go_on: Callable[[int], bool] = lambda _: True) -> bool:
+        """token_ids at positions -> keys and values in the cache, and step.logits (sampled, V) float32.
+
+        `go_on` is asked before each layer; once it says no, the step is given up half done and the result is False.
+        """
+        weights = self.weights
+        ops.embed_rows(weights.embed_tokens, step.token_ids, step.x)
+        ops.rope_table(self.rope_frequencies, step.positions, step.rotations, self.rope_factor)
+        for index, layer in enumerate(weights.layers[:-1]):
+            if not go_on(index):
+                return False
+            self._attention(index, layer, step, step)
+            self._feed_forward(layer, step)
+        if not go_on(len(weights.layers) - 1):
+            return False
+        # Behind the last layer's keys and values nobody needs the other rows.
+        sampled = step.sampled()
+        self._attention(len(weights.layers) - 1, weights.layers[-1], step, sampled)
+        if step.sampled_rows.size:
+            self._feed_forward(weights.layers[-1], sampled)
+            ops.matmul(sampled.x, weights.lm_head, step.logits, norm=self._norm(weights.norm))
+        return True
+
+    def _attention(self, index: int, layer: LayerWeights, step: Step, asking: Step) -> None:
+        """x += Wo attention(q, k, v), where q, k, v = W norm(x). `asking`: the rows that need it, all or the sampled;
+        keys and values are stored of all."""
+        dim, norm = self.config.head_dim, self._norm(layer.attn_norm)
+        q, k, v = (array.reshape(len(array), array.shape[1] // dim, dim) for array in (asking.q, step.k, step.v))
+        keys_and_values = [(layer.k_proj, step.k), (layer.v_proj, step.v)]
+        if asking is step:
+            ops.matmul_many(step.x, [(layer.q_proj, step.q), *keys_and_values], norm=norm)
+        else:
+            ops.matmul_many(step.x, keys_and_values, norm=norm)
+        if self.config.uses_rope(index):  # every fourth layer goes without: NoPE
+            # A GGUF file's rows of q and k are permuted so that pairs to rotate lie side by side.
+            ops.rope(k, step.row_numbers, step.rotations, adjacent=True)
+        cache = self.cache.block_table, self.cache.pools[index]
+        recent = self.cache.recent(index)
+        ops.store_key_values(k, v, step.positions, step.sequences, *cache, recent)
+        if not asking.positions.size:
+            return
+        if asking is not step:
+            ops.gather_rows(step.x, asking.row_numbers, asking.x)
+            ops.matmul(asking.x, layer.q_proj, asking.q, norm=norm)
+        if self.config.uses_rope(index):
+            ops.rope(q, asking.row_numbers, step.rotations, adjacent=True)
+        attended = asking.attended.reshape(q.shape)
+        ops.attention(q, asking.positions, asking.sequences, *cache, self.scale, attended, recent)
+        ops.matmul_add(asking.attended, layer.o_proj, asking.x)
+
+    def _feed_forward(self, layer: LayerWeights, step: Step) -> None:
+        """x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x)."""
+        ops.matmul_gated(step.x, layer.gate_proj, layer.up_proj, step.gated, norm=self._norm(layer.ffn_norm))
+        ops.matmul_add(step.gated, layer.down_proj, step.x)
+
+    def _norm(self, weight: Floats) -> ops.RMSNorm:
+        return ops.RMSNorm(weight, self.config.rms_norm_eps)

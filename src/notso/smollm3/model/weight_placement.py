@@ -1,0 +1,178 @@
+"""Where the weights lie: in the mapped file at first, then, layer by layer, on large pages.
+
+A thread of its own copies one layer after another; the engine exchanges each between two steps and gives the file's
+pages back, so that the weights are never resident twice. The bytes stay the same, and so does every answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Literal
+
+from notso.qtensor import huge_pages
+from notso.qtensor.errors import QTensorError
+from notso.qtensor.gguf import GGUFFile
+from notso.qtensor.huge_pages import HugePageArena
+from notso.qtensor.tensor import QTensor
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.host_memory import available_memory
+from notso.smollm3.model.weights import LayerWeights, SmolLM3Weights
+
+Residency = Literal["auto", "mmap", "hugepages"]
+
+WORTHWHILE_BYTES = 256 << 20
+"""Smaller files stay in the processor's caches, or are read in a moment; "auto" leaves them where they are."""
+
+IDLE_SECONDS = 1.5
+"""How long nobody must have asked for anything before "auto" copies: a short run is over before it would pay."""
+
+SPARE_BYTES = 1 << 30
+"""Memory that "auto" leaves free beside the copy: until pages are given back, both count."""
+
+_log = logging.getLogger(__name__)
+
+_HEAD = -1  # in place of a layer's number: embeddings and output head
+
+
+class WeightPromotion:
+    """Copies a model's matrices to large pages in the background; does nothing where that is not wanted or possible."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        weights: SmolLM3Weights,
+        *,
+        wanted: Residency,
+        take: Callable[[], None],
+        idle_s: Callable[[], float],
+    ) -> None:
+        """`take` is called from the copying thread whenever something is ready for `adopt`; `idle_s` says for how many
+        seconds the engine has had nothing to do. "auto" copies only while it is idle, "hugepages" at once.
+
+        Raises InvalidRequestError if "hugepages" is asked for where the system has none.
+        """
+        if wanted not in ("auto", "mmap", "hugepages"):
+            raise InvalidRequestError("weights must be auto, mmap or hugepages", param="weights")
+        if wanted == "hugepages" and not huge_pages.available():
+            raise InvalidRequestError("this system gives no huge pages; use weights=mmap", param="weights")
+        self._file = file
+        self._take = take
+        self._idle_s = idle_s
+        self._at_once = wanted == "hugepages"
+        self._ready: deque[tuple[int, LayerWeights | QTensor]] = deque()
+        self._stopping = threading.Event()
+        self._taken = threading.Event()
+        self._total = len(weights.layers) + 1
+        self._adopted = 0
+        self._settled = threading.Event()
+        self._thread: threading.Thread | None = None
+        size = sum(tensor.nbytes for tensor in file.tensors.values())
+        if wanted == "mmap" or (wanted == "auto" and not _pays(size)):
+            self._settled.set()
+            return
+        self._thread = threading.Thread(
+            target=self._copy_all, args=(weights, size, len(file.tensors)), name="notso-weights", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin copying, if anything is to be copied. From here on `take` may be called at any moment."""
+        if self._thread is not None:
+            self._thread.start()
+
+    @property
+    def state(self) -> str:
+        """ "mmap", "hugepages", or "promoting 40 %"."""
+        if self._adopted == self._total:
+            return "hugepages"
+        if self._settled.is_set() or self._thread is None:
+            return "mmap"
+        return f"promoting {100 * self._adopted // self._total} %"
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing more will change."""
+        return self._settled.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until nothing more will change, or the time is over."""
+        self._settled.wait(timeout_s)
+
+    def stop(self) -> None:
+        """End the copying; what was adopted stays."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._settled.set()
+
+    def adopt(self, weights: SmolLM3Weights) -> SmolLM3Weights | None:
+        """`weights` with every layer exchanged that is ready, or None if there is none. Call between two steps."""
+        if not self._ready:
+            return None
+        layers = list(weights.layers)
+        while self._ready:
+            index, copy = self._ready.popleft()
+            if isinstance(copy, QTensor):
+                old: list[QTensor] = [weights.embed_tokens]
+                tied = weights.lm_head is weights.embed_tokens
+                weights = replace(weights, embed_tokens=copy, lm_head=copy if tied else weights.lm_head)
+            else:
+                old = _matrices(layers[index])
+                layers[index] = copy
+            for tensor in old:
+                self._file.release(tensor)
+            self._adopted += 1
+        self._taken.set()
+        if self._adopted == self._total:
+            self._settled.set()
+        return replace(weights, layers=tuple(layers))
+
+    def _copy_all(self, weights: SmolLM3Weights, size: int, count: int) -> None:
+        try:
+            arena = HugePageArena(size, count)
+            for index, layer in enumerate(weights.layers):
+                while not (self._at_once or self._idle_s() >= IDLE_SECONDS) and not self._stopping.wait(0.1):
+                    pass
+                if self._stopping.is_set():
+                    return
+                self._offer(index, _copied(layer, arena))
+            self._offer(_HEAD, arena.copy(weights.embed_tokens))
+        except (QTensorError, MemoryError) as error:
+            _log.warning("weights stay in the mapped file: %s", error)
+            self._settled.set()
+
+    def _offer(self, index: int, copy: LayerWeights | QTensor) -> None:
+        """Hand one copy over and wait until it is adopted: two copies at once would be memory nobody planned for."""
+        self._ready.append((index, copy))
+        self._take()
+        while self._ready and not self._stopping.is_set():
+            self._taken.wait(0.05)
+            self._taken.clear()
+            self._take()
+
+
+def _copied(layer: LayerWeights, arena: HugePageArena) -> LayerWeights:
+    """The layer with its matrices in `arena`; the norms, a few kilobytes, stay where they are."""
+    return replace(
+        layer,
+        q_proj=arena.copy(layer.q_proj),
+        k_proj=arena.copy(layer.k_proj),
+        v_proj=arena.copy(layer.v_proj),
+        o_proj=arena.copy(layer.o_proj),
+        gate_proj=arena.copy(layer.gate_proj),
+        up_proj=arena.copy(layer.up_proj),
+        down_proj=arena.copy(layer.down_proj),
+    )
+
+
+def _matrices(layer: LayerWeights) -> list[QTensor]:
+    values = (getattr(layer, field.name) for field in fields(layer))
+    return [value for value in values if isinstance(value, QTensor)]
+
+
+def _pays(size_bytes: int) -> bool:
+    enough = available_memory().available_bytes >= size_bytes + SPARE_BYTES
+    return size_bytes >= WORTHWHILE_BYTES and huge_pages.available() and enough

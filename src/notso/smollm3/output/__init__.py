@@ -1,0 +1,1 @@
+"""Language out: from token ids to events."""

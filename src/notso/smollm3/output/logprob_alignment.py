@@ -1,0 +1,42 @@
+"""Which tokens a growing text came from."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from notso.smollm3.output.lookahead import Stretch
+from notso.smollm3.values.events import TokenLogprob
+
+Share = tuple[int, TokenLogprob | None]
+"""So many characters of a text, and the entry of the token that they came from, once."""
+
+
+class TokenTrail:
+    """The tokens of a text in order; a stretch of the text that is shown takes the entries of its tokens along.
+
+    An entry goes with the first shown character of its token. A token that completes no character belongs to the
+    character it has a part in. Entries of tokens of which nothing is shown go with nothing.
+    """
+
+    def __init__(self) -> None:
+        self._end = 0
+        self._tokens: deque[tuple[int, int, TokenLogprob | None]] = deque()  # where it begins, characters, entry
+
+    def add(self, length: int, entry: TokenLogprob | None) -> None:
+        """The text has grown by `length` characters of one token."""
+        self._tokens.append((self._end, length, entry))
+        self._end += length
+
+    def take(self, stretch: Stretch) -> list[Share]:
+        """What a stretch came from. Stretches are taken in order; what lies between them is forgotten."""
+        shares: list[Share] = []
+        end = stretch.start + len(stretch)
+        while self._tokens and self._tokens[0][0] < end:
+            at, length, entry = self._tokens.popleft()
+            shared = max(0, min(at + length, end) - max(at, stretch.start))
+            if shared or (not length and at >= stretch.start):
+                shares.append((shared, entry))
+                entry = None
+            if at + length > end:
+                self._tokens.appendleft((end, at + length - end, entry))
+        return shares

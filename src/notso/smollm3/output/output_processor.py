@@ -1,0 +1,143 @@
+"""From tokens to events: one answer being written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from notso.smollm3.output.logprob_alignment import TokenTrail
+from notso.smollm3.output.lookahead import Stretch
+from notso.smollm3.output.reasoning_parser import Piece, ThinkingParser, opens_thinking
+from notso.smollm3.output.stop_strings import StopStrings
+from notso.smollm3.output.tool_parser import ToolCallParser
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.events import Event, EventKind, FinishReason, TokenLogprob
+from notso.smollm3.values.messages import ToolCall
+
+
+class Answer:
+    """Turns an answer's tokens into reasoning, text and tool-call events, and knows when it is over.
+
+    token bytes -> whole characters -> reasoning or answer -> (answer only) stop strings -> tool calls.
+    Each stage holds back what it cannot decide yet. Where tokens come with log probabilities, each of them goes out
+    with the first character of its token that is shown; what shows nothing (tags, a tool call, a stop string) takes its
+    own along.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: Sequence[str],
+        find_tool_calls: bool,
+        goes_on: bool = False,
+        is_plain: bool = False,
+        *,
+        one_call: bool = False,
+        is_guided: bool = False,
+    ) -> None:
+        """goes_on: the prompt ends with the beginning of this very answer. is_plain: it is text and nothing else, and
+        tags are part of it. one_call: it ends with its first tool call. is_guided: `begin` says where it begins."""
+        self._tokenizer = tokenizer
+        self._characters = tokenizer.stream()
+        tags = (None, None) if is_plain else (tokenizer.think_open_id, tokenizer.think_close_id)
+        self._thinking = ThinkingParser(
+            *tags, opens_thinking(prompt, *tags), goes_on or is_plain, answer_apart=is_guided
+        )
+        self._stops = StopStrings(stop)
+        self._calls = ToolCallParser() if find_tool_calls else None
+        self._called = False
+        self._one_call = one_call
+        self._decoded, self._text_trail = TokenTrail(), TokenTrail()
+        self.finish_reason: FinishReason | None = None
+        self.tokens = 0
+        self.reasoning_tokens = 0
+
+    def push(self, token: int, logprob: TokenLogprob | None = None) -> Iterator[Event]:
+        """Events that this token makes certain. Sets `finish_reason` when it ends the answer."""
+        self.tokens += 1
+        if token in self._tokenizer.end_ids:
+            self.finish_reason = "stop"
+            return
+        was_reasoning = self._thinking.in_reasoning
+        text = self._characters.push(token)
+        shows = logprob is not None and self._tokenizer.token_bytes(token, skip_control=True)
+        self._decoded.add(len(text), logprob if shows else None)
+        pieces = self._thinking.feed(token, text)
+        self.reasoning_tokens += was_reasoning or self._thinking.in_reasoning
+        yield from self._pieces(pieces)
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether what comes next belongs to the reasoning."""
+        return self._thinking.in_reasoning
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended it."""
+        return self._stops.matched
+
+    def begin(self, calls: bool) -> None:
+        """The next token is the first of the answer, and whatever follows is shown; tool calls only if it has any."""
+        self._thinking.begin_answer()
+        if not calls:
+            self._calls = None
+
+    def end(self) -> None:
+        """It is complete."""
+        self.finish_reason = self.finish_reason or "stop"
+
+    def finish(self, reason: FinishReason) -> Iterator[Event]:
+        """Everything held back, when the answer ends (for `reason`, unless it has ended by itself)."""
+        over = self._is_cut
+        self.finish_reason = self.finish_reason or reason
+        if not over:
+            leftover = self._characters.finish()
+            self._decoded.add(len(leftover), None)
+            pieces = self._thinking.feed(-1, leftover) if leftover else []
+            yield from self._pieces([*pieces, *self._thinking.finish()])
+        if not self._is_cut:
+            yield from self._text(self._stops.finish())
+        if self._calls is not None and not (self._called and self._one_call):
+            yield from self._answer_pieces(self._calls.finish())
+        if self._called and self.finish_reason == "stop":
+            self.finish_reason = "tool_calls"
+
+    _is_cut = False  # by a stop string, or behind the only call: nothing after that shows
+
+    def _pieces(self, pieces: Sequence[Piece]) -> Iterator[Event]:
+        for kind, text in pieces:
+            shares = self._decoded.take(text)
+            if kind == "reasoning":
+                yield self._event("reasoning", text, [entry for _, entry in shares])
+                continue
+            for length, entry in shares:
+                self._text_trail.add(length, entry)
+            shown, matched = self._stops.push(text)
+            yield from self._text(shown)
+            if matched:
+                self._is_cut = True
+                self.finish_reason = "stop"
+            if self._is_cut:
+                return
+
+    def _text(self, text: Stretch) -> Iterator[Event]:
+        if self._calls is not None:
+            yield from self._answer_pieces(self._calls.push(text))
+        elif text:
+            yield from self._answer_pieces([text])
+
+    def _answer_pieces(self, pieces: Sequence[Stretch | ToolCall]) -> Iterator[Event]:
+        for piece in pieces:
+            if isinstance(piece, ToolCall):
+                self._called = True
+                yield Event("tool_call", tool_call=piece)
+                if self._one_call:
+                    self._is_cut = True
+                    self.finish_reason = "stop"
+                    return
+            elif piece:
+                yield self._event("text", piece, [entry for _, entry in self._text_trail.take(piece)])
+
+    def _event(self, kind: EventKind, text: str, entries: Sequence[TokenLogprob | None]) -> Event:
+        logprobs = tuple(entry for entry in entries if entry is not None)
+        return Event(kind, str(text), tokens=self.tokens, logprobs=logprobs)

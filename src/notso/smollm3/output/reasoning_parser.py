@@ -1,0 +1,175 @@
+"""Tells the model's reasoning from its answer while tokens arrive.
+
+SmolLM3 thinks between `<think>` and `</think>`, each a token of its own. A model may also spell a tag out in ordinary
+tokens, leave one out, or be cut off within one. No tag, nor part of one, ever shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Literal
+
+from notso.smollm3.output.lookahead import HeldText, Stretch, pending_length
+
+OPEN = "<think>"
+CLOSE = "</think>"
+
+Piece = tuple[Literal["reasoning", "text"], Stretch]
+
+
+class _State(Enum):
+    BEFORE = auto()  # nothing but whitespace so far, or since the last closing tag
+    REASONING = auto()
+    ANSWER = auto()
+
+
+class ThinkingParser:
+    """Fed with (token id, text it completed); yields ("reasoning" | "text", text) pieces, never empty.
+
+    Tags are known by id anywhere. Spelt out, an opening tag counts only where an answer begins, a closing one there and
+    in reasoning; further on in an answer such words are the answer's. A closing tag without an opening one is dropped.
+    Newlines at either end of reasoning and at the beginning of an answer are dropped. Reasoning that never ends stays
+    reasoning.
+
+    starts_inside: the prompt already opened the reasoning (`opens_thinking`). goes_on: the prompt holds the beginning
+    of this reasoning or answer, so nothing of what follows is dropped. answer_apart: an answer begins with a token of
+    its own (`begin_answer`), so what follows a spelt closing tag within one token is dropped. Ids are None where the
+    file has no tags.
+    """
+
+    def __init__(
+        self,
+        open_id: int | None,
+        close_id: int | None,
+        starts_inside: bool = False,
+        goes_on: bool = False,
+        answer_apart: bool = False,
+    ) -> None:
+        self._open_id = open_id
+        self._close_id = close_id
+        self._answer_apart = answer_apart
+        self._held = HeldText()
+        before = _State.ANSWER if goes_on else _State.BEFORE
+        self._state = _State.REASONING if starts_inside else before
+        self._fresh = not goes_on  # no reasoning shown since it was opened
+
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the last token fed was reasoning (or opened it); for counting."""
+        return self._state is _State.REASONING
+
+    def feed(self, token: int, text: str) -> list[Piece]:
+        """Pieces that are certain after this token. `text` may be empty, and ends with the tag's spelling for a tag."""
+        if token == self._open_id:
+            pieces = self._before_tag(text, OPEN)
+            self._open()
+        elif token == self._close_id:
+            pieces = self._before_tag(text, CLOSE)
+            if self._state is _State.REASONING:
+                self._state = _State.BEFORE
+        else:
+            pieces = self._scan(text)
+        return pieces
+
+    def begin_answer(self) -> None:
+        """What follows is the answer, and all of it, whatever it looks like."""
+        self._held.drop(len(self._held.text))
+        self._state = _State.ANSWER
+
+    def finish(self) -> list[Piece]:
+        """What is left when the answer ends; a tag that was cut off is dropped."""
+        return self._flush(len(self._held.text), cut_off=True)
+
+    def _before_tag(self, text: str, tag: str) -> list[Piece]:
+        """Pieces that a tag makes certain, which is a token of its own and spelt at the end of `text`."""
+        before = text.removesuffix(tag)
+        pieces = self._scan(before)
+        pieces += self._flush(len(self._held.text), cut_off=False)
+        self._held.add(text[len(before) :])
+        self._held.drop(len(self._held.text))
+        return pieces
+
+    def _open(self) -> None:
+        self._state = _State.REASONING
+        self._fresh = True
+
+    def _scan(self, text: str) -> list[Piece]:
+        self._held.add(text)
+        pieces: list[Piece] = []
+        while self._held.text:
+            if self._state is _State.BEFORE:
+                goes_on = self._scan_before()
+            elif self._state is _State.REASONING:
+                goes_on = self._scan_reasoning(pieces)
+            else:
+                goes_on = False
+                pieces.append(("text", self._held.give(len(self._held.text))))
+            if not goes_on:
+                break
+        return pieces
+
+    def _scan_before(self) -> bool:
+        """Decide what begins here; false while that is open."""
+        begins = self._held.text.lstrip()
+        spaces = len(self._held.text) - len(begins)
+        if begins.startswith(OPEN):
+            self._held.drop(spaces + len(OPEN))
+            self._open()
+        elif begins.startswith(CLOSE):
+            self._held.drop(spaces + len(CLOSE))
+        elif pending_length(begins, (OPEN, CLOSE)) == len(begins):
+            return False
+        else:
+            self._held.drop_newlines()
+            self._state = _State.ANSWER
+        return True
+
+    def _scan_reasoning(self, pieces: list[Piece]) -> bool:
+        """Give away reasoning up to its end; false if that is not here yet."""
+        if self._fresh:
+            self._held.drop_newlines()
+            begins = self._held.text.lstrip()
+            if begins.startswith(OPEN):
+                self._held.drop(len(self._held.text) - len(begins) + len(OPEN))
+                return True
+            if pending_length(begins, (OPEN, CLOSE)) == len(begins):
+                return False
+        before, tag, rest = self._held.text.partition(CLOSE)
+        if tag:
+            pieces += self._flush(len(before), cut_off=False)
+            self._held.drop(len(CLOSE) + (len(rest) if self._answer_apart else 0))
+            self._state = _State.BEFORE
+            return True
+        shown = before[: len(before) - pending_length(before, (CLOSE,))].rstrip("\n")
+        if shown:
+            pieces.append(("reasoning", self._held.give(len(shown))))
+            self._fresh = False
+        return False
+
+    def _flush(self, length: int, cut_off: bool) -> list[Piece]:
+        """What was held back, `length` characters of it, before a tag or at the end."""
+        end = self._held.start + length
+        text = self._held.text[:length]
+        # A lone "<" may well be meant; more of a tag at the very end is a tag that was cut off.
+        tag = pending_length(text, (OPEN, CLOSE))
+        if cut_off and tag > 1:
+            text = text[:-tag]
+        if self._state is _State.REASONING:
+            text = text.rstrip("\n")
+            pieces = self._shown("reasoning", text) if not (self._fresh and text.isspace()) else []
+        else:
+            shown = text.lstrip("\n")
+            self._held.drop(len(text) - len(shown))
+            pieces = self._shown("text", shown) if not shown.isspace() else []
+        self._held.drop(end - self._held.start)
+        return pieces
+
+    def _shown(self, kind: Literal["reasoning", "text"], text: str) -> list[Piece]:
+        return [(kind, self._held.give(len(text)))] if text else []
+
+
+def opens_thinking(prompt: Sequence[int], open_id: int | None, close_id: int | None) -> bool:
+    """Whether a prompt's last thinking tag is an opening one, so that the answer starts inside the reasoning."""
+    tags = (token for token in reversed(prompt) if token in (open_id, close_id))
+    return next(tags, close_id) == open_id and open_id is not None

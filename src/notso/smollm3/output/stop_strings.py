@@ -1,0 +1,38 @@
+"""Stop strings: where an answer ends because of its text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from notso.smollm3.output.lookahead import HeldText, Stretch, pending_length
+
+
+class StopStrings:
+    """Fed with an answer's text in pieces of any size; lets through what is certainly before the first stop string.
+
+    The first is the one that is complete first, and of those complete at the same character the longest; so it makes
+    no difference how the text was cut. Nothing of it, nor anything after it, comes out.
+    """
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = HeldText()
+        self.matched: str | None = None  # the one that was found
+
+    def push(self, text: str) -> tuple[Stretch, bool]:
+        """The text to show now, and whether the answer ends here."""
+        if self.matched is not None:
+            return self._held.give(0), True
+        self._held.add(text)
+        held = self._held.text
+        found = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if found:
+            end, start = min(found)
+            shown, self.matched = self._held.give(start), held[start:end]
+            self._held.drop(len(self._held.text))
+            return shown, True
+        return self._held.give(len(held) - pending_length(held, self._stops)), False
+
+    def finish(self) -> Stretch:
+        """The text held back when the answer ends otherwise: it was no stop string after all."""
+        return self._held.give(len(self._held.text))

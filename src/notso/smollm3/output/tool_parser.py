@@ -1,0 +1,143 @@
+"""Finds the tool calls in an answer while it is being written.
+
+SmolLM3 writes a call as `<tool_call>` JSON `</tool_call>`, with or without newlines inside, any number of them, among
+ordinary text. What turns out not to be a call is given back as the text it was.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Any
+
+from notso.smollm3.output.lookahead import HeldText, Stretch, pending_length
+from notso.smollm3.strict_json import DECODER
+from notso.smollm3.values.messages import ToolCall
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+
+_JSON_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_JSON_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+class ToolCallParser:
+    """Fed with an answer's text (thinking taken out) in pieces of any size; yields text and whole ToolCalls in order.
+
+    How the text was cut makes no difference to what comes out. Newlines around a call are dropped with its tags.
+    """
+
+    def __init__(self) -> None:
+        self._held = HeldText()
+        self._in_call = False
+        self._body = 0  # where in the held text it begins: behind the tag and newlines that are due if there is no call
+        self._after_call = False
+
+    def push(self, text: str) -> list[Stretch | ToolCall]:
+        """The text and the calls that are certain now."""
+        self._held.add(text)
+        pieces: list[Stretch | ToolCall] = []
+        while (piece := self._next_in_call() if self._in_call else self._next_in_text()) is not None:
+            _append(pieces, piece)
+        return pieces
+
+    def finish(self) -> list[Stretch | ToolCall]:
+        """What is left when the answer ends. A call that lacks nothing but its closing tag is a call."""
+        pieces: list[Stretch | ToolCall] = []
+        call = parse_call(self._held.text[self._body :]) if self._in_call else None
+        given = self._held.give(len(self._held.text))
+        _append(pieces, call or given)
+        self._in_call = False
+        return pieces
+
+    def _next_in_text(self) -> Stretch | None:
+        """Text that is certain, up to the next tag at most; None if there is no more for now."""
+        if self._after_call:
+            self._held.drop_newlines()
+            self._after_call = not self._held.text
+        held = self._held.text
+        before, tag, _ = held.partition(OPEN)
+        if tag:
+            text = before.rstrip("\n")
+            self._body, self._in_call = len(before) - len(text) + len(OPEN), True
+            return self._held.give(len(text))
+        certain = held[: len(held) - pending_length(held, [OPEN])].rstrip("\n")
+        return self._held.give(len(certain)) if certain else None
+
+    def _next_in_call(self) -> Stretch | ToolCall | None:
+        """The call that begins the held text, or its text if it is none; None while that is open."""
+        body = self._held.text[self._body :]
+        begins = body.lstrip()
+        if begins and begins[0] != "{":
+            self._in_call = False
+            return self._held.give(self._body)
+        end = _end_of_call(body)
+        if end is None:
+            return None
+        call = parse_call(body[:end])
+        given = self._held.give(self._body + end + len(CLOSE))
+        self._in_call, self._after_call = False, call is not None
+        return call or given
+
+
+def parse_call(body: str) -> ToolCall | None:
+    """The call written between two tags, with a fresh id, or None if it is not one.
+
+    A call is a JSON object with `name`, a text that is not empty, and `arguments`, an object (empty if left out). The
+    arguments keep the very text they were written in.
+    """
+    try:
+        members = _members(body.strip())
+    except (ValueError, RecursionError):
+        return None
+    name, _ = members.get("name", (None, ""))
+    arguments, written = members.get("arguments", ({}, "{}"))
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict) or not _is_unicode(name):
+        return None
+    return ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=written)
+
+
+def _end_of_call(text: str) -> int | None:
+    """Where the first closing tag stands that is not part of a JSON string, or None."""
+    end = text.find(CLOSE)
+    while end >= 0:
+        outside_strings = _JSON_STRING.sub("", text[:end])
+        _, quote, unfinished = outside_strings.partition('"')
+        if not quote or "\n" in unfinished:  # a string never runs over the end of a line
+            return end
+        end = text.find(CLOSE, end + 1)
+    return None
+
+
+def _members(text: str) -> dict[str, tuple[Any, str]]:
+    """The members of a JSON object: value and the text it was written in. Raises ValueError if it is not one."""
+    if not isinstance(DECODER.decode(text), dict):
+        raise ValueError("not an object")
+    members = {}
+    position = _after_space(text, 1)
+    while text[position] != "}":
+        key, position = DECODER.raw_decode(text, position)
+        start = _after_space(text, _after_space(text, position) + 1)
+        value, position = DECODER.raw_decode(text, start)
+        members[key] = (value, text[start:position])
+        position = _after_space(text, position)
+        if text[position] == ",":
+            position = _after_space(text, position + 1)
+    return members
+
+
+def _after_space(text: str, position: int) -> int:
+    found = _JSON_SPACE.match(text, position)
+    return found.end() if found else position
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _append(pieces: list[Stretch | ToolCall], piece: Stretch | ToolCall) -> None:
+    last = pieces[-1] if pieces else None
+    if isinstance(piece, Stretch) and isinstance(last, Stretch):
+        pieces[-1] = Stretch(last + piece, last.start)
+    elif piece != "":
+        pieces.append(piece)

@@ -1,0 +1,1 @@
+"""Language chosen: from logits to the next token."""

@@ -1,0 +1,201 @@
+"""Answers held to a grammar: which tokens may come next. The one place that knows the library `llguidance`."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.json_schema import MAX_CHARACTERS, check_schema, checked_schema
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.request_options import Grammar
+
+if TYPE_CHECKING:
+    import llguidance
+
+Part = dict[str, Any]
+"""A grammar as the library takes it: {"json_schema": ...} or {"lark_grammar": ...}."""
+
+MAX_LEXER_STATES = 20_000  # of one or two kilobytes
+MAX_GRAMMAR_SIZE = 100_000
+MAX_ROW_ITEMS = 200  # ways to read what was written so far; each costs time at every token
+"""A grammar that needs more fails, and nobody else waits for it."""
+
+JSON_STYLE = {
+    "whitespace_flexible": False,  # else a model may write spaces for ever
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "json_allowed_escapes": 'nrbtf\\"',  # none by number: half a surrogate pair would be no text
+}
+"""JSON on one line, with or without a space behind commas and colons."""
+
+
+class Matcher:
+    """How far one answer has come in its grammar."""
+
+    def __init__(
+        self, matcher: llguidance.LLMatcher, permitted: npt.NDArray[np.bool_], ends: npt.NDArray[np.intp], param: str
+    ) -> None:
+        self._param = param
+        self._matcher = matcher
+        self._permitted = permitted
+        self._ends = ends
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can follow."""
+        return bool(self._matcher.is_stopped())
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """For each token id whether it may come next (V,). An ending token may where the grammar may end.
+
+        Raises InvalidRequestError if the grammar has become too large to follow, or allows nothing: it is the asker's.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, count=len(self._permitted), bitorder="little").view(np.bool_)
+        self._require_no_error()
+        allowed &= self._permitted
+        if not self._matcher.is_accepting():
+            allowed[self._ends] = False
+        if not allowed.any():
+            raise InvalidRequestError("the grammar leads to a place where nothing may follow", param=self._param)
+        return allowed
+
+    def take(self, token: int) -> None:
+        """An allowed token came."""
+        self._matcher.consume_token(token)
+        self._require_no_error()
+
+    def takes_all(self, tokens: Sequence[int]) -> bool:
+        """Go on behind tokens that were written before; false if they do not follow the grammar."""
+        return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
+
+    def _require_no_error(self) -> None:
+        if self._matcher.is_error():
+            reason = f"the answer cannot follow its grammar any further: {_sentence(self._matcher.get_error())}"
+            raise InvalidRequestError(reason, param=self._param)
+
+
+class Grammars:
+    """Makes matchers for the vocabulary of one model file. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ends = np.array(sorted(tokenizer.end_ids), np.intp)
+        self._permitted = np.ones(tokenizer.vocab_size, np.bool_)
+        self._permitted[sorted((tokenizer.special_ids | tokenizer.unused_ids) - tokenizer.end_ids)] = False
+        self._lock = threading.Lock()
+        self._vocabulary: llguidance.LLTokenizer | None = None
+
+    def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
+        """Begin at the first of `parts`, which may refer to the others by name. Of control tokens none is allowed but
+        `tags`, and ending ones where it may end.
+
+        Raises InvalidRequestError if the library does not take it; the message says why, and `param` whose fault it is.
+        """
+        import llguidance
+
+        made = llguidance.LLMatcher(
+            self._library_vocabulary(),
+            json.dumps({"grammars": list(parts)}),
+            log_level=0,
+            limits=llguidance.LLParserLimits(
+                max_lexer_states=MAX_LEXER_STATES,
+                max_grammar_size=MAX_GRAMMAR_SIZE,
+                max_items_in_row=MAX_ROW_ITEMS,
+                verbose_errors=False,
+            ),
+        )
+        if made.is_error():
+            raise InvalidRequestError(f"the grammar is refused: {_sentence(made.get_error())}", param=param)
+        permitted = self._permitted.copy()
+        permitted[list(tags)] = True
+        matcher = Matcher(made, permitted, self._ends, param)
+        try:
+            matcher.allowed()
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"the grammar is refused: {error}", param=param) from None
+        return matcher
+
+    def _library_vocabulary(self) -> llguidance.LLTokenizer:
+        """The vocabulary as the library wants it: made once, when first needed (a third of a second for the 3B's)."""
+        import llguidance
+
+        with self._lock:
+            if self._vocabulary is None:
+                ends = sorted(self._tokenizer.end_ids)
+                self._vocabulary = llguidance.LLTokenizer(
+                    llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer)), eos_token=ends
+                )
+            return self._vocabulary
+
+
+class _Vocabulary:
+    """What the library asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.eos_token_id = min(tokenizer.end_ids)
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids | tokenizer.unused_ids)
+        self._encode = tokenizer.encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return self._encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+
+
+def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
+    """A grammar that somebody asked for. Raises InvalidRequestError if it is too long or not of its kind."""
+    if len(grammar.source) > MAX_CHARACTERS:
+        raise InvalidRequestError(f"the grammar is longer than {MAX_CHARACTERS:,} characters", param=param)
+    try:
+        grammar.source.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError("the grammar is not valid Unicode", param=param) from None
+    if grammar.kind == "json_object":
+        return schema_part({"type": "object"})
+    if grammar.kind == "json_schema":
+        return schema_part(checked_schema(grammar.source, param))
+    if grammar.kind == "regex":
+        import llguidance
+
+        return {"lark_grammar": f"start: /{llguidance.regex_to_lark(grammar.source, '')}/"}
+    return {"lark_grammar": grammar.source}
+
+
+def schema_part(schema: Mapping[str, Any]) -> Part:
+    """A schema that has been checked."""
+    return {"json_schema": {**schema, "x-guidance": JSON_STYLE}}
+
+
+def arguments_part(parameters: object, tool: str) -> Part:
+    """What the arguments of a tool must be, by its `parameters`. Raises InvalidRequestError if that cannot be held."""
+    if parameters is None:
+        parameters = {"properties": {}, "additionalProperties": False}
+    try:
+        schema = check_schema(parameters, "tools")
+        if len(_written(schema)) > MAX_CHARACTERS:
+            raise InvalidRequestError(f"they are longer than {MAX_CHARACTERS:,} characters", param="tools")
+        if schema.get("type", "object") != "object":
+            raise InvalidRequestError("arguments are an object", param="tools")
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"the parameters of {tool} cannot be enforced: {error}", param="tools") from None
+    return schema_part({"type": "object", **schema})
+
+
+def _written(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"they are not JSON: {error}", param="tools") from None
+
+
+def _sentence(error: str) -> str:
+    """The first line of what the library says."""
+    return error.strip().split("\n", 1)[0][:200]

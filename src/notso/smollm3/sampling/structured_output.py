@@ -1,0 +1,203 @@
+"""What an answer may go on with: a grammar's tokens behind the thoughts, and never those that are ruled out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.grammar import Grammars, Matcher, Part, answer_part, arguments_part
+from notso.smollm3.sampling.sampler import Floats
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.messages import Tool
+from notso.smollm3.values.request_options import CompleteOptions, ToolName
+
+
+class Guide:
+    """Steers one answer: asked before each token is drawn, told of each that was.
+
+    The model thinks freely, but does not end within a thought. The grammar begins with the first token of the answer;
+    one newline behind a closing tag, as the model writes it, stands before that. may_think: whether the answer may
+    still begin with a thought. ruled_out: tokens that never come. begun: the prompt holds a beginning of the answer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        matcher: Matcher | None,
+        *,
+        may_think: bool = False,
+        ruled_out: Sequence[int] = (),
+        begun: bool = False,
+    ) -> None:
+        self._matcher = matcher
+        self._may_think = may_think
+        self._begun = begun
+        self._behind_close = False
+        self._ruled_out = list(ruled_out)
+        self.call_tag = tokenizer.tool_call_open_id
+        self._ends = sorted(tokenizer.end_ids)
+        self._tags = tokenizer.think_open_id, tokenizer.think_close_id
+        newline = tokenizer.encode("\n")
+        self._newline = newline[0] if len(newline) == 1 else None
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the answer follows a grammar."""
+        return self._matcher is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the grammar has come to its end."""
+        return self._begun and self._matcher is not None and self._matcher.is_over
+
+    def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
+        """Logits (V,) of the next token, minus infinity where it must not come; a copy. Raises InvalidRequestError if
+        the grammar cannot be followed."""
+        restricted = logits.copy()
+        restricted[self._ruled_out] = -np.inf
+        if self._matcher is None:
+            return restricted
+        if in_reasoning:
+            self._may_think = False
+            restricted[self._ends] = -np.inf
+            return restricted
+        allowed = self._matcher.allowed()
+        open_id, _ = self._tags
+        if self._may_think and open_id is not None:
+            allowed[open_id] = True
+        if self._behind_close and self._newline is not None:
+            allowed[self._newline] = True
+        np.copyto(restricted[: len(allowed)], -np.inf, where=~allowed)
+        restricted[len(allowed) :] = -np.inf
+        return restricted
+
+    def take(self, token: int, in_reasoning: bool) -> bool:
+        """A token was drawn, within the reasoning or not; whether it is the first of the answer."""
+        open_id, close_id = self._tags
+        behind_close, self._behind_close = self._behind_close, in_reasoning and token == close_id
+        if self._matcher is None or in_reasoning:
+            return False
+        if not self._begun:
+            if self._may_think and token == open_id:
+                self._may_think = False
+                return False
+            if behind_close and token == self._newline:
+                return False
+        first, self._begun, self._may_think = not self._begun, True, False
+        if token not in self._ends:
+            self._matcher.take(token)
+        return first
+
+
+def guide_for(
+    options: CompleteOptions, tokenizer: Tokenizer, grammars: Grammars, *, may_think: bool, begun: str
+) -> Guide | None:
+    """What keeps an answer to what was asked for; None if nothing does.
+
+    may_think: whether by the prompt a thought may come next; begun: the text of the answer that the prompt ends with.
+
+    "none" rules the calling tag out and leaves the tools in the prompt: without them all of it would be read again.
+
+    Raises InvalidRequestError.
+    """
+    is_barred = options.tool_choice == "none" and bool(options.tools)
+    ruled_out = _tags(tokenizer)[:1] if is_barred else []
+    matcher = _matcher(options, tokenizer, grammars)
+    if matcher is None:
+        return Guide(tokenizer, None, ruled_out=ruled_out) if ruled_out else None
+    if begun:
+        if not matcher.takes_all(tokenizer.encode(begun)):
+            raise InvalidRequestError("what the answer has so far does not follow the grammar", param="continue_last")
+        if matcher.is_over:
+            raise InvalidRequestError("the answer is complete by its grammar", param="continue_last")
+    may_think = options.thinking and may_think
+    return Guide(tokenizer, matcher, may_think=may_think, ruled_out=ruled_out, begun=bool(begun))
+
+
+def _matcher(options: CompleteOptions, tokenizer: Tokenizer, grammars: Grammars) -> Matcher | None:
+    choice = options.tool_choice
+    if choice == "required" or isinstance(choice, ToolName):
+        if options.grammar is not None:
+            raise InvalidRequestError("an answer that must be a tool call cannot follow a grammar too", param="grammar")
+        tools = _chosen(options.tools or (), choice)
+        if tokenizer.tool_call_open_id is None:
+            raise InvalidRequestError(
+                "this model has no token that begins a call: none can be required", param="tool_choice"
+            )
+        one = isinstance(choice, ToolName) or not options.parallel_tool_calls
+        start = "start: call" if one else "start: calls"
+        parts = [_calls_part(start, tools, tokenizer), *_arguments_parts(tools)]
+        return grammars.matcher(parts, "tools", _tags(tokenizer))
+    if options.grammar is None:
+        return None
+    answer = answer_part(options.grammar)
+    if not options.tools or choice == "none" or tokenizer.tool_call_open_id is None:
+        return grammars.matcher([answer], "grammar")
+    start = f"start: @answer | {'calls' if options.parallel_tool_calls else 'call'}"
+    grammars.matcher([answer], "grammar")  # its own faults are told apart from the tools'
+    parts = [
+        _calls_part(start, options.tools, tokenizer),
+        {"name": "answer", **answer},
+        *_arguments_parts(options.tools),
+    ]
+    return grammars.matcher(parts, "tools", _tags(tokenizer))
+
+
+def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
+    """The tools of which one must be called."""
+    if not tools:
+        raise InvalidRequestError("a tool can only be required where there are tools", param="tool_choice")
+    if not isinstance(choice, ToolName):
+        return tools
+    chosen = [tool for tool in tools if _function(tool).get("name") == choice.name]
+    if not chosen:
+        raise InvalidRequestError(f"there is no tool named {choice.name!r}", param="tool_choice")
+    return chosen[:1]
+
+
+def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part:
+    """Calls as the model writes them, in Lark's notation; what stands in each is in parts of its own."""
+    opening, closing = (
+        json.dumps(text) if token is None else f"<[{token}]>"
+        for text, token in (
+            ("<tool_call>", tokenizer.tool_call_open_id),
+            ("</tool_call>", tokenizer.tool_call_close_id),
+        )
+    )
+    lines = [start, 'calls: call ("\\n"? call)*', f'call: {opening} "\\n" body "\\n" {closing}']
+    bodies = []
+    for number, tool in enumerate(tools):
+        name = json.dumps(_name(tool), ensure_ascii=False)
+        bodies.append(f"body_{number}")
+        begins = json.dumps(f'{{"name": {name}, "arguments": ', ensure_ascii=False)
+        lines.append(f'body_{number}: {begins} @arguments_{number} "}}"')
+    lines.append(f"body: {' | '.join(bodies)}")
+    return {"lark_grammar": "\n".join(lines)}
+
+
+def _arguments_parts(tools: Sequence[Tool]) -> list[Part]:
+    return [
+        {"name": f"arguments_{number}", **arguments_part(_function(tool).get("parameters"), _name(tool))}
+        for number, tool in enumerate(tools)
+    ]
+
+
+def _function(tool: Tool) -> Mapping[str, Any]:
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    return function if isinstance(function, Mapping) else {}
+
+
+def _name(tool: Tool) -> str:
+    name = _function(tool).get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequestError("a tool needs a name to be called by", param="tools")
+    return name
+
+
+def _tags(tokenizer: Tokenizer) -> list[int]:
+    tags = tokenizer.tool_call_open_id, tokenizer.tool_call_close_id
+    return [tag for tag in tags if tag is not None]

@@ -1,0 +1,21 @@
+"""JSON as the standard has it: no NaN, no Infinity."""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+
+def is_json_object(text: object) -> bool:
+    """Whether `text` is strictly a JSON object: no NaN, no Infinity, no nesting deeper than Python can follow."""
+    try:
+        return isinstance(text, str) and isinstance(DECODER.decode(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -1,0 +1,1 @@
+"""Language in: from messages and text to token ids."""

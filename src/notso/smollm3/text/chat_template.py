@@ -1,0 +1,292 @@
+"""A conversation becomes a prompt: the file's own template decides the text, we decide what in it may be special.
+
+Whatever people, tools or clients wrote is content, and content never yields a control token. To know content from
+scaffold after a template has mixed them, every `<` of the content is rendered as a stand-in that occurs nowhere else;
+every special token begins with `<`, so those found in the rendered text were written by the template (or by us, for
+past tool calls). Then the stand-ins are put back, and each stretch between two special tokens is encoded as one piece.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from itertools import chain
+from typing import Any
+
+from notso.smollm3.errors import EngineError, InvalidRequestError, ModelFileError, TemplateError, quoted
+from notso.smollm3.strict_json import is_json_object
+from notso.smollm3.text import template_sandbox
+from notso.smollm3.text.special_tokens import Run, SpecialTexts
+from notso.smollm3.text.template_sandbox import SandboxFailure
+from notso.smollm3.text.tokenizer import Tokenizer, check_unicode
+from notso.smollm3.values.messages import ROLES, Message, Tool, ToolCall, thinking_set_by
+
+MAX_TEMPLATE_CHARACTERS = 65_536
+MAX_ERROR_CHARACTERS = 200
+
+# Templates that have been read: they run in this process. SHA-256 of the template's UTF-8 text.
+KNOWN_TEMPLATES = {
+    "3e0e275a527f249670056e0078e474eadbdd007c134b4fdfae5a7b3089702814": "HuggingFaceTB/SmolLM3-3B",
+    "b9b66f04c64fbb8695cf5b35c37780efd0b8e0829fbfe3e30fafb9f469b7d30e": "ggml-org/SmolLM3-3B-GGUF",
+    "7fb78f6bbda2e1ec0ed5481201674d70e591684186b93c1c430f19bc177add56": "the demo model, training/chat_template.jinja",
+}
+
+# What SmolLM3's templates look for in a system message.
+_FLAGS = re.compile("(/no_think|/think|/system_override)")
+
+# Printable characters without upper and lower case, which no template alters: angle marks first, for readable dumps,
+# then ideographs and syllables, of which only a message of hundreds of kilobytes can use up all.
+_STAND_INS = ((0x2039, 0x27E8, 0x276E, 0x3008), range(0x4E00, 0x9FFF), range(0xAC00, 0xD7A4), range(0x20000, 0x2A6D0))
+
+_log = logging.getLogger(__name__)
+
+
+class ChatTemplate:
+    """One model file's chat template.
+
+    `source` is `tokenizer.chat_template`; `specials` the texts of the vocabulary's special tokens
+    (`Tokenizer.specials`); `known` the SHA-256 sums of templates that may run in this process, while any other runs in
+    a child process with limits. Two probe conversations are rendered at once.
+
+    Raises TemplateError if the template is too long, does not compile or does not print what the probes ask, and
+    ModelFileError if a special token does not begin with `<`.
+    """
+
+    def __init__(
+        self, source: str, specials: Iterable[str] = (), *, known: Collection[str] = KNOWN_TEMPLATES.keys()
+    ) -> None:
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise TemplateError(f"the chat template is longer than {MAX_TEMPLATE_CHARACTERS} characters")
+        self.source = source
+        try:
+            self.sha256 = hashlib.sha256(source.encode()).hexdigest()
+        except UnicodeEncodeError:
+            raise TemplateError("the chat template is not valid Unicode") from None
+        self.is_known = self.sha256 in known
+        self._specials = SpecialTexts(specials)
+        for text in self._specials:
+            if not text.startswith("<"):
+                raise ModelFileError(
+                    f"special token {quoted(text)} does not begin with '<', so content cannot be told apart"
+                )
+        try:
+            self._template = template_sandbox.compile_template(source) if self.is_known else None
+        except SandboxFailure as failure:
+            raise _template_error(failure) from failure
+        if not self.is_known:
+            _log.warning("the model's chat template is not a known one (sha256 %s): it runs apart", self.sha256)
+        self._probe()
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
+        """The template of a file; None where it has none. Raises what the constructor raises."""
+        source = metadata.get("tokenizer.chat_template")
+        if source is None:
+            return None
+        if not isinstance(source, str):
+            raise ModelFileError("tokenizer.chat_template must be a string")
+        return cls(source, tokenizer.specials, known=KNOWN_TEMPLATES.keys())
+
+    def _probe(self) -> None:
+        """Render what every template must be able to render: the last question has to be in what it prints."""
+        question = f"probe {secrets.token_hex(8)}"  # no template can have this in itself
+        first = [Message("user", question)]
+        later = [Message("user", "What is this?"), Message("assistant", "A test."), *first]
+        batch = [
+            _Conversation(messages, None, thinking, True).variables(str)
+            for messages in (first, later)
+            for thinking in (True, False)
+        ]
+        for printed in self._render(batch, _today()):
+            if not printed.strip():
+                raise TemplateError("the model's chat template prints nothing")
+            if question not in printed:
+                raise TemplateError("the model's chat template leaves out what is asked")
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: date | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt's text, byte for byte what the template prints for these messages.
+
+        Past assistant turns keep their content and tool calls, the latter as `<tool_call>` JSON; their reasoning is
+        left out unless the message says to keep it and the model is to think. Tools reach the template as `xml_tools`,
+        each a JSON text. `date` is what the template takes for today's (None: today); keep it for a conversation, or
+        its cached prefix is lost at midnight.
+
+        Raises InvalidRequestError, whose `param` is "messages" or "tools", and TemplateError if the template refuses.
+        """
+        runs = self.runs(
+            messages, thinking=thinking, tools=tools, date=date, add_generation_prompt=add_generation_prompt
+        )
+        return "".join(run.text for run in runs)
+
+    def runs(
+        self,
+        messages: Sequence[Message],
+        *,
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: date | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[Run]:
+        """The prompt cut at the special tokens of its scaffold, which alone are marked special. As `render`."""
+        conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
+        return self._runs(conversation, date, check=False)[0]
+
+    def encode(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        *,
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: date | None = None,
+        add_generation_prompt: bool = True,
+        most_tokens: int | None = None,
+    ) -> list[int]:
+        """The prompt's token ids. As `render`; and checks that no special token came out of content.
+
+        Raises ContextLengthError for one that is certainly longer than `most_tokens`, and EngineError if that check
+        fails, which is a bug in this program or a template that hides one.
+        """
+        conversation = _Conversation(messages, tools, thinking, add_generation_prompt)
+        runs, skeleton = self._runs(conversation, date)
+        if most_tokens is not None:
+            tokenizer.check_length((run.text for run in runs if not run.special), most_tokens)
+        ids = tokenizer.encode_runs(runs)
+        expected = tokenizer.encode_runs([run for run in self._specials.split(next(skeleton)) if run.special])
+        if [token for token in ids if token in tokenizer.special_ids] != expected:
+            raise EngineError("the prompt's special tokens are not those of its scaffold; nothing was generated")
+        return ids
+
+    def _runs(
+        self, conversation: _Conversation, day: date | None, check: bool = True
+    ) -> tuple[list[Run], Iterator[str]]:
+        """The conversation's runs, and with `check` what gives the text of its skeleton once: content made of x, no
+        stand-ins used."""
+        if conversation.tools and "xml_tools" not in self.source:
+            raise InvalidRequestError("this model's chat template cannot show tools", param="tools")
+        stand_in = conversation.unused_character(self.source)
+        contents: list[Callable[[str], str]] = [lambda text: text.replace("<", stand_in), _skeleton]
+        texts = self._render(map(conversation.variables, contents if check else contents[:1]), day or _today())
+        runs = self._specials.split(next(texts))
+        return [run if run.special else Run(run.text.replace(stand_in, "<"), False) for run in runs], texts
+
+    def _render(self, batch: Iterable[dict[str, Any]], day: date) -> Iterator[str]:
+        """One after the other as they are asked for; all at once in a process of its own."""
+        try:
+            if self._template is None:
+                yield from template_sandbox.render_apart(self.source, list(batch), day)
+                return
+            for variables in batch:
+                yield template_sandbox.render_here(self._template, variables, day)
+        except SandboxFailure as failure:
+            raise _template_error(failure) from failure
+
+
+class _Conversation:
+    """Messages and tools, checked, each text cut into (text, is markup of ours) pieces."""
+
+    def __init__(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, thinking: bool, add_generation_prompt: bool
+    ) -> None:
+        if not messages:
+            raise InvalidRequestError(
+                "there is nothing to answer: no message comes before the answer", param="messages"
+            )
+        if not all(isinstance(message, Message) for message in messages):
+            raise InvalidRequestError("every message must be a Message", param="messages")
+        if tools is not None and (isinstance(tools, str) or not isinstance(tools, Sequence)):
+            raise InvalidRequestError("tools must be a list", param="tools")
+        fixed = thinking_set_by(messages[0].content) if messages[0].role == "system" else None
+        thinks = bool(thinking) if fixed is None else fixed
+        self.turns = [(message.role, _pieces(message, thinks)) for message in messages]
+        self.tools = [_tool_json(tool) for tool in tools or ()]
+        self.thinking = bool(thinking)
+        self.add_generation_prompt = bool(add_generation_prompt)
+        if self.tools and self.turns[0][0] == "system" and "/system_override" in messages[0].content:
+            _log.warning("/system_override in the system message keeps the tools out of the prompt")
+
+    def variables(self, content: Callable[[str], str]) -> dict[str, Any]:
+        """What the template gets, each piece of content passed through `content`."""
+        variables: dict[str, Any] = {
+            "messages": [
+                {"role": role, "content": "".join(text if ours else content(text) for text, ours in pieces)}
+                for role, pieces in self.turns
+            ],
+            "enable_thinking": self.thinking,
+            "add_generation_prompt": self.add_generation_prompt,
+        }
+        if self.tools:
+            variables["xml_tools"] = [content(tool) for tool in self.tools]
+        return variables
+
+    def unused_character(self, template: str) -> str:
+        """A character that neither content nor template holds."""
+        used = set(template).union(*self.tools, *(text for _, pieces in self.turns for text, _ in pieces))
+        found = next((c for c in map(chr, chain(*_STAND_INS)) if c not in used), None)
+        if found is None:
+            raise InvalidRequestError("messages use too many different characters", param="messages")
+        return found
+
+
+def _pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
+    if message.role not in ROLES:
+        raise InvalidRequestError(f"role must be one of {', '.join(ROLES)}", param="messages")
+    if not isinstance(message.content, str):
+        raise InvalidRequestError("content must be text", param="messages")
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidRequestError("only an assistant message can hold tool calls", param="messages")
+    pieces = [(message.content, False)]
+    if message.keep_reasoning and message.reasoning_content and message.role == "assistant" and thinks:
+        pieces = [("<think>\n", True), (message.reasoning_content, False), ("\n</think>\n", True), *pieces]
+    for call in message.tool_calls:
+        before = "\n" if pieces[-1][0] and not pieces[-1][0].endswith("\n") else ""
+        pieces += [(f"{before}<tool_call>\n", True), (_call_json(call), False), ("\n</tool_call>", True)]
+    for text, _ in pieces:
+        check_unicode(text, "messages")
+    return pieces
+
+
+def _call_json(call: ToolCall) -> str:
+    """A past call as the model writes it; the arguments stay as they were, so that a cached prefix still fits."""
+    if not isinstance(call.name, str) or not is_json_object(call.arguments):
+        raise InvalidRequestError("a tool call needs a name and a JSON object of arguments", param="messages")
+    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments.strip()}}}'
+
+
+def _tool_json(tool: Tool) -> str:
+    if not isinstance(tool, Mapping):
+        raise InvalidRequestError("a tool must be a JSON object", param="tools")
+    try:
+        text = json.dumps(dict(tool), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidRequestError(f"a tool cannot be written as JSON: {error}", param="tools") from None
+    check_unicode(text, "tools")
+    return text
+
+
+def _skeleton(text: str) -> str:
+    """`text` with every character made an x, but for whitespace and the flags that templates look for."""
+    pieces = _FLAGS.split(text)
+    return "".join(piece if index % 2 else re.sub(r"\S", "x", piece) for index, piece in enumerate(pieces))
+
+
+def _template_error(failure: SandboxFailure) -> TemplateError:
+    said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(failure)[:MAX_ERROR_CHARACTERS])
+    return TemplateError(f"the model's chat template says: {said}")
+
+
+def _today() -> date:
+    return date.today()

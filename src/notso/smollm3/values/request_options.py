@@ -1,0 +1,125 @@
+"""What may be said about how a prompt is to be answered, besides the sampling: listed here once, for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import date as Date
+from typing import Literal, TypeAlias, TypedDict, cast, get_args
+
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.values.messages import Message, Priority, Tool, WhenFull
+
+MOST_TOP_LOGPROBS = 20
+
+GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be: any JSON object, JSON of a schema (`source` is the schema as JSON text), a text that a
+    regular expression describes, or one that a grammar in Lark's notation derives."""
+
+    kind: GrammarKind
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _require(isinstance(self.source, str), "grammar", "given as text")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolName:
+    """The one tool that is to be called."""
+
+    name: str
+
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"] | ToolName
+PromptInput: TypeAlias = Sequence[Message] | Sequence[int] | str
+"""A conversation, for the template; or a prompt as it is: token ids, or plain text in which nothing is a control token.
+"""
+
+
+class AnswerOptions(TypedDict, total=False):
+    """The options of `Engine.submit` and whatever stands in for it; `CompleteOptions` says what each means."""
+
+    thinking: bool
+    tools: Sequence[Tool] | None
+    tool_choice: ToolChoice
+    parallel_tool_calls: bool
+    grammar: Grammar | None
+    top_logprobs: int | None
+    date: Date | None
+    priority: Priority
+    owner: str
+    continue_last: bool
+    when_full: WhenFull
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteOptions:
+    """The options with their defaults.
+
+    thinking: whether the model may think first. tools: what it may call. tool_choice: "auto" leaves that to the model,
+    "none" keeps it from calling, "required" makes it call, a ToolName makes it call that tool, once.
+    parallel_tool_calls: whether it may call more than once. grammar: what the answer, behind the thoughts, must be; it
+    is that, or ends for its length, a stop string or a cancellation. top_logprobs: with each token its log probability
+    and those of so many likeliest (0 to 20); None gives none. date: the day the prompt names. priority: whom to serve
+    first where there are many. owner: whose cached prompts may be used. continue_last: the last message is an
+    assistant's, and more of it is wanted (of its thoughts too, if it may think). when_full: refuse a conversation that
+    does not fit, or leave out whole turns, the oldest first, and say so.
+
+    Raises InvalidRequestError, which names the option.
+    """
+
+    thinking: bool = True
+    tools: Sequence[Tool] | None = None
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    grammar: Grammar | None = None
+    top_logprobs: int | None = None
+    date: Date | None = None
+    priority: Priority = "interactive"
+    owner: str = ""
+    continue_last: bool = False
+    when_full: WhenFull = "stop"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("priority", get_args(Priority)), ("when_full", get_args(WhenFull))):
+            _require(getattr(self, name) in choices, name, f"one of {', '.join(choices)}")
+        are_tools = self.tools is None or (isinstance(self.tools, Sequence) and not isinstance(self.tools, str))
+        _require(are_tools, "tools", "a list")
+        choice_is_known = isinstance(self.tool_choice, ToolName) or self.tool_choice in ("auto", "none", "required")
+        _require(choice_is_known, "tool_choice", "auto, none, required or a ToolName")
+        _require(isinstance(self.parallel_tool_calls, bool), "parallel_tool_calls", "true or false")
+        grammar = self.grammar
+        is_grammar = grammar is None or (isinstance(grammar, Grammar) and grammar.kind in get_args(GrammarKind))
+        _require(is_grammar, "grammar", f"a Grammar of a kind of {', '.join(get_args(GrammarKind))}")
+        top = self.top_logprobs
+        is_count = top is None or (type(top) is int and 0 <= top <= MOST_TOP_LOGPROBS)
+        _require(is_count, "top_logprobs", f"a whole number from 0 to {MOST_TOP_LOGPROBS}")
+        _require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
+
+    def require_for_prompt(self, *, is_text: bool) -> None:
+        """What a prompt that is no conversation (token ids, or text) has no use for must not be asked for.
+
+        Raises InvalidRequestError.
+        """
+        senseless = ["date", "continue_last", "when_full", *(["tools", "tool_choice"] if is_text else [])]
+        for name in senseless:
+            if getattr(self, name) != getattr(CompleteOptions(), name):
+                raise InvalidRequestError(f"{name} needs messages; this prompt is read as it is", param=name)
+
+    @property
+    def options(self) -> AnswerOptions:
+        """As keyword arguments."""
+        return cast(AnswerOptions, {each.name: getattr(self, each.name) for each in fields(CompleteOptions)})
+
+
+def _require(holds: bool, name: str, what: str) -> None:
+    if not holds:
+        raise InvalidRequestError(f"{name} must be {what}", param=name)
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,135 @@
+"""The body of a chat completion becomes messages and parameters, or one refusal that names the field at fault.
+
+Used by the HTTP route and by `notso batch`, so that a line of a batch file means what the same request means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from notso.smollm3 import Grammar, Message, Tool, ToolCall, ToolChoice, thinking_set_by
+from notso.web.api.chat_completions.fields import (
+    CHAT_NOTES,
+    WITHIN_CHAT,
+    AnyMessage,
+    AssistantMessage,
+    ChatFields,
+    NamedTool,
+    ObjectFormat,
+    SchemaFormat,
+    ToolMessage,
+)
+from notso.web.api.shared.field_reader import check_depth, invalid, read_fields
+from notso.web.api.shared.fields import joined
+from notso.web.api.shared.question import Question
+from notso.web.api.shared.request_checks import EFFORT_BUDGETS, check_strict, checked_choice, schema_grammar
+from notso.web.api.shared.sampling_fields import check_stream_options, either, sampling_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(Question):
+    """What a program asked for, checked.
+
+    `continue_last`: the last message is an answer to be extended. `raw_thinking`: thoughts come as text within tags.
+    """
+
+    include_usage: bool = False
+    return_progress: bool = False
+    timings_per_token: bool = False
+    raw_thinking: bool = False
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation."""
+        return tuple(each for each in self.prompts[0] if isinstance(each, Message))
+
+    @property
+    def reasoning_mode(self) -> str:
+        """Whether the template makes the model think: what the instructions say beats what was asked for."""
+        first = self.messages[0]
+        fixed = thinking_set_by(first.content) if first.role == "system" else None
+        return "think" if (self.thinking if fixed is None else fixed) else "no_think"
+
+
+def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
+    """Check the body of a chat completion. Raises ApiError (400), whose `param` names the field."""
+    fields = read_fields(ChatFields, body, CHAT_NOTES | WITHIN_CHAT)
+    check_stream_options(fields)
+    messages = tuple(_message(message) for message in fields.messages)
+    thinking, budget = _thinking(fields)
+    top_logprobs = _top_logprobs(fields)
+    tools = _tools(fields)
+    return ChatRequest(
+        model=fields.model,
+        prompts=(messages,),
+        params=sampling_of(fields, either(fields, "max_tokens", "max_completion_tokens"), budget, top_logprobs),
+        thinking=thinking,
+        tools=tools,
+        tool_choice=_tool_choice(fields),
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        grammar=_grammar(fields),
+        top_logprobs=top_logprobs,
+        continue_last=messages[-1].role == "assistant",
+        stream=bool(fields.stream),
+        fresh=fields.cache_prompt is False,
+        include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
+        return_progress=bool(fields.return_progress),
+        timings_per_token=bool(fields.timings_per_token),
+        raw_thinking=fields.reasoning_format == "none",
+    )
+
+
+def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
+    """Whether to think, and for how many tokens at most."""
+    asked = fields.chat_template_kwargs.enable_thinking if fields.chat_template_kwargs else None
+    effort = fields.reasoning_effort
+    if effort is not None and asked is not None and asked == (effort == "none"):
+        raise invalid("reasoning_effort", "reasoning_effort and enable_thinking contradict each other")
+    thinking = effort != "none" if effort is not None else asked is not False
+    budget = EFFORT_BUDGETS.get(effort or "") if fields.thinking_budget is None else fields.thinking_budget
+    return thinking, budget if thinking else None
+
+
+def _top_logprobs(fields: ChatFields) -> int | None:
+    if fields.top_logprobs and not fields.logprobs:
+        raise invalid("top_logprobs", "top_logprobs needs logprobs: true")
+    return fields.top_logprobs or 0 if fields.logprobs else None
+
+
+def _grammar(fields: ChatFields) -> Grammar | None:
+    match fields.response_format:
+        case ObjectFormat():
+            return Grammar("json_object")
+        case SchemaFormat(json_schema=asked):
+            return schema_grammar("response_format.json_schema.schema", asked.schema_)
+    return None
+
+
+def _tools(fields: ChatFields) -> tuple[Tool, ...] | None:
+    if not fields.tools or fields.tool_choice == "none":
+        return None
+    for index, tool in enumerate(fields.tools):
+        check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
+        check_strict(f"tools.{index}.function.strict", tool.function.strict, fields.tool_choice in (None, "auto"))
+    return tuple(tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in fields.tools)
+
+
+def _tool_choice(fields: ChatFields) -> ToolChoice:
+    choice = fields.tool_choice
+    if choice is None or choice in ("none", "auto"):
+        return "auto"  # without tools there is nothing to choose
+    names = [tool.function.name for tool in fields.tools or ()]
+    return checked_choice("tool_choice", choice.function.name if isinstance(choice, NamedTool) else None, names)
+
+
+def _message(message: AnyMessage) -> Message:
+    if isinstance(message, AssistantMessage):
+        calls = tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
+        )
+        return Message("assistant", joined(message.content), message.reasoning_content, calls)
+    if isinstance(message, ToolMessage):
+        return Message("tool", joined(message.content), tool_call_id=message.tool_call_id)
+    return Message("user" if message.role == "user" else "system", joined(message.content))

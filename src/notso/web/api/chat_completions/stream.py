@@ -1,0 +1,75 @@
+"""Chat completions as the OpenAI API writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from notso.smollm3 import Event
+from notso.web.api.chat_completions.request import ChatRequest
+from notso.web.api.shared.completion import Completion, logprobs_body, new_choice, timings
+from notso.web.api.shared.serializer import DONE, PING, data_frame, progress_body
+from notso.web.api.shared.stopwatch import Stopwatch
+from notso.web.edge.api_error import ApiError
+
+
+class ChatForm:
+    """An AnswerForm: chunks, exactly one finish for each choice, and [DONE]; or one error in their place."""
+
+    ping = PING
+
+    def __init__(self, asked: ChatRequest, completion: Completion) -> None:
+        self._asked = asked
+        self._completion = completion
+        self._weighed = asked.top_logprobs is not None
+        self._choices = [
+            new_choice(raw_thinking=asked.raw_thinking, logprobs=self._weighed) for _ in range(len(list(asked.choices)))
+        ]
+        self._watches = [Stopwatch() for _ in self._choices] if asked.timings_per_token else None
+        self.id = completion.id
+
+    def again(self) -> ChatForm:
+        """The same answer from its beginning."""
+        return ChatForm(self._asked, self._completion)
+
+    def opening(self) -> Iterator[bytes]:
+        """Who speaks, for each choice."""
+        for number in range(len(self._choices)):
+            yield data_frame(self._completion.chunk(number, {"role": "assistant", "content": ""}))
+
+    def take(self, number: int, event: Event) -> Iterator[bytes]:
+        """What an event adds to choice `number`. Raises the error of an `error` event."""
+        choice, chunk = self._choices[number], self._completion.chunk
+        so_far = self._watches[number].take(event) if self._watches is not None else None
+        more = {"timings": so_far} if so_far else {}
+        delta = choice.add(event)
+        if delta is not None:
+            yield data_frame(chunk(number, delta, None, self._logprobs(event), **more))
+        elif event.progress is not None and self._asked.return_progress:
+            yield data_frame(chunk(number, {}, prompt_progress=progress_body(event.progress)))
+        if event.kind == "end":
+            told = timings([choice]) | {"reasoning_mode": self._asked.reasoning_mode}
+            yield data_frame(chunk(number, {}, choice.reason, timings=told))
+
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
+    def closing(self) -> Iterator[bytes]:
+        """The counts, for who asked for them, and the end."""
+        if self._asked.include_usage:
+            yield data_frame(self._completion.usage_chunk(self._choices))
+        yield DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """The error, in place of all that would have come."""
+        return data_frame(error.body)
+
+    def body(self) -> dict[str, Any]:
+        """The whole."""
+        return self._completion.body(self._choices, self._asked.reasoning_mode)
+
+    def _logprobs(self, event: Event) -> dict[str, Any] | None:
+        if not self._weighed or event.kind not in ("reasoning", "text"):
+            return None
+        is_thought = event.kind == "reasoning" and not self._asked.raw_thinking
+        return logprobs_body(() if is_thought else event.logprobs, event.logprobs if is_thought else ())

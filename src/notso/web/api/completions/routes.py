@@ -1,0 +1,27 @@
+"""Plain completions: text written on, whole or as a stream."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from notso.web.api.completions.fields import parse_text_request
+from notso.web.api.completions.stream import TextForm
+from notso.web.api.shared.completion import Completion, fingerprint, model_id, new_id
+from notso.web.api.shared.serving import Owner, Shared, answer, read_body
+from notso.web.edge.access import guarded
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+
+@router.post("/v1/completions")
+async def completions(request: Request, state: Shared, owner: Owner) -> Response:
+    """Write a text on. A client that leaves stops it, unless it sent X-Conversation-Id."""
+    asked = await read_body(request, parse_text_request)
+    return await answer(
+        request,
+        state,
+        owner,
+        asked,
+        lambda info: TextForm(asked, Completion(model_id(info), fingerprint(info), new_id("cmpl"))),
+    )

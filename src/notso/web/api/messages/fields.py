@@ -1,0 +1,258 @@
+"""The fields of a message's body, as the Anthropic API spells them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from notso.web.api.shared.fields import MAX_PARTS, Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.shared.sampling_fields import MAX_MESSAGES, MAX_TOOLS
+
+
+class CacheControl(Fields):
+    """A place up to which the prompt is to be kept: every beginning is kept here."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class TextBlock(Fields):
+    """Text."""
+
+    type: Literal["text"]
+    text: Text
+    cache_control: CacheControl | None = None
+    citations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ThinkingBlock(Fields):
+    """What an earlier answer thought; `signature` is whatever came with it."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = None
+
+
+class ToolUseBlock(Fields):
+    """A past call."""
+
+    type: Literal["tool_use"]
+    id: Name
+    name: Name
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+
+
+class ToolResultBlock(Fields):
+    """What a tool returned."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: Text | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+
+
+class UserTurn(Fields):
+    """What a person says, and what tools returned."""
+
+    role: Literal["user"]
+    content: Text | Annotated[list[UserBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+
+
+class AssistantTurn(Fields):
+    """An earlier answer. As the last message it is an answer to be continued."""
+
+    role: Literal["assistant"]
+    content: Text | Annotated[list[AssistantBlock], Field(max_length=MAX_PARTS, fail_fast=True)]
+
+
+class SystemTurn(Fields):
+    """What the model is told on the way."""
+
+    role: Literal["system"]
+    content: Text | Annotated[list[TextBlock], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+
+
+AnyTurn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
+
+
+class AnthropicTool(Fields):
+    """A function the model may call."""
+
+    name: Name
+    input_schema: dict[str, Any]
+    description: Annotated[str, Field(max_length=65_536)] | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+class AutoChoice(Fields):
+    """The model decides."""
+
+    type: Literal["auto"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(Fields):
+    """Some tool must be called."""
+
+    type: Literal["any"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class ToolChoiceByName(Fields):
+    """This tool must be called."""
+
+    type: Literal["tool"]
+    name: Name
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(Fields):
+    """No tool may be called."""
+
+    type: Literal["none"]
+
+
+AnyToolChoice = Annotated[AutoChoice | AnyChoice | ToolChoiceByName | NoChoice, Field(discriminator="type")]
+
+
+class ThinkingOn(Fields):
+    """Think, for so many tokens at most."""
+
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=1)]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingAdaptive(Fields):
+    """Think as long as `effort` says, or as the model likes."""
+
+    type: Literal["adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingOff(Fields):
+    """Answer at once."""
+
+    type: Literal["disabled"]
+
+
+AnyThinking = Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, Field(discriminator="type")]
+
+
+class OutputFormat(Fields):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(Fields):
+    """How much to think, and what the answer must be."""
+
+    effort: Literal["low", "medium", "high"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Fields):
+    """Tells of the caller."""
+
+    user_id: Name | None = None
+
+
+class CountFields(Fields):
+    """The body of POST /v1/messages/count_tokens."""
+
+    messages: Annotated[list[AnyTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    model: Name | None = None
+    system: Text | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    thinking: AnyThinking | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: AnyToolChoice | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    speed: Literal["standard"] | None = None
+
+
+class MessageFields(CountFields):
+    """The body of POST /v1/messages."""
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: Annotated[list[Text], Field(fail_fast=True)] | None = None
+    stream: bool | None = None
+    # Fields whose value, if it is one of these, asks for nothing.
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    container: None = None
+    inference_geo: None = None
+    diagnostics: None = None
+
+
+COUNT_NOTES: Notes = {
+    "messages": works(
+        "1 to 2,048; roles user, assistant and system; content is text, or blocks of type text, tool_use, tool_result "
+        "and thinking. An assistant's message at the end is continued"
+    ),
+    "model": works("one of the names that `GET /v1/models` tells; may be left out"),
+    "system": works("text, or blocks of text"),
+    "thinking": works(
+        "`enabled` with `budget_tokens`, below `max_tokens`; `adaptive`; `disabled`. Without it the model answers at "
+        "once. `display` `omitted` leaves the block empty, `summarized` shows the thoughts as they are",
+        "give enabled, adaptive or disabled",
+    ),
+    "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
+    "tool_choice": works("`auto`, `any`, `tool` with a name, or `none`; `disable_parallel_tool_use`: at most one call"),
+    "output_config": works(
+        "`format`: the answer after the thoughts is JSON of this schema; `effort` low, medium or high: adaptive "
+        "thinking of at most 256, 1,024 or 4,096 tokens"
+    ),
+    "cache_control": inert("every prompt's beginning is kept and found again anyway"),
+    "speed": inert("standard", "there is one speed; leave this out"),
+    "user_profile_id": refused("there are no profiles here"),
+    "workspace_id": refused("there are no workspaces here"),
+    "mcp_servers": refused("connect to servers of tools yourself, and give their tools as functions"),
+    "context_management": refused("shorten the conversation yourself; what does not fit is refused with both numbers"),
+}
+
+MESSAGE_NOTES: Notes = COUNT_NOTES | {
+    "max_tokens": works("required: the longest answer, thinking included"),
+    "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
+    "top_p": works("above 0, to 1; 0.95 if left out"),
+    "top_k": works("0 is off"),
+    "stop_sequences": works(
+        "up to 4, of up to 256 characters each; not part of the answer, and named in `stop_sequence`"
+    ),
+    "stream": works("events by the API's own names"),
+    "metadata": inert("tells of the caller; no effect"),
+    "service_tier": inert("auto or standard_only: there is one tier", "there is one tier; leave this out"),
+    "container": inert("null", "no code is run here"),
+    "inference_geo": inert("null", "answers are made on the server's own machine; leave this out"),
+    "diagnostics": inert("null", "leave this out"),
+}
+
+WITHIN_MESSAGE: Notes = {
+    "image": refused("the model reads text only"),
+    "document": refused("the model reads text only; put the document's text into the message"),
+    "search_result": refused("put what was found into the message as text"),
+    "redacted_thinking": refused("thoughts are not redacted here; leave the block out"),
+    "effort": works("`low`, `medium`, `high`", "use low, medium or high, or thinking with budget_tokens"),
+    "strict": works("of a tool: with `tool_choice` `any` or `tool`, which hold the arguments to their schema"),
+    "type": inert("of a tool: `custom`", "only tools of your own (type custom) can be called"),
+    "citations": inert("an empty list", "leave citations out"),
+    "input_examples": refused("put examples into the description"),
+    "defer_loading": refused("give only the tools that are to be used"),
+    "allowed_callers": refused("only the model calls tools"),
+    "between_tools": refused("use enabled, adaptive or disabled"),
+}
+"""Of what lies within those."""

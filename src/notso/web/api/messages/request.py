@@ -1,0 +1,182 @@
+"""The body of a message becomes a question, or one refusal that names the field at fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeVar
+
+from notso.smollm3 import Message, Tool, ToolCall, ToolChoice
+from notso.web.api.messages.fields import (
+    COUNT_NOTES,
+    MESSAGE_NOTES,
+    WITHIN_MESSAGE,
+    AnyTurn,
+    AssistantTurn,
+    AutoChoice,
+    CountFields,
+    MessageFields,
+    NoChoice,
+    SystemTurn,
+    TextBlock,
+    ThinkingBlock,
+    ThinkingOff,
+    ThinkingOn,
+    ToolChoiceByName,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserTurn,
+)
+from notso.web.api.shared.field_reader import check_depth, invalid, read_fields
+from notso.web.api.shared.question import Question
+from notso.web.api.shared.request_checks import EFFORT_BUDGETS, check_strict, checked_choice, schema_grammar
+from notso.web.api.shared.sampling_fields import checked_params
+
+F = TypeVar("F", bound=CountFields)
+
+NAMES = {
+    "stop": "stop_sequences",
+    "thinking_budget": "thinking.budget_tokens",
+    "response_format": "output_config.format.schema",
+}
+"""What this API calls what a chat completion has another word for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRequest(Question):
+    """What a program asked for, checked. `hides_thoughts`: that it thinks may be told, but not what."""
+
+    hides_thoughts: bool = False
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation."""
+        return tuple(each for each in self.prompts[0] if isinstance(each, Message))
+
+
+def parse_message_request(body: Mapping[str, Any]) -> MessageRequest:
+    """Check the body of a message. Raises ApiError (400), whose `param` names the field."""
+    fields = read_fields(MessageFields, body, MESSAGE_NOTES | WITHIN_MESSAGE)
+    budget = _budget(fields)
+    if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
+        raise invalid("thinking.budget_tokens", "thinking.budget_tokens must be below max_tokens")
+    chosen = {
+        "max_tokens": fields.max_tokens,
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "top_k": fields.top_k,
+        "stop": None if fields.stop_sequences is None else tuple(fields.stop_sequences),
+        "thinking_budget": budget,
+    }
+    params = checked_params(NAMES, **{name: value for name, value in chosen.items() if value is not None})
+    return _request(fields, params=(params,), stream=bool(fields.stream))
+
+
+def parse_count_request(body: Mapping[str, Any]) -> MessageRequest:
+    """Check the body of a request to count. Raises ApiError (400), whose `param` names the field."""
+    fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
+    return _request(fields, params=(checked_params(NAMES),))
+
+
+def _request(fields: CountFields, **more: Any) -> MessageRequest:
+    messages = tuple(_conversation(fields))
+    tools, choice = _tools(fields), fields.tool_choice
+    asked = fields.output_config.format if fields.output_config else None
+    return MessageRequest(
+        model=fields.model,
+        prompts=(messages,),
+        names=NAMES,
+        thinking=not isinstance(fields.thinking, ThinkingOff | None),
+        hides_thoughts=getattr(fields.thinking, "display", None) == "omitted",
+        tools=tools,
+        tool_choice=_tool_choice(fields),
+        parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
+        grammar=None if asked is None else schema_grammar("output_config.format.schema", asked.schema_),
+        continue_last=messages[-1].role == "assistant",
+        **more,
+    )
+
+
+def _budget(fields: CountFields) -> int | None:
+    if isinstance(fields.thinking, ThinkingOn):
+        return fields.thinking.budget_tokens
+    if isinstance(fields.thinking, ThinkingOff | None) or fields.output_config is None:
+        return None
+    return EFFORT_BUDGETS.get(fields.output_config.effort or "")
+
+
+def _tools(fields: CountFields) -> tuple[Tool, ...] | None:
+    if not fields.tools or isinstance(fields.tool_choice, NoChoice):
+        return None
+    for index, tool in enumerate(fields.tools):
+        check_depth(f"tools.{index}.input_schema", tool.input_schema)
+        check_strict(f"tools.{index}.strict", tool.strict, isinstance(fields.tool_choice, AutoChoice | None))
+    return tuple(
+        {
+            "type": "function",
+            "function": {"name": tool.name, "parameters": tool.input_schema}
+            | ({"description": tool.description} if tool.description else {}),
+        }
+        for tool in fields.tools
+    )
+
+
+def _tool_choice(fields: CountFields) -> ToolChoice:
+    choice = fields.tool_choice
+    if isinstance(choice, AutoChoice | NoChoice | None):
+        return "auto"  # without tools there is nothing to choose
+    name = choice.name if isinstance(choice, ToolChoiceByName) else None
+    return checked_choice("tool_choice", name, [tool.name for tool in fields.tools or ()])
+
+
+def _conversation(fields: CountFields) -> Iterator[Message]:
+    if fields.system:
+        yield Message("system", _text(fields.system))
+    for turn in fields.messages:
+        yield from _turn(turn)
+
+
+def _turn(turn: AnyTurn) -> Iterator[Message]:
+    match turn:
+        case SystemTurn():
+            yield Message("system", _text(turn.content))
+        case AssistantTurn():
+            yield _answer(turn)
+        case UserTurn():
+            yield from _question(turn)
+
+
+def _question(turn: UserTurn) -> Iterator[Message]:
+    """Texts beside each other are one message; a result of a tool is one of its own."""
+    if isinstance(turn.content, str):
+        yield Message("user", turn.content)
+        return
+    for are_texts, blocks in groupby(turn.content, lambda block: isinstance(block, TextBlock)):
+        if are_texts:
+            yield Message("user", _text([block for block in blocks if isinstance(block, TextBlock)]))
+        else:
+            yield from (_result(block) for block in blocks if isinstance(block, ToolResultBlock))
+
+
+def _answer(turn: AssistantTurn) -> Message:
+    if isinstance(turn.content, str):
+        return Message("assistant", turn.content)
+    thoughts = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
+    calls = tuple(
+        ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
+        for block in turn.content
+        if isinstance(block, ToolUseBlock)
+    )
+    text = _text([block for block in turn.content if isinstance(block, TextBlock)])
+    return Message("assistant", text, "\n".join(thoughts) or None, calls)
+
+
+def _result(block: ToolResultBlock) -> Message:
+    text = _text(block.content or "")
+    return Message("tool", f"Error: {text}" if block.is_error else text, tool_call_id=block.tool_use_id)
+
+
+def _text(content: str | list[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)

@@ -1,0 +1,133 @@
+"""Messages as the Anthropic API writes them: blocks of thinking, text and tool use, begun and ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from notso.smollm3 import Event, FinishReason, ToolCall, Usage
+from notso.web.api.messages.request import MessageRequest
+from notso.web.api.shared.serializer import named_frame
+from notso.web.edge.api_error import ApiError
+
+STOP_REASONS: dict[FinishReason, str] = {
+    "stop": "end_turn",
+    "cancelled": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+
+
+class MessageForm:
+    """An AnswerForm: message_start, blocks, message_delta, message_stop; or one error in place of what is missing."""
+
+    ping = named_frame("ping", {"type": "ping"})
+
+    def __init__(self, asked: MessageRequest, model: str, id: str) -> None:
+        self.id = id
+        self._asked = asked
+        self._model = model
+        self._blocks: list[dict[str, Any]] = []
+        self._is_open = False
+        self._usage: Usage | None = None
+        self._reason: str | None = None
+        self._stop: str | None = None
+
+    def again(self) -> MessageForm:
+        """The same answer from its beginning."""
+        return MessageForm(self._asked, self._model, self.id)
+
+    def opening(self) -> Iterator[bytes]:
+        """A message without anything in it. What the prompt took is told at the end, when it is known."""
+        yield self._frame("message_start", message=self.body())
+
+    def take(self, number: int, event: Event) -> Iterator[bytes]:
+        """What an event adds. Raises the error of an `error` event."""
+        match event.kind:
+            case "reasoning":
+                yield from self._in_block("thinking", {"thinking": "", "signature": ""})
+                if not self._asked.hides_thoughts:
+                    self._blocks[-1]["thinking"] += event.text
+                    yield self._delta(type="thinking_delta", thinking=event.text)
+            case "text":
+                yield from self._in_block("text", {"text": ""})
+                self._blocks[-1]["text"] += event.text
+                yield self._delta(type="text_delta", text=event.text)
+            case "tool_call" if event.tool_call is not None:
+                yield from self._call(event.tool_call)
+            case "usage":
+                self._usage = event.usage
+            case "error" if event.error is not None:
+                raise event.error
+            case "end":
+                yield from self._close_block()
+                called = any(block["type"] == "tool_use" for block in self._blocks)
+                reason: FinishReason = event.finish_reason or "stop"
+                self._stop = event.stop
+                self._reason = STOP_REASONS["tool_calls" if called and reason == "stop" else reason]
+                if self._stop is not None and not called:
+                    self._reason = "stop_sequence"
+
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
+    def closing(self) -> Iterator[bytes]:
+        """Why it ended, what it took, and the end."""
+        delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
+        yield self._frame("message_delta", delta=delta, usage=self._usage_body())
+        yield self._frame("message_stop")
+
+    def failure(self, error: ApiError) -> bytes:
+        """The error, in place of all that would have come."""
+        return named_frame("error", error.anthropic_body)
+
+    def body(self) -> dict[str, Any]:
+        """The whole, as far as it is there."""
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": list(self._blocks),
+            "stop_reason": self._reason,
+            "stop_sequence": self._stop,
+            "usage": self._usage_body(),
+        }
+
+    def _call(self, call: ToolCall) -> Iterator[bytes]:
+        yield from self._close_block()
+        yield from self._in_block("tool_use", {"id": call.id, "name": call.name, "input": {}})
+        self._blocks[-1]["input"] = json.loads(call.arguments)
+        yield self._delta(type="input_json_delta", partial_json=call.arguments)
+        yield from self._close_block()
+
+    def _in_block(self, kind: str, empty: dict[str, Any]) -> Iterator[bytes]:
+        """Begin a block of that kind, unless one is open."""
+        if self._is_open and self._blocks[-1]["type"] == kind:
+            return
+        yield from self._close_block()
+        self._blocks.append({"type": kind, **empty})
+        self._is_open = True
+        yield self._frame("content_block_start", index=len(self._blocks) - 1, content_block={"type": kind, **empty})
+
+    def _close_block(self) -> Iterator[bytes]:
+        if self._is_open:
+            self._is_open = False
+            yield self._frame("content_block_stop", index=len(self._blocks) - 1)
+
+    def _delta(self, **delta: Any) -> bytes:
+        return self._frame("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+
+    def _frame(self, name: str, **fields: Any) -> bytes:
+        return named_frame(name, {"type": name, **fields})
+
+    def _usage_body(self) -> dict[str, Any]:
+        usage = self._usage or Usage(0, 0)
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        }

@@ -1,0 +1,228 @@
+"""The fields of a response's body: the OpenAI API's newer form, whose conversations the server keeps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from notso.web.api.shared.fields import MAX_PARTS, Fields, Name, Notes, Text, inert, later, refused, works
+from notso.web.api.shared.sampling_fields import MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS
+from notso.web.values.strict_fields import at_most
+
+
+class InputText(Fields):
+    """A piece of a message, as it was asked or answered."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: Text
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    logprobs: list[Any] | None = None
+
+
+ItemContent = Text | Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+Status = Literal["in_progress", "completed", "incomplete"] | None
+
+
+class MessageItem(Fields):
+    """A message, whoever said it."""
+
+    type: Literal["message"]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: ItemContent
+    id: Name | None = None
+    status: Status = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class ReasoningText(Fields):
+    """A piece of a thought."""
+
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class ReasoningItem(Fields):
+    """What an earlier answer thought; left out of the prompt, as the template has it."""
+
+    type: Literal["reasoning"]
+    summary: Annotated[list[Any], Field(max_length=0)]
+    id: Name | None = None
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    encrypted_content: None = None
+    status: Status = None
+
+
+class CallItem(Fields):
+    """A past call."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: Name
+    arguments: Text
+    id: Name | None = None
+    status: Status = None
+
+
+class CallOutputItem(Fields):
+    """What a tool returned."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: ItemContent
+    id: Name | None = None
+    status: Status = None
+
+
+AnyItem = Annotated[MessageItem | ReasoningItem | CallItem | CallOutputItem, Field(discriminator="type")]
+
+
+class FunctionTool(Fields):
+    """A function the model may call."""
+
+    type: Literal["function"]
+    name: Name
+    description: Annotated[str, Field(max_length=65_536)] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(Fields):
+    """The one function that is to be called."""
+
+    type: Literal["function"]
+    name: Name
+
+
+class PlainFormat(Fields):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class ObjectFormat(Fields):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Fields):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    name: Name
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: Annotated[str, Field(max_length=65_536)] | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Fields):
+    """What the answer must be."""
+
+    format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(Fields):
+    """How much to think."""
+
+    effort: Literal["none", "low", "medium", "high"] | None = None
+    summary: None = None
+    generate_summary: None = None
+
+
+class ResponseStreamOptions(Fields):
+    """Nothing to choose."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponseFields(Fields):
+    """The body of POST /v1/responses."""
+
+    input: Text | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    model: Name | None = None
+    instructions: Text | None = None
+    previous_response_id: Name | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["disabled", "auto"] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
+    # Fields whose value, if it is one of these, asks for nothing.
+    background: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    conversation: None = None
+    prompt: None = None
+    max_tool_calls: None = None
+    context_management: None = None
+    moderation: None = None
+
+
+RESPONSE_NOTES: Notes = {
+    "input": works("text, or a list of messages, calls, their outputs and thoughts"),
+    "model": works("one of the names that `GET /v1/models` tells; may be left out"),
+    "instructions": works("stands before everything; not carried over to the next response"),
+    "previous_response_id": works("goes on from a stored response, with all that was said before it"),
+    "max_output_tokens": works("longest answer, thinking included; what fits if left out"),
+    "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
+    "top_p": works("above 0, to 1; 0.95 if left out"),
+    "top_logprobs": works("0 to 20; `include` `message.output_text.logprobs` without it gives the tokens' own"),
+    "include": works("`message.output_text.logprobs`", "only message.output_text.logprobs can be included"),
+    "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
+    "tool_choice": works(
+        "`none`, `auto`, `required`, or one function", "give none, auto, required or one function by its name"
+    ),
+    "parallel_tool_calls": works("false: at most one call"),
+    "text": works("`format`: text, json_object or json_schema"),
+    "reasoning": works("`effort`: none answers at once; low, medium, high think for at most 256, 1,024, 4,096 tokens"),
+    "truncation": works("`disabled` refuses what does not fit; `auto` leaves out whole turns, the oldest first"),
+    "store": works("true, if left out: kept, the newest 1,000, until deleted; false: forgotten"),
+    "stream": works("events by the API's own names"),
+    "stream_options": inert("nothing to choose"),
+    "metadata": works("comes back with the response"),
+    "background": inert("false", "ask with stream: true and X-Conversation-Id, and read on with GET /v1/stream"),
+    "service_tier": inert("auto or default: there is one tier", "there is one tier; leave this out"),
+    "user": inert("tells of the caller; no effect"),
+    "safety_identifier": inert("tells of the caller; no effect"),
+    "prompt_cache_key": inert("tells of the caller; every prompt's beginning is found again anyway"),
+    "conversation": inert("null", "use previous_response_id"),
+    "prompt": inert("null", "there are no stored prompts; use instructions"),
+    "max_tool_calls": inert("null", "every call comes back to you, so count them there"),
+    "context_management": inert("null", "use truncation"),
+    "moderation": inert("null", "nothing is moderated here; leave this out"),
+    "access_programs": refused("there are no such programs here"),
+    "image": refused("the model reads and writes text only"),
+    "prompt_cache_options": refused("leave this out: every prompt's beginning is found again anyway"),
+    "prompt_cache_retention": refused("leave this out: what was read is kept as long as there is room"),
+    "seed": later("use /v1/chat/completions"),
+    "stop": refused("use /v1/chat/completions"),
+}
+
+WITHIN_RESPONSE: Notes = {
+    "input_image": refused("the model reads text only"),
+    "input_file": refused("the model reads text only; put the file's text into the message"),
+    "item_reference": refused("use previous_response_id"),
+    "effort": works("`none`, `low`, `medium`, `high`", "use none, low, medium or high"),
+    "summary": inert("null or empty", "thoughts come whole, as the content of reasoning items"),
+    "generate_summary": inert("null", "thoughts come whole, as the content of reasoning items"),
+    "encrypted_content": inert("null", "thoughts are not encrypted here"),
+    "verbosity": inert("medium", "say so in the instructions instead"),
+    "strict": works("of a tool: with `tool_choice` `required` or a name, which hold the arguments to their schema"),
+    "type": inert("of a tool: `function`", "only functions can be called"),
+    "include_obfuscation": inert("false: nothing is padded", "streams are not padded; leave this out"),
+}
+"""Of what lies within those."""

@@ -1,0 +1,188 @@
+"""The body of a response becomes a question, with all that was said before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from notso.smollm3 import Grammar, Message, Tool, ToolCall, ToolChoice
+from notso.web.api.responses.fields import (
+    RESPONSE_NOTES,
+    WITHIN_RESPONSE,
+    AnyItem,
+    CallItem,
+    CallOutputItem,
+    FunctionChoice,
+    ItemContent,
+    MessageItem,
+    ObjectFormat,
+    ReasoningItem,
+    ResponseFields,
+    SchemaFormat,
+)
+from notso.web.api.shared.field_reader import check_depth, read_fields
+from notso.web.api.shared.question import Question
+from notso.web.api.shared.request_checks import EFFORT_BUDGETS, check_strict, checked_choice, schema_grammar
+from notso.web.api.shared.sampling_fields import checked_params
+
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "thinking_budget": "reasoning.effort",
+    "response_format": "text.format.schema",
+}
+"""What this API calls what a chat completion has another word for."""
+
+SCHEMA = "text.format.schema"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRequest(Question):
+    """What a program asked for, checked. `said` is the conversation without the instructions, which the next response
+    goes on from. `echoed` are the fields that come back as they were given."""
+
+    said: tuple[Message, ...]
+    instructions: str | None = None
+    previous_id: str | None = None
+    keep: bool = True
+    echoed: Mapping[str, Any]
+
+    def after(self, earlier: Sequence[Message]) -> ResponseRequest:
+        """The same, asked after what was said before."""
+        return with_conversation(self, (*earlier, *self.said))
+
+
+def parse_response_request(body: Mapping[str, Any]) -> ResponseRequest:
+    """Check the body of a response. Raises ApiError (400), whose `param` names the field."""
+    fields = read_fields(ResponseFields, _typed(body), RESPONSE_NOTES | WITHIN_RESPONSE)
+    effort = fields.reasoning.effort if fields.reasoning else None
+    chosen = {
+        "max_tokens": fields.max_output_tokens,
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "thinking_budget": EFFORT_BUDGETS.get(effort or ""),
+    }
+    params = checked_params(NAMES, **{name: value for name, value in chosen.items() if value is not None})
+    said = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(fields.input))
+    asked = ResponseRequest(
+        model=fields.model,
+        prompts=(),
+        params=(params,),
+        names=NAMES,
+        thinking=effort != "none",
+        tools=_tools(fields),
+        tool_choice=_tool_choice(fields),
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        grammar=_grammar(fields),
+        top_logprobs=fields.top_logprobs or 0 if fields.top_logprobs is not None or fields.include else None,
+        when_full="drop_oldest" if fields.truncation == "auto" else "stop",
+        stream=bool(fields.stream),
+        said=said,
+        instructions=fields.instructions,
+        previous_id=fields.previous_response_id,
+        keep=fields.store is not False,
+        echoed=_echoed(fields, body),
+    )
+    return with_conversation(asked, said)
+
+
+def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> ResponseRequest:
+    """The same question about this conversation."""
+    before = (Message("system", asked.instructions),) if asked.instructions else ()
+    goes_on = bool(said) and said[-1].role == "assistant" and not said[-1].tool_calls
+    return replace(asked, said=said, prompts=((*before, *said),), continue_last=goes_on)
+
+
+def _typed(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message need not say that it is one."""
+    items = body.get("input")
+    if not isinstance(items, list):
+        return body
+    typed = [
+        {"type": "message", **item} if isinstance(item, dict) and "role" in item and "type" not in item else item
+        for item in items
+    ]
+    return {**body, "input": typed}
+
+
+def _messages(items: Sequence[AnyItem]) -> Iterator[Message]:
+    """What an assistant thought, said and called beside each other is one message."""
+    for by_assistant, run in groupby(items, _is_assistant):
+        if by_assistant:
+            yield _answer(list(run))
+        else:
+            yield from map(_message, run)
+
+
+def _is_assistant(item: AnyItem) -> bool:
+    return isinstance(item, ReasoningItem | CallItem) or (isinstance(item, MessageItem) and item.role == "assistant")
+
+
+def _answer(items: Sequence[AnyItem]) -> Message:
+    thoughts = [part.text for item in items if isinstance(item, ReasoningItem) for part in item.content or ()]
+    texts = [_text(item.content) for item in items if isinstance(item, MessageItem)]
+    calls = tuple(ToolCall(item.call_id, item.name, item.arguments) for item in items if isinstance(item, CallItem))
+    return Message("assistant", "\n".join(texts), "\n".join(thoughts) or None, calls)
+
+
+def _message(item: AnyItem) -> Message:
+    if isinstance(item, CallOutputItem):
+        return Message("tool", _text(item.output), tool_call_id=item.call_id)
+    if isinstance(item, MessageItem):
+        return Message("user" if item.role == "user" else "system", _text(item.content))
+    return _answer([item])
+
+
+def _text(content: ItemContent) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _tools(fields: ResponseFields) -> tuple[Tool, ...] | None:
+    if not fields.tools or fields.tool_choice == "none":
+        return None
+    for index, tool in enumerate(fields.tools):
+        check_depth(f"tools.{index}.parameters", tool.parameters)
+        check_strict(f"tools.{index}.strict", tool.strict, fields.tool_choice in (None, "auto"))
+    return tuple(
+        {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type", "strict"})}
+        for tool in fields.tools
+    )
+
+
+def _tool_choice(fields: ResponseFields) -> ToolChoice:
+    choice = fields.tool_choice
+    if choice is None or choice in ("none", "auto"):
+        return "auto"  # without tools there is nothing to choose
+    name = choice.name if isinstance(choice, FunctionChoice) else None
+    return checked_choice("tool_choice", name, [tool.name for tool in fields.tools or ()])
+
+
+def _grammar(fields: ResponseFields) -> Grammar | None:
+    match fields.text.format if fields.text else None:
+        case ObjectFormat():
+            return Grammar("json_object")
+        case SchemaFormat(schema_=schema):
+            return schema_grammar(SCHEMA, schema)
+    return None
+
+
+def _echoed(fields: ResponseFields, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the API's own responses repeat of their request."""
+    return {
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "reasoning": {"effort": fields.reasoning.effort if fields.reasoning else None, "summary": None},
+        "store": fields.store is not False,
+        "temperature": fields.temperature,
+        "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_logprobs": fields.top_logprobs,
+        "top_p": fields.top_p,
+        "truncation": fields.truncation or "disabled",
+    }

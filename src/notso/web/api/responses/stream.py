@@ -1,0 +1,196 @@
+"""Responses as the OpenAI API writes them: items with parts, each begun, written and done, and numbered events."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
+from notso.web.api.responses.request import ResponseRequest
+from notso.web.api.shared.serializer import PING, named_frame
+from notso.web.api.shared.token_logprobs import entries
+from notso.web.edge.api_error import ApiError
+
+Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
+"""Stores a whole response and the conversation that the next one goes on from."""
+
+
+class ResponseForm:
+    """An AnswerForm: response.created, items, response.completed or response.incomplete; or response.failed."""
+
+    ping = PING
+
+    def __init__(self, asked: ResponseRequest, model: str, id: str, keep: Keep, created: float = 0.0) -> None:
+        self.id = id
+        self._asked = asked
+        self._model = model
+        self._keep = keep
+        self._created = created or int(time.time())
+        self._output: list[dict[str, Any]] = []
+        self._is_open = False
+        self._status = "in_progress"
+        self._usage: Usage | None = None
+        self._error: dict[str, Any] | None = None
+        self._weighed: list[TokenLogprob] = []
+        self._calls: list[ToolCall] = []
+        self._dropped = 0
+        self._sequence = -1
+
+    def again(self) -> ResponseForm:
+        """The same answer from its beginning."""
+        return ResponseForm(self._asked, self._model, self.id, self._keep, self._created)
+
+    def opening(self) -> Iterator[bytes]:
+        """That there is a response, and that it is being written."""
+        yield self._frame("response.created", response=self.body())
+        yield self._frame("response.in_progress", response=self.body())
+
+    def take(self, number: int, event: Event) -> Iterator[bytes]:
+        """What an event adds. Raises the error of an `error` event."""
+        match event.kind:
+            case "reasoning":
+                yield from self._in_item("reasoning")
+                self._part["text"] += event.text
+                yield self._within("response.reasoning_text.delta", content_index=0, delta=event.text)
+            case "text":
+                yield from self._in_item("message")
+                self._part["text"] += event.text
+                self._weighed += event.logprobs
+                logprobs = entries(event.logprobs)
+                yield self._within("response.output_text.delta", content_index=0, delta=event.text, logprobs=logprobs)
+            case "tool_call" if event.tool_call is not None:
+                yield from self._call(event.tool_call)
+            case "trimmed":
+                self._dropped = event.dropped_messages
+            case "usage":
+                self._usage = event.usage
+            case "error" if event.error is not None:
+                raise event.error
+            case "end":
+                whole = event.finish_reason not in ("length", "cancelled")
+                self._status = "completed" if whole else "incomplete"
+                yield from self._close_item()
+
+    async def settle(self) -> None:
+        """It is stored before it is told that it is whole. What did not fit into its prompt is left out for good, so
+        that a chain of responses grows no longer than the context."""
+        if self._asked.keep:
+            said = self._asked.said
+            head = 1 if said[0].role == "system" and not self._asked.instructions else 0
+            await self._keep(self.body(), (*said[:head], *said[head + self._dropped :], self._answer()))
+
+    def closing(self) -> Iterator[bytes]:
+        """The whole."""
+        yield self._frame(f"response.{self._status}", response=self.body())
+
+    def failure(self, error: ApiError) -> bytes:
+        """What there is, and why there is no more."""
+        if self._is_open:
+            self._item["status"] = "incomplete"
+        self._status, self._error = "failed", {"code": error.code, "message": error.message}
+        return self._frame("response.failed", response=self.body())
+
+    def body(self) -> dict[str, Any]:
+        """The response as far as it is there."""
+        cut = self._status == "incomplete"
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": self._status,
+            "error": self._error,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "model": self._model,
+            "output": [dict(item) for item in self._output],
+            "usage": self._usage_body(),
+            "background": False,
+            "service_tier": "default",
+            **self._asked.echoed,
+        }
+
+    @property
+    def _item(self) -> dict[str, Any]:
+        return self._output[-1]
+
+    @property
+    def _part(self) -> dict[str, Any]:
+        part: dict[str, Any] = self._item["content"][0]
+        return part
+
+    def _answer(self) -> Message:
+        texts = {
+            kind: "".join(item["content"][0]["text"] for item in self._output if item["type"] == kind)
+            for kind in ("message", "reasoning")
+        }
+        return Message("assistant", texts["message"], texts["reasoning"] or None, tuple(self._calls))
+
+    def _in_item(self, kind: str) -> Iterator[bytes]:
+        """Begin an item of that kind, unless one is open."""
+        if self._is_open and self._item["type"] == kind:
+            return
+        yield from self._close_item()
+        self._is_open = True
+        if kind == "reasoning":
+            self._begin("rs", {"type": kind, "summary": [], "content": []})
+            part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+        else:
+            self._begin("msg", {"type": kind, "role": "assistant", "content": []})
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield self._frame("response.output_item.added", output_index=self._index, item=self._item)
+        self._item["content"] = [part]
+        yield self._within("response.content_part.added", content_index=0, part=part)
+
+    def _close_item(self) -> Iterator[bytes]:
+        if not self._is_open:
+            return
+        self._is_open = False
+        part, text = self._part, self._part["text"]
+        if self._item["type"] == "reasoning":
+            yield self._within("response.reasoning_text.done", content_index=0, text=text)
+        else:
+            part["logprobs"], self._weighed = entries(self._weighed), []
+            yield self._within("response.output_text.done", content_index=0, text=text, logprobs=part["logprobs"])
+        yield self._within("response.content_part.done", content_index=0, part=part)
+        yield from self._done("incomplete" if self._status == "incomplete" else "completed")
+
+    def _call(self, call: ToolCall) -> Iterator[bytes]:
+        yield from self._close_item()
+        self._calls.append(call)
+        self._begin("fc", {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""})
+        yield self._frame("response.output_item.added", output_index=self._index, item=self._item)
+        yield self._within("response.function_call_arguments.delta", delta=call.arguments)
+        self._item["arguments"] = call.arguments
+        yield self._within("response.function_call_arguments.done", arguments=call.arguments, name=call.name)
+        yield from self._done("completed")
+
+    def _begin(self, mark: str, item: dict[str, Any]) -> None:
+        name = self.id.partition("_")[2]
+        self._output.append({"id": f"{mark}_{name}{len(self._output):02x}", "status": "in_progress", **item})
+
+    def _done(self, status: str) -> Iterator[bytes]:
+        self._item["status"] = status
+        yield self._frame("response.output_item.done", output_index=self._index, item=self._item)
+
+    @property
+    def _index(self) -> int:
+        return len(self._output) - 1
+
+    def _within(self, event: str, **fields: Any) -> bytes:
+        return self._frame(event, item_id=self._item["id"], output_index=self._index, **fields)
+
+    def _frame(self, event: str, **fields: Any) -> bytes:
+        self._sequence += 1
+        return named_frame(event, {"type": event, "sequence_number": self._sequence, **fields})
+
+    def _usage_body(self) -> dict[str, Any] | None:
+        usage = self._usage
+        if usage is None:
+            return None
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }

@@ -1,0 +1,1 @@
+"""What programs may ask about the server itself."""

@@ -1,0 +1,63 @@
+"""What a program may know of the server: its model and defaults, and what the places for answers are doing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends
+from starlette.responses import JSONResponse, Response
+
+from notso.smollm3 import SamplingParams
+from notso.web.api.shared.completion import model_id, release
+from notso.web.api.shared.serving import Shared, ready_engine
+from notso.web.edge.access import guarded
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+
+@router.get("/props")
+async def props(state: Shared) -> Response:
+    """The model, the context and what a request that says nothing gets."""
+    _, info = ready_engine(state)
+    defaults = SamplingParams()
+    return JSONResponse(
+        {
+            "default_generation_settings": {
+                "n_ctx": info.context_tokens,
+                "params": {
+                    "temperature": defaults.temperature,
+                    "top_p": defaults.top_p,
+                    "top_k": defaults.top_k,
+                    "min_p": defaults.min_p,
+                    "repeat_penalty": defaults.repetition_penalty,
+                    "presence_penalty": defaults.presence_penalty,
+                    "frequency_penalty": defaults.frequency_penalty,
+                    "repeat_last_n": defaults.penalty_window,
+                },
+            },
+            "total_slots": info.max_num_seqs,
+            "model_alias": model_id(info),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"notso {release()}",
+            "n_params": info.parameter_count,
+            "size": info.size_bytes,
+            "quantisation": dict(info.quantisation),
+            "kernels": info.kernels,
+            "threads": info.threads,
+            "kv_format": info.kv_format,
+            "is_demo": info.is_demo,
+            "is_sleeping": False,
+        }
+    )
+
+
+@router.get("/slots")
+async def slots(state: Shared) -> Response:
+    """Each place for an answer and whether it is taken: counts, and no word of anybody's."""
+    engine, info = ready_engine(state)
+    stats = engine.stats()
+    listed: list[dict[str, Any]] = [
+        {"id": number, "n_ctx": info.context_tokens, "is_processing": number < stats.running}
+        for number in range(info.max_num_seqs)
+    ]
+    return JSONResponse(listed)

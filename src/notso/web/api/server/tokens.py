@@ -1,0 +1,100 @@
+"""Text to tokens and back, and a conversation as the model reads it: for who wants to look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
+
+from notso.smollm3 import InvalidRequestError
+from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.shared.field_reader import invalid, read_fields
+from notso.web.api.shared.fields import Fields, Notes, Text, refused, works
+from notso.web.api.shared.serving import Shared, known, read_body, ready_engine, with_prompt
+from notso.web.edge.access import guarded
+
+router = APIRouter(dependencies=[Depends(guarded)])
+F = TypeVar("F", bound=Fields)
+
+MAX_TOKENS = 1 << 18
+
+
+class TokenizeFields(Fields):
+    """The body of POST /tokenize."""
+
+    content: Text
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+TOKENIZE_NOTES: Notes = {
+    "content": works("the text"),
+    "parse_special": works("true: the spelling of a control token is that token; else it is plain text"),
+    "with_pieces": works("true: each token with its text"),
+    "add_special": refused("the model's prompts begin with what the template says; use /apply-template"),
+}
+
+
+class DetokenizeFields(Fields):
+    """The body of POST /detokenize."""
+
+    tokens: Annotated[list[int], Field(max_length=MAX_TOKENS, fail_fast=True)]
+
+
+DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request, state: Shared) -> Response:
+    """Token ids of a text. What looks like a control token is text, unless `parse_special` says otherwise."""
+    asked = await read_body(request, _reader(TokenizeFields, TOKENIZE_NOTES))
+    engine = ready_engine(state)[0]
+
+    def work() -> Response:
+        ids: list[Any] = engine.tokenize(asked.content, special=bool(asked.parse_special))
+        if asked.with_pieces:
+            ids = [{"id": id, "piece": engine.detokenize([id])} for id in ids]
+        return JSONResponse({"tokens": ids})
+
+    return await _off_loop(request, work)
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request, state: Shared) -> Response:
+    """The text of token ids, control tokens as they are spelt."""
+    asked = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
+    engine = ready_engine(state)[0]
+    try:
+        return await with_prompt(request, lambda: JSONResponse({"content": engine.detokenize(asked.tokens)}))
+    except InvalidRequestError as error:
+        raise invalid("tokens", str(error)) from None
+
+
+@router.post("/apply-template")
+async def apply_template(request: Request, state: Shared) -> Response:
+    """The prompt that a chat completion of this body would make the model read, as text, and how long it is."""
+    asked = await read_body(request, parse_chat_request)
+    engine = ready_engine(state)[0]
+    if asked.continue_last:
+        raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")
+
+    def work() -> Response:
+        prompt = engine.render(asked.messages, asked.thinking, asked.tools)
+        count = engine.count_tokens(asked.messages, asked.thinking, asked.tools)
+        return JSONResponse({"prompt": prompt, "n_tokens": count})
+
+    return await _off_loop(request, work)
+
+
+def _reader(kind: type[F], notes: Notes) -> Callable[[Mapping[str, Any]], F]:
+    return lambda body: read_fields(kind, body, notes)
+
+
+async def _off_loop(request: Request, work: Callable[[], Response]) -> Response:
+    try:
+        return await with_prompt(request, work)
+    except Exception as error:
+        raise known(error) from error

@@ -1,0 +1,1 @@
+"""What all the programs' APIs have in common."""

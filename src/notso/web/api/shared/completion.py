@@ -1,0 +1,241 @@
+"""The events of answers become the body of a chat completion."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from notso.smollm3 import Event, FinishReason, ModelInfo, TokenLogprob, ToolCall, Usage
+from notso.web.api.shared.token_logprobs import entries
+
+OPEN_THOUGHT, CLOSE_THOUGHT = "<think>\n", "\n</think>\n"
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer, as collected from its events. `raw_thinking` puts the thoughts into the content, within tags.
+
+    The log probabilities are None where none were asked for.
+    """
+
+    raw_thinking: bool = False
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    usage: Usage | None = None
+    finish_reason: FinishReason = "stop"
+    ended: bool = False
+    thinking_aloud: bool = False
+    content_logprobs: list[TokenLogprob] | None = None
+    reasoning_logprobs: list[TokenLogprob] | None = None
+
+    def add(self, event: Event) -> dict[str, Any] | None:
+        """Take an event in; what a stream has to say about it (`delta`), if anything. Raises the error of an `error`
+        event."""
+        match event.kind:
+            case "reasoning" if self.raw_thinking:
+                piece = event.text if self.thinking_aloud else OPEN_THOUGHT + event.text
+                self.thinking_aloud = True
+                self._weigh(self.content_logprobs, event)
+                return self._say(piece)
+            case "reasoning":
+                self.reasoning += event.text
+                self._weigh(self.reasoning_logprobs, event)
+                return {"reasoning_content": event.text}
+            case "text":
+                self._weigh(self.content_logprobs, event)
+                return self._say(self._end_of_thought() + event.text)
+            case "tool_call" if event.tool_call is not None:
+                before = self._end_of_thought()
+                self.tool_calls.append(event.tool_call)
+                delta = {"tool_calls": [{"index": len(self.tool_calls) - 1, **_call(event.tool_call)}]}
+                return delta | (self._say(before) if before else {})
+            case "usage":
+                self.usage = event.usage
+            case "error" if event.error is not None:
+                raise event.error
+            case "end":
+                self.finish_reason = event.finish_reason or "stop"
+                self.ended = True
+                if tail := self._end_of_thought():
+                    return self._say(tail)
+        return None
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, as the API says it."""
+        if self.tool_calls and self.finish_reason == "stop":
+            return "tool_calls"
+        return "stop" if self.finish_reason == "cancelled" else self.finish_reason
+
+    @property
+    def logprobs(self) -> dict[str, Any] | None:
+        """Of all its tokens."""
+        return logprobs_body(self.content_logprobs, self.reasoning_logprobs)
+
+    def body(self, index: int) -> dict[str, Any]:
+        """An entry of `choices`."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content or (None if self.tool_calls else "")}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [_call(call) for call in self.tool_calls]
+        return {"index": index, "message": message, "logprobs": self.logprobs, "finish_reason": self.reason}
+
+    def _weigh(self, kept: list[TokenLogprob] | None, event: Event) -> None:
+        if kept is not None:
+            kept += event.logprobs
+
+    def _say(self, text: str) -> dict[str, Any]:
+        self.content += text
+        return {"content": text}
+
+    def _end_of_thought(self) -> str:
+        was, self.thinking_aloud = self.thinking_aloud, False
+        return CLOSE_THOUGHT if was else ""
+
+
+def new_choice(*, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
+    """An answer of which nothing is known yet."""
+    choice = Choice(raw_thinking)
+    if logprobs:
+        choice.content_logprobs, choice.reasoning_logprobs = [], []
+    return choice
+
+
+def logprobs_body(
+    content: Iterable[TokenLogprob] | None, reasoning: Iterable[TokenLogprob] | None
+) -> dict[str, Any] | None:
+    """`logprobs` of a choice; those of the thoughts stand beside those of the answer."""
+    if content is None:
+        return None
+    thoughts = entries(reasoning or ())
+    return {"content": entries(content), "refusal": None} | ({"reasoning_content": thoughts} if thoughts else {})
+
+
+def collect(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
+    """A whole answer. Raises the error of an `error` event."""
+    choice = new_choice(raw_thinking=raw_thinking, logprobs=logprobs)
+    for event in events:
+        choice.add(event)
+    return choice
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What all parts of one response say about it."""
+
+    model: str
+    fingerprint: str
+    id: str = field(default_factory=lambda: new_id("chatcmpl"))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def body(self, choices: Sequence[Choice], reasoning_mode: str) -> dict[str, Any]:
+        """The whole response."""
+        return self.head("chat.completion") | {
+            "choices": [choice.body(index) for index, choice in enumerate(choices)],
+            "usage": usage_body(choices),
+            "timings": timings(choices) | {"reasoning_mode": reasoning_mode},
+        }
+
+    def chunk(
+        self, index: int, delta: dict[str, Any], reason: str | None = None, logprobs: Any = None, **more: Any
+    ) -> dict[str, Any]:
+        """One chunk of a stream."""
+        entry = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+        return self.head("chat.completion.chunk") | {"choices": [entry]} | more
+
+    def usage_chunk(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The last chunk, for who asked for it."""
+        return self.head("chat.completion.chunk") | {"choices": [], "usage": usage_body(choices)}
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """What the parts of one response have in common."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def new_id(kind: str, mark: str = "-") -> str:
+    """A name that nobody can guess."""
+    return f"{kind}{mark}{secrets.token_hex(12)}"
+
+
+def model_id(info: ModelInfo) -> str:
+    """The model's name as the API has it: in lower case, without blanks."""
+    return "-".join(info.name.lower().split())
+
+
+@lru_cache(maxsize=8)
+def release() -> str:
+    """The version of this program."""
+    try:
+        return version("notso-smollm3-bot")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def fingerprint(info: ModelInfo) -> str:
+    """Changes with whatever may change an answer: the release, the file, the cache's format."""
+    parts = (release(), info.name, info.size_bytes, info.parameter_count, sorted(info.quantisation.items()))
+    digest = hashlib.sha256(repr((parts, info.kv_format)).encode()).hexdigest()
+    return f"fp_{digest[:12]}"
+
+
+def usage_body(choices: Sequence[Choice], prompts: int = 1) -> dict[str, Any]:
+    """Tokens; a prompt, which as many choices share as there are for each, counts once."""
+    known = list(_usages(choices))
+    read = list(_usages(choices[:: max(1, len(choices) // prompts)]))
+    prompt = sum(usage.prompt_tokens for usage in read)
+    written = sum(usage.completion_tokens for usage in known)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in read)},
+        "completion_tokens_details": {"reasoning_tokens": sum(usage.reasoning_tokens for usage in known)},
+    }
+
+
+def timings(choices: Sequence[Choice]) -> dict[str, Any]:
+    """Of the first choice: tokens and milliseconds of reading and writing, under llama-server's names."""
+    usage = next(_usages(choices), None)
+    if usage is None:
+        return {}
+    read = usage.prompt_tokens - usage.cached_tokens
+    return timings_body(usage.cached_tokens, read, usage.prompt_ms, usage.completion_tokens, usage.completion_ms)
+
+
+def timings_body(cached: int, read: int, read_ms: float, written: int, written_ms: float) -> dict[str, Any]:
+    """Tokens of the prompt taken from the cache and read, tokens written, and what that took."""
+    return {
+        "cache_n": cached,
+        "prompt_n": read,
+        "prompt_ms": round(read_ms, 3),
+        "prompt_per_second": _rate(read, read_ms),
+        "predicted_n": written,
+        "predicted_ms": round(written_ms, 3),
+        "predicted_per_second": _rate(written, written_ms),
+    }
+
+
+def _usages(choices: Sequence[Choice]) -> Iterator[Usage]:
+    return (choice.usage for choice in choices if choice.usage is not None)
+
+
+def _rate(tokens: int, milliseconds: float) -> float | None:
+    return round(1000 * tokens / milliseconds, 3) if milliseconds > 0 else None
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

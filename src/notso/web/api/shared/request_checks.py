@@ -1,0 +1,36 @@
+"""What several APIs ask of a request beyond its fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from notso.smollm3 import Grammar, ToolChoice, ToolName
+from notso.web.api.shared.field_reader import check_depth, invalid, unsupported
+
+EFFORT_BUDGETS = {"low": 256, "medium": 1024, "high": 4096}
+"""Tokens of thinking that each `reasoning_effort` grants."""
+
+
+def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
+    """JSON of this schema. Raises ApiError (400) for one that is nested too deeply."""
+    check_depth(param, schema)
+    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def check_strict(param: str, strict: bool | None, is_free: bool) -> None:
+    """Raises ApiError (400) where arguments are to be held to their schema in a call that the model is free to make."""
+    if strict and is_free:
+        raise unsupported(param, f"{param} needs a tool_choice that asks for a call; else leave it out or give false")
+
+
+def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:
+    """A call of `name`, or of any tool. Raises ApiError (400) where there is no such tool."""
+    if not names:
+        raise invalid(param, f"{param} asks for a call, but there are no tools")
+    if name is None:
+        return "required"
+    if name not in names:
+        raise invalid(param, f"{param} names a function that is not among the tools")
+    return ToolName(name)

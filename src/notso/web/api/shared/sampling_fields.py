@@ -1,0 +1,152 @@
+"""The fields that say how tokens are chosen, which chats and plain completions share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from notso.smollm3 import SamplingParams
+from notso.web.api.shared.field_reader import invalid
+from notso.web.api.shared.fields import Fields, Name, Notes, Text, inert, refused, works
+from notso.web.edge.api_error import api_error_of
+from notso.web.values.strict_fields import at_most
+
+MAX_CHOICES = 64
+MAX_WORK = 4_000_000
+"""n times max_tokens times all log probabilities of a token: what one request may make of a few bytes."""
+
+MAX_BIASES = 1024
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+
+
+class StreamOptions(Fields):
+    """What a stream holds beside the answer."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class SamplingFields(Fields):
+    """Ranges of the sampler's numbers are the engine's to check."""
+
+    model: Name | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    seed: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logit_bias: Annotated[dict[TokenId, float], at_most(MAX_BIASES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
+    timings_per_token: bool | None = None
+    cache_prompt: bool | None = None
+    user: Name | None = None
+
+
+SAMPLING_NOTES: Notes = {
+    "model": works("one of the names that `GET /v1/models` tells; may be left out"),
+    "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
+    "top_p": works("above 0, to 1; 0.95 if left out"),
+    "top_k": works("0 is off"),
+    "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
+    "repeat_penalty": works("over the last 256 tokens; 1 is off"),
+    "repetition_penalty": works("another name of `repeat_penalty`"),
+    "frequency_penalty": works("-2 to 2, over the last 256 tokens"),
+    "presence_penalty": works("-2 to 2, over the last 256 tokens"),
+    "stop": works("a text, or up to 4, of up to 256 characters each; not part of the answer"),
+    "seed": works("64 bits; the same seed and input give the same text"),
+    "n": works("choices, up to as many as the server writes at a time; with a seed, choice i has seed + i"),
+    "logit_bias": works("token id to -100..100, up to 1,024"),
+    "stream": works("events with chunks"),
+    "stream_options": works("`include_usage` sends a last chunk with the counts"),
+    "return_progress": works("chunks with `prompt_progress` while the prompt is read"),
+    "timings_per_token": works("chunks carry `timings` of what was written so far"),
+    "cache_prompt": works("false reads the whole prompt anew"),
+    "user": inert("tells of the caller; no effect"),
+    "typical_p": refused("use top_p, top_k or min_p"),
+    "mirostat": refused("use top_p, top_k or min_p"),
+    "dry_multiplier": refused("use repeat_penalty, frequency_penalty or presence_penalty"),
+    "xtc_probability": refused("use temperature, top_p or min_p"),
+    "dynatemp_range": refused("use temperature"),
+    "grammar": refused("use response_format with a JSON schema"),
+    "json_schema": refused("use response_format with a JSON schema"),
+    "n_predict": refused("use max_tokens"),
+    "ignore_eos": refused("an answer ends where the model ends it, or at max_tokens"),
+}
+
+WITHIN_SAMPLING: Notes = {
+    "include_obfuscation": inert("false: nothing is padded", "streams are not padded; leave this out"),
+}
+"""Of what lies within those."""
+
+
+def sampling_of(
+    fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None, top_logprobs: int | None = None
+) -> tuple[SamplingParams, ...]:
+    """One for each of the choices (`n`), which differ in their seed. Raises ApiError (400) that names the field."""
+    chosen: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "thinking_budget": thinking_budget,
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "top_k": fields.top_k,
+        "min_p": fields.min_p,
+        "repetition_penalty": either(fields, "repeat_penalty", "repetition_penalty"),
+        "frequency_penalty": fields.frequency_penalty,
+        "presence_penalty": fields.presence_penalty,
+        "stop": (fields.stop,) if isinstance(fields.stop, str) else fields.stop and tuple(fields.stop),
+        "logit_bias": fields.logit_bias and {int(token): bias for token, bias in fields.logit_bias.items()},
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    choices = fields.n or 1
+    work = choices * (max_tokens or 1) * (1 + (top_logprobs or 0))
+    if work > MAX_WORK:
+        raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}, at most {MAX_WORK:,}")
+    # Choices that shared a seed would be the same text. The last ones of the range wrap round, into the same range.
+    seeds = [None if fields.seed is None else _wrapped(fields.seed + index) for index in range(choices)]
+    return tuple(checked_params({}, seed=seed, **given) for seed in seeds)
+
+
+def checked_params(names: Mapping[str, str], **given: Any) -> SamplingParams:
+    """The engine's parameters. Raises ApiError (400) that names the field, by one of `names` where there is one."""
+    try:
+        return SamplingParams(**given)
+    except ValueError as error:  # InvalidRequestError, which names the field
+        raise api_error_of(error).called(names) from None
+
+
+def either(fields: Fields, first: str, second: str) -> Any:
+    """Two spellings of one field. Raises ApiError if both are given and differ."""
+    one, other = getattr(fields, first), getattr(fields, second)
+    if one is not None and other is not None and one != other:
+        raise invalid(second, f"{first} and {second} mean the same: give one of them")
+    return other if one is None else one
+
+
+def check_stream_options(fields: SamplingFields) -> None:
+    """Raises ApiError where there is no stream for the options."""
+    if not fields.stream and fields.stream_options is not None:
+        raise invalid("stream_options", "stream_options needs stream: true")
+
+
+def _wrapped(seed: int) -> int:
+    return seed if seed < 1 << 64 else seed - (1 << 64)
+
+
+MAX_MESSAGES = 2048
+
+
+MAX_TOOLS = 128
+
+
+MAX_TOP_LOGPROBS = 20

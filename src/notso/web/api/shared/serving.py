@@ -1,0 +1,209 @@
+"""From a program's body to the answer it gets, in whichever form: read, admitted, asked, written down, let go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from notso.smollm3 import ModelInfo
+from notso.web.api.shared.model_names import require_model
+from notso.web.api.shared.question import Question
+from notso.web.api.shared.resumable import numbered
+from notso.web.api.shared.running import RunningAnswers
+from notso.web.api.shared.serializer import AnswerForm
+from notso.web.api.shared.strict_json import parse_object
+from notso.web.edge.access import owner_of
+from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.engine.port import ChatEngine
+from notso.web.state import State, state_of
+
+logger = logging.getLogger("notso.web.api")
+
+Owner = Annotated[str, Depends(owner_of)]
+Shared = Annotated[State, Depends(state_of)]
+T = TypeVar("T")
+
+LONGEST_RETRY_SECONDS = 60
+CONVERSATION = "x-conversation-id"
+_CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T]) -> T:
+    """The body, checked. Raises ApiError: 415, or 400 that names what is wrong."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise ApiError(415, "unsupported_media_type", "the body must be application/json")
+    body = await request.body()
+    return await state_of(request).large_work.run(lambda: parse(parse_object(body)), len(body))
+
+
+async def with_prompt(request: Request, work: Callable[[], T]) -> T:
+    """What takes time in proportion to the request's prompt, which its body bounds."""
+    return await state_of(request).large_work.run(work, len(await request.body()))
+
+
+def ready_engine(state: State) -> tuple[ChatEngine, ModelInfo]:
+    """The engine that answers. Raises ApiError (503) while there is none."""
+    engine, info = state.engine.engine, state.engine.info
+    if state.stopping:
+        raise ApiError(503, "shutting_down", "the server is stopping", retry_after_seconds=5)
+    if engine is not None and info is not None:
+        return engine, info
+    if state.engine.failure:
+        raise ApiError(503, "model_failed", f"no model can answer: {state.engine.failure}", retry_after_seconds=60)
+    raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
+
+
+async def answer(
+    request: Request, state: State, owner: str, asked: Question, form_of: Callable[[ModelInfo], AnswerForm]
+) -> Response:
+    """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
+    conversation. Raises ApiError for whatever can be refused before the first byte."""
+    engine, info = ready_engine(state)
+    require_model(asked.model, info)
+    choices = len(list(asked.choices))
+    if choices > info.max_num_seqs:
+        raise ApiError(400, "invalid_value", f"n is at most {info.max_num_seqs} on this server", param="n")
+    conversation = conversation_of(request)
+    if conversation is not None:
+        if choices > 1:
+            raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
+        state.kept_answers.check_free(owner, conversation)
+    _admit(state, engine)
+    form = form_of(info)
+    answers = RunningAnswers(
+        engine,
+        asked,
+        id=form.id,
+        asker=owner,
+        owner=secrets.token_hex(16) if asked.fresh else owner,
+        among=state.answers,
+        on_end=state.metrics.observe,
+    )
+    try:
+        await answers.start(
+            lambda work: with_prompt(request, work)
+        )  # all that can be refused is refused before the first byte
+        if conversation is not None:
+            _check_still_free(state, owner, conversation, answers)
+            state.kept_answers.keep(owner, conversation, answers, form.again())
+            if asked.stream:
+                return stream_of(numbered(frames(answers, form), 0, form.ping), lambda: None)
+            return JSONResponse(await whole(answers, form))
+        if asked.stream:
+            return stream_of(frames(answers, form), answers.stop)
+        return JSONResponse(await _unless_gone(request, answers, form))
+    except Exception as error:
+        raise known(error, asked.names) from error
+
+
+def _check_still_free(state: State, owner: str, conversation: str, answers: RunningAnswers) -> None:
+    """Raises ApiError (409) where another request of that name has begun while this one was asked."""
+    try:
+        state.kept_answers.check_free(owner, conversation)
+    except ApiError:
+        answers.stop()
+        raise
+
+
+def conversation_of(request: Request) -> str | None:
+    """The conversation a request names. Raises ApiError (400) for a name that is none."""
+    name = request.headers.get(CONVERSATION)
+    if name is not None and not _CONVERSATION_NAME.fullmatch(name):
+        raise ApiError(
+            400, "invalid_value", "X-Conversation-Id must be 1 to 128 visible characters", param=CONVERSATION
+        )
+    return name
+
+
+async def frames(answers: RunningAnswers, form: AnswerForm) -> AsyncIterator[bytes]:
+    """Everything a stream says, or one error in the place of what is missing."""
+    try:
+        for frame in form.opening():
+            yield frame
+        async for item in answers.events():
+            if item is None:
+                yield form.ping
+                continue
+            for frame in form.take(*item):
+                yield frame
+        await form.settle()
+        for frame in form.closing():
+            yield frame
+    except Exception as error:
+        yield form.failure(known(error))
+
+
+async def whole(answers: RunningAnswers, form: AnswerForm) -> dict[str, Any]:
+    """The whole response. Raises the error of an answer."""
+    async for item in answers.events():
+        if item is not None:
+            for _ in form.take(*item):
+                pass
+    await form.settle()
+    return form.body()
+
+
+def stream_of(chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> Response:
+    """A stream of events; `at_end` is called when it ends or its reader leaves."""
+    return _Stream(chunks, at_end)
+
+
+def known(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
+    """The error as a program gets it, the field called by one of `names`; what nobody expected is logged."""
+    mapped = api_error_of(error).called(names or {})
+    if mapped.code == "internal_error":
+        logger.error("unexpected %s on an API request", type(error).__name__, exc_info=error)
+    return mapped
+
+
+def _admit(state: State, engine: ChatEngine) -> None:
+    """Raises ApiError (429) where too many wait already, with the time after which it is worth asking again."""
+    stats = engine.stats()
+    if stats.waiting < state.settings.max_waiting_turns:
+        return
+    rounds = math.ceil(stats.waiting / engine.info.max_num_seqs)
+    seconds = min(LONGEST_RETRY_SECONDS, math.ceil(rounds * state.metrics.mean_answer_seconds))
+    raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
+
+
+async def _unless_gone(request: Request, answers: RunningAnswers, form: AnswerForm) -> dict[str, Any]:
+    """The whole answer, or nothing to anybody if the client leaves meanwhile."""
+    writing = asyncio.create_task(whole(answers, form))
+    leaving = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not writing.done():
+            raise ApiError(499, "client_left", "the client left")
+        return writing.result()
+    finally:
+        for task in (writing, leaving):
+            task.cancel()
+        answers.stop()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _Stream(StreamingResponse):
+    """Calls `at_end` also if it ends before its first chunk: a generator would not hear of that."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> None:
+        super().__init__(chunks, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+        self._at_end = at_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._at_end()

@@ -1,0 +1,87 @@
+"""JSON from strangers: an object, and nothing in it that would break a stream, a database or the parser itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from notso.web.edge.api_error import ApiError
+from notso.web.values.json_shape import JsonLimits, JsonShapeError, check_shape
+
+MAX_DEPTH = 64
+LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=(1 << 18) + (1 << 12))
+"""Schemas of thousands of properties, or as many token ids as /detokenize takes."""
+
+_LARGEST_INTEGER = 2**64 - 1  # seeds may be unsigned
+_MAX_INTEGER_DIGITS = 20
+_SUSPECT_ESCAPE = re.compile(rb"\\u(?:[dD][89a-fA-F]|0000)")
+_UNFIT = re.compile("[\x00\ud800-\udfff]")
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that `body` holds.
+
+    Raises ApiError (400) for anything else, and for NaN, infinite numbers, integers past 64 bits, a key given twice,
+    more than `LIMITS`, and text with NUL or half a surrogate pair. Takes time in proportion to the body.
+    """
+    try:
+        check_shape(body, LIMITS)
+        value = _DECODER.decode(body.decode("utf-8"))
+    except JsonShapeError as error:
+        raise _refusal(f"the body is {error}" if "nested" in str(error) else f"the body holds {error}") from None
+    except UnicodeDecodeError:
+        raise _refusal("the body is not UTF-8 text") from None
+    except json.JSONDecodeError as error:
+        raise _refusal(f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise _refusal(f"the body is nested deeper than {MAX_DEPTH} levels") from None
+    if not isinstance(value, dict):
+        raise _refusal("the body must be a JSON object")
+    if _SUSPECT_ESCAPE.search(body) or b"\x00" in body:
+        _check_texts(value)
+    return value
+
+
+def _check_texts(value: object) -> None:
+    if isinstance(value, str) and _UNFIT.search(value):
+        raise ApiError(400, "invalid_text", "a text in the body holds a NUL or half a surrogate pair")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_texts(key)
+            _check_texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_texts(item)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise _refusal("an object gives the same key twice")
+    return members
+
+
+def _integer(text: str) -> int:
+    if len(text) > _MAX_INTEGER_DIGITS or not -(2**63) <= (value := int(text)) <= _LARGEST_INTEGER:
+        raise _refusal("an integer is outside 64 bits")
+    return value
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _refusal("a number is too large")
+    return value
+
+
+def _constant(name: str) -> NoReturn:
+    raise _refusal(f"{name} is not JSON")
+
+
+def _refusal(message: str) -> ApiError:
+    return ApiError(400, "invalid_json", message)
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer, parse_float=_number, parse_constant=_constant)

@@ -1,0 +1,130 @@
+"""What a chat fills of the context, and what sending the draft would cost; and the draft is read before it is sent.
+Takes time: not on the event loop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date as Date
+from typing import Literal, TypedDict, Unpack
+
+from notso.web.engine.port import ChatEngine, Message, ModelError, Tool, WhenFull
+from notso.web.store.protocol import Attachment, StoredMessage
+from notso.web.turns.attachments import with_attachments
+from notso.web.turns.chat_settings import ChatSettings
+from notso.web.turns.prompt import SUMMARY_HEADING, prompt_messages
+
+Level = Literal["ok", "warn", "bad"]
+
+WARN_PERCENT, BAD_PERCENT = 70, 90
+
+
+class Asked(TypedDict):
+    """Of what is asked with a draft: all that its prompt depends on besides the messages."""
+
+    thinking: bool
+    tools: Sequence[Tool] | None
+    date: Date | None
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """Tokens. `parts` says what takes the room; `read_tokens` of them would have to be read now, in about `seconds`."""
+
+    used: int
+    total: int
+    parts: Mapping[str, int]
+    read_tokens: int
+    cached_tokens: int
+    seconds: float | None
+    when_full: WhenFull
+
+    @property
+    def percent(self) -> int:
+        """How full it is."""
+        return min(100, -(-100 * self.used // self.total)) if self.total else 0
+
+    @property
+    def level(self) -> Level:
+        """Its colour."""
+        return "ok" if self.percent < WARN_PERCENT else "warn" if self.percent <= BAD_PERCENT else "bad"
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for at least a word of answer."""
+        return self.used < self.total
+
+
+def measure(
+    engine: ChatEngine,
+    line: Sequence[StoredMessage],
+    draft: StoredMessage,
+    settings: ChatSettings,
+    **asked: Unpack[Asked],
+) -> Meter:
+    """Measure a branch with a draft at its end. Raises ModelError."""
+    tools = asked["tools"]
+
+    def count(messages: Sequence[Message], tools: Sequence[Tool] | None = tools) -> int:
+        return engine.count_tokens(messages, asked["thinking"], tools, asked["date"])
+
+    messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
+    estimate = engine.estimate(messages, **asked)
+    used = estimate.prompt_tokens
+    without_text = (*messages[:-1], Message("user", with_attachments("", draft.attachments)))
+    without_draft = (*messages[:-1], Message("user", ""))
+    alone = (Message("user", ""),)
+    system = messages[0] if messages and messages[0].role == "system" else None
+    thoughts = 0
+    if any(each.keep_reasoning for each in messages):
+        thoughts = used - count([replace(each, keep_reasoning=False) for each in messages])
+    no_draft = count(without_draft) if draft.content or draft.attachments else used
+    no_text = count(without_text) if draft.attachments else no_draft
+    bare = count(alone)
+    with_system = count((system, *alone)) if system is not None else bare
+    summary = 0
+    if system is not None and SUMMARY_HEADING in system.content:
+        plain = replace(system, content=settings.system_prompt)
+        summary = with_system - (count((plain, *alone)) if settings.system_prompt.strip() else bare)
+    tool_tokens = bare - count(alone, None) if tools else 0
+    words_only = [replace(each, tool_calls=()) for each in without_draft if each.role != "tool"]
+    results = no_draft - count(words_only) if len(words_only) < len(without_draft) else 0
+    parts = {
+        "system": with_system - summary - tool_tokens,
+        "tools": tool_tokens,
+        "summary": summary,
+        "thinking": thoughts,
+        "history": no_draft - with_system - thoughts - results,
+        "results": results,
+        "attachments": no_text - no_draft,
+        "draft": used - no_text,
+    }
+    return Meter(
+        used,
+        engine.info.context_tokens,
+        parts,
+        used - estimate.cached_tokens,
+        estimate.cached_tokens,
+        estimate.seconds,
+        settings.when_full,
+    )
+
+
+def read_ahead(
+    engine: ChatEngine,
+    line: Sequence[StoredMessage],
+    draft: StoredMessage,
+    settings: ChatSettings,
+    **asked: Unpack[Asked],
+) -> None:
+    """Have the engine read what it would be asked if the draft were sent. What cannot be sent is left alone."""
+    messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
+    with contextlib.suppress(ModelError):
+        engine.read_ahead(messages, settings.sampling, **asked, when_full=settings.when_full)
+
+
+def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessage:
+    """What stands in the composer, as the message it would become."""
+    return StoredMessage("", "", "user", text, "", "done", 0, attachments=attachments)

@@ -1,0 +1,175 @@
+"""Chats as files, out and in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter, Depends, Request, Response
+from markupsafe import Markup
+from starlette.responses import FileResponse, RedirectResponse, StreamingResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from notso.web.chat.export import JSON_HEAD, JSON_TAIL, chat_as_json, export_markdown, file_name
+from notso.web.chat.imports import ImportedChat, read_chats
+from notso.web.chat.submit import title_of
+from notso.web.chat.templates import is_fragment
+from notso.web.chat.views import Owner, Shared, find_chat, tab_of
+from notso.web.edge.access import guarded
+from notso.web.edge.assets import STATIC_DIRECTORY
+from notso.web.edge.client_connection import connection_of
+from notso.web.edge.forms import FORM_TYPE, parse_form
+from notso.web.state import State
+from notso.web.store.protocol import Chat
+from notso.web.store.tree import shown_path
+from notso.web.values.errors import StorageDamagedError
+from notso.web.values.ids import new_id
+from notso.web.values.problems import Problem
+from notso.web.values.wording import words
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+Kind = Literal["md", "json", "html"]
+GIVE_WAY_SECONDS = 2.0  # a backup of which nothing is taken for so long makes room for another
+STYLES = ("surfaces.css", "text.css", "messages.css")
+
+
+@router.get("/chats/{chat_id}/export/{kind}")
+async def export_chat(request: Request, state: Shared, owner: Owner, chat_id: str, kind: Kind) -> Response:
+    """One chat: Markdown or a still page of the shown branch, or JSON of all of it."""
+    chat = await find_chat(state, owner, chat_id)
+    name = file_name(chat, kind)
+    async with state.exporting:
+        messages = await state.store.messages(owner, chat.id)
+        if kind == "json":
+            text = await asyncio.to_thread(chat_as_json, chat, messages)
+            return _download(JSON_HEAD + text + JSON_TAIL, "application/json", name)
+        path = shown_path(messages, chat.chosen_root)
+        if kind == "md":
+            markdown = await asyncio.to_thread(export_markdown, chat, [shown.message for shown in path])
+            return _download(markdown, "text/markdown; charset=utf-8", name)
+        path = await state.kept_html.path(path, questions=False)
+        css = await asyncio.to_thread(_css)
+        page = await state.pages.respond(request, "export.html", chat=chat, path=path, css=css)
+        return _download(bytes(page.body), "text/html; charset=utf-8", name)
+
+
+@router.get("/export")
+async def export_all(state: Shared, owner: Owner) -> Response:
+    """Every chat, as JSON; of a damaged database those that can be read, and the file's name says if not all can."""
+    chats, name = await state.store.chats(owner), "notso-chats.json"
+    if state.store.read_only:
+        readable = [chat for chat in chats if await _can_be_read(state, owner, chat)]
+        chats, name = readable, name if len(readable) == len(chats) else "notso-chats-not-all.json"
+    return _download(_as_json(state, owner, chats), "application/json", name)
+
+
+@router.get("/backup")
+async def backup(state: Shared) -> Response:
+    """All there is, as a file that can stand in the database's place. One at a time: each is as large again.
+
+    Who takes nothing of the one that is being sent gives way to who asks for the next.
+    """
+    if state.backing_up.locked():
+        reader = state.backup_reader
+        if reader is None or reader.unread_since is None or time.monotonic() - reader.unread_since < GIVE_WAY_SECONDS:
+            raise Problem(429, words["error_backing_up"], retry_after_seconds=10)
+        reader.drop()
+    await state.backing_up.acquire()
+    copy = state.settings.directory / f"backup-{new_id()}.db"
+    try:
+        await state.store.backup(copy)
+    except BaseException:
+        copy.unlink(missing_ok=True)
+        state.backing_up.release()
+        raise
+    name = f"notso-backup-{date.today().isoformat()}.db"
+    return _PassingFile(state, copy, media_type="application/vnd.sqlite3", filename=name)
+
+
+@router.post("/import")
+async def import_chats(request: Request, state: Shared, owner: Owner) -> Response:
+    """Chats from a file: our own export, or a list of messages. What is there already is never touched."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in ("application/json", FORM_TYPE):
+        raise Problem(415, words["import_unknown"])
+    body = await request.body()
+
+    def read() -> list[ImportedChat]:
+        return read_chats(parse_form(body).get("json", "").encode() if kind == FORM_TYPE else body, title_of)
+
+    async with state.importing.turn():  # until it is stored: what is read of a file takes several times its bytes
+        chats = await state.importing.work(read)
+        for chat, messages in chats:
+            await state.store.add_chat(owner, chat, messages)
+            state.feed.announce(owner, chat.id, tab_of(request), turns=False)
+    address = f"/chats/{chats[0][0].id}"
+    if is_fragment(request):
+        return Response(status_code=204, headers={"HX-Redirect": address})
+    return RedirectResponse(address, 303)
+
+
+class _ReaderGoneError(Exception):
+    pass
+
+
+class _PassingFile(FileResponse):
+    """The one backup on its way: it is gone once it was sent, or its reader was; then there may be another."""
+
+    def __init__(self, state: State, path: Path, **options: Any) -> None:
+        super().__init__(path, **options)
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reader = self._state.backup_reader = connection_of(scope)
+
+        async def send_while_read(message: Message) -> None:
+            if reader is not None and reader.gone:
+                raise _ReaderGoneError
+            await send(message)
+
+        try:
+            with contextlib.suppress(_ReaderGoneError):
+                await super().__call__(scope, receive, send_while_read)
+        finally:
+            self._state.backup_reader = None
+            self._state.backing_up.release()
+            await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
+
+
+async def _as_json(state: State, owner: str, chats: Iterable[Chat]) -> AsyncIterator[bytes]:
+    """Each chat is read when those before it were taken, and no two are made at once, whoever asks for them."""
+    yield JSON_HEAD
+    for number, chat in enumerate(chats):
+        async with state.exporting:
+            messages = await state.store.messages(owner, chat.id)
+            piece = await asyncio.to_thread(chat_as_json, chat, messages)
+            del messages
+        yield b"\n" if number == 0 else b",\n"
+        yield piece
+    yield JSON_TAIL
+
+
+async def _can_be_read(state: State, owner: str, chat: Chat) -> bool:
+    try:
+        await state.store.messages(owner, chat.id)
+    except StorageDamagedError:
+        return False
+    return True
+
+
+def _css() -> Markup:
+    texts = [path.read_text() for name in STYLES if (path := Path(STATIC_DIRECTORY, name)).exists()]
+    return Markup("\n".join(texts))  # our own files
+
+
+def _download(body: bytes | str | AsyncIterator[bytes], media_type: str, name: str) -> Response:
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    if isinstance(body, bytes | str):
+        return Response(body, media_type=media_type, headers=headers)
+    return StreamingResponse(body, media_type=media_type, headers=headers)

@@ -1,0 +1,225 @@
+"""From what a person asks for to a stored turn in the engine's queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import date
+from typing import Literal
+
+from notso.web.chat.context_check import check_fits
+from notso.web.chat.tool_offer import offer_in
+from notso.web.engine.port import Message, Request, SamplingParams
+from notso.web.state import State
+from notso.web.store.protocol import Chat, NewAnswer, NewTurn, StoredMessage, TurnAccepted, TurnRefused
+from notso.web.store.tree import branch, line_to
+from notso.web.turns.attachments import attachments_from
+from notso.web.turns.chat_settings import ChatSettings, settings_from
+from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages
+from notso.web.turns.turn import Turn
+from notso.web.values.errors import StorageError
+from notso.web.values.ids import is_id, new_generation_id, new_id
+from notso.web.values.problems import Problem
+from notso.web.values.wording import words
+
+Role = Literal["user", "assistant"]
+StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
+
+MAX_TITLE_CHARACTERS = 120
+TITLE_WIDTH = 48
+MAX_SUMMARY_TOKENS = 512
+
+
+async def ask(
+    state: State, owner: str, chat: Chat, fields: dict[str, str], *, is_new: bool = False, instead_of: str | None = None
+) -> TurnAccepted:
+    """Store the question and start its answer; what comes back is on disk. Raises Problem and
+    StorageError, which keep the text."""
+    text = fields.get("text", "").strip("\n")
+    limit = state.settings.max_message_characters
+    try:
+        attachments = attachments_from(fields, limit)
+        _check_text(text, limit, may_be_empty=bool(attachments))
+        check_admission(state)
+        question = replace(_message(chat, "user", text), attachments=attachments)
+        await check_fits(state, owner, chat, question, instead_of)
+        new_turn = NewTurn(question, _new_answer(chat), _key(fields), instead_of)
+        new = chat if is_new else None
+        accepted = await _begin(state, owner, chat, new_turn.answer, lambda: state.store.add_turn(owner, new_turn, new))
+        if accepted.repeated and accepted.question.content != text:
+            raise Problem(409, words["error_sent_before"])  # its answer was lost on the way, and the text changed since
+    except (Problem, StorageError) as error:
+        error.draft = text
+        raise
+    if accepted.question.chat_id != chat.id and not is_new:
+        raise Problem(400, words["error_form"])  # the key of another chat's message
+    return accepted
+
+
+async def answer_again(state: State, owner: str, chat: Chat, message_id: str, fields: dict[str, str]) -> TurnAccepted:
+    """Another version of an answer, beside it."""
+    message = await state.store.message(owner, chat.id, message_id)
+    if message is None or message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
+        raise Problem(404, words["error_unknown_page"])
+    new = NewAnswer(_new_answer(chat), message.parent_id, _key(fields))
+    return await _begin(state, owner, chat, new.answer, lambda: state.store.add_answer(owner, new))
+
+
+async def write_on(state: State, owner: str, chat: Chat, message_id: str, *, hurry: bool = False) -> TurnAccepted:
+    """Continue the same answer where it ended; with `hurry`, its unfinished thought is closed first."""
+    answer = replace(_new_answer(chat), id=message_id)
+    generation_id = answer.generation_id or ""
+    return await _begin(
+        *(state, owner, chat, answer),
+        lambda: state.store.resume_answer(owner, chat.id, message_id, generation_id),
+        hurry=hurry,
+    )
+
+
+async def summarise(state: State, owner: str, chat: Chat, fields: dict[str, str]) -> TurnAccepted:
+    """A summary after the newest message; for the model it stands in place of what is above it."""
+    shown = branch(await state.store.messages(owner, chat.id), chat.chosen_root)
+    if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
+        raise Problem(400, words["error_nothing_to_summarise"])
+    answer = replace(_new_answer(chat), kind="summary")
+    new = NewAnswer(answer, shown[-1].id, _key(fields) if "key" in fields else new_id())
+    settings = await settings_of(state, owner, chat)
+    check_admission(state)
+    with state.turns.expecting(answer.generation_id or ""):
+        accepted = _accepted(await _once_free(state, lambda: state.store.add_answer(owner, new)))
+        if accepted.repeated:
+            return accepted
+        messages = (
+            *prompt_messages(shown, settings.system_prompt, keep_thinking=settings.keep_thinking),
+            Message("user", SUMMARY_REQUEST),
+        )
+        await state.toolbox.ready(settings.tool_names)
+        request = Request(
+            messages,
+            SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0),
+            thinking=chat.thinking,  # this and the tools as in the chat itself, so that its cached prompt serves
+            tools=state.toolbox.definitions(settings.tool_names),
+            tool_choice="none",
+            date=chat.prompt_date,
+            owner=owner,
+            when_full="drop_oldest",
+        )
+        state.turns.start(Turn(accepted.answer, request))
+    return accepted
+
+
+def new_chat(first_text: str, *, thinking: bool) -> Chat:
+    """A chat named after its first line. Its date is today's for good."""
+    now = _now_ms()
+    return Chat(new_id(), title_of(first_text), thinking, date.today(), now, now)
+
+
+def title_of(text: str) -> str:
+    """The first line that says something, cut at a word."""
+    line = " ".join(next((line for line in text.splitlines() if line.strip()), "").split())
+    if len(line) <= TITLE_WIDTH:
+        return line or words["new_chat"]
+    cut = line[:TITLE_WIDTH]
+    return (cut.rpartition(" ")[0] if " " in cut[TITLE_WIDTH // 2 :] else cut) + "…"
+
+
+async def settings_of(state: State, owner: str, chat: Chat | None) -> ChatSettings:
+    """What counts in a chat, or in a new one."""
+    return settings_from(await state.store.defaults(owner), chat.settings if chat is not None else {})
+
+
+def check_admission(state: State) -> None:
+    """Whether another turn may begin. Raises Problem."""
+    if state.stopping:
+        raise Problem(503, words["error_stopping"], retry_after_seconds=15)
+    if state.store.read_only:
+        raise Problem(503, words["read_only" if state.store.damage == "unsound" else "read_only_lost"])
+    if state.engine.state in ("failed", "stopped"):
+        raise Problem(503, words["error_not_loaded"].format(reason=state.engine.failure))
+    if state.turns.waiting >= state.settings.max_waiting_turns:
+        raise Problem(429, words["error_busy"], retry_after_seconds=10)
+
+
+async def _begin(
+    state: State, owner: str, chat: Chat, answer: StoredMessage, store: StoreCall, *, hurry: bool = False
+) -> TurnAccepted:
+    """Store a turn and start it, unless it was there already. Raises Problem: others came while this was looked at."""
+    check_admission(state)
+    with state.turns.expecting(answer.generation_id or ""):
+        accepted = _accepted(await _once_free(state, store))
+        if not accepted.repeated:
+            await _start(state, owner, chat, accepted, hurry=hurry)
+    return accepted
+
+
+async def _start(state: State, owner: str, chat: Chat, accepted: TurnAccepted, *, hurry: bool = False) -> None:
+    settings = await settings_of(state, owner, chat)
+    answer = accepted.answer
+    line = line_to(await state.store.messages(owner, chat.id), accepted.question.id)
+    await state.toolbox.ready(settings.tool_names)
+    offer = offer_in(state, owner, chat, settings, line)
+    request = Request(
+        prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking),
+        settings.sampling,
+        thinking=chat.thinking,
+        tools=offer.definitions if offer is not None else None,
+        date=chat.prompt_date,
+        owner=owner,
+        when_full=settings.when_full,
+    )
+    in_thought = bool(answer.reasoning) and not answer.content
+    state.turns.start(Turn(answer, request, offer, settings.keep_thinking, hurry and in_thought))
+
+
+async def _once_free(state: State, store: StoreCall) -> TurnAccepted | TurnRefused:
+    """Store, once more if the chat was held by a turn that nobody runs."""
+    outcome = await store()
+    if isinstance(outcome, TurnRefused) and outcome.running is not None:
+        await _let_go_of_lost(state, outcome.running)
+        outcome = await store()
+    return outcome
+
+
+async def _let_go_of_lost(state: State, answer: StoredMessage) -> None:
+    """A turn marked running that nobody runs (its last save failed) must not lock its chat for ever."""
+    generation_id = answer.generation_id or ""
+    turn = state.turns.find(generation_id)
+    if turn is not None and turn.log.finished:
+        await state.store.save_answer(turn.answer)
+    elif state.turns.lost(generation_id):
+        await state.store.save_answer(replace(answer, state="interrupted"))
+
+
+def _accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:
+    if isinstance(outcome, TurnAccepted):
+        return outcome
+    if outcome.running is None:
+        raise Problem(404, words["error_unknown_chat"])
+    raise Problem(409, words["error_running"])
+
+
+def _key(fields: dict[str, str]) -> str:
+    key = fields.get("key", "")
+    if not is_id(key):
+        raise Problem(400, words["error_form"])
+    return key
+
+
+def _message(chat: Chat, role: Role, text: str) -> StoredMessage:
+    return StoredMessage(new_id(), chat.id, role, text, "", "done", _now_ms())
+
+
+def _new_answer(chat: Chat) -> StoredMessage:
+    return replace(_message(chat, "assistant", ""), state="queued", generation_id=new_generation_id())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _check_text(text: str, limit: int, *, may_be_empty: bool) -> None:
+    if not text.strip() and not may_be_empty:
+        raise Problem(400, words["error_empty"])
+    if len(text) > limit:
+        raise Problem(400, words["error_too_long"].format(length=f"{len(text):,}", limit=f"{limit:,}"))

@@ -1,0 +1,157 @@
+"""Templates to HTML, in worker threads of their own, with autoescape always on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import HTMLResponse
+
+from notso.web.chat.day_groups import by_day
+from notso.web.edge.assets import Assets
+from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
+from notso.web.store.protocol import StoredMessage, ToolUse
+from notso.web.turns.tool_rounds import parts_of
+from notso.web.turns.turn_log import CARD_MARK, Card
+from notso.web.values.ids import new_id
+from notso.web.values.shortcuts import SHORTCUTS
+from notso.web.values.slash_commands import commands_of
+from notso.web.values.wording import words
+
+TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
+
+
+class Pages:
+    """Renders templates; partials begin with an underscore and also serve as answers to htmx."""
+
+    def __init__(self, assets: Assets, renderer: Executor) -> None:
+        self._renderer = renderer
+        self._environment = Environment(
+            loader=FileSystemLoader(TEMPLATE_DIRECTORY),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals.update(
+            words=words,
+            asset=assets.url,
+            icon=_icons(assets),
+            fresh_id=new_id,
+            slash_commands=commands_of("page"),
+            shortcuts=SHORTCUTS,
+        )
+        self._environment.filters.update(
+            answer_html=self.answer_html,
+            pretty_json=pretty_json,
+            printable=printable,
+            tool_duration=tool_duration,
+            reasoning_html=reasoning_html,
+            size=human_size,
+            duration=human_duration,
+            count=human_count,
+            by_day=by_day,
+        )
+
+    async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
+        """The rendered template as an answer; it knows this request's nonce."""
+        context |= {"nonce": request.state.nonce, "has_key": not request.app.state.key_ring.open}
+        html = await asyncio.get_running_loop().run_in_executor(
+            self._renderer, lambda: self._environment.get_template(template).render(context)
+        )
+        return HTMLResponse(html, status)
+
+    def close(self) -> None:
+        """Nothing more is rendered."""
+        self._renderer.shutdown(wait=False, cancel_futures=True)
+
+    def card(self, use: ToolUse) -> Card:
+        """A tool call as HTML. What model and tool wrote is escaped in it. Takes time: not on the loop."""
+        whole, state, result = (
+            self._environment.get_template(name).render(use=use)
+            for name in ("_tool_card.html", "_tool_state.html", "_tool_result.html")
+        )
+        return Card(whole, state, result)
+
+    def answer_html(self, message: StoredMessage) -> Markup:
+        """A message's safe HTML with the cards of its tool calls: its text, plain, where it has no HTML yet.
+
+        Takes time: not on the loop.
+        """
+        parts = message.answer_html.split(CARD_MARK) if message.renderer == RENDERER_VERSION else []
+        if len(parts) != len(message.tool_uses) + 1:
+            note = Markup("" if message.active else "<p><em>{}</em></p>\n").format(words["not_yet_laid_out"])
+            parts = [note + Markup(render_plain(part)) if part else "" for part in parts_of(message)]
+        html = "".join(part + self.card(use).whole for part, use in zip(parts, message.tool_uses, strict=False))
+        return Markup(html + parts[-1])  # it left our sanitiser, or was escaped by our template
+
+
+def is_fragment(request: Request) -> bool:
+    """Whether htmx asks, for a piece of a page rather than a whole one. The only reader of its headers."""
+    return request.headers.get("hx-request") == "true" and request.headers.get("hx-request-type", "") != "full"
+
+
+def reasoning_html(message: StoredMessage) -> Markup:
+    """The thoughts' safe HTML: their text, plain, where they have no HTML yet."""
+    if message.renderer == RENDERER_VERSION:
+        return Markup(message.reasoning_html)  # it left our sanitiser
+    return Markup(render_plain(message.reasoning) if message.reasoning else "")
+
+
+def pretty_json(text: str) -> str:
+    """JSON over several lines, its letters as letters; what is none, as it is."""
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False).encode("utf-8", "replace").decode()
+    except (ValueError, RecursionError):
+        return text
+
+
+def printable(text: str) -> str:
+    """A name on one line, whatever it is made of."""
+    return "".join(character if character.isprintable() else "�" for character in text)[:80]
+
+
+def tool_duration(milliseconds: float) -> str:
+    """4.2 -> '4 ms', 1234.5 -> '1.2 s'."""
+    if milliseconds < 100:
+        return words["tool_duration_short"].format(milliseconds=max(1, round(milliseconds)))
+    return words["tool_duration"].format(seconds=f"{milliseconds / 1000:.1f}")
+
+
+def _icons(assets: Assets) -> Callable[[str], Markup]:
+    """A template's `icon("send")`: a drawing from the one sheet of them, for the eye only."""
+    sheet = assets.url("icons.svg")
+    return lambda name: Markup('<svg class="glyph" aria-hidden="true"><use href="{}#{}"/></svg>').format(sheet, name)
+
+
+def human_size(count_bytes: int) -> str:
+    """1915305312 -> '1.92 GB'."""
+    size = float(count_bytes)
+    for unit in ("bytes", "kB", "MB"):
+        if size < 999.5:  # what rounds to 1000 is one of the next unit
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def human_duration(seconds: float) -> str:
+    """75 -> '1 min 15 s', 7500 -> '2 h 5 min'."""
+    whole = max(1, round(seconds))
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+
+
+def human_count(number: int) -> str:
+    """3075098624 -> '3.08 B'."""
+    for unit, scale in (("B", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)):
+        if number >= 0.9995 * scale:
+            return f"{number / scale:.3g} {unit}"
+    return str(number)

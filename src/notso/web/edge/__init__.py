@@ -1,0 +1,1 @@
+"""Around every request: access, limits, security headers, assets, the form of errors."""

@@ -1,0 +1,105 @@
+"""Errors on their way to a program: a status and the error object of its API, one line, no traceback, no echo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from notso.smollm3 import (
+    ContextLengthError,
+    InvalidRequestError,
+    NotsoError,
+    OutOfMemoryError,
+    TemplateError,
+)
+from notso.web.values.errors import StorageError, StorageFullError
+from notso.web.values.problems import Problem
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_PARAMS = {  # ours -> as the API spells it
+    "repetition_penalty": "repeat_penalty",
+    "context_tokens": "messages",
+    "grammar": "response_format",
+}
+
+
+class ApiError(Exception):
+    """Ends an API request. `param` names the field that is at fault, `code` the kind of fault."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON body."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The same as the Anthropic API has it."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": self.body["error"] | {"type": kind}}
+
+    def body_for(self, path: str) -> dict[str, Any]:
+        """The answer's JSON body at that address."""
+        return self.anthropic_body if path.startswith("/v1/messages") else self.body
+
+    def called(self, names: Mapping[str, str]) -> ApiError:
+        """The same, the field called as another API calls it."""
+        if self.param is not None and self.param in names:
+            self.message = _renamed(self.message, self.param, names[self.param])
+            self.param = names[self.param]
+        return self
+
+
+def api_error_of(error: BaseException) -> ApiError:
+    """What an error of the floors below is to a program: bad input is never a 5xx, for clients try those again."""
+    match error:
+        case ApiError():
+            return error
+        case Problem():
+            code = "queue_full" if error.status == 429 else "unavailable"
+            return ApiError(error.status, code, error.sentence, retry_after_seconds=error.retry_after_seconds)
+        case ContextLengthError():
+            return ApiError(400, "context_length_exceeded", str(error), param="messages")
+        case InvalidRequestError():
+            return ApiError(400, "invalid_value", str(error), param=error.param).called(_PARAMS)
+        case TemplateError():
+            return ApiError(400, "template_error", str(error), param="messages")
+        case OutOfMemoryError():
+            return ApiError(507, "out_of_memory", str(error))
+        case StorageFullError():
+            return ApiError(507, "disk_full", str(error))
+        case StorageError():
+            return ApiError(503, "storage_failed", str(error), retry_after_seconds=5)
+        case NotsoError():
+            return ApiError(500, "engine_error", str(error))
+        case _:
+            return ApiError(500, "internal_error", "something went wrong inside; the server's log says more")
+
+
+def _renamed(message: str, name: str, other: str) -> str:
+    """A message that begins with a field's name, with another in its place."""
+    return other + message.removeprefix(name) if message.startswith(f"{name} ") else message

@@ -1,0 +1,65 @@
+"""The files a page needs, read once, served from memory under a name that changes with their content."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import posixpath
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+STATIC_DIRECTORY = Path(__file__).parents[1] / "static"
+FOREVER = "public, max-age=31536000, immutable"
+
+_TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
+    ".webmanifest": "application/manifest+json",
+}
+# How these name their neighbours: a style sheet its fonts, the manifest its icons.
+_REFERENCES = {
+    ".css": re.compile(rb"(?<=url\()[\w./-]+(?=\))"),
+    ".webmanifest": re.compile(rb'(?<="src": ")[\w./-]+(?=")'),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file. `packed` is its gzip form."""
+
+    body: bytes
+    packed: bytes
+    media_type: str
+
+
+class Assets:
+    """All files under a directory, each at /static/<digest>/<name>; one that names another names it so too."""
+
+    def __init__(self, directory: Path = STATIC_DIRECTORY) -> None:
+        self._by_path: dict[str, Asset] = {}
+        self._urls: dict[str, str] = {}
+        known = [path for path in sorted(directory.rglob("*")) if path.suffix in _TYPES and path.is_file()]
+        for path in sorted(known, key=lambda path: path.suffix in _REFERENCES):
+            name, body = path.relative_to(directory).as_posix(), path.read_bytes()
+            if pattern := _REFERENCES.get(path.suffix):
+                body = pattern.sub(lambda found, name=name: self._named(name, found[0]), body)  # type: ignore[misc]
+            digest = hashlib.sha256(body).hexdigest()[:16]
+            self._by_path[f"{digest}/{name}"] = Asset(body, gzip.compress(body, mtime=0), _TYPES[path.suffix])
+            self._urls[name] = f"/static/{digest}/{name}"
+
+    def _named(self, name: str, reference: bytes) -> bytes:
+        """Where the file is that `name` refers to by a relative path; what is not ours stays as written."""
+        neighbour = posixpath.normpath(posixpath.join(posixpath.dirname(name), reference.decode()))
+        return self._urls.get(neighbour, reference.decode()).encode()
+
+    def url(self, name: str) -> str:
+        """Where a page finds the file. Raises KeyError for one that does not exist."""
+        return self._urls[name]
+
+    def find(self, path: str) -> Asset | None:
+        """The file at `<digest>/<name>`."""
+        return self._by_path.get(path)

@@ -1,0 +1,230 @@
+"""One client's connection: how long it may keep us waiting, and what is held for it. uvicorn waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+import time
+import weakref
+from collections import deque
+from typing import Any, cast
+
+from starlette.types import Scope
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from notso.web.edge.door import Door
+
+logger = logging.getLogger("notso.web.connections")
+
+HEADER_SECONDS = 10.0
+MAX_BYTES_AHEAD = 16 * 1024
+"""Of further requests, sent while one is answered. Browsers and client libraries send none."""
+
+LANE_SECONDS = 1.0
+MAX_UNSENT_BYTES = 64 * 1024
+"""That the system holds beyond what is on its way: enough that a fast reader never waits for us."""
+
+READ_BYTES = 64 * 1024
+"""Taken from a connection in one go, a quarter of what asyncio takes: so much is held of a body that nobody reads yet,
+and so long does one of a hundred that send at once keep the loop from the others."""
+
+REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 43\r\n"
+    b"Retry-After: 5\r\nConnection: close\r\n\r\nToo many connections; try again in a while\n"
+)
+
+_STATE_KEY = "notso_connection"
+_NO_LINGERING = struct.pack("ii", 1, 0)
+
+
+def connection_of(scope: Scope) -> ClientConnection | None:
+    """The connection a request came by; None once it has ended, or where another server runs the application."""
+    reference = scope.get("state", {}).get(_STATE_KEY)
+    return cast("ClientConnection | None", reference()) if reference is not None else None
+
+
+class Lane:
+    """Where requests wait that were sent ahead of an earlier one's answer: they are begun one at a time, whoever sends
+    them, so that no crowd of them comes before who asks and then reads. One that takes long lets the next begin.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[ClientConnection] = deque()
+        self._at_work: ClientConnection | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def join(self, connection: ClientConnection) -> None:
+        """Its `answer_next` is called when its turn has come."""
+        self._waiting.append(connection)
+        self._go_on()
+
+    def leave(self, connection: ClientConnection) -> None:
+        """Its request is answered, its reader takes nothing, or it is gone."""
+        if self._timer is not None and connection is self._at_work:
+            self._timer.cancel()
+            self._at_work = self._timer = None
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while self._at_work is None and self._waiting:
+            connection = self._waiting.popleft()
+            if not connection.gone:
+                self._at_work = connection
+                self._timer = connection.loop.call_later(LANE_SECONDS, self.leave, connection)
+                connection.loop.call_soon(connection.answer_next)
+
+
+class ClientConnection(H11Protocol):
+    """uvicorn's protocol with two clocks, and a place at the door.
+
+    One runs from the connection, or from the first byte of a later request, until the headers are whole; bytes that
+    trickle in do not set it back. The other runs while anything written has not been taken, also after the end of the
+    response and while the connection is being closed; when it is over, the connection is cut and what it held is gone.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        door: Door,
+        lane: Lane,
+        send_seconds: float,
+    ) -> None:
+        super().__init__(config, server_state, app_state | {_STATE_KEY: weakref.ref(self)}, _loop)
+        self._door = door
+        self._lane = lane
+        self._send_seconds = send_seconds
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+        self._has_sent_ahead = False
+        self.unread_since: float | None = None
+        """When the client stopped taking what is written to it, by the monotonic clock; None while it takes all."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.max_size = READ_BYTES  # type: ignore[attr-defined]
+        transport.set_write_buffer_limits(high=0)  # so that whatever is not taken is heard of
+        self._bound_what_the_system_holds()
+        if not self._door.enter(self, self.client[0] if self.client else ""):
+            transport.write(REFUSAL)
+            transport.close()
+            return
+        self._start_header_timer()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.flow.read_paused and len(self.conn.trailing_data[0]) > MAX_BYTES_AHEAD:
+            self.drop()
+            return
+        if self._waits_for_headers():
+            self._start_header_timer()
+        else:
+            self._stop_header_timer()
+            self._door.serves(self)  # if more of a body is to come, it waits from now on
+        self._note_turn()
+
+    def on_response_complete(self) -> None:
+        self._lane.leave(self)
+        if self.gone or not self.conn.trailing_data[0]:
+            super().on_response_complete()
+        elif self.flow.write_paused:
+            self._has_sent_ahead = True  # no work is begun for who has not taken what was done
+        else:
+            self._lane.join(self)
+        self._note_turn()
+
+    def answer_next(self) -> None:
+        """Go on with the request that came while the one before it was answered."""
+        if not self.gone:
+            super().on_response_complete()
+            self._note_turn()
+        if self._waits_for_headers():  # only a part of it is there
+            self._lane.leave(self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.unread_since = time.monotonic()
+        self._send_timer = self.loop.call_later(self._send_seconds, self._drop_unread)
+        self._lane.leave(self)
+        self._note_turn()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_send_timer()
+        if self._has_sent_ahead:
+            self._has_sent_ahead = False
+            self._lane.join(self)
+        self._note_turn()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_header_timer()
+        self._stop_send_timer()
+        self._unset_keepalive_if_required()  # uvicorn leaves it where the client was cut off
+        self._door.leave(self)
+        self._lane.leave(self)
+        super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """Cut the connection off. What was not taken is forgotten, by the system too."""
+        self._door.leave(self)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGERING)
+        self.transport.abort()
+
+    def _bound_what_the_system_holds(self) -> None:
+        """It takes megabytes for a client before we notice that they are not read, and tries for a quarter of an hour
+        to deliver what one that is gone will never take. Where it can be told, it is."""
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            later_ms = int(2000 * self._send_seconds)  # than our own clock, which tells the client
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, later_ms)
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing more reaches the client."""
+        return self.transport.is_closing()
+
+    @property
+    def _socket(self) -> socket.socket:
+        return cast(socket.socket, self.transport.get_extra_info("socket"))
+
+    def _note_turn(self) -> None:
+        """Tell the door whose turn it is: the client's to send or to take something, or ours."""
+        if self.flow.write_paused or self._waits_for_headers() or self.cycle.more_body:
+            self._door.waits(self)
+        else:
+            self._door.serves(self)
+
+    def _waits_for_headers(self) -> bool:
+        """Whether no request is being answered: uvicorn makes a cycle as soon as the headers are whole."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start_header_timer(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(HEADER_SECONDS, self._close_without_headers)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _close_without_headers(self) -> None:
+        if self._waits_for_headers():
+            self.transport.close()
+
+    def _stop_send_timer(self) -> None:
+        self.unread_since = None
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def _drop_unread(self) -> None:
+        logger.info("a reader took nothing for %g s and was dropped", self._send_seconds)
+        self.drop()

@@ -1,0 +1,103 @@
+"""What every answer to a program has: an id of its request, and errors as the OpenAI API writes them.
+
+The layers inside refuse in plain words, for whoever comes; here those become JSON for programs.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from notso.web.edge.api_error import ApiError
+
+PREFIX = "/v1/"
+PATHS = frozenset(
+    {
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/props",
+        "/slots",
+        "/rerank",
+        "/infill",
+        "/embeddings",
+        "/openapi.json",
+    }
+)
+"""Addresses for programs outside of it, where llama-server has them."""
+
+_CODES = {
+    401: "invalid_api_key",
+    403: "cross_site",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    415: "unsupported_media_type",
+    421: "unknown_host",
+    429: "rate_limited",
+    431: "request_too_large",
+    503: "overloaded",
+}
+
+
+class ApiEdge:
+    """A pure ASGI layer, outside of those that refuse."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_api(scope):
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(12)}"
+        begun: Message | None = None  # a refusal whose words are still to come
+        said = b""
+
+        async def send_as_api(message: Message) -> None:
+            nonlocal begun, said
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if scope["path"].startswith("/v1/messages"):
+                    MutableHeaders(scope=message)["request-id"] = request_id  # as Anthropic's client looks for it
+                if message["status"] >= 400 and _is_plain(message):
+                    begun = message
+                    return
+            elif begun is not None:
+                said += message.get("body", b"")
+                if message.get("more_body"):
+                    return
+                message = {**message, "body": _translated(begun, said, scope["path"])}
+                await send(begun)
+                begun = None
+            await send(message)
+
+        await self._app(scope, receive, send_as_api)
+
+
+def is_api(scope: Scope) -> bool:
+    """Whether a program asks, by the raw path."""
+    return is_api_path(scope["path"])
+
+
+def is_api_path(path: str) -> bool:
+    """Whether that address is for programs."""
+    return path.startswith(PREFIX) or path == PREFIX.rstrip("/") or path in PATHS
+
+
+def _is_plain(message: Message) -> bool:
+    return Headers(scope=message).get("content-type", "").startswith("text/plain")
+
+
+def _translated(start: Message, said: bytes, path: str) -> bytes:
+    status: int = start["status"]
+    error = ApiError(status, _CODES.get(status, "internal_error"), said.decode("utf-8", "replace").strip())
+    body = json.dumps(error.body_for(path), ensure_ascii=False).encode()
+    headers = MutableHeaders(scope=start)
+    headers["content-type"] = "application/json"
+    headers["content-length"] = str(len(body))
+    return body

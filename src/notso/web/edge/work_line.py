@@ -1,0 +1,66 @@
+"""Work that takes a core for a while, or much memory: one piece at a time, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from notso.web.values.problems import Problem
+from notso.web.values.wording import words
+
+T = TypeVar("T")
+
+LARGE_BYTES = 64 * 1024
+"""A body or a prompt beyond this waits in the line; what is smaller takes milliseconds, and waits for nothing."""
+
+MOST_WAITING = 64
+"""What waits is a body each, and bodies have a budget of their own: this bounds those that count little there."""
+
+RETRY_SECONDS = 5
+
+
+class WorkLine:
+    """Who comes first is served first; who finds too many waiting is refused. Called on the loop.
+
+    The memory that such work takes comes from one thread, so that what the C library keeps of it is used again by the
+    next piece.
+    """
+
+    def __init__(self, name: str, most_waiting: int = MOST_WAITING) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._most_waiting = most_waiting
+        self._turn = asyncio.Lock()
+        self.waiting = 0
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waits until nobody else has a turn. Raises Problem (429) where too many wait already."""
+        if self.waiting >= self._most_waiting:
+            raise Problem(429, words["error_line"], retry_after_seconds=RETRY_SECONDS)
+        self.waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self.waiting -= 1
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def work(self, work: Callable[[], T]) -> T:
+        """Do it in the thread; within a turn."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def run(self, work: Callable[[], T], size: int) -> T:
+        """Do it: in a turn of its own if it is of a large text, else at once in any thread."""
+        if size <= LARGE_BYTES:
+            return await asyncio.to_thread(work)
+        async with self.turn():
+            return await self.work(work)
+
+    def close(self) -> None:
+        """What has not begun is not done any more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

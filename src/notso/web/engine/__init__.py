@@ -1,0 +1,1 @@
+"""The engine as the web sees it: its host, its models, its figures."""

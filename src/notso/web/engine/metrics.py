@@ -1,0 +1,157 @@
+"""Numbers for an operator, in Prometheus's text form: vLLM's names with our prefix, so that dashboards convert by it.
+
+Labels come from fixed sets only: no address, name or text of anybody's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from notso.smollm3 import FinishReason, Usage, process_memory
+from notso.web.engine.host import EngineHost
+
+FIRST_GUESS_SECONDS = 10.0
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOKEN_SECONDS = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2)
+
+
+class Metrics:
+    """What was counted since the server began, and what the engine says of itself when asked."""
+
+    def __init__(self, engine: EngineHost) -> None:
+        self._answers = 0
+        self._answer_seconds = 0.0
+        self._registry = registry = CollectorRegistry()
+        registry.register(_Now(engine))
+
+        def seconds(name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(f"notso_{name}_seconds", help, buckets=buckets, registry=registry)
+
+        self._first_token = seconds("time_to_first_token", "From asking to the first token.")
+        self._token = seconds(
+            "inter_token_latency", "Time per token after the first, mean of an answer.", _TOKEN_SECONDS
+        )
+        self._whole = seconds("e2e_request_latency", "From asking to the end of the answer.")
+        self._queue = seconds("request_queue_time", "Waiting for the engine.")
+        self._prefill = seconds("request_prefill_time", "Reading the prompt.")
+        self._decode = seconds("request_decode_time", "Writing the answer.")
+        self._reasoning = Counter("notso_reasoning_tokens", "Tokens of thinking.", registry=registry)
+        self._success = Counter("notso_request_success", "Whole answers.", ["finished_reason"], registry=registry)
+        self._cancelled = Counter("notso_request_cancelled", "Answers that were stopped.", registry=registry)
+        for reason in ("stop", "length", "tool_calls"):
+            self._success.labels(reason)  # there from the beginning, as 0
+        self._http = Counter("notso_http_requests", "Requests.", ["method", "route", "status"], registry=registry)
+        self._http_seconds = Histogram(
+            "notso_http_request_duration_seconds",
+            "Until the last byte.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def observe(self, usage: Usage | None, finish_reason: FinishReason | None) -> None:
+        """An answer has ended; with nothing known of it, it failed and is counted nowhere here."""
+        if usage is None or finish_reason is None:
+            return
+        if finish_reason == "cancelled":
+            self._cancelled.inc()
+        else:
+            self._success.labels(finish_reason).inc()
+        self._reasoning.inc(usage.reasoning_tokens)
+        self._queue.observe(usage.queue_ms / 1000)
+        self._prefill.observe(usage.prompt_ms / 1000)
+        self._decode.observe(usage.completion_ms / 1000)
+        self._answers += 1
+        self._answer_seconds += (usage.prompt_ms + usage.completion_ms) / 1000
+        self._whole.observe((usage.queue_ms + usage.prompt_ms + usage.completion_ms) / 1000)
+        if usage.completion_tokens:
+            self._first_token.observe((usage.queue_ms + usage.prompt_ms) / 1000)
+        if usage.completion_tokens > 1:
+            self._token.observe(usage.completion_ms / 1000 / (usage.completion_tokens - 1))
+
+    @property
+    def mean_answer_seconds(self) -> float:
+        """How long an answer took on average, waiting left out; a guess before the first."""
+        return self._answer_seconds / self._answers if self._answers else FIRST_GUESS_SECONDS
+
+    def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request has been answered. `route` is the template of its path, never the path."""
+        self._http.labels(method if method in METHODS else "other", route, str(status)).inc()
+        self._http_seconds.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        """Everything, as Prometheus reads it. It takes a moment: not on the event loop."""
+        return generate_latest(self._registry)
+
+
+class RequestMetrics:
+    """Counts requests: a pure ASGI layer, outside of those that refuse some."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        status = 500  # unless an answer begins
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            self._metrics.observe_request(scope["method"], route, status, time.monotonic() - began)
+
+
+class _Now(Collector):
+    """Asked anew each time somebody reads the metrics."""
+
+    def __init__(self, engine: EngineHost) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterator[Metric]:
+        info, stats, memory = self._engine.info, self._engine.stats(), process_memory()
+        yield _gauge("model_loaded", "Whether a model can answer.", int(self._engine.state == "ready"))
+        yield _gauge("process_resident_memory_bytes", "Memory with the mapped file's pages.", memory.resident_bytes)
+        yield _gauge("process_held_memory_bytes", "Memory without them, swapped out included.", memory.held_bytes)
+        if info is None or stats is None:
+            return
+        if info.memory is not None:
+            yield _gauge("memory_planned_bytes", "What was planned for the model.", info.memory.needed_bytes)
+        yield _gauge("num_requests_running", "Answers being read for or written.", stats.running)
+        yield _gauge("num_requests_waiting", "Answers that wait.", stats.waiting)
+        yield _gauge("kv_cache_bytes", "Reserved for keys and values.", info.kv_bytes)
+        used = stats.kv_blocks_used / stats.kv_blocks if stats.kv_blocks else 0
+        yield _gauge("kv_cache_usage_perc", "Share of it that running answers hold, 1 is all.", used)
+        computed = stats.prompt_tokens_total
+        yield _counter("prompt_tokens", "Tokens of prompts.", computed)
+        yield _counter("generation_tokens", "Tokens written.", stats.generated_tokens_total)
+        yield _counter("prefix_cache_queries", "Tokens of prompts looked up in the cache.", computed)
+        yield _counter("prefix_cache_hits", "Of those, found.", stats.cached_tokens_total)
+        yield _counter("spec_decode_num_draft_tokens", "Tokens guessed ahead.", stats.drafted_tokens_total)
+        yield _counter("spec_decode_num_accepted_tokens", "Of those, right.", stats.accepted_tokens_total)
+        yield _counter("num_preemptions", "Answers set back for want of room.", stats.preemptions_total)
+
+
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"notso_{name}", help, value=value)
+
+
+def _counter(name: str, help: str, value: float) -> Metric:
+    return CounterMetricFamily(f"notso_{name}", help, value=value)

@@ -1,1 +1,0 @@
-"""Which model answers, which are here, and fetching the one that is not."""

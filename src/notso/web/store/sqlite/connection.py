@@ -1,0 +1,154 @@
+"""Opening the database: pragmas, checks, migrations. Everything here runs in the writer's thread.
+
+SQLite up to 3.51.2 can damage a WAL file when two connections write or checkpoint at once, so the connection made by
+`open_writer` is the only one that ever does either; `open_reader` makes connections that cannot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from notso.web.store.sqlite.migrations import MIGRATIONS, SCHEMA_VERSION
+from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError, StorageFullError
+
+logger = logging.getLogger("notso.web.store")
+
+BUSY_MS = 5000  # how long one connection waits for the other
+
+DAMAGED = (
+    "the database of conversations is damaged; it was left as it is: put a backup in its place, or move away all files"
+    " whose names begin with notso.db to begin anew, or choose another data directory"
+)
+
+
+def open_writer(path: Path) -> sqlite3.Connection:
+    """The one writing connection, its schema up to date and its file checked after an unclean end."""
+    logger.info("SQLite %s", sqlite3.sqlite_version)
+    existed = path.exists()
+    with storage_errors():
+        _make_private(path)
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            _prepare(connection, path, existed)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A connection that reads and nothing else."""
+    with storage_errors():
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+        )
+        connection.row_factory = sqlite3.Row
+        for pragma in ("query_only=ON", "wal_autocheckpoint=0", f"busy_timeout={BUSY_MS}", "mmap_size=0"):
+            connection.execute(f"PRAGMA {pragma}")
+        return connection
+
+
+def open_nothing() -> sqlite3.Connection:
+    """What a reader finds where the database is gone: no chats."""
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    for script in MIGRATIONS:
+        connection.executescript(script)
+    connection.execute("PRAGMA query_only=ON")
+    return connection
+
+
+def fold(connection: sqlite3.Connection) -> bool:
+    """Fold the log into the file and empty it. False where a reader is in the way, who is not waited for."""
+    connection.execute("PRAGMA busy_timeout=0")
+    try:
+        return not connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    finally:
+        connection.execute(f"PRAGMA busy_timeout={BUSY_MS}")
+
+
+def copy(connection: sqlite3.Connection, target: Path) -> None:
+    """A whole and orderly copy in place of `target`, made by the writer, outside of any transaction (DB2).
+
+    It does not say how many commits it holds, and so may stand in the place of a database that has had more.
+    """
+    target.unlink(missing_ok=True)
+    _make_private(target)
+    connection.execute("VACUUM INTO ?", (str(target),))
+    copied = sqlite3.connect(target, isolation_level=None)
+    try:
+        copied.execute("DELETE FROM facts WHERE name = 'commits'")
+    finally:
+        copied.close()
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing; on leaving it is on disk."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+@contextlib.contextmanager
+def storage_errors() -> Iterator[None]:
+    """Turn what SQLite and the system say into our own errors, without paths or SQL."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        name = getattr(error, "sqlite_errorname", "")
+        logger.error("database: %s (%s)", type(error).__name__, name)
+        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no room for the log's index
+            raise StorageFullError("the disk is full: free some space, nothing was lost") from error
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            raise StorageDamagedError(DAMAGED) from error
+        raise StorageError("the conversations cannot be read or written just now") from error
+    except OSError as error:
+        raise StorageError(f"the data directory cannot be used: {error.strerror}") from error
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, existed: bool) -> None:
+    connection.row_factory = sqlite3.Row
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise DataDirectoryNewerError(
+            "the conversations were written by a newer notso: please upgrade; nothing was changed"
+        )
+    pragmas = ["journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"]
+    pragmas += [f"busy_timeout={BUSY_MS}", "mmap_size=0"] + (["fullfsync=ON"] if sys.platform == "darwin" else [])
+    for pragma in pragmas:
+        connection.execute(f"PRAGMA {pragma}")
+    if existed and 0 < version < SCHEMA_VERSION:
+        copy(connection, path.with_name(f"{path.stem}-before-{SCHEMA_VERSION}.db"))
+    for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
+        with transaction(connection):
+            for statement in _statements(script):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version={number}")
+    connection.execute("INSERT OR REPLACE INTO facts VALUES ('open', '1')")
+
+
+def _make_private(path: Path) -> None:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def _statements(script: str) -> list[str]:
+    statements, current = [], ""
+    for piece in script.split(";"):
+        current += piece + ";"
+        if sqlite3.complete_statement(current):
+            if current.strip(" \n;"):
+                statements.append(current)
+            current = ""
+    return statements

@@ -1,0 +1,65 @@
+"""Full-text search over titles and messages. The index is written in the transaction of what it indexes."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS, SearchHit, StoredMessage
+
+MAX_INDEXED_CHARACTERS = 262_144
+
+_FIND = f"""
+SELECT indexed.chat_id, indexed.message_id, chats.title,
+       snippet(texts, 0, '{HIT_BEGINS}', '{HIT_ENDS}', '…', 14) AS snippet
+FROM texts
+JOIN indexed ON indexed.number = texts.rowid
+JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL
+LEFT JOIN messages ON messages.id = indexed.message_id
+WHERE texts MATCH ? AND indexed.owner = ? AND messages.trash_id IS NULL
+ORDER BY indexed.message_id IS NOT NULL, rank LIMIT ?
+"""
+
+
+def index_title(db: sqlite3.Connection, owner: str, chat_id: str, title: str) -> None:
+    """Make a title findable, in place of its former one."""
+    row = db.execute("SELECT number FROM indexed WHERE chat_id = ? AND message_id IS NULL", (chat_id,)).fetchone()
+    number = row[0] if row else _number(db, owner, chat_id, None)
+    db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, title))
+
+
+def index_message(db: sqlite3.Connection, owner: str, message: StoredMessage) -> None:
+    """Make a message findable, in place of its former text."""
+    row = db.execute("SELECT number FROM indexed WHERE message_id = ?", (message.id,)).fetchone()
+    number = row[0] if row else _number(db, owner, message.chat_id, message.id)
+    text = message.content[:MAX_INDEXED_CHARACTERS]
+    db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, text))
+
+
+def forget_chat(db: sqlite3.Connection, chat_id: str) -> None:
+    """Before a chat is deleted: its words go too. (SQLite 3.40 allows no trigger to write this table.)"""
+    db.execute("DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE chat_id = ?)", (chat_id,))
+
+
+def forget_message(db: sqlite3.Connection, message_id: str) -> None:
+    """Before a message is deleted, likewise."""
+    db.execute("DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE message_id = ?)", (message_id,))
+
+
+def find(db: sqlite3.Connection, owner: str, query: str, limit: int) -> list[SearchHit]:
+    """See ChatStore.search."""
+    words = query.replace("\x00", " ").split()
+    if not words:
+        return []
+    return [SearchHit(*row) for row in db.execute(_FIND, (_phrases(words), owner, limit))]
+
+
+def _phrases(words: list[str]) -> str:
+    """Each word quoted, so that none is an operator; the last one may go on."""
+    return " ".join('"' + word.replace('"', '""') + '"' for word in words) + "*"
+
+
+def _number(db: sqlite3.Connection, owner: str, chat_id: str, message_id: str | None) -> int:
+    cursor = db.execute(
+        "INSERT INTO indexed (owner, chat_id, message_id) VALUES (?, ?, ?)", (owner, chat_id, message_id)
+    )
+    return int(cursor.lastrowid or 0)

@@ -1,0 +1,86 @@
+"""Deleting with a way back: things are hidden first, and deleted for good when nobody took that back in time."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import uuid
+
+from notso.web.store.sqlite.rows import settings_text
+from notso.web.store.sqlite.text_index import forget_chat, forget_message
+
+
+def trash_chat(db: sqlite3.Connection, owner: str, chat_id: str) -> str | None:
+    """See ChatStore."""
+    trash_id = _throw(db, owner, chat_id, "chat")
+    if trash_id is not None:
+        db.execute("UPDATE chats SET trash_id = ? WHERE id = ?", (trash_id, chat_id))
+    return trash_id
+
+
+def trash_messages(db: sqlite3.Connection, owner: str, chat_id: str, *, reset: bool) -> str | None:
+    """See ChatStore."""
+    trash_id = _throw(db, owner, chat_id, "messages")
+    if trash_id is not None:
+        db.execute("UPDATE messages SET trash_id = ? WHERE chat_id = ? AND trash_id IS NULL", (trash_id, chat_id))
+        db.execute("UPDATE chats SET chosen_root = NULL WHERE id = ?", (chat_id,))
+        if reset:
+            db.execute("UPDATE chats SET settings = ? WHERE id = ?", (settings_text({}), chat_id))
+    return trash_id
+
+
+def restore(db: sqlite3.Connection, owner: str, trash_id: str) -> str | None:
+    """See ChatStore."""
+    row = db.execute("SELECT * FROM trash WHERE id = ? AND owner = ?", (trash_id, owner)).fetchone()
+    if row is None:
+        return None
+    chat_id = str(row["chat_id"])
+    unfinished = "state IN ('queued', 'running') AND chat_id = ?"
+    db.execute(  # a chat has one unfinished turn: of two, the one that was asked for since goes on
+        f"UPDATE messages SET state = 'interrupted' WHERE trash_id = ? AND {unfinished}"
+        f" AND EXISTS (SELECT 1 FROM messages WHERE trash_id IS NULL AND {unfinished})",
+        (trash_id, chat_id, chat_id),
+    )
+    db.execute("UPDATE chats SET trash_id = NULL WHERE trash_id = ?", (trash_id,))
+    db.execute("UPDATE messages SET trash_id = NULL WHERE trash_id = ?", (trash_id,))
+    if row["kind"] == "messages":
+        db.execute(
+            "UPDATE chats SET settings = ?, chosen_root = ? WHERE id = ?",
+            (row["settings"], row["chosen_root"], chat_id),
+        )
+    db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))
+    return chat_id
+
+
+def purge(db: sqlite3.Connection, seen: dict[str, float], seconds: float) -> int:
+    """See ChatStore. `seen` says since when each thing is known to lie here, by a clock that nobody sets: were the time
+    of day set forward, what was thrown away a moment ago would be gone with no way back."""
+    now, known = time.monotonic(), dict(seen)
+    seen.clear()
+    seen.update({trash_id: known.get(trash_id, now) for (trash_id,) in db.execute("SELECT id FROM trash")})
+    old = [trash_id for trash_id, since in seen.items() if now - since >= seconds]
+    for trash_id in old:
+        chats = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash_id,)).fetchall()
+        messages = db.execute("SELECT id FROM messages WHERE trash_id = ?", (trash_id,)).fetchall()
+        for (chat_id,) in chats:
+            forget_chat(db, chat_id)
+        for (message_id,) in messages:  # all words first: a deleted message takes those below it along
+            forget_message(db, message_id)
+        db.execute("DELETE FROM messages WHERE trash_id = ?", (trash_id,))
+        db.execute("DELETE FROM chats WHERE trash_id = ?", (trash_id,))
+        db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))
+    return len(old)
+
+
+def _throw(db: sqlite3.Connection, owner: str, chat_id: str, kind: str) -> str | None:
+    chat = db.execute(
+        "SELECT settings, chosen_root FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL", (chat_id, owner)
+    ).fetchone()
+    if chat is None:
+        return None
+    trash_id = uuid.uuid4().hex
+    db.execute(
+        "INSERT INTO trash (id, owner, chat_id, kind, settings, chosen_root, thrown_ms) VALUES (?,?,?,?,?,?,?)",
+        (trash_id, owner, chat_id, kind, chat["settings"], chat["chosen_root"], time.time_ns() // 1_000_000),
+    )
+    return trash_id

@@ -1,0 +1,1 @@
+"""Stand-ins for tests and for work on the page."""

@@ -1,0 +1,337 @@
+"""An engine that says what it is told, at the pace it is told: for tests of pages, and for working on them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import date as Date
+from typing import Unpack, cast
+
+from notso.smollm3 import EngineError
+from notso.web.engine.port import (
+    AnswerOptions,
+    EngineStats,
+    Event,
+    InvalidRequestError,
+    Message,
+    ModelInfo,
+    Priority,
+    Progress,
+    PromptEstimate,
+    PromptInput,
+    Request,
+    SamplingParams,
+    TokenLogprob,
+    Tool,
+    Usage,
+)
+from notso.web.values.errors import NotsoError
+
+DEFAULT_THOUGHTS = "The user greets me. I should answer politely and say what I am."
+DEFAULT_ANSWER = "Hello! I say what my **script** says."
+TEMPLATE_TOKENS = 20
+READ_TOKENS_PER_S = 100.0
+PRIORITIES: tuple[Priority, ...] = ("interactive", "api", "background")
+
+Script = Callable[[Sequence[Message], bool], Iterable[Event]]
+"""From the messages and the thinking flag to the events of the answer, without usage and end. May take its time."""
+
+
+def say(answer: str, thoughts: str = "", *, piece: int = 4) -> list[Event]:
+    """Events that think and then answer, `piece` characters at a time."""
+    reasoning = [Event("reasoning", text=thoughts[at : at + piece]) for at in range(0, len(thoughts), piece)]
+    return reasoning + [Event("text", text=answer[at : at + piece]) for at in range(0, len(answer), piece)]
+
+
+def default_script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
+    """The same friendly words whatever was asked."""
+    return say(DEFAULT_ANSWER, DEFAULT_THOUGHTS if thinking else "")
+
+
+def _request(asked: PromptInput, params: SamplingParams, options: AnswerOptions) -> Request:
+    if not isinstance(asked, str) and (not len(asked) or isinstance(asked[0], Message)):
+        return Request(tuple(cast(Sequence[Message], asked)), params, **options)
+    prompt = asked if isinstance(asked, str) else tuple(cast(Sequence[int], asked))
+    told = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
+    request = Request((Message("user", told),), params, prompt, **options)
+    request.require_for_prompt(is_text=isinstance(prompt, str))
+    return request
+
+
+def _logprobs(text: str, alternatives: int | None) -> tuple[TokenLogprob, ...]:
+    """As if the text were one token, and the likeliest; the others have a mark more each."""
+    if alternatives is None:
+        return ()
+    spelt = [text + "'" * number for number in range(alternatives)]
+    top = tuple(TokenLogprob(each, tuple(each.encode()), -0.5 - at) for at, each in enumerate(spelt))
+    return (TokenLogprob(text, tuple(text.encode()), -0.5, top),)
+
+
+def _read(message: Message) -> str:
+    return f"{message.reasoning_content} {message.content}" if message.keep_reasoning else message.content
+
+
+class ScriptedGeneration:
+    """One answer of the scripted engine."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.stopped = threading.Event()
+        self.hurried = threading.Event()
+        self._events: list[Event] = []
+        self._listeners: list[Callable[[], None]] = []
+        self._changed = threading.Condition()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last event is there."""
+        with self._changed:
+            return bool(self._events) and self._events[-1].kind in ("end", "error")
+
+    def read(self, after: int = 0) -> list[Event]:
+        """The events from number `after` on."""
+        with self._changed:
+            return self._events[after:]
+
+    def wait(self, after: int, timeout_s: float | None = None) -> bool:
+        """Until there are more than `after` events or the last one is there."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._events) > after or self.finished, timeout_s)
+
+    def events(self, after: int = 0) -> Iterator[Event]:
+        """All events from number `after` on."""
+        while self.wait(after):
+            events = self.read(after)
+            if not events:
+                return
+            after += len(events)
+            yield from events
+
+    def subscribe(self, notify: Callable[[], None]) -> None:
+        """Call `notify` whenever something is new, at once if something is there."""
+        with self._changed:
+            self._listeners.append(notify)
+            is_new = bool(self._events)
+        if is_new:
+            notify()
+
+    def stop(self) -> None:
+        """End it."""
+        self.stopped.set()
+
+    def answer_now(self) -> None:
+        """Leave out the rest of the thoughts."""
+        self.hurried.set()
+
+    def put(self, event: Event) -> None:
+        """One more event."""
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify_all()
+            listeners = list(self._listeners)
+        for notify in listeners:
+            notify()
+
+
+class ScriptedEngine:
+    """A ChatEngine. `pace_seconds` passes before each event; `requests` keeps what was begun, `drafts` what was to be
+    read ahead; `failure` is told after the script instead of ending, `refusal` at once. While `gate` is cleared nothing
+    is said. `slots` answers are written at a time, the others queue.
+    """
+
+    def __init__(
+        self,
+        script: Script = default_script,
+        *,
+        pace_seconds: float = 0.0,
+        failure: NotsoError | None = None,
+        refusal: Exception | None = None,
+        is_demo: bool = True,
+        slots: int = 1,
+        name: str = "Scripted",
+    ) -> None:
+        self.script = script
+        self.pace_seconds = pace_seconds
+        self.failure = failure
+        self.refusal = refusal
+        self.slots = slots
+        self.gate = threading.Event()
+        self.gate.set()
+        self.requests: list[Request] = []
+        self.drafts: list[Request] = []
+        self.forgotten = 0
+        self.closed = False
+        self._running = 0
+        self._queue: list[ScriptedGeneration] = []
+        self._moved = threading.Condition()
+        self.info = ModelInfo(
+            name=name,
+            path="",
+            is_demo=is_demo,
+            size_bytes=8_000_000,
+            parameter_count=10_000_000,
+            context_tokens=4096,
+            quantisation={"Q4_K": 48, "Q6_K": 9, "F32": 17},
+            max_num_seqs=slots,
+        )
+
+    def submit(
+        self,
+        messages: PromptInput,
+        params: SamplingParams | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> ScriptedGeneration:
+        """Queue the script. A prompt that is no conversation comes to it as one message; `requests` keeps it."""
+        if self.refusal is not None:
+            raise self.refusal
+        request = _request(messages, params or SamplingParams(), options)
+        generation = ScriptedGeneration(request)
+        with self._moved:
+            self._queue.append(generation)
+            self._queue.sort(key=lambda each: PRIORITIES.index(each.request.priority))
+        threading.Thread(target=self._play, args=(generation,), name="notso-script", daemon=True).start()
+        return generation
+
+    def read_ahead(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+    ) -> None:
+        """Nothing is read; that it was asked for is kept in `drafts`."""
+        if not messages or messages[-1].role != "user":
+            raise InvalidRequestError("only what a person types can be read ahead", param="messages")
+        self.drafts.append(_request(messages, params or SamplingParams(), options))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+    ) -> str:
+        """A line for each message."""
+        return "".join(f"<{message.role}>{message.content}\n" for message in messages)
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """One token a character: its code point."""
+        return [ord(character) for character in text]
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The characters."""
+        return "".join(map(chr, ids))
+
+    def count_tokens(
+        self,
+        messages: Sequence[Message],
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+    ) -> int:
+        """One token a word, and ten a tool."""
+        return sum(len(_read(message).split()) for message in messages) + TEMPLATE_TOKENS + 10 * len(tools or ())
+
+    def estimate(
+        self,
+        messages: Sequence[Message],
+        *,
+        thinking: bool = True,
+        tools: Sequence[Tool] | None = None,
+        date: Date | None = None,
+        owner: str = "",
+    ) -> PromptEstimate:
+        """As if all but the last message were cached."""
+        tokens, cached = self.count_tokens(messages, tools=tools), self.count_tokens(messages[:-1], tools=tools)
+        return PromptEstimate(tokens, cached, (tokens - cached) / READ_TOKENS_PER_S)
+
+    def stats(self) -> EngineStats:
+        """What runs and waits."""
+        with self._moved:
+            return EngineStats(running=self._running, waiting=len(self._queue))
+
+    def forget(self) -> None:
+        """Nothing is cached; that it was asked for is kept in `forgotten`."""
+        self.forgotten += 1
+
+    def close(self) -> None:
+        """End what runs and waits."""
+        self.closed = True
+        with self._moved:
+            self._moved.notify_all()
+
+    # ---- in a generation's thread
+
+    def _play(self, generation: ScriptedGeneration) -> None:
+        if not self._wait_in_queue(generation):
+            generation.put(Event("end", finish_reason="cancelled"))
+            return
+        try:
+            self.requests.append(generation.request)
+            last = self._perform(generation)
+        except Exception as error:  # a script's own fault must end its generation too
+            last = Event("error", error=EngineError(f"the script failed: {error}"))
+        with self._moved:
+            self._running -= 1
+            self._moved.notify_all()
+        generation.put(last)  # who hears of the end finds the place free
+
+    def _wait_in_queue(self, generation: ScriptedGeneration) -> bool:
+        place = 0
+        while True:
+            with self._moved:
+                at = self._queue.index(generation) + 1
+                if generation.stopped.is_set() or self.closed:
+                    self._queue.remove(generation)
+                    return False
+                if at == 1 and self._running < self.slots:
+                    self._queue.remove(generation)
+                    self._running += 1
+                    return True
+            if at != place:
+                place = at
+                generation.put(Event("queued", place=place))
+            with self._moved:
+                self._moved.wait(0.01)
+
+    def _perform(self, generation: ScriptedGeneration) -> Event:
+        """Say it all but the last event."""
+        request = generation.request
+        started = time.perf_counter()
+        counts = {"reasoning": 0, "text": 0}
+        budget = request.params.thinking_budget
+        stopped = called = False
+        length = self.count_tokens(request.messages)
+        generation.put(Event("progress", progress=Progress(0, length, 0)))
+        for event in self.script(request.messages, request.thinking):
+            cut_short = generation.hurried.is_set() or (budget is not None and counts["reasoning"] >= budget)
+            if event.kind == "reasoning" and cut_short:
+                continue
+            if stopped := self._is_stopped(generation):
+                break
+            if event.kind in counts:
+                counts[event.kind] += 1
+                logprobs = _logprobs(event.text, request.top_logprobs)
+                event = replace(event, tokens=sum(counts.values()), logprobs=logprobs)
+            called = called or event.kind == "tool_call"
+            generation.put(event)
+        if self.failure is not None and not stopped:
+            return Event("error", error=self.failure)
+        usage = Usage(
+            prompt_tokens=length,
+            completion_tokens=sum(counts.values()),
+            reasoning_tokens=counts["reasoning"],
+            completion_ms=1000 * (time.perf_counter() - started),
+        )
+        generation.put(Event("usage", usage=usage))
+        return Event("end", finish_reason="cancelled" if stopped else "tool_calls" if called else "stop")
+
+    def _is_stopped(self, generation: ScriptedGeneration) -> bool:
+        """Keep the pace. True when stopped."""
+        ready = time.monotonic() + self.pace_seconds
+        while True:
+            if generation.stopped.is_set() or self.closed:
+                return True
+            left = ready - time.monotonic()
+            if left <= 0 and self.gate.wait(0.01):
+                return False
+            if left > 0:
+                time.sleep(min(left, 0.02))

@@ -1,0 +1,35 @@
+"""Text files that go with a question: read from the form's fields, and written into the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from notso.web.store.protocol import Attachment
+from notso.web.values.problems import Problem
+from notso.web.values.wording import words
+
+MAX_ATTACHMENTS = 8
+MAX_NAME_CHARACTERS = 120
+
+
+def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
+    """The files in `file-1-name`, `file-1-text` and so on. Raises Problem."""
+    found = []
+    for number in range(1, MAX_ATTACHMENTS + 1):
+        text = fields.get(f"file-{number}-text", "")
+        if not text.strip() and f"file-{number}-name" not in fields:
+            continue  # a named file without text is told to the model as what it is
+        name = " ".join(fields.get(f"file-{number}-name", "").split())[:MAX_NAME_CHARACTERS]
+        found.append(Attachment(name or words["attachment_unnamed"].format(number=number), text.strip("\n")))
+    if f"file-{MAX_ATTACHMENTS + 1}-text" in fields:
+        raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
+    total = sum(len(each.text) for each in found)
+    if total > max_characters:
+        raise Problem(400, words["error_too_long"].format(length=f"{total:,}", limit=f"{max_characters:,}"))
+    return tuple(found)
+
+
+def with_attachments(text: str, attachments: tuple[Attachment, ...]) -> str:
+    """What the model reads: each file between lines that name it, then the question."""
+    parts = [f"--- {each.name} ---\n{each.text}\n--- end of {each.name} ---" for each in attachments]
+    return "\n\n".join([*parts, text] if text else parts)

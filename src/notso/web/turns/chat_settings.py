@@ -1,0 +1,191 @@
+"""How a chat is answered: checked settings, an owner's defaults, and what one chat has otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import cast
+
+from notso.web.engine.port import SamplingParams, WhenFull
+from notso.web.store.protocol import SettingValue
+from notso.web.values.wording import words
+
+MAX_SYSTEM_PROMPT_CHARACTERS = 20_000
+MAX_TOKENS = 131_072
+MAX_TOOL_NAMES_CHARACTERS = 4_000
+NO_LIMIT = "none"
+"""Spells, where a number may be missing, that it shall be missing whatever the default says."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """Names and ranges are those of SamplingParams. `suggestions`: offer follow-up questions when idle;
+    `keep_thinking`: the model reads its earlier thoughts again; `raw_questions`: the page shows them as typed;
+    `titles`: the model names new chats; `read_ahead`: it reads what is being typed, when idle; `tools`: the names of
+    those the model may call, with blanks between.
+    """
+
+    system_prompt: str = ""
+    temperature: float = 0.6
+    top_p: float = 0.95
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    seed: int | None = None
+    thinking_budget: int | None = None
+    suggestions: bool = True
+    keep_thinking: bool = False
+    raw_questions: bool = True
+    titles: bool = False
+    read_ahead: bool = True
+    when_full: WhenFull = "stop"
+    tools: str | None = None
+
+    @property
+    def tool_names(self) -> list[str]:
+        """The tools, one by one."""
+        return (self.tools or "").split()
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What of it the engine's sampler needs."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+            thinking_budget=self.thinking_budget,
+        )
+
+
+SETTING_NAMES = tuple(field.name for field in fields(ChatSettings))
+
+
+def settings_from(*layers: Mapping[str, SettingValue]) -> ChatSettings:
+    """The program's defaults with each layer laid over the one before."""
+    merged: dict[str, SettingValue | None] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if name in SETTING_NAMES:
+                merged[name] = None if value == NO_LIMIT else value
+    return ChatSettings(**merged)  # type: ignore[arg-type]
+
+
+def changed(
+    settings: Mapping[str, SettingValue], form: Mapping[str, str]
+) -> tuple[dict[str, SettingValue], dict[str, str]]:
+    """The settings with a form's fields taken in, and for each refused field the reason.
+
+    A field that is not in the form stays as it was; an empty one goes back to the default.
+    """
+    result, problems = dict(settings), {}
+    for name in SETTING_NAMES:
+        if name not in form:
+            continue
+        text = form[name] if name == "system_prompt" else form[name].strip()
+        if not text.strip():
+            result.pop(name, None)
+            continue
+        try:
+            result[name] = _READERS[name](text)
+        except ValueError as error:
+            problems[name] = str(error)
+    return result, problems
+
+
+def shown_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:
+    """Settings as the fields of a form would show them."""
+    return {name: _text(settings[name]) if name in settings else "" for name in SETTING_NAMES}
+
+
+def shown_defaults(settings: ChatSettings) -> dict[str, str]:
+    """What an empty field stands for."""
+    return {name: _text(getattr(settings, name)) for name in SETTING_NAMES}
+
+
+def _text(value: SettingValue | None) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else str(value)
+
+
+def _number(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        sentence = words["refused_above"] if above else words["refused_number"]
+        reason = sentence.format(low=f"{low:g}", high=f"{high:g}")
+        try:
+            value = float(text.replace(",", "."))
+        except ValueError:
+            raise ValueError(reason) from None
+        if not low <= value <= high or (above and value == low):  # NaN fails too
+            raise ValueError(reason)
+        return value
+
+    return read
+
+
+def _integer(low: int, high: int) -> Callable[[str], int | str]:
+    def read(text: str) -> int | str:
+        if text.lower() == NO_LIMIT:
+            return NO_LIMIT
+        digits = text.removeprefix("-").replace(",", "")
+        if len(digits) > 20 or not digits.isascii() or not digits.isdecimal():
+            raise ValueError(words["refused_integer"].format(low=f"{low:,}", high=f"{high:,}"))
+        value = int(text.replace(",", ""))
+        if not low <= value <= high:
+            raise ValueError(words["refused_integer"].format(low=f"{low:,}", high=f"{high:,}"))
+        return value
+
+    return read
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(words["refused_choice"].format(choices=", ".join(choices)))
+        return text
+
+    return read
+
+
+def _switch(text: str) -> bool:
+    return _one_of("on", "off")(text) == "on"
+
+
+def _system_prompt(text: str) -> str:
+    if len(text) > MAX_SYSTEM_PROMPT_CHARACTERS:
+        raise ValueError(
+            words["refused_length"].format(length=f"{len(text):,}", limit=f"{MAX_SYSTEM_PROMPT_CHARACTERS:,}")
+        )
+    return text
+
+
+def _tool_names(text: str) -> str:
+    names = text.split()
+    fit = all(character.isalnum() or character in "_-." for name in names for character in name)
+    if len(text) > MAX_TOOL_NAMES_CHARACTERS or not fit:
+        raise ValueError(words["refused_tools"])
+    return " ".join(dict.fromkeys(names))
+
+
+_READERS = cast(
+    "dict[str, Callable[[str], SettingValue]]",
+    {
+        "system_prompt": _system_prompt,
+        "temperature": _number(0, 2),
+        "top_p": _number(0, 1, above=True),
+        "min_p": _number(0, 1),
+        "max_tokens": _integer(1, MAX_TOKENS),
+        "seed": _integer(-(1 << 63), (1 << 63) - 1),
+        "thinking_budget": _integer(0, MAX_TOKENS),
+        "suggestions": _switch,
+        "keep_thinking": _switch,
+        "raw_questions": _switch,
+        "titles": _switch,
+        "read_ahead": _switch,
+        "when_full": _one_of("stop", "drop_oldest"),
+        "tools": _tool_names,
+    },
+)

@@ -1,0 +1,42 @@
+"""Stream updates as the HTML that htmx takes apart: one `<hx-partial>` per place that changes."""
+
+from __future__ import annotations
+
+from html import escape
+
+from notso.web.turns.turn_log import Update
+from notso.web.values.wording import words
+
+SNAPSHOT_MARK = "<!--snapshot-->"
+"""Begins an update that replaces everything, so that the page's guard against repeated events lets it through."""
+
+
+def update_html(message_id: str, update: Update) -> str:
+    """One update of one message. Everything in it but the markup here was sanitised or is escaped."""
+    parts = [SNAPSHOT_MARK] if update.snapshot else []
+    for name, channel in update.channels.items():
+        target = f"#msg-{message_id}-{name}"
+        if update.snapshot or channel.append:
+            parts.append(_partial(f"{target}-closed", "innerHTML" if update.snapshot else "beforeend", channel.append))
+        if channel.tail is not None:
+            # Where a block was closed the tail is another block: morphing would move the old one's elements about.
+            anew = update.snapshot or channel.append
+            parts.append(_partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", channel.tail))
+    for card_id, card in update.cards.items():
+        parts.append(_partial(f"#call-{card_id}-state", "innerHTML", card.state))
+        parts.append(_partial(f"#call-{card_id}-result", "innerHTML", card.result))
+    parts.append(_partial("#status-label", "textContent", escape(update.label)))
+    if update.thought:
+        parts.append(_partial(f"#msg-{message_id}-thought-label", "textContent", escape(update.thought)))
+    parts.append(_partial(f"#msg-{message_id}-progress", "textContent", escape(update.detail)))
+    return "".join(parts)
+
+
+def announcement_html(phase: str, answer_words: int) -> str:
+    """What a screen reader is told about a new phase; '' for phases that go by without a word."""
+    sentence = words.get(f"announce_{phase}", "").format(count=f"{answer_words:,}")
+    return _partial("#announcer", "textContent", escape(sentence)) if sentence else ""
+
+
+def _partial(target: str, swap: str, html: str) -> str:
+    return f'<hx-partial hx-target="{target}" hx-swap="{swap}">{html}</hx-partial>'

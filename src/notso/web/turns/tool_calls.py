@@ -1,0 +1,156 @@
+"""The tool calls of one turn: each waits for a person's permission, is run, and leaves a result the model can read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from notso.web.engine.port import Tool, ToolCall
+from notso.web.store.protocol import ToolUse
+from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.toolbox import use as run_tool
+from notso.web.values.wording import words
+
+PERMISSION_SECONDS = 300.0
+MAX_ROUNDS = 8  # of calls in one answer
+MAX_CALLS = 8  # in one round
+
+Permission = Literal["once", "chat", "deny"]
+PERMISSIONS: tuple[str, ...] = get_args(Permission)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOffer:
+    """What the model may call in a turn. `granted` names the tools that need no asking; `grant` adds one for good."""
+
+    tools: tuple[ChatTool, ...]
+    surroundings: Surroundings
+    granted: set[str] = field(default_factory=set)
+    grant: Callable[[str], Awaitable[None]] | None = None
+
+    @property
+    def definitions(self) -> list[Tool]:
+        """As the engine is told of them."""
+        return [tool.definition for tool in self.tools]
+
+
+class ToolCalls:
+    """Everything here runs on the event loop. `uses` are the calls so far; `changed` is told of each that changed, and
+    whether it now waits for permission."""
+
+    def __init__(
+        self, offer: ToolOffer | None, uses: Sequence[ToolUse], changed: Callable[[ToolUse, bool], Awaitable[None]]
+    ) -> None:
+        self.uses = [use if use.settled else replace(use, state="waiting") for use in uses]
+        self.asking: ToolUse | None = None
+        self._offer = offer
+        self._changed = changed
+        self._round = uses[-1].round + 1 if uses and uses[-1].settled else uses[-1].round if uses else 0
+        self._answer: asyncio.Future[Permission] | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether a call has no result yet."""
+        return any(not use.settled for use in self.uses)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the model calls on, though it was told that nothing more can be called."""
+        return self._round > MAX_ROUNDS
+
+    def add(self, call: ToolCall, content_at: int, reasoning_at: int) -> ToolUse:
+        """A call the model has just written; it waits for the end of what the model writes."""
+        use = ToolUse(
+            call.id, call.name, call.arguments, "waiting", self._round, content_at=content_at, reasoning_at=reasoning_at
+        )
+        self.uses.append(use)
+        return use
+
+    async def settle(self, content_length: int) -> bool:
+        """Bring every open call to a result, in order, now that the model has written so much of the answer and waits.
+        False when that was stopped: some have none.
+        """
+        self.uses = [
+            replace(each, round_end=content_length) if each.round == self._round else each for each in self.uses
+        ]
+        self._running = asyncio.ensure_future(self._settle())
+        try:
+            await asyncio.wait([self._running])
+            if not self._running.cancelled():
+                self._running.result()
+        finally:
+            self._running = None
+            self.asking = None
+        self._round += 1
+        return not self.open
+
+    def stop(self) -> None:
+        """End the waiting, or the tool."""
+        if self._running is not None:
+            self._running.cancel()
+
+    def abandon(self) -> list[ToolUse]:
+        """The end of the turn: calls without a result were interrupted. Those come back."""
+        left = [replace(use, state="interrupted") for use in self.uses if not use.settled]
+        by_id = {use.id: use for use in left}
+        self.uses = [by_id.get(use.id, use) for use in self.uses]
+        return left
+
+    def permit(self, call_id: str, permission: Permission) -> bool:
+        """A person's word on the call that waits for it. False when another one waits, or none."""
+        waiting = self._answer is not None and not self._answer.done()
+        if self.asking is None or self.asking.id != call_id or self._answer is None or not waiting:
+            return False
+        self._answer.set_result(permission)
+        return True
+
+    async def _settle(self) -> None:
+        in_round = 0
+        for at, use in enumerate(self.uses):
+            if use.settled:
+                continue
+            in_round += 1
+            if in_round > MAX_CALLS or self._round == MAX_ROUNDS:
+                await self._tell(at, replace(use, state="failed", result=words["tool_says_too_many"]))
+                continue
+            await self._one(at, use)
+
+    async def _one(self, at: int, use: ToolUse) -> None:
+        tools = self._offer.tools if self._offer is not None else ()
+        tool = next((tool for tool in tools if tool.name == use.name), None)
+        if tool is None or self._offer is None:
+            names = ", ".join(tool.name for tool in tools) or words["tool_says_none"]
+            await self._tell(at, replace(use, state="failed", result=words["tool_says_unknown"].format(names=names)))
+            return
+        if tool.name not in self._offer.granted:
+            refusal = await self._ask(at, use, self._offer)
+            if refusal:
+                await self._tell(at, replace(use, state="denied", result=refusal))
+                return
+        await self._tell(at, replace(use, state="running"))
+        outcome = await run_tool(tool, use.arguments, self._offer.surroundings)
+        await self._tell(at, replace(use, state=outcome.state, result=outcome.text, duration_ms=outcome.duration_ms))
+
+    async def _ask(self, at: int, use: ToolUse, offer: ToolOffer) -> str:
+        """'' for yes, or what the model is told instead of a result."""
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            await self._tell(at, use, asking=True)
+            self.asking = use
+            permission = await asyncio.wait_for(self._answer, PERMISSION_SECONDS)
+        except TimeoutError:
+            return words["tool_says_unanswered"].format(minutes=round(PERMISSION_SECONDS / 60))
+        finally:
+            self.asking = self._answer = None
+        if permission == "chat":
+            offer.granted.add(use.name)
+            if offer.grant is not None:
+                await offer.grant(use.name)
+        return words["tool_says_denied"] if permission == "deny" else ""
+
+    async def _tell(self, at: int, use: ToolUse, *, asking: bool = False) -> None:
+        self.uses[at] = use
+        await self._changed(use, asking)

@@ -1,0 +1,348 @@
+"""The task that follows one turn: the engine's events in, HTML for readers and saved text out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, replace
+from itertools import groupby, zip_longest
+from typing import TypeAlias, TypeVar, cast
+
+from notso.web.engine.host import Job
+from notso.web.engine.port import Event, FinishReason, Request, Usage
+from notso.web.rendering.budget import Budget
+from notso.web.rendering.fair_queue import FairQueue
+from notso.web.rendering.markdown import RENDERER_VERSION
+from notso.web.rendering.streaming import Rendered, StreamingMarkdown
+from notso.web.store.protocol import ChatStore, MessageState, Numbers, StoredMessage, ToolUse
+from notso.web.turns.answer_stats import Figures
+from notso.web.turns.status_line import Narration
+from notso.web.turns.tool_calls import MAX_ROUNDS, ToolCalls
+from notso.web.turns.tool_rounds import next_request, parts_of
+from notso.web.turns.turn import Turn
+from notso.web.turns.turn_log import CHANNELS, Card, ChannelName
+from notso.web.values.errors import NotsoError, StorageError
+from notso.web.values.wording import words
+
+logger = logging.getLogger("notso.web.turns")
+
+T = TypeVar("T")
+Piece: TypeAlias = tuple[ChannelName, str] | ToolUse
+"""What is still to be rendered, in order: text, and calls between it."""
+
+TICK_SECONDS = 0.1
+SAVE_SECONDS = 1.0
+SAVE_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
+
+
+class Follower:
+    """Follows one turn from its first event to its saved end: what the engine says, the tools it calls, what it says
+    then, and so on. `job` is what the engine is given at the moment; `submit` gives it another.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        store: ChatStore,
+        renderer: FairQueue,
+        max_characters: int,
+        submit: Callable[[Job], None],
+        card: Callable[[ToolUse], Card],
+    ) -> None:
+        self.turn = turn
+        self.calls = ToolCalls(turn.offer, turn.answer.tool_uses, self._show_call)
+        self.job = self._job(next_request(turn.request, turn.answer, keep_thinking=turn.keep_thinking))
+        self.job.answer_asked = turn.hurry
+        self.finish_reason: FinishReason | None = None
+        self._store = store
+        self._renderer = renderer
+        self._submit = submit
+        self._card = card
+        self._usages: list[Usage] = []
+        self._text: dict[ChannelName, str] = {"reasoning": turn.answer.reasoning, "answer": turn.answer.content}
+        self._unrendered = _parts_before(turn.answer)
+        self._separate: set[ChannelName] = set(CHANNELS) if self.calls.open else set()
+        self._after_call = bool(turn.answer.tool_uses) and not parts_of(turn.answer)[-1]
+        self._room = {name: max_characters - len(text) for name, text in self._text.items()}
+        self._budget = Budget()
+        self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}
+        self._before = turn.answer.numbers if any(self._text.values()) or self.calls.uses else Numbers()
+        self._narration = Narration(time.monotonic(), thought_before_s=self._before.thinking_ms / 1000)
+        self._note = ""
+        self._failure: BaseException | None = None
+        self._ended = False
+        self._wake = asyncio.Event()
+        self._last_save = time.monotonic()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the engine has not begun yet."""
+        return not self._narration.began and not self._ended and not self.calls.open
+
+    @property
+    def usage(self) -> Usage | None:
+        """What all that the engine wrote has cost."""
+        if not self._usages:
+            return None
+        return Usage(**{each.name: sum(getattr(usage, each.name) for usage in self._usages) for each in fields(Usage)})
+
+    @property
+    def figures(self) -> Figures:
+        """How things stand now."""
+        budget = self.turn.request.params.thinking_budget if self.turn.request.thinking else None
+        return self._narration.figures(time.monotonic(), budget)
+
+    def take(self, events: list[Event]) -> None:
+        """Events, in order."""
+        now = time.monotonic()
+        for event in events:
+            self._narration.take(event, now)
+            match event.kind:
+                case "reasoning":
+                    if self.turn.hurry:
+                        self.job.answer_now()
+                    self._add("reasoning", event.text)
+                case "text":
+                    self._add("answer", event.text)
+                case "tool_call" if event.tool_call is not None:
+                    at = len(self._text["answer"]), len(self._text["reasoning"])
+                    self._unrendered.append(self.calls.add(event.tool_call, *at))
+                    self._separate.add("answer")
+                    self._after_call = True
+                case "usage" if event.usage is not None:
+                    self._usages.append(event.usage)
+                case "end":
+                    self.finish_reason = event.finish_reason
+                    if event.finish_reason == "length":
+                        self._note = words["note_length"]
+        self._wake.set()
+
+    def end(self, failure: BaseException | None) -> None:
+        """Nothing more will come."""
+        self._failure = failure
+        self._ended = True
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the tool that runs, or the waiting for permission; the engine's part is stopped by its job."""
+        self.calls.stop()
+
+    async def run(self) -> None:
+        """Follow the engine and use tools, in turns, then finish."""
+        await self._render_more()
+        goes_on = True
+        if not self.calls.open:
+            goes_on = await self._follow_engine()
+        while goes_on and self.calls.open:
+            goes_on = await self._use_tools() and await self._follow_engine()
+        await self._finish()
+
+    async def _follow_engine(self) -> bool:
+        """Render at most ten times a second, save about once a second. Whether it ended by calling tools."""
+        while not self._ended:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._ended:
+                break
+            started = time.monotonic()
+            self._tell()
+            await self._render_more()
+            if started - self._last_save >= SAVE_SECONDS:
+                await self._save_partial()
+            spent = time.monotonic() - started
+            await self._pause(max(TICK_SECONDS, 4 * spent) - spent)
+        self._narration.end_of_thinking(time.monotonic())
+        await self._render_more()
+        return self.finish_reason == "tool_calls" and not self.turn.cancelled
+
+    async def _use_tools(self) -> bool:
+        """Bring the calls to their results and ask the engine for more. False when this is the end."""
+        if self.calls.spent:
+            self._note = words["note_tool_rounds"].format(rounds=MAX_ROUNDS)
+            return False
+        self.finish_reason = None
+        if self.turn.cancelled or not await self.calls.settle(len(self._text["answer"])) or self.turn.cancelled:
+            return False
+        self._separate |= set(CHANNELS)
+        self._narration = self._narration.next_part(time.monotonic())
+        self._ended = False
+        so_far = self._message("running")
+        request = next_request(self.turn.request, so_far, keep_thinking=self.turn.keep_thinking)
+        self.job = self._job(self._left_over(request))
+        self._submit(self.job)
+        return True
+
+    def _job(self, request: Request) -> Job:
+        return Job(request, events=self.take, ended=self.end, dropped=self._drop)
+
+    def _left_over(self, request: Request) -> Request:
+        """The bounds on the answer, less what its earlier parts have used up."""
+        used, params = self.usage or Usage(0, 0), request.params
+        most, budget = params.max_tokens, params.thinking_budget
+        if most is not None:
+            params = replace(params, max_tokens=max(1, most - used.completion_tokens))
+        if budget is not None:
+            params = replace(params, thinking_budget=max(0, budget - used.reasoning_tokens))
+        return replace(request, params=params)
+
+    async def _show_call(self, use: ToolUse, asking: bool) -> None:
+        """A call has changed: on disk before anybody is asked or anything is done, then told to all readers."""
+        await self._save_partial()
+        self.turn.log.put_card(use.id, await self._off_loop(lambda: self._card(use)))
+        if not self.turn.cancelled and not use.settled:
+            phase = "asking" if asking else "tool"
+            self.turn.log.tell(phase, words[f"phase_{phase}"].format(name=use.name), self.turn.log.thought, "", {})
+        self.turn.log.ask(use.id if asking else "")
+
+    def _drop(self) -> None:
+        self.turn.interrupted = self.turn.cancelled = True
+
+    def _add(self, channel: ChannelName, text: str) -> None:
+        if channel in self._separate:  # a call stands between this and what was said before
+            text = text.lstrip("\n")
+            if not text:
+                return
+            self._separate.discard(channel)
+            between = "\n\n" if self._text[channel] else ""
+            self._text[channel] += between
+            if channel == "reasoning" or not self._after_call:  # otherwise a card stands there
+                self._unrendered.append((channel, between))
+        text = text[: max(0, self._room[channel])]
+        self._room[channel] -= len(text)
+        self._text[channel] += text
+        self._unrendered.append((channel, text))
+        self._after_call = self._after_call and channel != "answer"
+        if self._room[channel] <= 0:
+            self._note = words["note_length"]
+            self.turn.cancelled = True
+            self.job.stop()
+
+    def _tell(self) -> None:
+        if not self.turn.cancelled:
+            saying = self._narration.say(time.monotonic())
+            self.turn.log.tell(saying.phase, saying.label, saying.thought, saying.detail, saying.progress)
+
+    async def _render_more(self) -> None:
+        pieces, self._unrendered = self._unrendered, []
+        for piece in _joined(pieces):
+            if isinstance(piece, ToolUse):
+                await self._render("answer", StreamingMarkdown.finish)
+                self._markdown["answer"] = StreamingMarkdown(self._budget)
+                self.turn.log.put_card(piece.id, await self._off_loop(lambda use=piece: self._card(use)))  # type: ignore[misc]
+            else:
+                channel, text = piece
+                await self._render(channel, lambda md, text=text: md.feed(text))  # type: ignore[misc]
+
+    async def _render(self, channel: ChannelName, step: Callable[[StreamingMarkdown], Rendered]) -> None:
+        rendered = await self._off_loop(lambda: step(self._markdown[channel]))
+        self.turn.log.write(channel, rendered.closed, rendered.tail)
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        return await self._renderer.run(self.turn.answer.chat_id, work)
+
+    async def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._ended and (left := deadline - time.monotonic()) > 0:
+            # An end need not wait for the tick; further events only set the flag again.
+            await asyncio.sleep(min(left, 0.02))
+
+    async def _save_partial(self) -> None:
+        self._last_save = time.monotonic()
+        try:
+            await self._store.save_answer(replace(self._message("running"), renderer=0))
+        except StorageError as error:
+            logger.warning("a partial answer was not saved: %s", error)
+
+    async def _finish(self) -> None:
+        for channel in CHANNELS:
+            await self._render(channel, StreamingMarkdown.finish)
+        state, note = self._outcome()
+        log = self.turn.log
+        log.ask("")
+        for use in self.calls.abandon():
+            log.put_card(use.id, await self._off_loop(lambda use=use: self._card(use)))  # type: ignore[misc]
+        self._note = note
+        answer = replace(
+            self._message(state),
+            answer_html=log.html("answer"),
+            reasoning_html=log.html("reasoning"),
+            renderer=RENDERER_VERSION,
+        )
+        self.turn.answer = answer
+        log.words = len(answer.content.split())
+        error = note if state == "failed" else None
+        if not await self._save_for_good(answer):
+            state, error = "failed", words["failed_saving"]
+        log.finish(state, words[f"phase_{state}"], error, asdict(answer.numbers))
+
+    async def _save_for_good(self, answer: StoredMessage) -> bool:
+        for pause in (*SAVE_RETRY_SECONDS, None):
+            try:
+                await self._store.save_answer(answer)
+                return True
+            except StorageError as error:
+                logger.error("an answer was not saved: %s", error)
+                if pause is not None:
+                    await asyncio.sleep(pause)
+        return False
+
+    def _outcome(self) -> tuple[MessageState, str]:
+        if isinstance(self._failure, NotsoError):
+            return "failed", str(self._failure)
+        if self._failure is not None:
+            return "failed", words["failed_inside"]
+        whole = self.finish_reason in ("stop", "length", "tool_calls")
+        if self.turn.cancelled and not whole and not self._note:
+            return "interrupted" if self.turn.interrupted else "stopped", ""
+        if not whole and not self._note:  # the engine ended it unasked: it was closed
+            return "interrupted", ""
+        return "done", self._note
+
+    def _message(self, state: MessageState) -> StoredMessage:
+        usage, before = self.usage or Usage(0, 0), self._before
+        numbers = Numbers(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=before.completion_tokens + usage.completion_tokens,
+            reasoning_tokens=before.reasoning_tokens + usage.reasoning_tokens,
+            prompt_ms=usage.prompt_ms,
+            completion_ms=before.completion_ms + usage.completion_ms,
+            thinking_ms=1000 * self._narration.thinking_s,
+            queue_ms=usage.queue_ms,
+            first_token_ms=1000 * self._narration.first_token_s or before.first_token_ms,
+        )
+        return replace(
+            self.turn.answer,
+            content=self._text["answer"],
+            reasoning=self._text["reasoning"],
+            state=state,
+            tool_uses=tuple(self.calls.uses),
+            note=self._note,
+            numbers=numbers,
+            dropped_messages=self._narration.dropped_messages,
+        )
+
+
+def _parts_before(answer: StoredMessage) -> list[Piece]:
+    """What an answer that goes on has said so far."""
+    pieces: list[Piece] = [("reasoning", answer.reasoning)]
+    for text, use in zip_longest(parts_of(answer), answer.tool_uses):
+        pieces.append(("answer", text))
+        if use is not None:
+            pieces.append(use)
+    return pieces
+
+
+def _joined(pieces: list[Piece]) -> Iterator[Piece]:
+    """The same with the texts of a channel that stand together made one, and empty ones left out."""
+    for (is_call, channel), group in groupby(pieces, key=lambda piece: _kind(piece)):
+        if is_call:
+            yield from group
+        elif text := "".join(piece[1] for piece in group if not isinstance(piece, ToolUse)):
+            yield cast(ChannelName, channel), text
+
+
+def _kind(piece: Piece) -> tuple[bool, str]:
+    return (True, piece.id) if isinstance(piece, ToolUse) else (False, piece[0])

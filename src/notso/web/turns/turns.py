@@ -1,0 +1,174 @@
+"""All turns that run or wait: starting, finding, stopping them, and remembering those that ended not long ago."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from notso.web.engine.host import EngineHost
+from notso.web.engine.port import FinishReason, Usage
+from notso.web.rendering.fair_queue import FairQueue
+from notso.web.store.protocol import ChatStore, ToolUse
+from notso.web.turns.answer_stats import Figures
+from notso.web.turns.tool_calls import Permission
+from notso.web.turns.turn import Turn
+from notso.web.turns.turn_consumer import Follower
+from notso.web.turns.turn_log import Card
+from notso.web.values.wording import words
+
+logger = logging.getLogger("notso.web.turns")
+
+KEEP_FINISHED_SECONDS = 300.0
+MAX_FINISHED = 64
+
+
+class Turns:
+    """Starts, finds, stops and follows turns. Everything here runs on the event loop.
+
+    `at_end` is called with each turn that has ended, its usage and its finish reason (None where it failed);
+    `at_start` with each that begins.
+    """
+
+    def __init__(
+        self,
+        store: ChatStore,
+        engine: EngineHost,
+        renderer: FairQueue,
+        max_answer_characters: int,
+        card: Callable[[ToolUse], Card],
+    ) -> None:
+        self.at_start: list[Callable[[Turn], None]] = []
+        self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
+        self._store = store
+        self._engine = engine
+        self._renderer = renderer
+        self._max_answer_characters = max_answer_characters
+        self._card = card
+        self._followers: dict[str, Follower] = {}
+        self._finished: dict[str, Turn] = {}
+        self._expected: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def unfinished(self) -> int:
+        """Turns that run or wait."""
+        return len(self._followers)
+
+    @property
+    def waiting(self) -> int:
+        """Turns the engine has not begun, with those that are about to come."""
+        coming = len(self._expected - self._followers.keys())
+        return coming + sum(follower.waiting for follower in self._followers.values())
+
+    def start(self, turn: Turn) -> None:
+        """Hand a stored turn to the engine."""
+        follower = Follower(
+            turn, self._store, self._renderer, self._max_answer_characters, self._engine.submit, self._card
+        )
+        self._followers[turn.id] = follower
+        asks_engine = not follower.calls.open
+        if asks_engine:
+            phase = "loading" if self._engine.state == "loading" else "queued"
+            turn.log.set_phase(phase, words[f"phase_{phase}"])  # it may be in a long step before it says a word
+        for tell in self.at_start:
+            tell(turn)
+        task = asyncio.create_task(self._follow(follower))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if asks_engine:
+            self._engine.submit(follower.job)
+
+    @contextlib.contextmanager
+    def expecting(self, generation_id: str) -> Iterator[None]:
+        """Between storing a turn and starting it: it is not lost, it is about to come."""
+        self._expected.add(generation_id)
+        try:
+            yield
+        finally:
+            self._expected.discard(generation_id)
+
+    def lost(self, generation_id: str) -> bool:
+        """Whether nobody knows of a turn that is marked as running."""
+        return generation_id not in self._expected and self.find(generation_id) is None
+
+    def find(self, generation_id: str) -> Turn | None:
+        """A turn that runs, waits, or ended not long ago."""
+        follower = self._followers.get(generation_id)
+        return follower.turn if follower else self._finished.get(generation_id)
+
+    def figures(self, generation_id: str) -> Figures | None:
+        """How a turn stands that runs or waits."""
+        follower = self._followers.get(generation_id)
+        return follower.figures if follower is not None else None
+
+    def stop(self, generation_id: str, *, interrupted: bool = False) -> bool:
+        """Ask a turn to end; a waiting one ends at once. False when no such turn runs or waits."""
+        follower = self._followers.get(generation_id)
+        if follower is None:
+            return False
+        turn = follower.turn
+        turn.interrupted = turn.interrupted or interrupted
+        turn.cancelled = True
+        turn.log.set_phase("stopping", words["phase_stopping"])
+        if self._engine.withdraw(follower.job):
+            follower.end(None)
+        else:
+            follower.job.stop()
+        follower.stop()
+        return True
+
+    def asking(self, generation_id: str) -> ToolUse | None:
+        """The call of this turn that waits for a person's permission."""
+        follower = self._followers.get(generation_id)
+        return follower.calls.asking if follower is not None and not follower.turn.cancelled else None
+
+    def permit(self, generation_id: str, call_id: str, permission: Permission) -> bool:
+        """A person's word on that call. False when it does not wait for one."""
+        follower = self._followers.get(generation_id)
+        return follower is not None and follower.calls.permit(call_id, permission)
+
+    def answer_now(self, generation_id: str) -> bool:
+        """End a turn's thinking. False when no such turn runs or waits."""
+        follower = self._followers.get(generation_id)
+        if follower is not None:
+            follower.job.answer_now()
+        return follower is not None
+
+    def stop_chat(self, chat_id: str) -> None:
+        """Stop whatever runs or waits in a chat."""
+        for generation_id, follower in list(self._followers.items()):
+            if follower.turn.answer.chat_id == chat_id:
+                self.stop(generation_id)
+
+    def interrupt_all(self, *, asking_only: bool = False) -> None:
+        """The server is going away: end every turn with what it has, or those that wait for a person."""
+        for generation_id, follower in list(self._followers.items()):
+            if not asking_only or follower.calls.asking is not None:
+                self.stop(generation_id, interrupted=True)
+
+    async def settled(self) -> None:
+        """Return when every turn has ended and is saved."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def _follow(self, follower: Follower) -> None:
+        turn = follower.turn
+        try:
+            await follower.run()
+        except Exception:
+            logger.exception("a turn could not be followed")
+            follower.job.stop()
+            turn.log.finish("failed", words["phase_failed"], words["failed_inside"])
+        finally:
+            del self._followers[turn.id]
+            self._keep(turn)
+            for tell in self.at_end:
+                tell(turn, follower.usage, follower.finish_reason)
+
+    def _keep(self, turn: Turn) -> None:
+        self._finished[turn.id] = turn
+        while len(self._finished) > MAX_FINISHED:
+            del self._finished[next(iter(self._finished))]
+        asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._finished.pop, turn.id, None)

@@ -1,0 +1,1 @@
+"""Words, ids, settings and errors of the web floor."""

@@ -1,0 +1,114 @@
+"""What an operator may choose about the server, checked once and frozen."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import platformdirs
+
+from notso.web.values.errors import SettingsError, UnsafeBindError
+
+DEFAULT_PORT = 3000
+RATE_BEYOND_LOOPBACK = 600
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+def default_data_dir() -> Path:
+    """The user's data directory for this program; it is made when the store opens."""
+    return Path(platformdirs.user_data_dir("notso", appauthor=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Sizes in bytes or characters, times in seconds.
+
+    host: address to listen on. Anything but loopback needs `api_key`, or UnsafeBindError is raised.
+    port: 0 takes a free one.
+    data_dir: holds the conversations; None keeps them where the platform keeps user data.
+    mcp_config: names MCP servers whose tools chats may use; None for none.
+    allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
+    api_key: what guarded routes demand; None for a server only this machine reaches.
+    requests_per_minute: requests of programs that one address may send; 0 is no limit. None: 600 where other machines
+        reach the server, no limit where only this one does.
+    max_waiting_turns: questions that may wait for the engine before new ones are refused.
+    max_message_characters: longest question. max_answer_characters: an answer that grows past this is stopped.
+    drain_seconds: how long a running answer may go on after the server was told to stop.
+    send_timeout_seconds: a reader that takes nothing for so long is dropped; it may come back and resume.
+
+    Raises SettingsError, whose `setting` names the field.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    data_dir: Path | None = None
+    mcp_config: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
+    requests_per_minute: int | None = None
+    max_waiting_turns: int = 32
+    max_message_characters: int = 200_000
+    max_answer_characters: int = 262_144
+    drain_seconds: float = 10.0
+    send_timeout_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise SettingsError("port must be from 0 to 65535", setting="port")
+        if not self.host or any(character.isspace() or character == "/" for character in self.host):
+            raise SettingsError("host must be a name or an address", setting="host")
+        if not is_loopback(self.host) and not self.api_key:
+            raise UnsafeBindError(
+                f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
+            )
+        if self.api_key is not None and (self.api_key != self.api_key.strip() or not self.api_key.isprintable()):
+            raise SettingsError("an API key neither begins nor ends with a blank, and has no breaks", setting="api_key")
+        if self.api_key is not None and len(self.api_key) < 16:
+            raise SettingsError("an API key needs at least 16 characters", setting="api_key")
+        if self.requests_per_minute is not None and not 0 <= self.requests_per_minute <= 1_000_000:
+            raise SettingsError("requests_per_minute must be from 0 to 1000000", setting="requests_per_minute")
+        for name in ("max_waiting_turns", "max_message_characters", "max_answer_characters"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name} must be at least 1", setting=name)
+        if not 0 <= self.drain_seconds <= 600:
+            raise SettingsError("drain_seconds must be from 0 to 600", setting="drain_seconds")
+        if not 0 < self.send_timeout_seconds <= 600:
+            raise SettingsError("send_timeout_seconds must be above 0, at most 600", setting="send_timeout_seconds")
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """Every name a request's `Host` may carry, lower case, without port or brackets."""
+        names = {*LOOPBACK_NAMES, *(name.lower().strip("[]") for name in self.allowed_hosts)}
+        if not _is_wildcard(self.host):
+            names.add(self.host.lower().strip("[]"))
+        return frozenset(names)
+
+    @property
+    def rate(self) -> int:
+        """Requests of programs that one address may send in a minute; 0 is no limit."""
+        if self.requests_per_minute is not None:
+            return self.requests_per_minute
+        return 0 if is_loopback(self.host) else RATE_BEYOND_LOOPBACK
+
+    @property
+    def directory(self) -> Path:
+        """Where the conversations are kept."""
+        return self.data_dir if self.data_dir is not None else default_data_dir()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return False

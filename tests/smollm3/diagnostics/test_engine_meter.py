@@ -1,0 +1,96 @@
+"""What the benchmark's figures rest on: depth is really there, every token is timed, all answers run together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Engine, SamplingParams
+from notso.smollm3.diagnostics.benchmark import BenchmarkPlan
+from notso.smollm3.diagnostics.engine_meter import NEW_TURN_TOKENS, EngineMeter
+from notso.smollm3.errors import EngineError
+from notso.smollm3.kv.formats import KV_FORMATS
+from notso.smollm3.output.generation import Generation
+
+DEPTH = 700
+
+
+@pytest.fixture(scope="module", params=KV_FORMATS)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with Engine.load(kv=request.param, context_tokens=1024, max_num_seqs=4, speculation=False) as engine:
+        yield engine
+
+
+@pytest.fixture
+def meter(engine: Engine) -> EngineMeter:
+    return EngineMeter(engine, seed=1)
+
+
+def test_depth_is_laid_and_not_read(engine: Engine, meter: EngineMeter) -> None:
+    for _ in range(2):
+        before = engine.stats()
+        assert meter.first_token_s(DEPTH) > 0
+        after = engine.stats()
+        prompts = after.prompt_tokens_total - before.prompt_tokens_total
+        cached = after.cached_tokens_total - before.cached_tokens_total
+        assert prompts == 257 + DEPTH + NEW_TURN_TOKENS  # the blocks that are copied, then the prompt
+        assert cached >= DEPTH // 128 * 128
+
+
+@pytest.mark.parametrize("task", [("decode", 6, 0), ("decode", 6, DEPTH), ("batch", 6, 4)])
+def test_every_step_is_timed(meter: EngineMeter, task: tuple[str, int, int]) -> None:
+    steps = meter.measure(task)
+    assert len(steps) == 6 and min(steps) > 0
+
+
+def test_a_prompt_is_timed(meter: EngineMeter) -> None:
+    (seconds,) = meter.measure(("prefill", 64, DEPTH))
+    assert 0 < seconds < 60
+
+
+def test_answers_that_have_to_wait_are_no_batch(meter: EngineMeter) -> None:
+    with pytest.raises(EngineError, match="max_num_seqs"):
+        meter.measure(("batch", 6, 5))
+
+
+def test_answers_of_a_batch_begin_together_however_slowly_they_are_asked_for(
+    engine: Engine, meter: EngineMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Generation] = []
+    submit = engine.submit
+
+    def slow(*asked: Any) -> Generation:
+        assert not (begun and begun[-1].wait(0, timeout_s=0.1)), "one goes on before the next is asked for"
+        begun.append(submit(*asked))
+        return begun[-1]
+
+    monkeypatch.setattr(engine, "submit", slow)
+    assert len(meter.measure(("batch", 6, 4))) == 6 and len(begun) == 4
+
+
+def test_answers_of_a_batch_may_be_stopped_between_two_steps(
+    engine: Engine, meter: EngineMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = engine._core._step
+
+    def and_pause() -> None:
+        step()
+        time.sleep(0.02)  # in which the last token is seen and all are stopped
+
+    monkeypatch.setattr(engine._core, "_step", and_pause)
+    assert len(meter.measure(("batch", 3, 4))) == 3
+
+
+def test_choosing_a_token_is_timed(meter: EngineMeter) -> None:
+    assert meter.sampling_s(SamplingParams()) > 0
+
+
+def test_a_plan_knows_its_tasks_and_its_longest() -> None:
+    plan = BenchmarkPlan(prefill=((512, 0), (128, 4096)), depths=(0, 2048), batches=(16,), decode_tokens=8)
+    assert plan.tasks == [
+        ("prefill", 512, 0), ("prefill", 128, 4096), ("decode", 8, 0), ("decode", 8, 2048), ("batch", 8, 16),
+    ]  # fmt: skip
+    assert plan.longest_tokens == 4096 + 128 + NEW_TURN_TOKENS + 8

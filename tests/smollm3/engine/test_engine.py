@@ -1,0 +1,312 @@
+"""The engine: streams of events, where they end, and that no answer leaves a trace for the next."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden.random_models import RandomModel
+from scripted_tokens import (
+    END,
+    GREEDY,
+    PROMPT,
+    SMALL,
+    THINK,
+    THOUGHT,
+    Script,
+    answered,
+    run,
+    scripted,
+    tokens_used,
+    told,
+)
+
+from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, InvalidRequestError, SamplingParams
+from notso.smollm3.output.generation import Generation
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A small random model with room for 40 tokens."""
+    path = SMALL.write(tmp_path_factory.mktemp("engine") / "small.gguf")
+    with Engine.load(path, context_tokens=40, threads=2) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    return scripted(monkeypatch)
+
+
+# ---------------------------------------------------------------- the stream
+
+
+def test_an_answer_with_reasoning(engine: Engine, script: Script) -> None:
+    script.say(THINK, "plan", THOUGHT, "Done.", END)
+    events = run(engine)
+    assert (told(events, "reasoning"), told(events, "text")) == ("plan", "Done.")
+    kinds = [event.kind for event in events]
+    assert kinds == sorted(kinds, key=["reasoning", "text", "usage", "end"].index)
+    assert len(events) > 6  # token by token, not all at the end
+    assert events[-1].finish_reason == "stop"
+    assert tokens_used(events) == (12, 6)
+
+
+def test_a_prompt_that_opens_the_thinking(engine: Engine, script: Script) -> None:
+    script.say("plan", THOUGHT, "Done.", END)
+    events = run(engine, [10, 20, THINK])
+    assert (told(events, "reasoning"), told(events, "text")) == ("plan", "Done.")
+
+
+def test_a_prompt_that_closed_the_thinking(engine: Engine, script: Script) -> None:
+    script.say("Done.", END)
+    events = run(engine, [THINK, 10, THOUGHT])
+    assert (told(events, "reasoning"), told(events, "text")) == ("", "Done.")
+
+
+def test_reasoning_cut_off_by_max_tokens(engine: Engine, script: Script) -> None:
+    script.say(THINK, "planning")
+    events = run(engine, max_tokens=5)
+    assert (told(events, "reasoning"), told(events, "text")) == ("plan", "")
+    assert events[-1].finish_reason == "length"
+    assert tokens_used(events) == (5, 5)
+    assert script.drawn == 5
+
+
+def test_a_character_split_over_tokens_comes_whole(engine: Engine, script: Script) -> None:
+    script.say("a🎉é", END)
+    events = run(engine)
+    assert [event.text for event in events[:-2]] == ["a", "🎉", "é"]
+
+
+def test_a_character_cut_off_is_shown_as_such(engine: Engine, script: Script) -> None:
+    script.say("a", *"🎉".encode()[:2])
+    events = run(engine, max_tokens=3)
+    assert told(events, "text") == "a\N{REPLACEMENT CHARACTER}"
+
+
+def test_max_tokens_of_one(engine: Engine, script: Script) -> None:
+    script.say("a")
+    events = run(engine, max_tokens=1)
+    assert told(events, "text") == "a"
+    assert events[-1].finish_reason == "length"
+
+
+def test_an_end_at_once(engine: Engine, script: Script) -> None:
+    script.say(END)
+    events = run(engine)
+    assert len(events) == 2
+    assert events[-1].finish_reason == "stop"
+    assert tokens_used(events) == (1, 0)
+
+
+def test_a_stop_string_over_several_tokens(engine: Engine, script: Script) -> None:
+    script.say("one STOP two", END)
+    events = run(engine, stop=("STOP",))
+    assert told(events, "text") == "one "
+    assert events[-1].finish_reason == "stop"
+    assert script.drawn == len("one STOP")
+
+
+def test_the_beginning_of_a_stop_string_is_given_back_if_it_does_not_go_on(engine: Engine, script: Script) -> None:
+    script.say("one STO two ST", END)
+    events = run(engine, stop=("STOP",))
+    assert told(events, "text") == "one STO two ST"
+
+
+def test_a_stop_string_in_the_reasoning_does_not_stop(engine: Engine, script: Script) -> None:
+    script.say(THINK, "STOP", THOUGHT, "ok STOP", END)
+    events = run(engine, stop=("STOP",))
+    assert (told(events, "reasoning"), told(events, "text")) == ("STOP", "ok ")
+
+
+def test_a_tool_call(engine: Engine, script: Script) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    with Engine.load(engine.info.path, context_tokens=128) as roomy:  # a call with its tags spelt out is long
+        script.say(THINK, "f", THOUGHT, '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', END)
+        events = run(roomy, tools=[tool])
+    calls = [event.tool_call for event in events if event.tool_call is not None]
+    assert [(call.name, call.arguments.replace(" ", "")) for call in calls] == [("f", '{"x":1}')]
+    assert told(events, "text").strip() == ""
+    assert events[-1].finish_reason == "tool_calls"
+
+
+def test_without_tools_a_call_is_text(engine: Engine, script: Script) -> None:
+    script.say("<tool_call>{}", END)
+    assert told(run(engine), "text") == "<tool_call>{}"
+
+
+def test_events_are_values() -> None:
+    assert Event("text", "a") == Event("text", "a")
+    with pytest.raises(AttributeError):
+        Event("text", "a").text = "b"  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- the end of the context
+
+
+def test_without_max_tokens_an_answer_may_fill_the_context(engine: Engine, script: Script) -> None:
+    script.then = ord("a")
+    events = run(engine)
+    assert tokens_used(events) == (40 - len(PROMPT), 0)
+    assert events[-1].finish_reason == "length"
+
+
+def test_the_last_token_of_the_context_can_be_answered(engine: Engine, script: Script) -> None:
+    script.then = ord("a")
+    events = answered(engine.generate([1] * 39, SamplingParams(max_tokens=1)))
+    assert told(events, "text") == "a"
+
+
+@pytest.mark.parametrize(("length", "most", "needed"), [(40, None, 41), (41, None, 42), (30, 11, 41), (1, 1000, 1001)])
+def test_what_cannot_fit_is_refused_when_asked(engine: Engine, length: int, most: int | None, needed: int) -> None:
+    with pytest.raises(ContextLengthError) as caught:
+        engine.generate([1] * length, SamplingParams(max_tokens=most))
+    assert (caught.value.needed_tokens, caught.value.context_tokens) == (needed, 40)
+    assert caught.value.param == "messages"
+
+
+def test_logits_fill_the_context_but_no_more(engine: Engine) -> None:
+    assert engine.logits([1] * 40).shape == (40, SMALL.vocab)
+    with pytest.raises(ContextLengthError):
+        engine.logits([1] * 41)
+    assert engine.logits([1]).shape == (1, SMALL.vocab)
+
+
+# ---------------------------------------------------------------- stopping and failing
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Whether anything was stopped: what is drawn would be at its end before another thread is heard."""
+    heard, stop = threading.Event(), Generation.stop
+
+    def noted(generation: Generation) -> None:
+        stop(generation)
+        heard.set()
+
+    monkeypatch.setattr(Generation, "stop", noted)
+    return heard
+
+
+def test_cancelled_before_anything_was_read(engine: Engine, script: Script, stopped: threading.Event) -> None:
+    script.then = ord("a")
+    script.at(1, lambda: stopped.wait(60))
+    events = run(engine, cancelled=lambda: True)
+    assert events[-1].finish_reason == "cancelled"
+    assert tokens_used(events)[0] < 40 - len(PROMPT)
+
+
+def test_cancelled_on_the_way(engine: Engine, script: Script, stopped: threading.Event) -> None:
+    """Three steps are waited for, and the one that was under way is the last."""
+    script.then = ord("a")
+    script.at(4, lambda: stopped.wait(60))
+    events = run(engine, cancelled=lambda: script.drawn >= 3)
+    assert told(events, "text") == "a" * tokens_used(events)[0]
+    assert events[-1].finish_reason == "cancelled"
+    assert 3 <= script.drawn <= 4
+
+
+def test_a_stopped_answer_gives_back_what_was_held(engine: Engine, script: Script) -> None:
+    script.say("one ST", *([ord("x")] * 9))
+    script.at(6, lambda: generation.stop())
+    generation = engine.submit(PROMPT, SamplingParams(stop=("STOP",)))
+    events = answered(generation.events())
+    assert told(events, "text") == "one ST"
+    assert events[-1].finish_reason == "cancelled"
+
+
+def test_an_end_token_wins_over_being_stopped(engine: Engine, script: Script) -> None:
+    script.say("a", END)
+    script.at(2, lambda: generation.stop())
+    generation = engine.submit(PROMPT)
+    assert list(generation.events())[-1].finish_reason == "stop"
+
+
+def interrupted_by_closing(engine: Engine) -> None:
+    stream = engine.generate(PROMPT, SamplingParams(temperature=2.0, seed=1))
+    next(stream)
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+
+
+def interrupted_by_forgetting(engine: Engine) -> None:
+    stream = engine.generate([*PROMPT, 7, 7], SamplingParams(temperature=2.0, seed=1))
+    next(stream)
+    del stream
+    gc.collect()
+
+
+def interrupted_by_cancelling(engine: Engine) -> None:
+    calls = iter([False, False, False])
+    list(engine.generate([*PROMPT, 8], SamplingParams(temperature=2.0, seed=1), cancelled=lambda: next(calls, True)))
+
+
+def interrupted_by_failing(engine: Engine) -> None:
+    def fail() -> bool:
+        raise KeyError("somebody else's bug")
+
+    with pytest.raises(KeyError):
+        list(engine.generate([*PROMPT, 9], GREEDY, cancelled=fail))
+
+
+def unstarted(engine: Engine) -> None:
+    engine.generate(PROMPT, GREEDY)
+
+
+@pytest.mark.parametrize(
+    "interrupt",
+    [
+        interrupted_by_closing,
+        interrupted_by_forgetting,
+        interrupted_by_cancelling,
+        interrupted_by_failing,
+        unstarted,
+    ],
+)
+def test_after_an_interrupted_answer_the_next_is_as_ever(engine: Engine, interrupt: Callable[[Engine], None]) -> None:
+    engine.logits([1])
+    expected = run(engine, params=GREEDY)
+    interrupt(engine)
+    again = run(engine, params=GREEDY)
+    assert [e for e in again if e.kind != "usage"] == [e for e in expected if e.kind != "usage"]
+
+
+def test_logits_that_are_not_numbers_are_an_error_each_time(tmp_path: Path) -> None:
+    class Spoilt(RandomModel):
+        def weights(self) -> Iterator[tuple[str, np.ndarray]]:
+            for name, values in SMALL.weights():
+                yield name, values * np.float32(np.nan) if name == "output_norm.weight" else values
+
+    path = Spoilt(**{name: getattr(SMALL, name) for name in RandomModel.__slots__}).write(tmp_path / "nan.gguf")
+    with Engine.load(path, context_tokens=16) as engine:
+        for _ in range(2):
+            with pytest.raises(EngineError):
+                list(engine.generate([1, 2], SamplingParams(max_tokens=2, temperature=0)))
+
+
+def test_an_answer_under_way_keeps_nobody_waiting(engine: Engine, script: Script) -> None:
+    """Not even the thread that holds an unfinished iterator."""
+    script.then, script.pause_s = ord("a"), 0.02
+    stream = engine.generate(PROMPT)
+    next(stream)
+    assert engine.logits([1, 2]).shape == (2, SMALL.vocab)
+    other = run(engine, max_tokens=2)
+    assert told(other, "text") == "aa"
+    assert told([next(stream), *stream], "text").count("a") > 2
+
+
+def test_a_closed_engine_answers_nothing(engine: Engine) -> None:
+    one = Engine.load(engine.info.path, context_tokens=16)
+    logits = one.logits([1])
+    started = one.generate([1], GREEDY)
+    one.close()
+    one.close()
+    for call in (lambda: one.logits([1]), lambda: list(started), lambda: list(one.generate([1], GREEDY))):
+        with pytest.raises(InvalidRequestError, match="closed"):
+            call()
+    np.testing.assert_array_equal(engine.logits([1]), logits)

@@ -1,0 +1,392 @@
+"""Where things meet that seldom do: closing while others ask, memory that runs out, ends that fall together."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from golden.random_models import RANDOM
+
+from notso.qtensor.gguf import GGUFFile
+from notso.smollm3 import CompleteOptions, Engine, EngineError, Event, InvalidRequestError, Message, SamplingParams
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.engine import engine_core
+from notso.smollm3.engine.memory_plan import RECENT_BLOCKS, STEP_RECENT_BLOCKS
+from notso.smollm3.kv.kv_cache import KVCache
+from notso.smollm3.output.generation import Generation
+from notso.smollm3.scheduling.block_pool import PrefixCache
+from notso.smollm3.scheduling.scheduler import Scheduler
+from notso.smollm3.scheduling.sequence import Sequence
+
+SMALL = replace(RANDOM, layers=2, hidden=64, ffn=96, heads=2, kv_heads=1, head_dim=32, vocab=400, context=2048)
+GREEDY = SamplingParams(max_tokens=5, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return SMALL.write(tmp_path_factory.mktemp("edges") / "small.gguf")
+
+
+def load(path: Path, **options: Any) -> Engine:
+    settings: dict[str, Any] = {"context_tokens": 400, "threads": 1, "weights": "mmap"}
+    return Engine.load(path, **settings | options)
+
+
+def reason(generation: Generation) -> str | None:
+    assert generation.wait(1 << 30, timeout_s=60), "it never ended"
+    return generation.read()[-1].finish_reason
+
+
+# ---------------------------------------------------------------- closing
+
+
+def test_closing_is_heard_at_any_moment(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a thread that has just seen that there is nothing to do, and is about to wait."""
+
+    class Slow(threading.Condition):
+        def __enter__(self) -> bool:
+            if threading.current_thread().name == "notso-engine":
+                time.sleep(0.2)
+            return super().__enter__()
+
+    slow = SimpleNamespace(Condition=Slow, Thread=threading.Thread, current_thread=threading.current_thread)
+    monkeypatch.setattr(engine_core, "threading", slow)
+    engine = load(small)
+    monkeypatch.undo()
+    assert reason(engine.submit([1, 2], GREEDY)) == "length"
+    started = time.monotonic()
+    engine.close()
+    assert time.monotonic() - started < 30, "it looks again by itself after a minute"
+
+
+def test_what_comes_after_the_end_is_refused(small: Path) -> None:
+    """A request that was checked before the engine was closed, and arrives afterwards."""
+    engine = load(small)
+    request = engine._request([1], GREEDY, CompleteOptions(priority="api"))
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine._core.submit(request)
+    with pytest.raises(EngineError, match="closed"):
+        engine._core.call(lambda: 1)
+
+
+def test_many_ask_while_it_is_closed(small: Path) -> None:
+    """Each is answered, cancelled or refused; nobody waits for ever."""
+    for _ in range(10):
+        engine, begun, ready = load(small), list[Generation](), threading.Barrier(5)
+
+        def ask(engine: Engine = engine, begun: list[Generation] = begun, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            try:
+                while True:
+                    begun.append(engine.submit([1, 2, 3], GREEDY))
+                    engine.logits([1])
+            except (EngineError, InvalidRequestError):
+                return
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        time.sleep(0.02)
+        engine.close()
+        for thread in threads:
+            thread.join(60)
+            assert not thread.is_alive()
+        assert {reason(generation) for generation in begun} <= {"length", "stop", "cancelled"}
+
+
+@pytest.mark.parametrize("kind", ["progress", "text", "end"])
+def test_a_reader_may_close_the_engine_from_its_notification(small: Path, kind: str) -> None:
+    engine, others = load(small), list[Generation]()
+    first = engine.submit(list(range(100, 300)), SamplingParams(max_tokens=30, temperature=0))
+
+    def close() -> None:
+        if any(event.kind in (kind, "reasoning" if kind == "text" else kind) for event in first.read()):
+            engine.close()
+
+    first.subscribe(close)
+    with suppress(InvalidRequestError, EngineError):
+        others += (engine.submit([1, number], SamplingParams(max_tokens=200)) for number in range(5))
+    for generation in (first, *others):
+        assert reason(generation) is not None
+    engine._core._thread.join(60)
+    assert not engine._core._thread.is_alive()
+
+
+def test_a_notification_that_asks_the_engine_is_told_so(small: Path) -> None:
+    """It runs in the thread that would have to answer."""
+    errors: list[Exception] = []
+    with load(small) as engine:
+
+        def ask() -> None:
+            try:
+                engine.logits([1])
+            except EngineError as error:
+                errors.append(error)
+
+        heard = engine.submit(list(range(200)), GREEDY)
+        heard.subscribe(ask)
+        assert reason(heard) == "length"
+    assert errors
+
+
+def test_a_failure_while_one_ends_leaves_nobody_waiting(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(small)
+    remove = engine._scheduler.remove
+    failures = iter([True, True, True])
+
+    def fail(sequence: Sequence) -> None:
+        remove(sequence)
+        if next(failures, False):
+            raise KeyError("a bug")
+
+    monkeypatch.setattr(engine._scheduler, "remove", fail)
+    begun = [engine.submit([1, 2, number], GREEDY) for number in range(8)]
+    for generation in begun:
+        assert generation.wait(1 << 30, timeout_s=60)
+        assert generation.read()[-1].kind in ("end", "error")
+    assert reason(engine.submit([7], GREEDY)) == "length"
+    monkeypatch.setattr(engine._scheduler, "remove", lambda _: 1 / 0)
+    last = [engine.submit([1, 2, number], SamplingParams(max_tokens=300)) for number in range(8)]
+    engine.close()
+    for generation in last:
+        assert generation.wait(1 << 30, timeout_s=60)
+
+
+def test_a_finished_answer_does_not_hold_the_engine(small: Path) -> None:
+    """A chat keeps its answers; the cache of an engine that was closed is gone all the same."""
+    engine = load(small)
+    generation = engine.submit([1, 2], GREEDY)
+    generation.subscribe(lambda: None)
+    assert reason(generation) == "length"
+    cache = weakref.ref(engine._runner.cache)
+    engine.close()
+    del engine
+    gc.collect()
+    assert cache() is None
+    generation.stop()
+    assert generation.read()[-1].kind == "end"
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_all_that_came_back_from_disk_is_counted(small: Path, tmp_path: Path) -> None:
+    """Also what came back in several steps, since running answers must not wait."""
+    ids = random.Random(1).choices(range(300), k=1900)
+    for cached in (0, len(ids) - 1):
+        with load(small, context_tokens=2048, cache_dir=tmp_path) as engine:
+            usage = list(engine.generate(ids, GREEDY))[-2].usage
+            assert usage is not None and usage.cached_tokens == cached
+            assert engine.stats().cached_tokens_total == cached
+
+
+@pytest.mark.parametrize("most", range(1, 16))
+def test_a_thought_that_is_closed_at_the_last_moment_says_no_more_than_it_may(demo_engine: Engine, most: int) -> None:
+    params = SamplingParams(max_tokens=most, thinking_budget=8, temperature=0)
+    events = list(demo_engine.generate([Message("user", "What is 345 + 678?")], params))
+    usage = events[-2].usage
+    assert usage is not None and usage.completion_tokens <= most
+
+
+def test_a_thought_closed_where_the_context_ends(demo_engine: Engine) -> None:
+    """The tags that close it may be all that still fits."""
+    ids = demo_engine.encode_chat([Message("user", "What is 345 + 678?")])
+    with Engine.load(context_tokens=len(ids) + 12) as engine:
+        for budget in range(13):
+            events = list(engine.generate(ids, SamplingParams(thinking_budget=budget, temperature=0)))
+            usage = events[-2].usage
+            assert events[-1].finish_reason == "length"
+            assert usage is not None and usage.completion_tokens == 12
+
+
+# ---------------------------------------------------------------- memory
+
+
+class Places:
+    """A scheduler over a cache in k4v3, steps without the model."""
+
+    def __init__(self, path: Path, sequences: int) -> None:
+        self.cache = KVCache(
+            SmolLM3Config.from_metadata(metadata(path)),
+            2048,
+            max_num_seqs=sequences,
+            blocks=16 * sequences,
+            kv_format="k4v3",
+            recent_blocks=RECENT_BLOCKS * sequences + STEP_RECENT_BLOCKS,
+        )
+        self.blocks = PrefixCache(self.cache.blocks, on_forget=self.cache.forget)
+        self.cache.make_room = self.blocks.drop_one
+        self.scheduler = Scheduler(self.blocks, sequences, can_be_cut=self.cache.can_be_cut)
+        self.scheduler.copy = self.cache.copy_block
+
+    def add(self, sequence: Sequence) -> Sequence:
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, prompt_tokens: int, rng: random.Random) -> list[Sequence]:
+        """Those that have an answer token more."""
+        plan = self.scheduler.schedule(prompt_tokens, 512)
+        for chunk in plan.chunks:
+            self.cache.place(chunk, chunk.sequence.slot or 0)
+        for chunk in plan.chunks:
+            right = rng.randrange(len(chunk.drafts) + 1)
+            chunk.sequence.tokens += [1] * ((right + 1) * chunk.samples)
+            self.cache.settle(chunk)
+            self.scheduler.advance(chunk, right)
+        return [chunk.sequence for chunk in plan.chunks if chunk.samples]
+
+
+@pytest.mark.parametrize("sequences", [2, 3])
+def test_prompts_that_interrupt_each_other_have_companions_enough(small: Path, sequences: int) -> None:
+    """Each is stopped in the middle of a tile, after a step that touched as many as one can."""
+    rng, places = random.Random(sequences), Places(small, sequences)
+    for rank in (2, 1, 0)[-sequences:]:
+        places.add(Sequence(rng.choices(range(50), k=2000), rank=rank))
+        for tokens in (16, 512, 512):
+            places.step(tokens, rng)
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 3, 5])
+def test_companions_suffice_whatever_comes(small: Path, sequences: int) -> None:
+    """And none is left when everything is forgotten."""
+    for seed in range(10):
+        rng, places = random.Random(seed), Places(small, sequences)
+        live: list[Sequence] = []
+        to_come = 12
+        while to_come or live:
+            if to_come and rng.random() < 0.5:
+                live.append(places.add(Sequence(rng.choices(range(50), k=rng.randrange(1, 2000)), rank=to_come % 3)))
+                to_come -= 1
+            for sequence in places.scheduler.running:
+                ahead = max(0, min(15, 2047 - len(sequence.tokens))) if sequence.pending == 1 else 0
+                sequence.drafts = [1] * rng.randrange(ahead + 1)
+            for sequence in places.step(rng.choice((16, 100, 512)), rng):
+                if len(sequence.tokens) >= 2040 or rng.random() < 0.03:
+                    places.scheduler.remove(sequence)
+                    live.remove(sequence)
+        assert places.blocks.available == places.cache.blocks
+        places.blocks.clear()
+        assert not places.cache._companions
+
+
+def metadata(path: Path) -> dict[str, Any]:
+    with GGUFFile.open(path) as file:
+        return dict(file.metadata)
+
+
+def test_prompts_that_interrupt_each_other_are_all_answered(small: Path) -> None:
+    """In a format with companions, where each holds as many as a step can touch."""
+    rng = random.Random(3)
+    prompts = [rng.choices(range(300), k=1900) for _ in range(2)]
+    with load(small, context_tokens=2048, kv="k4v3", max_num_seqs=2) as engine:
+        list(engine.generate([*prompts[0][:100]], GREEDY))
+        list(engine.generate([*prompts[1][:100]], GREEDY))
+        engine._core.call(lambda: time.sleep(0.2))
+        low = engine.submit(prompts[0], GREEDY, priority="background")
+        low.wait(1)
+        high = engine.submit(prompts[1], GREEDY)
+        for generation in (low, high):
+            assert reason(generation) == "length"
+
+
+def test_what_waits_to_be_written_does_not_grow_without_end(small: Path, tmp_path: Path) -> None:
+    """More ends than the disk is given time for."""
+    with load(small, cache_dir=tmp_path, kv="k8v8") as engine:
+        shelf = engine._core._shelf
+        assert shelf is not None
+        shelf.work = lambda: False  # type: ignore[method-assign]
+        for number in range(30):
+            list(engine.generate([*range(150), *range(number, number + 150)], SamplingParams(max_tokens=2)))
+        assert len(shelf._offers) <= engine._blocks.blocks
+
+
+def test_a_budget_too_small_for_one_block_is_none(small: Path, tmp_path: Path) -> None:
+    with load(small, cache_dir=tmp_path, cache_bytes=1000) as engine:
+        list(engine.generate(list(range(300)), GREEDY))
+        shelf = engine._core._shelf
+        time.sleep(0.1)
+        assert shelf is not None and not shelf.has_work
+    assert not list(tmp_path.rglob("*.kv*"))
+
+
+def test_a_tail_that_is_another_by_now_is_not_used(small: Path, tmp_path: Path) -> None:
+    ids = random.Random(2).choices(range(300), k=200)
+    with load(small, cache_dir=tmp_path) as engine:
+        expected = said(engine.generate(ids, GREEDY))
+    with load(small, cache_dir=tmp_path) as engine:
+        shelf = engine._core._shelf
+        assert shelf is not None
+        other = [*ids[:150], 7, *ids[150:]]
+        tail, asked = shelf._files.tail, list[bytes]()
+
+        def first_another(parent: bytes) -> list[int]:
+            asked.append(parent)
+            return other[128:] if len(asked) == 1 else tail(parent)
+
+        shelf._files.tail = first_another  # type: ignore[method-assign]
+        begun = said(engine.generate(other, GREEDY))
+        shelf._files.tail = tail  # type: ignore[method-assign]
+        assert said(engine.generate(ids, GREEDY)) == expected
+    with load(small) as engine:
+        assert said(engine.generate(other, GREEDY)) == begun
+
+
+@pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
+def test_a_shelf_that_breaks_is_a_miss(small: Path, tmp_path: Path, kv: str) -> None:
+    ids = random.Random(2).choices(range(300), k=200)
+    with load(small, cache_dir=tmp_path, kv=kv) as engine:
+        expected = said(engine.generate(ids, GREEDY))
+    with load(small, cache_dir=tmp_path, kv=kv) as engine:
+        shelf = engine._core._shelf
+        assert shelf is not None
+
+        def broken(*_: object) -> None:
+            raise MemoryError
+
+        shelf._cache.write_block = broken  # type: ignore[method-assign, assignment]
+        assert said(engine.generate(ids, GREEDY)) == expected
+        assert said(engine.generate(ids, GREEDY)) == expected
+
+
+def said(events: Iterator[Event]) -> list[Event]:
+    return [event for event in events if event.kind in ("reasoning", "text", "end")]
+
+
+def test_more_answers_than_rows_of_a_step(small: Path) -> None:
+    """Beyond the trained context a step has a quarter of the rows."""
+    with load(small, context_tokens=4096, max_num_seqs=64) as engine:
+        assert engine._runner.max_rows == 128
+        ready = threading.Event()
+        begun: list[Generation] = []
+        waiting = threading.Thread(target=engine._core.call, args=(ready.wait,))
+        waiting.start()
+        begun += (engine.submit([number] * 8, GREEDY) for number in range(64))
+        ready.set()
+        assert {reason(generation) for generation in begun} <= {"length", "stop"}
+
+
+def test_one_place_and_a_full_cache(small: Path) -> None:
+    """Prompt and answer fill the context to the last token, again and again, with and without something cached."""
+    with load(small, context_tokens=256, max_num_seqs=1) as engine:
+        assert engine._blocks.blocks == 2
+        ids = random.Random(4).choices(range(300), k=256)
+        answers = []
+        for length in (255, 250, 128, 127, 129, 255, 250, 128, 127, 129):
+            events = list(engine.generate(ids[:length], SamplingParams(temperature=0)))
+            answers.append(said(iter(events)))
+            usage = events[-2].usage
+            assert usage is not None and length + usage.completion_tokens <= 256
+            assert engine.logits(ids).shape[0] == 256
+        assert answers[:5] == answers[5:]

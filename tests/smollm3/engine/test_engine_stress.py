@@ -1,0 +1,247 @@
+"""Thousands of answers begun and given up in every way there is: nothing is lost, mixed up or left behind.
+
+500 of each kind by default, 10,000 with `make fuzz`. A failure prints its seed: `FUZZ_SEED=<n>` begins alike, though
+threads meet as they like.
+
+Many threads at once submit, follow, stop, disconnect, forget and come back, over fewer blocks than they want, so that
+answers wait, are preempted and share what they have in common. Each answer is compared with what the same request said
+when it was alone: a stopped one must have said the beginning of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import SystemRandom
+
+import pytest
+from golden.random_models import RandomModel
+
+from notso.smollm3 import Engine, Event, SamplingParams
+from notso.smollm3.engine import memory_plan
+from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.output.generation import Generation
+
+SMALL = RandomModel(seed=5, layers=2, hidden=64, ffn=96, heads=2, kv_heads=1, head_dim=32, vocab=400)
+ANSWERS = 10_000 if "FUZZ_SECONDS" in os.environ else 500
+CLIENTS = 12
+SEED = int(os.environ.get("FUZZ_SEED", SystemRandom().getrandbits(32)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A request, and what it says when nothing else happens."""
+
+    prompt: list[int]
+    params: SamplingParams
+    text: str = ""
+    tokens: int = 0
+
+
+def cases(source: random.Random) -> Iterator[Case]:
+    """Prompts that have much, little or nothing in common, within a block and beyond; greedy and seeded."""
+    stem = [source.randrange(300) for _ in range(300)]
+    for number in range(32):
+        shared = source.choice((0, 3, 127, 128, 129, 200, 256, 300))
+        rest = [source.randrange(300) for _ in range(source.choice((1, 2, 40)))]
+        length = source.choice((1, 2, 5, 10, 20, 60))
+        params = SamplingParams(max_tokens=length, temperature=number % 3 / 2, seed=number)
+        yield Case(stem[:shared] + rest, params)
+
+
+def said(events: list[Event]) -> str:
+    return "".join(event.text for event in events if event.kind in ("text", "reasoning"))
+
+
+def check(case: Case, events: list[Event], *, whole: bool) -> None:
+    """One usage, one end, in this order and last; the text is that of `case`, or a beginning of it."""
+    kinds = [event.kind for event in events]
+    assert kinds[-2:] == ["usage", "end"] and kinds.count("usage") == kinds.count("end") == 1, kinds
+    usage = events[-2].usage
+    assert usage is not None and usage.prompt_tokens == len(case.prompt)
+    assert usage.completion_tokens <= case.tokens and usage.accepted_tokens <= usage.drafted_tokens
+    counts = [event.tokens for event in events if event.kind in ("text", "reasoning")]
+    assert counts == sorted(counts)
+    if whole:
+        assert (said(events), usage.completion_tokens) == (case.text, case.tokens)
+    else:
+        assert case.text.startswith(said(events).rstrip("\N{REPLACEMENT CHARACTER}"))
+
+
+class Client:
+    """Does things with an engine, one after another, in a thread of its own."""
+
+    def __init__(self, engine: Engine, known: list[Case], seed: int) -> None:
+        self.engine = engine
+        self.known = known
+        self.source = random.Random(seed)
+        self.begun: list[tuple[Case, Generation, bool]] = []  # whether it was left alone
+
+    def work(self, answers: int) -> None:
+        ways: list[Callable[[Case], None]] = [
+            self.read_it, self.read_it, self.stop_at_once, self.stop_later, self.disconnect, self.forget, self.watch,
+            self.come_and_go,
+        ]  # fmt: skip
+        for _ in range(answers):
+            self.source.choice(ways)(self.source.choice(self.known))
+            if len(self.begun) > 8:
+                self.settle()
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for what was begun, and look at it."""
+        for case, generation, whole in self.begun:
+            assert generation.wait(1 << 30, timeout_s=120), "an answer never ended"
+            reason = generation.read()[-1].finish_reason
+            check(case, generation.read(), whole=whole or reason != "cancelled")
+        self.begun.clear()
+
+    def submit(self, case: Case, *, whole: bool) -> Generation:
+        generation = self.engine.submit(
+            case.prompt,
+            case.params,
+            priority=self.source.choice(("interactive", "api", "background")),
+            owner=self.source.choice(("", "ann", "bob")),
+        )
+        self.begun.append((case, generation, whole))
+        return generation
+
+    def read_it(self, case: Case) -> None:
+        check(case, list(self.submit(case, whole=True).events()), whole=True)
+
+    def stop_at_once(self, case: Case) -> None:
+        self.submit(case, whole=False).stop()
+
+    def stop_later(self, case: Case) -> None:
+        generation = self.submit(case, whole=False)
+        generation.wait(self.source.randrange(12), timeout_s=self.source.random() / 50)
+        for _ in range(self.source.choice((1, 3))):
+            generation.stop()
+
+    def disconnect(self, case: Case) -> None:
+        """The reader of a stream goes away in the middle."""
+        stream = self.engine.generate(case.prompt, case.params)
+        for _ in zip(range(self.source.randrange(8)), stream, strict=False):
+            pass
+        stream.close()  # type: ignore[attr-defined]
+
+    def forget(self, case: Case) -> None:
+        """Nobody reads, and nobody holds it."""
+        self.submit(case, whole=True)
+        if self.source.random() < 0.5:
+            self.begun.pop()
+
+    def watch(self, case: Case) -> None:
+        """By notification."""
+        seen: list[int] = []
+        generation = self.submit(case, whole=True)
+        generation.subscribe(lambda: seen.append(len(generation.read())))
+        generation.wait(1 << 30, timeout_s=120)
+        assert generation.finished and seen == sorted(seen)
+
+    def come_and_go(self, case: Case) -> None:
+        """Readers that begin anywhere see the rest, the same for all."""
+        generation = self.submit(case, whole=True)
+        after = self.source.randrange(6)
+        late = list(generation.events(after))
+        assert late == generation.read(after) == list(generation.events())[after:]
+
+
+@pytest.fixture(params=[("k8v8", False), ("k8v8", True), ("k4v3", False), ("k4v3", True)], ids=str)
+def crowded(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """Six places, and blocks for little more than two long answers; with files for the rest, and without."""
+    kv: KVFormat
+    kv, on_disk = request.param
+    monkeypatch.setattr(memory_plan, "SHARED_TOKENS", 1024)
+    path, folder = SMALL.write(tmp_path / "small.gguf"), tmp_path / "kv" if on_disk else None
+    with Engine.load(
+        path, context_tokens=400, max_num_seqs=6, kv=kv, threads=1, weights="mmap", cache_dir=folder
+    ) as engine:
+        yield engine
+
+
+def held(folder: Path) -> tuple[list[str], list[str]]:
+    """Our threads, and the open files below `folder`: what other tests' fixtures hold besides is not looked at."""
+    gc.collect()
+    threads = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("notso"))
+    files = []
+    for number in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the listing's own, closed by now
+            files.append(str(number.readlink()))
+    return threads, sorted(file for file in files if file.startswith(str(folder)))
+
+
+def no_more(folder: Path, before: tuple[list[str], list[str]]) -> bool:
+    return all(len(now) <= len(then) for now, then in zip(held(folder), before, strict=True))
+
+
+def idle(engine: Engine) -> bool:
+    stats = engine.stats()
+    return stats.running == stats.waiting == stats.kv_blocks_used == engine._core.requests == 0
+
+
+@pytest.mark.timeout(700)
+def test_thousands_of_answers_leave_nothing_behind(crowded: Engine, tmp_path: Path) -> None:
+    print(f"FUZZ_SEED={SEED}")
+    source = random.Random(SEED)
+    known = []
+    for case in cases(source):
+        events = list(crowded.generate(case.prompt, case.params))
+        usage = events[-2].usage
+        assert usage is not None and events[-1].kind == "end"
+        known.append(Case(case.prompt, case.params, said(events), usage.completion_tokens))
+    assert idle(crowded) and sum(case.tokens for case in known) > 200
+    gc.collect()  # what tests before this one left
+    before = held(tmp_path)
+
+    clients = [Client(crowded, known, source.getrandbits(32)) for _ in range(CLIENTS)]
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        for done in [pool.submit(client.work, ANSWERS // CLIENTS + 1) for client in clients]:
+            done.result(timeout=600)
+
+    until, at_rest = time.monotonic() + 90, False
+    while not at_rest and time.monotonic() < until:  # now and then a block is on its way to the disk
+        time.sleep(0.2)
+        at_rest = idle(crowded) and no_more(tmp_path, before)
+    stats = crowded.stats()
+    assert at_rest, (stats, before, held(tmp_path))
+    assert stats.accepted_tokens_total > 0 and stats.cached_tokens_total > 0
+    check_books(crowded)
+    check(known[0], list(crowded.generate(known[0].prompt, known[0].params)), whole=True)
+
+
+def check_books(engine: Engine) -> None:
+    """Every block is blank or cached, every place is free, and companions belong to blocks that hold something."""
+    scheduler, cache, blocks = engine._scheduler, engine._runner.cache, engine._blocks
+    assert not scheduler.running and not scheduler.waiting and sorted(scheduler._slots) == list(range(6))
+    assert blocks.available == blocks.blocks and not any(blocks.references(block) for block in range(blocks.blocks))
+    blank = set(blocks._blank)
+    assert len(blank) == len(blocks._blank) and blank.isdisjoint(blocks._unreferenced)
+    held = set(cache._companions.values())
+    assert len(held) == len(cache._companions) and held.isdisjoint(cache._free)
+    assert not blank & set(cache._companions), "a blank block keeps a companion"
+
+
+def test_closing_in_the_middle_ends_every_answer(tmp_path: Path) -> None:
+    path = SMALL.write(tmp_path / "small.gguf")
+    source = random.Random(SEED)
+    before, _ = held(tmp_path)
+    for round_number in range(12):
+        engine = Engine.load(path, context_tokens=400, max_num_seqs=3, threads=1, weights="mmap")
+        begun = [(case, engine.submit(case.prompt, case.params)) for case in cases(source)]
+        begun[0][1].wait(round_number * 5, timeout_s=5)
+        engine.close()
+        for _, generation in begun:
+            assert generation.wait(1 << 30, timeout_s=60) and generation.read()[-1].kind == "end"
+        with pytest.raises(Exception, match="closed"):
+            engine.submit([1], SamplingParams(max_tokens=1))
+    after, _ = held(tmp_path)  # other tests' threads may come to their end meanwhile
+    assert len(after) <= len(before), (before, after)

@@ -1,0 +1,232 @@
+"""What an engine is given: context, cache format, sequences and tiles, by what memory there is."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notso.qtensor.kv_pool import TILE_POSITIONS, kv_block_bytes
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.engine.memory_plan import (
+    BLOCK_TOKENS,
+    CONTEXT_FLOOR_TOKENS,
+    PROCESS_BYTES,
+    RECENT_BLOCKS,
+    SHARED_TOKENS,
+    STEP_RECENT_BLOCKS,
+    EnginePlan,
+    kv_bytes_per_token,
+    largest_context,
+    longest_context,
+    plan_engine,
+    scratch_bytes,
+)
+from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
+from notso.smollm3.host_memory import MIB, MemoryLimit
+from notso.smollm3.kv.formats import KV_CHOICES, KV_FORMATS, KVChoice, KVFormat
+
+WEIGHTS = 1_907_462_144  # SmolLM3-3B in Q4_K_M
+SMOLLM3_3B = SmolLM3Config(
+    hidden_size=2048,
+    intermediate_size=11008,
+    num_hidden_layers=36,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=128,
+    vocab_size=128256,
+    max_position_embeddings=65536,
+    rms_norm_eps=1e-6,
+    rope_theta=5e6,
+    no_rope_layers=(1, 1, 1, 0) * 9,
+)
+
+
+def plan(gib: float, **choices: object) -> EnginePlan:
+    """For the 3B, with so much memory available."""
+    return plan_engine(SMOLLM3_3B, WEIGHTS, limit=limit(gib), **choices)  # type: ignore[arg-type]
+
+
+def limit(gib: float) -> MemoryLimit:
+    return MemoryLimit("the system", int(gib * 1024 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "bits"), [("f16", 16), ("k8v8", 8.125), ("k8v4", 6.125), ("k4v4", 4.125), ("k4v3", 3.625)]
+)
+def test_bits_of_a_number_scales_included(kv_format: KVFormat, bits: float) -> None:
+    assert kv_bytes_per_token(SMOLLM3_3B, kv_format) == SMOLLM3_3B.kv_values_per_token * bits / 8
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize("head_dim", [16, 48, 128])
+def test_a_tile_takes_what_the_floor_below_says(kv_format: KVFormat, head_dim: int) -> None:
+    config = dataclasses.replace(SMOLLM3_3B, head_dim=head_dim, num_hidden_layers=1)
+
+    assert BLOCK_TOKENS == TILE_POSITIONS
+    assert BLOCK_TOKENS * kv_bytes_per_token(config, kv_format) == kv_block_bytes(kv_format, 4, head_dim)
+
+
+@pytest.mark.parametrize(
+    ("context", "kv_format"),
+    [(None, "k8v8"), (32_768, "k8v8"), (32_769, "k8v4"), (65_536, "k8v4"), (131_072, "k8v4")],
+)
+def test_with_memory_to_spare_the_format_goes_by_the_context(context: int | None, kv_format: KVFormat) -> None:
+    made = plan(64, context_tokens=context)
+
+    assert (made.kv_format, made.context_tokens, made.max_num_seqs) == (kv_format, context or 8192, 16)
+    assert not made.reduced
+
+
+def test_beyond_that_the_format_goes_as_far_down_as_memory_asks() -> None:
+    found = {gib: plan(gib, context_tokens=131_072).kv_format for gib in (8.0, 5.7, 5.0, 4.6, 4.3)}
+
+    assert found == {8.0: "k8v4", 5.7: "k8v4", 5.0: "k4v4", 4.6: "k4v4", 4.3: "k4v3"}
+
+
+def test_a_short_context_may_be_kept_smaller_too_where_it_was_asked_for() -> None:
+    assert plan(3.2, context_tokens=32_768).kv_format == "k8v4"
+
+
+def test_64k_of_the_3b_fit_into_4_gb_and_128k_leave_a_little_of_4_gib() -> None:
+    """The issue's figures are of what lies in memory; the plan adds what the process may grow to."""
+    long = plan(64, context_tokens=65_536, kv="k8v4", max_num_seqs=1)
+    longest = plan(64, context_tokens=131_072, kv="k4v3", max_num_seqs=1)
+
+    assert long.weights_bytes + long.kv_bytes < 4.0e9 - 100e6
+    assert longest.weights_bytes + longest.kv_bytes < (4 << 30) - 150e6
+
+
+def test_left_to_us_the_context_shrinks_to_what_fits_in_steps() -> None:
+    made = plan(2.35)
+    step = 1024 * (kv_bytes_per_token(SMOLLM3_3B, "k8v8") + 4 * 128)
+
+    assert made.reduced and made.kv_format == "k8v8"
+    assert CONTEXT_FLOOR_TOKENS <= made.context_tokens < 8192 and made.context_tokens % 1024 == 0
+    assert made.needed_bytes <= made.limit.available_bytes < made.needed_bytes + step
+
+
+def test_at_the_floor_it_is_refused_with_the_numbers() -> None:
+    said = r"2,048 tokens in k4v3 needs [\d,]+ MiB, the system leaves 2,048 MiB; no useful context would fit"
+    with pytest.raises(OutOfMemoryError, match=said) as caught:
+        plan(2.0)
+
+    assert caught.value.available_bytes == limit(2.0).available_bytes < caught.value.needed_bytes
+
+
+def test_a_small_model_is_not_forced_to_the_floor() -> None:
+    small = dataclasses.replace(SMOLLM3_3B, max_position_embeddings=512)
+    made = plan_engine(small, WEIGHTS, limit=limit(8))
+
+    assert (made.context_tokens, made.reduced) == (512, False)
+
+
+@pytest.mark.parametrize("kv", KV_CHOICES)
+def test_a_refusal_names_what_would_fit_and_it_does(kv: KVChoice) -> None:
+    with pytest.raises(OutOfMemoryError) as caught:
+        plan(3.5, context_tokens=131_072, kv=kv)
+
+    offers = re.findall(r"([\d,]+)(?: tokens would fit)? in (\w+)(?=,|$)", str(caught.value).partition("; ")[2])
+    assert offers
+    for tokens, kv_format in offers:
+        context = int(tokens.replace(",", ""))
+        assert plan(3.5, context_tokens=context, kv=kv_format).kv_format == kv_format
+        with pytest.raises(OutOfMemoryError):
+            plan(3.5, context_tokens=context + 1024, kv=kv_format)
+
+
+def test_a_refusal_offers_a_smaller_format_where_that_helps() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"tokens would fit in f16, [\d,]+ in k4v3"):
+        plan(4, context_tokens=65_536, kv="f16")
+
+
+def test_a_context_that_was_asked_for_is_never_changed() -> None:
+    made = plan(8, context_tokens=5_000)
+
+    assert (made.context_tokens, made.reduced, made.limit) == (5_000, False, limit(8))
+
+
+@pytest.mark.parametrize(
+    ("choices", "param", "said"),
+    [
+        ({"context_tokens": 0}, "context_tokens", "from 1 to 131,072"),
+        ({"context_tokens": 131_073}, "context_tokens", "from 1 to 131,072"),
+        ({"kv": "q8_0"}, "kv", "auto, f16, k8v8, k8v4, k4v4, k4v3"),
+        ({"max_num_seqs": 0}, "max_num_seqs", "from 1 to 64"),
+        ({"max_num_seqs": 65}, "max_num_seqs", "from 1 to 64"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_name(choices: dict[str, object], param: str, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said) as caught:
+        plan(64, **choices)
+
+    assert caught.value.param == param
+
+
+def test_chats_share_tiles_for_four_default_contexts_where_memory_is_plentiful() -> None:
+    assert plan(64).kv_blocks * BLOCK_TOKENS == SHARED_TOKENS
+    assert plan(64, max_num_seqs=2).kv_blocks * BLOCK_TOKENS == 2 * 8192
+    assert plan(64, context_tokens=50_000).kv_blocks == 391  # one context, rounded up
+
+
+def test_of_what_is_left_half_is_not_taken() -> None:
+    made = plan(3.0)
+    alone = plan(3.0, max_num_seqs=1)
+    left = made.limit.available_bytes - alone.needed_bytes
+
+    assert alone.kv_blocks < made.kv_blocks < SHARED_TOKENS // BLOCK_TOKENS
+    assert 0.45 * left < made.needed_bytes - alone.needed_bytes <= 0.5 * left
+
+
+def test_sequences_of_a_tiny_context_have_a_tile_each() -> None:
+    assert plan(64, context_tokens=16).kv_blocks == 16
+
+
+def test_formats_under_8_bits_have_tiles_of_k8v8_beside_and_fewer_sequences_where_memory_asks() -> None:
+    roomy, tight = plan(64, context_tokens=65_536), plan(4.0, context_tokens=65_536, kv="k8v4")
+
+    assert roomy.recent_blocks == 16 * RECENT_BLOCKS + STEP_RECENT_BLOCKS and 1 <= tight.max_num_seqs < 16
+    assert tight.recent_blocks == tight.max_num_seqs * RECENT_BLOCKS + STEP_RECENT_BLOCKS
+    beside = roomy.kv_bytes - 65_536 * kv_bytes_per_token(SMOLLM3_3B, "k8v4")
+    assert beside == roomy.recent_blocks * BLOCK_TOKENS * kv_bytes_per_token(SMOLLM3_3B, "k8v8")
+    assert plan(64, kv="f16").recent_blocks == plan(64).recent_blocks == 0
+
+
+@given(
+    gib=st.floats(1.5, 40),
+    context=st.none() | st.integers(1, 131_072),
+    kv=st.sampled_from(KV_CHOICES),
+    sequences=st.none() | st.integers(1, 64),
+)
+def test_what_is_planned_fits_and_holds_what_was_asked_for(
+    gib: float, context: int | None, kv: KVChoice, sequences: int | None
+) -> None:
+    try:
+        made = plan(gib, context_tokens=context, kv=kv, max_num_seqs=sequences)
+    except OutOfMemoryError as error:
+        assert error.needed_bytes > error.available_bytes == limit(gib).available_bytes
+        return
+    assert made.needed_bytes <= made.limit.available_bytes
+    assert made.needed_bytes == WEIGHTS + made.kv_bytes + scratch_bytes(SMOLLM3_3B, made.context_tokens) + PROCESS_BYTES
+    assert made.context_tokens <= made.kv_blocks * BLOCK_TOKENS
+    assert context in (None, made.context_tokens) and sequences in (None, made.max_num_seqs)
+    assert kv in ("auto", made.kv_format)
+
+
+@pytest.mark.parametrize("kv_format", KV_FORMATS)
+@pytest.mark.parametrize("gib", [2.5, 4, 6])
+def test_the_largest_context_fits_and_one_step_more_does_not(kv_format: KVFormat, gib: float) -> None:
+    tokens = largest_context(SMOLLM3_3B, WEIGHTS, kv_format, limit(gib))
+
+    assert 0 < tokens <= longest_context(SMOLLM3_3B)
+    assert plan(gib, context_tokens=tokens, kv=kv_format, max_num_seqs=1).context_tokens == tokens
+    if tokens < longest_context(SMOLLM3_3B):
+        with pytest.raises(OutOfMemoryError):
+            plan(gib, context_tokens=tokens + 1024, kv=kv_format, max_num_seqs=1)
+
+
+def test_no_room_at_all_is_a_context_of_nothing() -> None:
+    assert largest_context(SMOLLM3_3B, WEIGHTS, "k4v3", MemoryLimit("the system", MIB)) == 0

@@ -1,0 +1,151 @@
+"""One request, one answer: alone or in company, however the work is cut, whatever is remembered, guessed or restored.
+
+A few dozen answers of each kind by default, 1,000 with `make fuzz`, drawn at random among all the ways there are. A
+failure prints its seed: `FUZZ_SEED=<n>` draws alike.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from random import SystemRandom
+
+import pytest
+
+from notso.qtensor import backend
+from notso.smollm3 import CompleteOptions, Engine, Message, SamplingParams
+from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.output.generation import Generation
+from notso.smollm3.scheduling.block_pool import root_key
+
+ANSWERS = 1_000 if "FUZZ_SECONDS" in os.environ else 48
+SEED = int(os.environ.get("FUZZ_SEED", SystemRandom().getrandbits(32)))
+CHUNKS = (1, 7, 64, 130, 512)
+CONTEXT = 1024
+
+Answer = tuple[tuple[int, ...], str]
+
+
+class Asked:
+    """A request whose answer must always be the same: a chat long enough for three tiles, that repeats itself."""
+
+    def __init__(self, engine: Engine, params: SamplingParams, *, words: int) -> None:
+        source = random.Random(words)
+        numbers = ", ".join(f"{source.randrange(100)} + {source.randrange(100)}" for _ in range(words))
+        self.prompt = engine.encode_chat([Message("user", f"Say again: {numbers}. What is 27 + 48?")])
+        self.params = params
+        self.answers: set[Answer] = set()
+
+    def begin(self, engine: Engine, owner: str = "") -> tuple[Generation, list[int]]:
+        """The generation, and the tokens of its sequence, which grow with the answer."""
+        request = engine._request(self.prompt, self.params, CompleteOptions(priority="api", owner=owner))
+        engine._core.submit(request)
+        return request.generation, request.sequence.tokens
+
+    def finish(self, begun: tuple[Generation, list[int]]) -> None:
+        """Keep what came: the very tokens, and what was made of them."""
+        generation, tokens = begun
+        events = list(generation.events())
+        assert events[-1].kind == "end", events[-1]
+        text = "".join(f"{event.kind}: {event.text}\n" for event in events if event.text)
+        self.answers.add((tuple(tokens[len(self.prompt) :]), text))
+
+
+def greedy(most: int) -> SamplingParams:
+    return SamplingParams(max_tokens=most, temperature=0)
+
+
+def seeded(most: int) -> SamplingParams:
+    return SamplingParams(max_tokens=most, temperature=1.2, top_p=0.95, seed=77, repetition_penalty=1.05)
+
+
+@pytest.fixture(params=["k8v8", "k4v3"])
+def kv(request: pytest.FixtureRequest, own_kernels: None) -> Iterator[KVFormat]:
+    yield request.param
+
+
+def load(kv: KVFormat, folder: Path, *, speculation: bool) -> Engine:
+    return Engine.load(context_tokens=CONTEXT, kv=kv, speculation=speculation, cache_dir=folder, max_num_seqs=16)
+
+
+def company(engine: Engine, source: random.Random, asked: list[Asked]) -> list[Generation]:
+    """Up to 15 others, some of which begin as ours do, are cut off or wait."""
+    others = []
+    for _ in range(source.choice((0, 0, 1, 15))):
+        alike = source.choice(asked).prompt
+        prompt = alike[: source.randrange(1, len(alike))] if source.random() < 0.5 else []
+        prompt = prompt + [source.randrange(300, 900) for _ in range(source.randrange(1, 60))]
+        params = SamplingParams(max_tokens=source.randrange(1, 20), temperature=source.choice((0.0, 1.0)))
+        others.append(engine.submit(prompt, params, priority=source.choice(("interactive", "api", "background"))))
+    return others
+
+
+def forget(engine: Engine, source: random.Random) -> None:
+    """All, or some of what is remembered in memory; what is on disk stays."""
+    blocks = engine._blocks
+    if source.random() < 0.5:
+        engine._core.call(blocks.clear)
+    else:
+        engine._core.call(lambda: blocks.drop_one(lambda block: block % 2 == 0))
+
+
+@pytest.mark.timeout(0 if ANSWERS > 100 else 240)
+def test_the_same_request_has_the_same_answer(kv: KVFormat, tmp_path: Path) -> None:
+    print(f"FUZZ_SEED={SEED}")
+    source, asked, count, guessed, cached = random.Random(SEED), list[Asked](), 0, 0, 0
+    while count < ANSWERS:
+        # Each engine finds on disk what those before it left there.
+        with load(kv, tmp_path, speculation=count % 24 < 16) as engine:
+            if not asked:
+                asked = [Asked(engine, greedy(24), words=60), Asked(engine, seeded(24), words=30)]
+                asked += [Asked(engine, seeded(20), words=3), Asked(engine, greedy(40), words=14)]
+            full = engine._runner.max_rows
+            for _ in range(4):
+                backend.set_threads(source.choice((1, 2)))
+                engine._runner.max_rows = min(source.choice(CHUNKS), full)
+                if source.random() < 0.4:
+                    forget(engine, source)
+                others = company(engine, source, asked)
+                # An owner of its own finds nothing: cold, whatever is remembered.
+                owner = source.choice(("", f"owner {source.random()}"))
+                begun = [(one, one.begin(engine, owner)) for one in source.sample(asked, 2)]
+                for one, generation in begun:
+                    one.finish(generation)
+                    count += 1
+                for other in others:
+                    if source.random() < 0.5:
+                        other.stop()
+                    assert other.wait(1 << 30, timeout_s=60)
+            stats = engine.stats()
+            guessed += stats.accepted_tokens_total
+            cached += stats.cached_tokens_total
+    assert guessed and cached, "nothing was guessed or found"
+    assert [len(one.answers) for one in asked] == [1] * len(asked)
+
+
+def test_each_way_by_itself(kv: KVFormat, tmp_path: Path) -> None:
+    """Cold, warm, restored; every size of chunk; one thread and two; guessing and not."""
+    asked: list[Asked] = []
+    for speculation in (True, False):
+        with load(kv, tmp_path, speculation=speculation) as engine:
+            asked = asked or [Asked(engine, greedy(16), words=40), Asked(engine, seeded(16), words=40)]
+            full = engine._runner.max_rows
+            for number, rows in enumerate(CHUNKS[1:]):
+                engine._runner.max_rows = min(rows, full)
+                backend.set_threads(1 + number % 2)
+                for one in asked:
+                    one.finish(one.begin(engine, owner=f"{number}"))  # cold
+                    one.finish(one.begin(engine, owner=f"{number}"))  # warm
+            engine._core.call(engine._blocks.clear)
+        with load(kv, tmp_path, speculation=speculation) as engine:
+            root = root_key(engine._fingerprint, "1")
+            shelf = engine._core._shelf
+            assert shelf is not None and engine._blocks.find(root, asked[0].prompt[:128]) is None
+            for one in asked:
+                begun = one.begin(engine, owner="1")
+                one.finish(begun)
+                usage = begun[0].read()[-2].usage
+                assert usage is not None and usage.cached_tokens > 128  # restored
+    assert [len(one.answers) for one in asked] == [1, 1]

@@ -1,0 +1,204 @@
+"""What a person is typing is read before it is sent: found by it, whatever else is sent, and kept by nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from smollm3.held_engine import held
+from smollm3.two_turns import GREEDY, QUESTION, SAID, SHORT, TOOLS, counted, load, second_turn, until, wait
+
+from notso.smollm3 import ContextLengthError, Engine, Event, InvalidRequestError, Message, SamplingParams
+from notso.smollm3.engine import prefix_warmup
+from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+from notso.smollm3.values.request_options import CompleteOptions
+
+TYPED = Message("user", "And the land, what lives there, and who named it? " * 8)
+
+
+def draft(text: str) -> list[Message]:
+    return [QUESTION, Message("assistant", SAID), Message("user", text)]
+
+
+def typed(engine: Engine, messages: Sequence[Message], **options: Any) -> None:
+    engine.read_ahead(messages, **options)
+    wait(engine)
+
+
+def sent(engine: Engine, messages: Sequence[Message], **options: Any) -> tuple[list[Event], int]:
+    return second_turn(engine, messages[:-1], messages[-1].content, **options)
+
+
+@pytest.mark.parametrize("kv", KV_FORMATS)
+@pytest.mark.parametrize("thinking", [False, True])
+def test_what_was_typed_is_there_when_it_is_sent(kv: KVFormat, thinking: bool) -> None:
+    messages, options = draft(TYPED.content), {"thinking": thinking, "tools": TOOLS, "owner": "me"}
+    with load(kv) as engine:
+        typed(engine, draft(TYPED.content[:99]), **options)
+        typed(engine, messages, **options)
+        prompt = engine.encode_chat(messages, thinking, TOOLS)
+        assert engine.estimate(messages, thinking=thinking, tools=TOOLS).cached_tokens == 0, "another owner's"
+        after, cached = sent(engine, messages, **options)
+        assert cached == len(prompt) - 1
+    with load(kv) as engine:
+        assert sent(engine, messages, **options) == (after, 0)
+
+
+def test_so_is_the_first_question() -> None:
+    with load() as engine:
+        typed(engine, [Message("system", "Be brief."), QUESTION])
+        prompt = engine.encode_chat([Message("system", "Be brief."), QUESTION])
+        assert sent(engine, [Message("system", "Be brief."), QUESTION])[1] == len(prompt) - 1
+
+
+@pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
+@pytest.mark.parametrize("more", ["", "5 more", ", and more?", "\u0301", "<|im_end|>"])
+def test_what_is_typed_last_takes_its_beginning_up(kv: KVFormat, more: str) -> None:
+    messages = draft(f"{TYPED.content}2{more}")
+    with load(kv) as engine:
+        typed(engine, draft(f"{TYPED.content}2"))
+        after, cached = sent(engine, messages)
+        assert len(engine.encode_chat(messages)) - cached < 40
+    with load(kv) as engine:
+        assert sent(engine, messages) == (after, 0)
+
+
+def test_where_the_turn_begins(demo_engine: Engine) -> None:
+    for messages in (draft("And?"), [SHORT], [Message("system", "Be brief."), SHORT]):
+        ids, turn_at = demo_engine._requests.draft(messages, SamplingParams(), CompleteOptions(tools=TOOLS))
+        assert ids == demo_engine.encode_chat(messages, tools=TOOLS)
+        assert demo_engine.detokenize(ids[turn_at:]).startswith(f"user\n{messages[-1].content}<|im_end|>\n")
+
+
+def test_old_turns_are_left_out_as_when_it_is_sent() -> None:
+    turns = [Message(role, f"{number} word " * 60) for number in range(6) for role in ("user", "assistant")]
+    with load(context=1024) as engine:
+        for params in (SamplingParams(), SamplingParams(max_tokens=400)):
+            options: dict[str, Any] = {"when_full": "drop_oldest", "thinking": False}
+            engine.read_ahead([*turns, TYPED], params, **options)
+            wait(engine)
+            events = list(engine.generate([*turns, TYPED], params, **options))
+            usage = events[-2].usage
+            assert usage is not None and events[0].kind == "trimmed"
+            assert usage.prompt_tokens - usage.cached_tokens == 1
+
+
+def test_a_newer_draft_takes_the_place_of_the_last() -> None:
+    with load() as engine:
+        turns = engine._core.idle_work.next_turns
+        with held(engine):
+            for text in ("One thing. ", "Another thing. "):
+                engine.read_ahead(draft(text * 40))
+            for number in range(2 * prefix_warmup.MOST_NOTES):
+                engine.read_ahead(draft(text * 40), owner=str(number))
+            engine._core._post(lambda: seen.append((len(turns._drafts), len(turns._typed))))
+            seen: list[tuple[int, int]] = []
+        wait(engine)
+        assert seen == [(prefix_warmup.MOST_NOTES, prefix_warmup.MOST_NOTES)]
+        with held(engine):
+            for text in ("One thing. ", "Another thing. "):
+                engine.read_ahead(draft(text * 40))
+        wait(engine)
+        first, second = (engine.estimate(draft(text * 40)).cached_tokens for text in ("One thing. ", "Another thing. "))
+        assert second > first + 100
+
+
+def test_a_draft_that_is_sent_or_forgotten_is_not_read() -> None:
+    with load() as engine:
+        reads, turns = counted(engine), engine._core.idle_work.next_turns
+        with held(engine):
+            engine.read_ahead(draft(TYPED.content))
+            generation = engine.submit([SHORT], GREEDY, thinking=False)
+        list(generation.events())
+        assert not (turns._drafts or turns._typed)
+        forgetting = threading.Thread(target=engine.forget)
+        with held(engine):
+            engine.read_ahead(draft(TYPED.content))
+            forgetting.start()
+            until(lambda: len(engine._core._inbox) == 2)
+        forgetting.join()
+        assert not (turns._drafts or turns._typed)
+        assert not reads
+        with held(engine):
+            engine.read_ahead(draft(TYPED.content))
+            background = engine.submit([SHORT], GREEDY, thinking=False, priority="background")
+        list(background.events())
+        wait(engine)
+        assert reads, "a suggestion is not what was typed"
+
+
+def test_what_cannot_be_sent_is_refused() -> None:
+    with load(context=512) as engine:
+        bad: list[tuple[Any, dict[str, Any], type[Exception]]] = [
+            ([], {}, InvalidRequestError),
+            ("text", {}, InvalidRequestError),
+            ([1, 2], {}, InvalidRequestError),
+            ([QUESTION, Message("assistant", "Well")], {"continue_last": True}, InvalidRequestError),
+            ([QUESTION, Message("assistant", "Well")], {}, InvalidRequestError),
+            ([Message("user", "\ud800")], {}, InvalidRequestError),
+            ([SHORT], {"tools": "all"}, InvalidRequestError),
+            ([SHORT], {"owner": "\ud800"}, InvalidRequestError),
+            ([SHORT], {"when_full": "explode"}, InvalidRequestError),
+            ([Message("user", "word " * 600)], {}, ContextLengthError),
+            ([SHORT], {"params": SamplingParams(max_tokens=500)}, ContextLengthError),
+        ]
+        for messages, options, error in bad:
+            with pytest.raises(error):
+                engine.read_ahead(messages, **options)
+        assert not engine._core.idle_work.next_turns._drafts
+    with pytest.raises(InvalidRequestError):
+        engine.read_ahead([SHORT])
+
+
+def test_nothing_of_a_draft_goes_to_the_disk(tmp_path: Path) -> None:
+    with load(folder=tmp_path) as engine:
+        typed(engine, draft(TYPED.content))
+        assert engine.estimate(draft(TYPED.content)).cached_tokens > 400
+    with load(folder=tmp_path) as engine:
+        assert engine.estimate(draft(TYPED.content)).cached_tokens == 0
+
+
+def test_drafts_take_each_others_room() -> None:
+    """Where no block is blank, however often the words change it is their own blocks that are written anew."""
+    with load(context=1024) as engine:
+        cache = engine._blocks
+        others = [Message("user", f"{number} {QUESTION.content}") for number in range(3)]
+        for other in others:
+            list(engine.generate([other], SamplingParams(max_tokens=1), thinking=False))
+        typed(engine, draft("Something. " * 30), thinking=False)
+        taken = engine._core.call(lambda: [cache.take() for _ in range(cache.blank)])
+        found = [engine.estimate([other], thinking=False).cached_tokens for other in others]
+        for number in range(12):
+            words = f"{number} fish. " * 30
+            typed(engine, draft(words), thinking=False)
+            assert engine.estimate(draft(words), thinking=False).cached_tokens > 300
+        now = [engine.estimate([other], thinking=False).cached_tokens for other in others]
+        assert sum(found) - sum(now) <= 2 * 128
+        engine._core.call(lambda: [cache.release(block) for block in taken])
+
+
+def test_a_request_need_not_wait_for_a_draft() -> None:
+    with load() as engine:
+        asked, layers, run = [], [], engine._core.runner.run
+
+        def meanwhile(chunks: Any, go_on: Any, *, once: bool = False) -> Any:
+            def at(layer: int) -> bool:
+                if once and not asked and layer == 1:
+                    asked.append(engine.submit([SHORT], GREEDY, thinking=False, priority="background"))
+                layers.append((once, layer))
+                return bool(go_on(layer))
+
+            return run(chunks, at, once=once)
+
+        engine._core.runner.run = meanwhile  # type: ignore[method-assign]
+        engine.read_ahead(draft(TYPED.content))
+        until(lambda: bool(asked))
+        assert list(asked[0].events())[-1].kind == "end"
+        assert layers[:2] == [(True, 0), (True, 1)]
+        assert layers[2:3] != [(True, 2)]
+        wait(engine)
+        assert engine.stats().kv_blocks_used == 0
+        assert engine.estimate(draft(TYPED.content)).cached_tokens > 400

@@ -1,0 +1,175 @@
+"""Which model files are found, how they are called, and which of them count as verified."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.hub import registry
+
+CACHE_SETTINGS: list[dict[str, str]] = [
+    {},
+    {"XDG_CACHE_HOME": "/x/cache"},
+    {"HF_HOME": "/x/hf"},
+    {"HF_HOME": "~/hf", "XDG_CACHE_HOME": "/x/cache"},
+    {"HF_HOME": "$HOME/hf"},
+    {"HUGGINGFACE_HUB_CACHE": "/x/old"},
+    {"HF_HUB_CACHE": "/x/new", "HUGGINGFACE_HUB_CACHE": "/x/old", "HF_HOME": "/x/hf"},
+]
+
+
+def test_the_cache_is_where_huggingface_hub_has_it(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # That library reads its variables once, when imported: each setting needs a process of its own.
+    for name in ("XDG_CACHE_HOME", "HF_HOME"):
+        monkeypatch.delenv(name)
+    code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
+    clean = dict(os.environ)
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code], env={**clean, **setting}, stdout=subprocess.PIPE, text=True)
+        for setting in CACHE_SETTINGS
+    ]
+    for run, setting in zip(runs, CACHE_SETTINGS, strict=True):
+        with monkeypatch.context() as patch:
+            for name, value in setting.items():
+                patch.setenv(name, value)
+            assert registry.hub_cache() == Path(run.communicate()[0].strip()), setting
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "smollm3-3b:Q8_0",
+        "SmolLM3:q8_0",
+        "Q8_0",
+        "q8_0",
+        "SmolLM3-Q8_0.gguf",
+        "ggml-org/SmolLM3-3B-GGUF:Q8_0",
+        " smollm3-3b:Q8_0 ",
+    ],
+)
+def test_a_file_has_many_names(name: str) -> None:
+    assert registry.known_file(name).filename == "SmolLM3-Q8_0.gguf"
+
+
+@pytest.mark.parametrize("name", ["smollm3-3b", "smollm3", "ggml-org/SmolLM3-3B-GGUF", "Q4_K_M"])
+def test_without_a_quantisation_it_is_the_smaller_one(name: str) -> None:
+    assert registry.known_file(name).filename == "SmolLM3-Q4_K_M.gguf"
+
+
+@pytest.mark.parametrize("name", ["", "llama", "smollm3-3b:Q2_K", "somebody/SmolLM3-3B-GGUF:Q8_0", "../../etc/passwd"])
+def test_an_unknown_name_is_told_the_choices(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="choices: smollm3-3b:Q4_K_M, smollm3-3b:Q8_0"):
+        registry.known_file(name)
+
+
+@pytest.mark.parametrize(
+    ("filename", "quantisation"),
+    [
+        ("SmolLM3-Q4_K_M.gguf", "Q4_K_M"),
+        ("SmolLM3-3B-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("smollm3-3b.iq4_xs.gguf", "iq4_xs"),
+        ("SmolLM3-3B-BF16.gguf", "BF16"),
+        ("demo.gguf", None),
+        ("QA-model.gguf", None),
+    ],
+)
+def test_the_quantisation_is_read_from_the_name(filename: str, quantisation: str | None) -> None:
+    assert registry.quantisation_in(filename) == quantisation
+
+
+def cached(file: registry.KnownFile, content: bytes, revision: str | None = None) -> Path:
+    path = registry.repository_folder(file) / "snapshots" / (revision or file.revision) / file.filename
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def test_a_model_is_chosen_by_option_then_variable_then_cache_then_demo(
+    fake_hub: Any, official_file: registry.KnownFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert registry.resolve_model() is None
+    pulled = cached(official_file, fake_hub.content)
+    assert registry.resolve_model() == pulled
+
+    named, given = tmp_path / "named.gguf", tmp_path / "given.gguf"
+    named.touch()
+    given.touch()
+    monkeypatch.setenv("NOTSO_MODEL", str(named))
+    assert registry.resolve_model() == named
+    assert registry.resolve_model(given) == given
+
+
+def test_a_named_model_that_is_not_there_is_an_error(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ModelFileError, match="no model file at"):
+        registry.resolve_model("missing.gguf")
+    with pytest.raises(ModelFileError, match="is a folder"):
+        registry.resolve_model(own_home)
+    monkeypatch.setenv("NOTSO_MODEL", "missing.gguf")
+    with pytest.raises(ModelFileError, match="no model file at"):
+        registry.resolve_model()
+
+
+def test_half_a_file_in_the_cache_is_not_a_model(fake_hub: Any, official_file: registry.KnownFile) -> None:
+    cached(official_file, fake_hub.content[:-1])
+
+    assert registry.find_local(official_file) is None
+    assert [model.verified for model in registry.local_models() if model.where == "cache"] == ["wrong size"]
+
+
+def test_a_file_of_another_revision_serves_too(fake_hub: Any, official_file: registry.KnownFile) -> None:
+    path = cached(official_file, fake_hub.content, revision="e" * 40)
+
+    assert registry.find_local(official_file) == path
+
+
+def test_verified_is_only_what_was_hashed(fake_hub: Any, official_file: registry.KnownFile, tmp_path: Path) -> None:
+    path = cached(official_file, fake_hub.content)
+    (tmp_path / "other-Q8_0.gguf").write_bytes(b"GGUF")
+
+    def listed() -> list[tuple[str, str, str]]:
+        return [(m.name, m.where, m.verified) for m in registry.local_models([tmp_path]) if m.where != "built in"]
+
+    assert listed() == [("small:Q4_K_M", "cache", "no"), ("other-Q8_0", "folder", "no")]
+    registry.remember_hash(path, registry.sha256_of(path))
+    assert listed()[0] == ("small:Q4_K_M", "cache", "yes")
+
+
+def test_a_hash_is_forgotten_when_the_file_changes(own_home: Path) -> None:
+    path = own_home / "model.gguf"
+    path.write_bytes(b"one")
+    registry.remember_hash(path, "a" * 64)
+    assert registry.remembered_hash(path) == "a" * 64
+
+    path.write_bytes(b"three")
+    assert registry.remembered_hash(path) is None
+    path.write_bytes(b"one")
+    os.utime(path, ns=(1, 1))
+    assert registry.remembered_hash(path) is None
+
+
+@pytest.mark.parametrize("ledger", ["", "not json", "[]", "null", json.dumps({"/x": 3})])
+def test_a_damaged_ledger_is_an_empty_one(own_home: Path, ledger: str) -> None:
+    path = own_home / "model.gguf"
+    path.write_bytes(b"one")
+    registry._ledger_path().parent.mkdir(parents=True)
+    registry._ledger_path().write_text(ledger)
+
+    assert registry.remembered_hash(path) is None
+    registry.remember_hash(path, "b" * 64)
+    assert registry.remembered_hash(path) == "b" * 64
+
+
+def test_a_home_that_cannot_be_written_is_no_error(own_home: Path) -> None:
+    path = own_home / "model.gguf"
+    path.write_bytes(b"one")
+    (own_home / "cache").write_text("a file where a folder should be")
+
+    registry.remember_hash(path, "c" * 64)
+    assert registry.remembered_hash(path) is None

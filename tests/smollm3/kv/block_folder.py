@@ -1,0 +1,45 @@
+"""A folder of small blocks, as the tests of `notso.smollm3.kv.disk_store` have it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from notso.smollm3.kv.block_file import BlockName
+from notso.smollm3.kv.disk_store import BlockFiles
+
+SIZE = 96  # bytes of a block
+MODEL = b"one model, one format"
+TOKENS = [5, 0, 128_255, 7]
+Open = Callable[..., BlockFiles]
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+def content(seed: int, size: int = SIZE) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+@contextlib.contextmanager
+def opening(folder: Path) -> Iterator[Open]:
+    """Opens the folder as often as one likes; what is still open is closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def open_files(fingerprint: bytes = MODEL, budget: int = 1 << 20, size: int = SIZE, **how: int) -> BlockFiles:
+            files = BlockFiles(folder, fingerprint, size, budget, **({"free_bytes": 0} | how))
+            stack.callback(files.close)
+            return files
+
+        yield open_files
+
+
+def stored(opened: Open, tmp_path: Path) -> Path:
+    """The file of a block known by key(1)."""
+    files = opened()
+    assert files.put(key(1), TOKENS, content(1))
+    files.close()
+    return tmp_path / "kv" / str(BlockName.of(MODEL, key(1), b"", is_tail=False))

@@ -1,0 +1,71 @@
+"""When cached keys and values may be used again, and when not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from notso.qtensor.gguf import GGUFFile
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.kv import cache_version
+from notso.smollm3.kv.cache_version import cache_fingerprint
+from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A copy of the demo model."""
+    return Path(shutil.copy(demo_path(), tmp_path / "model.gguf"))
+
+
+def taken(path: Path, kv_format: KVFormat = "k8v8", context: int = 1024) -> bytes:
+    with GGUFFile.open(path) as file:
+        return cache_fingerprint(file, SmolLM3Config.from_metadata(file.metadata), kv_format, context)
+
+
+def test_the_same_file_has_the_same_one(model: Path) -> None:
+    assert taken(model) == taken(model) and len(taken(model)) == 32
+
+
+def test_formats_differ(model: Path) -> None:
+    assert len({taken(model, kv_format) for kv_format in KV_FORMATS}) == len(KV_FORMATS)
+
+
+def test_the_length_of_the_context_counts_only_by_its_rotation(model: Path) -> None:
+    """Beyond the trained 4,096 tokens YaRN turns everything otherwise."""
+    assert taken(model, context=1024) == taken(model, context=4096) != taken(model, context=4097)
+    assert taken(model, context=4097) == taken(model, context=8192)
+
+
+def test_other_weights_of_the_same_length_and_time_differ(model: Path) -> None:
+    before = taken(model)
+    status = model.stat()
+    with GGUFFile.open(model) as file:
+        last = len(file.tensors) - 1
+    with model.open("r+b") as raw:
+        raw.seek(-100, os.SEEK_END)
+        byte = raw.read(1)[0]
+        raw.seek(-100, os.SEEK_END)
+        raw.write(bytes([byte ^ 1]))
+    os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert last > 0 and taken(model) != before
+
+
+def test_a_file_that_was_written_again_differs(model: Path) -> None:
+    before = taken(model)
+    os.utime(model, ns=(0, model.stat().st_mtime_ns + 1))
+    assert taken(model) != before
+
+
+def test_config_and_arithmetic_count(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with GGUFFile.open(model) as file:
+        config = SmolLM3Config.from_metadata(file.metadata)
+        before = cache_fingerprint(file, config, "f16", 100)
+        assert cache_fingerprint(file, replace(config, rms_norm_eps=1e-5), "f16", 100) != before
+        monkeypatch.setattr(cache_version, "ARITHMETIC", cache_version.ARITHMETIC + 1)
+        assert cache_fingerprint(file, config, "f16", 100) != before

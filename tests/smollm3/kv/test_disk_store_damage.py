@@ -1,0 +1,180 @@
+"""What is damaged, cut, renamed or a link is never believed, and costs a miss."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+from pathlib import Path
+
+import pytest
+from smollm3.kv.block_folder import MODEL, SIZE, TOKENS, Open, content, key, stored
+
+from notso.smollm3.kv import block_file
+from notso.smollm3.kv.block_file import HEADER_BYTES, BlockName, file_bytes
+
+
+def is_found(opened: Open, path: Path) -> bool:
+    """Whether the block of `path` is still believed; if it is not, its file must be gone."""
+    files = opened()
+    found = files.get(key(1), TOKENS)
+    files.close()
+    assert found in (None, content(1)), "a damaged block was believed"
+    assert path.exists() == (found is not None)
+    return found is not None
+
+
+def test_every_flipped_bit_is_found(opened: Open, tmp_path: Path) -> None:
+    path = stored(opened, tmp_path)
+    whole = path.read_bytes()
+    assert len(whole) == file_bytes(len(TOKENS), SIZE) and is_found(opened, path)
+    files = opened()
+    for at in range(len(whole)):
+        for bit in range(8):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+            files._scan(sweep=True)
+            assert files.has(key(1)) and files.get(key(1), TOKENS) is None, (at, bit)
+            assert not files.has(key(1)) and not path.exists()
+
+
+def test_every_shorter_or_longer_file_is_found(opened: Open, tmp_path: Path) -> None:
+    path = stored(opened, tmp_path)
+    whole = path.read_bytes()
+    files = opened()
+    for length in [*range(len(whole)), len(whole) + 1, 2 * len(whole)]:
+        path.write_bytes((whole + whole)[:length])
+        files._scan(sweep=True)
+        assert files.get(key(1), TOKENS) is None and not path.exists(), length
+
+
+def test_thousands_of_accidents_are_found(opened: Open, tmp_path: Path) -> None:
+    """Runs of noise or zeros, pieces moved, pieces lost and gained."""
+    path = stored(opened, tmp_path)
+    whole = path.read_bytes()
+    files, source = opened(), random.Random(7)
+    for _ in range(10_000):
+        a, b = sorted(source.sample(range(len(whole) + 1), 2))
+        c = source.randrange(len(whole))
+        harmed = source.choice(
+            (
+                whole[:a] + source.randbytes(b - a) + whole[b:],
+                whole[:a] + bytes(b - a) + whole[b:],
+                whole[:a] + whole[a:b][::-1] + whole[b:],
+                whole[:a] + whole[b:],
+                whole[:b] + whole[a:],
+                whole[:c] + whole[a:b] + whole[c:],
+            )
+        )
+        if harmed == whole:
+            continue
+        path.write_bytes(harmed)
+        files._scan(sweep=True)
+        assert files.get(key(1), TOKENS) is None and not path.exists()
+
+
+def test_damage_is_told_once(opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = stored(opened, tmp_path)
+    for i in range(2, 9):
+        path.with_name(str(BlockName.of(MODEL, key(i), b"", is_tail=False))).write_bytes(path.read_bytes())
+    files = opened()
+    assert not any(files.get(key(i), TOKENS) for i in range(2, 9))
+    assert [record.levelname for record in caplog.records if record.levelno > logging.DEBUG] == ["WARNING"]
+
+
+def test_a_damaged_tail_is_not_offered_or_not_believed(opened: Open, tmp_path: Path) -> None:
+    files = opened()
+    files.put(key(1), TOKENS, content(1), is_tail=True)
+    files.flush(10)
+    (path,) = (tmp_path / "kv").glob("*-t.kv*")
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+        files._scan(sweep=True)
+        tokens = files.tail(key(1))
+        assert at < HEADER_BYTES + 4 * len(TOKENS) or tokens == TOKENS
+        assert files.get(key(1), tokens, is_tail=True) is None
+        assert not path.exists() and files.tail(key(1)) == []
+
+
+@pytest.mark.parametrize("fingerprint", [b"another model", MODEL + b"\0", b""])
+def test_blocks_of_another_model_are_not_found_but_kept(opened: Open, tmp_path: Path, fingerprint: bytes) -> None:
+    path = stored(opened, tmp_path)
+    other = opened(fingerprint)
+    assert not other.has(key(1)) and other.get(key(1), TOKENS) is None
+    other.close()
+    assert is_found(opened, path)
+
+
+def test_a_file_under_a_name_that_is_not_its_own_is_not_believed(opened: Open, tmp_path: Path) -> None:
+    """Of another model, another key, another owner, another kind."""
+    for name in (
+        BlockName.of(b"another model", key(1), b"", is_tail=False),
+        BlockName.of(MODEL, key(2), b"", is_tail=False),
+        BlockName.of(MODEL, key(1), b"ann", is_tail=False),
+        BlockName.of(MODEL, key(1), b"", is_tail=True),
+    ):
+        path = stored(opened, tmp_path)
+        path.rename(path.with_name(str(name)))
+        for fingerprint in (MODEL, b"another model"):
+            files = opened(fingerprint)
+            assert files.get(name.key, TOKENS, is_tail=name.is_tail) is None
+            files.close()
+        assert not path.with_name(str(name)).exists()
+
+
+def test_a_link_is_not_followed(opened: Open, tmp_path: Path) -> None:
+    path = stored(opened, tmp_path)
+    secret = path.rename(tmp_path / "elsewhere")
+    path.symlink_to(secret)
+    assert opened().get(key(1), TOKENS) is None
+    assert secret.exists() and not path.is_symlink()
+
+
+def test_a_pipe_is_not_waited_for(opened: Open, tmp_path: Path) -> None:
+    path = stored(opened, tmp_path)
+    path.unlink()
+    os.mkfifo(path)
+    assert opened().get(key(1), TOKENS) is None
+    assert not path.exists()
+
+
+def test_leftovers_are_swept_and_what_is_not_ours_is_left_alone(opened: Open, tmp_path: Path) -> None:
+    path = stored(opened, tmp_path)
+    leftovers = [path.with_suffix(".tmp"), path.with_suffix(".kv0"), path.with_suffix(".kv27")]
+    others = [path.parent / name for name in ("notes.txt", "x.tmp", path.name + "~", path.stem)]
+    for file in (*leftovers, *others):
+        file.write_bytes(b"?")
+    assert is_found(opened, path)
+    assert not any(file.exists() for file in leftovers) and all(file.exists() for file in others)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOMEM, errno.EACCES])
+@pytest.mark.parametrize("is_tail", [False, True])
+def test_what_cannot_be_read_for_now_stays(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_tail: bool
+) -> None:
+    files = opened()
+    files.put(key(1), TOKENS, content(1), is_tail=is_tail)
+    assert files.flush(10)
+
+    def failing(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(block_file.os, "open", failing)
+        assert files.get(key(1), TOKENS, is_tail=is_tail) is None
+        assert not files.tail(key(1))
+    assert files.get(key(1), TOKENS, is_tail=is_tail) == content(1)
+    assert len(list((tmp_path / "kv").glob("*.kv1"))) == 1
+
+
+def test_what_is_expected_and_not_there_is_no_matter(opened: Open, tmp_path: Path) -> None:
+    path = stored(opened, tmp_path)
+    files = opened()
+    files.expect(key(7))
+    files.expect(key(1))
+    assert files.get(key(1), TOKENS) == content(1)
+    path.unlink()
+    files.expect(key(1))
+    assert files.get(key(1), TOKENS) is None

@@ -1,0 +1,113 @@
+"""How much of the model's mind is changed by bytes for activations, a small cache and our kernels together: next to
+nothing of its own text. The judge is the model in numpy; the text is the greedy one of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from golden.numpy_model import DEQUANTISED, QUANTISED, NumpyModel, byte_attention, float_attention
+from golden.store import Golden
+
+from notso.smollm3 import Engine
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.kv.formats import KVFormat
+from notso.smollm3.sampling.sampler import log_probabilities
+
+LEAST_TOP1 = 0.995
+"""Part of the positions at which the likeliest token must be the reference's: of all text, the user's words too."""
+
+MOST_KL = 1e-3
+"""Mean Kullback-Leibler divergence there, in nats."""
+
+LEAST_TOP1_OF_ALL, MOST_KL_OF_ALL = 0.985, 2.5e-3
+"""The same where activations are not even rounded to bytes; the answers alone must keep the bounds above. The model
+has no opinion of what a user says next, so that small differences turn it over: the reference itself, with bytes for
+activations, agrees with floats at 0.991 of all text."""
+
+Floats = npt.NDArray[np.float32]
+JUDGES = {
+    "reference-f16": (QUANTISED, float_attention),
+    "reference-k8v8": (QUANTISED, byte_attention),
+    "floats": (DEQUANTISED, float_attention),
+}
+
+
+class Text:
+    """Ten chats with their answers, and what the judges say of every position."""
+
+    def __init__(self, kept: Golden, ends: frozenset[int]) -> None:
+        taken = np.concatenate([np.full(len(ids), number % 2 == 0) for number, ids in enumerate(kept.lists)])
+        self.lists = kept.lists[::2]  # numpy is slow
+        self.first_seen = kept.first_seen[taken]
+        prompts = kept.prompt_lengths.tolist()[::2]
+        self.answers = np.concatenate(
+            [_answer(ids, prompt, ends) for ids, prompt in zip(self.lists, prompts, strict=True)]
+        )
+        model = NumpyModel(demo_path())
+        self.logits = {
+            name: np.concatenate([model.logits(ids, *operations) for ids in self.lists])
+            for name, operations in JUDGES.items()
+        }
+        model.close()
+
+
+def _answer(ids: list[int], prompt: int, ends: frozenset[int]) -> npt.NDArray[np.bool_]:
+    """The positions whose next token belongs to the answer, its end included."""
+    stop = next((at for at in range(prompt, len(ids)) if ids[at] in ends), len(ids) - 1)
+    return (np.arange(len(ids)) >= prompt - 1) & (np.arange(len(ids)) < stop)
+
+
+@pytest.fixture(scope="module")
+def text(demo_engine: Engine) -> Iterator[Text]:
+    yield Text(Golden.load("demo_f32"), demo_engine.tokenizer.end_ids)
+
+
+def top1(theirs: Floats, ours: Floats) -> float:
+    return float((theirs.argmax(-1) == ours.argmax(-1)).mean())
+
+
+def divergence(theirs: Floats, ours: Floats) -> float:
+    """Mean over positions of sum p (log p - log q), p theirs."""
+    p, q = log_probabilities(theirs).astype(np.float64), log_probabilities(ours).astype(np.float64)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+@pytest.fixture(scope="module", params=["f16", "k8v8"])
+def kv(request: pytest.FixtureRequest) -> KVFormat:
+    return cast("KVFormat", request.param)
+
+
+@pytest.fixture(scope="module")
+def ours(kv: KVFormat, text: Text) -> Floats:
+    with Engine.load(kv=kv) as engine:
+        assert engine.info.kv_format == kv
+        return np.concatenate([engine.logits(ids) for ids in text.lists])
+
+
+def test_the_engine_agrees_with_the_reference(kv: KVFormat, ours: Floats, text: Text) -> None:
+    theirs, every = text.logits[f"reference-{kv}"][text.first_seen], ours[text.first_seen]
+    assert len(every) > 750
+    assert top1(theirs, every) >= LEAST_TOP1
+    assert divergence(theirs, every) <= MOST_KL
+
+
+def test_the_engine_agrees_with_floats(ours: Floats, text: Text) -> None:
+    theirs, answers, every = text.logits["floats"], text.answers & text.first_seen, text.first_seen
+    assert answers.sum() > 250
+    assert top1(theirs[answers], ours[answers]) >= LEAST_TOP1
+    assert divergence(theirs[answers], ours[answers]) <= MOST_KL
+    assert top1(theirs[every], ours[every]) >= LEAST_TOP1_OF_ALL
+    assert divergence(theirs[every], ours[every]) <= MOST_KL_OF_ALL
+
+
+def test_the_bounds_notice_a_difference(text: Text) -> None:
+    """Six thousandths of noise in the logits is too much, and so is a model that reads one token less."""
+    theirs = text.logits["reference-k8v8"][text.answers]
+    noise = np.random.default_rng(1).standard_normal(theirs.shape).astype(np.float32)
+    noisy = theirs + 0.006 * np.ptp(theirs) * noise
+    assert divergence(theirs, noisy) > MOST_KL
+    assert top1(theirs, np.roll(theirs, 1, axis=0)) < LEAST_TOP1

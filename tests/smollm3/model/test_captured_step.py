@@ -1,0 +1,121 @@
+"""Recorded steps: what is replayed is always whole, and recorded before it is wanted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from golden.random_models import RANDOM
+from smollm3.two_turns import until
+
+from notso.smollm3 import Engine, EngineError, SamplingParams
+from notso.smollm3.engine.prefix_warmup import QUIET_S
+from notso.smollm3.model import model_runner as runner
+from notso.smollm3.model.model_runner import RECORDED_ROWS, Runner
+
+SMALL = replace(RANDOM, layers=4, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=300)
+PROMPT = [10, 20, 30]
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+
+
+def test_an_interrupted_first_step_leaves_no_half_recorded_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error while a step is recorded: what was recorded so far must not be replayed as if it were whole."""
+    monkeypatch.setattr(Runner, "record_ahead", lambda _: None)
+    with Engine.load(SMALL.write(tmp_path / "small.gguf"), context_tokens=40, threads=1) as fresh:
+        model = fresh._runner._model
+        feed_forward = type(model)._feed_forward
+        calls = 0
+
+        def interrupted(self: Any, layer: Any, step: Any) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > 2 * SMALL.layers - 2:  # in the second step, the first that decodes, half-way
+                raise RuntimeError("half recorded; replayed, the logits would be those of no step at all")
+            feed_forward(self, layer, step)
+
+        with monkeypatch.context() as patch, pytest.raises(EngineError):
+            patch.setattr(type(model), "_feed_forward", interrupted)
+            list(fresh.generate(PROMPT, GREEDY))
+        after = [event.text for event in fresh.generate(PROMPT, GREEDY)]
+    with Engine.load(tmp_path / "small.gguf", context_tokens=40, threads=1) as unhurt:
+        assert after == [event.text for event in unhurt.generate(PROMPT, GREEDY)]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return SMALL.write(tmp_path / "small.gguf")
+
+
+def shapes(engine: Engine) -> set[tuple[int, int]]:
+    return set(engine._runner._programs)
+
+
+def test_while_nobody_asks_the_steps_that_may_come_are_recorded(file: Path) -> None:
+    with Engine.load(file, context_tokens=40, threads=1) as engine:
+        until(lambda: engine._runner.has_programs)
+        assert shapes(engine) == {(rows, 1) for rows in range(1, RECORDED_ROWS + 1)}
+        ahead = [[event.text for event in engine.generate(PROMPT * count, GREEDY)] for count in (1, 2, 5)]
+    with Engine.load(file, context_tokens=40, threads=1) as at_once:
+        assert ahead == [[event.text for event in at_once.generate(PROMPT * count, GREEDY)] for count in (1, 2, 5)]
+
+
+def test_they_are_recorded_anew_for_other_weights(file: Path) -> None:
+    with Engine.load(file, context_tokens=40, threads=1) as engine:
+        until(lambda: engine._runner.has_programs)
+
+        def exchange() -> None:
+            engine._runner.weights = engine._runner.weights
+
+        engine._core.call(exchange)
+        until(lambda: engine._runner.has_programs and len(shapes(engine)) == RECORDED_ROWS)
+
+
+def test_none_is_recorded_while_weights_are_exchanged(file: Path) -> None:
+    with Engine.load(file, context_tokens=40, threads=1) as engine:
+        until(lambda: engine._runner.has_programs)
+        promotion = SimpleNamespace(is_settled=False, adopt=lambda _: None)
+        looks = list[int]()
+
+        def begin_exchange() -> None:
+            engine._runner.promotion = promotion  # type: ignore[assignment]
+            engine._runner.weights = engine._runner.weights
+
+        engine._core.call(begin_exchange)
+        for _ in range(3):
+            time.sleep(2 * QUIET_S)
+            engine._core.call(lambda: looks.append(len(shapes(engine))))
+        assert looks == [0, 0, 0]
+        promotion.is_settled = True
+        until(lambda: engine._runner.has_programs and len(shapes(engine)) == RECORDED_ROWS)
+
+
+def test_they_push_nothing_out_that_was_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "MAX_PROGRAMS", 4)
+    with Engine.load(file, context_tokens=40, threads=1) as engine:
+        list(engine.generate(PROMPT, GREEDY))
+        used = shapes(engine)
+        until(lambda: engine._runner.has_programs)
+        assert used <= shapes(engine) and len(shapes(engine)) == 4
+
+
+def test_what_cannot_be_recorded_ahead_is_not_tried_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, record = list[int](), Runner._record
+
+    def fails(runner: Runner, shape: tuple[int, int], step: Any) -> Any:
+        if shape == (1, 1):
+            tries.append(1)
+            raise MemoryError
+        return record(runner, shape, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "_record", fails)
+        with Engine.load(file, context_tokens=40, threads=1) as engine:
+            until(lambda: engine._runner.has_programs)
+            engine._core.call(lambda: None)
+            assert len(tries) == 1

@@ -1,0 +1,73 @@
+"""Weights move to large pages while the engine answers, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from notso.qtensor import huge_pages
+from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
+from notso.smollm3.hub.registry import demo_path
+
+IDS = [5, 9, 2, 77, 300, 41, 8, 8, 120]
+
+needs_huge_pages = pytest.mark.skipif(not huge_pages.available(), reason="this system gives no huge pages")
+
+
+def answer(engine: Engine) -> list[str]:
+    params = SamplingParams(max_tokens=12, temperature=0)
+    return [event.text for event in engine.generate(IDS, params) if event.kind in ("text", "reasoning")]
+
+
+@needs_huge_pages
+def test_same_bits_before_and_after() -> None:
+    with Engine.load(demo_path(), weights="mmap") as mapped, Engine.load(demo_path(), weights="hugepages") as moved:
+        assert mapped.weights_residency == "mmap"
+        moved.settle(200)  # in no time, but on a busy machine
+        assert moved.weights_residency == "hugepages"
+        expected = mapped.logits(IDS)
+        assert np.array_equal(moved.logits(IDS).view(np.uint32), expected.view(np.uint32))
+        assert answer(moved) == answer(mapped)
+
+
+@needs_huge_pages
+def test_weights_change_between_two_steps_of_one_answer() -> None:
+    with Engine.load(demo_path(), weights="mmap") as mapped:
+        expected = answer(mapped)
+    with Engine.load(demo_path(), weights="hugepages") as moved:  # copying while this answers
+        assert answer(moved) == expected
+        moved.settle(200)  # in no time, but on a busy machine
+        assert answer(moved) == expected
+
+
+def test_small_files_stay_mapped_by_default() -> None:
+    with Engine.load(demo_path()) as engine:
+        engine.settle(1)
+        assert engine.weights_residency == "mmap"
+
+
+def test_released_pages_are_read_again_from_the_file() -> None:
+    from notso.qtensor.gguf import GGUFFile
+
+    with GGUFFile.open(demo_path()) as file:
+        tensor = max(file.tensors.values(), key=lambda t: t.nbytes)
+        before = tensor.data.copy()
+        file.release(tensor)
+        assert np.array_equal(tensor.data, before)
+
+
+def test_unknown_choice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="auto, mmap or hugepages"):
+        Engine.load(demo_path(), weights="swap")  # type: ignore[arg-type]
+
+
+def test_closing_does_not_wait_for_a_reader_that_has_left() -> None:
+    engine = Engine.load(demo_path())
+    events = engine.generate([Message("user", "hello")], SamplingParams(max_tokens=20, temperature=0))
+    next(events)
+    engine.close()
+    assert [event.kind for event in events][-2:] == ["usage", "end"]
+    with pytest.raises(InvalidRequestError, match="closed"):
+        engine.logits(IDS)

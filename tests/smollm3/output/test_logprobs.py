@@ -1,0 +1,208 @@
+"""Log probabilities: the model's own, one for each token that shows, in the event that shows it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from notso.smollm3 import CompleteOptions, Engine, Event, Grammar, InvalidRequestError, Message, SamplingParams
+from notso.smollm3.output.output_processor import Answer
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.events import TokenLogprob
+
+SUM = [Message("user", "What is 27 + 48?")]
+AGAIN = [Message("user", "Say again: 12 + 30, 12 + 30, 12 + 30, 12 + 30, 12 + 30, 12 + 30. What is 12 + 30?")]
+SAMPLED = SamplingParams(max_tokens=80, temperature=1.3, seed=5, repetition_penalty=1.2, top_k=40)
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+
+
+def entries(events: Sequence[Event], kind: str | None = None) -> list[TokenLogprob]:
+    return [entry for event in events if kind in (None, event.kind) for entry in event.logprobs]
+
+
+def shown(events: Sequence[Event], kind: str) -> bytes:
+    return "".join(event.text for event in events if event.kind == kind).encode()
+
+
+def answered(
+    engine: Engine, messages: Any, params: SamplingParams, **options: Any
+) -> tuple[list[int], list[int], list[Event]]:
+    """The prompt's tokens, the answer's, and the events."""
+    request = engine._request(messages, params, CompleteOptions(**options))
+    engine._core.submit(request)
+    events = list(request.generation.events())
+    assert events[-1].kind == "end", events[-1]
+    return list(request.sequence.prompt), request.sequence.tokens[len(request.sequence.prompt) :], events
+
+
+def expected(engine: Engine, prompt: list[int], answer: list[int]) -> np.ndarray:
+    """Log probabilities (L, V) of each token of the answer, recomputed in double precision from an empty context."""
+    logits = engine.logits([*prompt, *answer])[len(prompt) - 1 : -1].astype(np.float64)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(max_tokens=120, temperature=0), SAMPLED], ids=["greedy", "sampled"])
+def test_they_are_the_models_own(demo_engine: Engine, params: SamplingParams) -> None:
+    """Before penalties, temperature and filters: what a computation of its own makes of the same tokens."""
+    prompt, answer, events = answered(demo_engine, SUM, params, top_logprobs=4)
+    values = expected(demo_engine, prompt, answer)
+    found = entries(events)
+    place = 0
+    for entry in found:
+        while bytes(entry.bytes) != demo_engine.tokenizer.token_bytes(answer[place]) or entry.logprob != pytest.approx(
+            values[place][answer[place]], abs=2e-4
+        ):
+            assert (
+                answer[place] in demo_engine.tokenizer.special_ids or demo_engine.detokenize([answer[place]]) == "\n"
+            ), "a token was left out that shows"
+            place += 1
+        ranked = np.argsort(-values[place], kind="stable")[:4]
+        assert [other.logprob for other in entry.top] == pytest.approx(values[place][ranked].tolist(), abs=2e-4)
+        assert [bytes(other.bytes) for other in entry.top] == [
+            demo_engine.tokenizer.token_bytes(int(token)) for token in ranked
+        ]
+        assert all(other.top == () for other in entry.top)
+        place += 1
+    assert len(found) > 20
+
+
+@pytest.mark.parametrize("kind", ["reasoning", "text"])
+def test_they_join_to_what_is_shown(demo_engine: Engine, kind: str) -> None:
+    params = SamplingParams(max_tokens=200, temperature=0, stop=("never said", "= 7", "75!"))
+    events = list(demo_engine.generate(SUM, params, top_logprobs=0))
+    assert b"".join(bytes(entry.bytes) for entry in entries(events, kind)).startswith(shown(events, kind))
+    assert shown(events, kind)
+    assert all(entry.top == () for entry in entries(events))
+
+
+def test_none_unless_asked_for(demo_engine: Engine) -> None:
+    assert entries(list(demo_engine.generate(SUM, SamplingParams(max_tokens=30, temperature=0)))) == []
+
+
+def test_guesses_do_not_change_them() -> None:
+    params = SamplingParams(max_tokens=120, temperature=0)
+    results = []
+    for speculation in (True, False):
+        with Engine.load(speculation=speculation) as engine:
+            events = list(engine.generate(AGAIN, params, top_logprobs=3))
+            usage = events[-2].usage
+            assert usage is not None and bool(usage.accepted_tokens) == speculation
+            results.append(entries(events))
+    assert results[0] == results[1]
+
+
+def test_a_grammar_does_not_change_them(demo_engine: Engine) -> None:
+    grammar = Grammar("regex", "[A-Z]{5}")
+    params = SamplingParams(max_tokens=50, temperature=0)
+    prompt, answer, events = answered(demo_engine, SUM, params, thinking=False, grammar=grammar, top_logprobs=1)
+    values = expected(demo_engine, prompt, answer)
+    assert [entry.logprob for entry in entries(events)] == pytest.approx(
+        [float(row[token]) for row, token in zip(values, answer, strict=True)], abs=2e-4
+    )
+    assert any(entry.logprob < entry.top[0].logprob for entry in entries(events))
+
+
+@pytest.mark.parametrize("value", [-1, 21, True, 1.5, "3"])
+def test_other_numbers_are_refused(demo_engine: Engine, value: Any) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        demo_engine.submit(SUM, top_logprobs=value)
+    assert caught.value.param == "top_logprobs"
+
+
+# ---------------------------------------------------------------- which event they go out with
+
+
+def spoken(tokenizer: Tokenizer, tokens: Sequence[int], **options: Any) -> list[Event]:
+    """The events of an answer of these tokens; the log probability of the token at place n is -n."""
+    options = {"stop": (), "find_tool_calls": False, **options}
+    answer = Answer(tokenizer, [], **options)
+    events: list[Event] = []
+    for place, token in enumerate(tokens):
+        events += answer.push(token, TokenLogprob(tokenizer.token_text(token), (), -place))
+        if answer.finish_reason is not None:
+            break
+    events += answer.finish("length")
+    return events
+
+
+def places(events: Sequence[Event]) -> list[tuple[str, list[int]]]:
+    return [(event.text, [-int(entry.logprob) for entry in event.logprobs]) for event in events if event.text]
+
+
+def test_text_that_is_held_back_keeps_them(small_tokenizer: Tokenizer) -> None:
+    tokens = [token for part in ("a", "b", "c", "d") for token in small_tokenizer.encode(part)]
+    assert places(spoken(small_tokenizer, tokens, stop=("bcx",))) == [("a", [0]), ("bcd", [1, 2, 3])]
+
+
+def test_a_token_goes_with_its_first_character(small_tokenizer: Tokenizer) -> None:
+    token = small_tokenizer.id_of("def") or small_tokenizer.id_of(" the")
+    assert token is not None
+    text = small_tokenizer.token_text(token)
+    [x] = small_tokenizer.encode("x")
+    assert places(spoken(small_tokenizer, [token, x], stop=(text[-1] + "y",))) == [
+        (text[:-1], [0]),
+        (text[-1] + "x", [1]),
+    ]
+
+
+def test_parts_of_a_character_come_with_it(small_tokenizer: Tokenizer) -> None:
+    tokens = [_byte(small_tokenizer, byte) for byte in "🦜".encode()]
+    [x] = small_tokenizer.encode("x")
+    assert places(spoken(small_tokenizer, [x, *tokens, x])) == [("x", [0]), ("🦜", [1, 2, 3, 4]), ("x", [5])]
+    assert places(spoken(small_tokenizer, [x, *tokens[:2]])) == [("x", [0]), ("\ufffd", [1, 2])]
+
+
+def _byte(tokenizer: Tokenizer, byte: int) -> int:
+    return next(token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == bytes([byte]))
+
+
+def test_what_does_not_show_takes_its_own_along(small_tokenizer: Tokenizer) -> None:
+    """Tags, the newlines around them, a tool call, a stop string and what ends the answer."""
+    encode = small_tokenizer.encode
+    think, thought = encode("<think>", control=True), encode("</think>", control=True)
+    [newline], [hm], [yes] = encode("\n"), encode("h"), encode("y")
+    said = [*think, newline, hm, newline, *thought, newline, yes]
+    assert places(spoken(small_tokenizer, said)) == [("h", [2]), ("y", [6])]
+    call = encode('<tool_call>\n{"name": "f", "arguments": {"a": "y"}}\n</tool_call>', control=True)
+    found = places(spoken(small_tokenizer, [yes, *call, newline, yes], find_tool_calls=True))
+    assert found == [("y", [0]), ("y", [len(call) + 2])]
+    stopped = spoken(small_tokenizer, [yes, *encode("STOP"), yes], stop=("STOP",))
+    assert places(stopped) == [("y", [0])]
+
+
+def test_however_an_answer_is_cut(small_tokenizer: Tokenizer) -> None:
+    """Each at most once, in order, and every shown character's token among them."""
+    chance = random.Random(3)
+    parts = [
+        "hm",
+        "\n",
+        " the",
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "🦜é",
+        '{"name": "f"}',
+        "stop",
+        "st",
+        "<",
+    ]
+    for _ in range(300):
+        text = "".join(chance.choice(parts) for _ in range(chance.randrange(1, 14)))
+        tokens = small_tokenizer.encode(text, control=chance.random() < 0.5)
+        events = spoken(small_tokenizer, tokens, stop=("stop",), find_tool_calls=chance.random() < 0.5)
+        for kind in ("reasoning", "text"):
+            numbers = [-int(entry.logprob) for event in events if event.kind == kind for entry in event.logprobs]
+            assert numbers == sorted(set(numbers))
+            come = b"".join(small_tokenizer.token_bytes(tokens[number]) for number in numbers).decode(errors="replace")
+            position = 0
+            for character in shown(events, kind).decode():
+                position = come.find(character, position) + 1
+                assert position, (text, events)
+        together = [entry.logprob for event in events for entry in event.logprobs]
+        assert len(together) == len(set(together))

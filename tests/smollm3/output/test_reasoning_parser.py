@@ -1,0 +1,177 @@
+"""Reasoning and answer told apart, whatever the model does with its tags."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from notso.smollm3.output.reasoning_parser import ThinkingParser, opens_thinking
+from notso.smollm3.text.tokenizer import Tokenizer
+
+OPEN, CLOSE = 1, 2
+PLAIN = 0
+
+TEXT_OF = {OPEN: "<think>", CLOSE: "</think>"}
+Step = int | str  # a tag's id, or the text of an ordinary token
+
+
+def read(steps: list[Step], starts_inside: bool = False) -> tuple[str, str]:
+    """All reasoning and all text of an answer."""
+    parser = ThinkingParser(OPEN, CLOSE, starts_inside)
+    pieces = []
+    for step in steps:
+        pieces += parser.feed(PLAIN, step) if isinstance(step, str) else parser.feed(step, TEXT_OF[step])
+    pieces += parser.finish()
+    assert parser.finish() == []
+    assert all(text for _, text in pieces)
+    return tuple("".join(text for kind, text in pieces if kind == which) for which in ("reasoning", "text"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        # as the official model writes
+        ([OPEN, "\n", "Let me", " see.", "\n", CLOSE, "\n", "Four", "."], ("Let me see.", "Four.")),
+        ([OPEN, "\n\n", CLOSE, "\n", "Hi"], ("", "Hi")),
+        (["Hi", " there"], ("", "Hi there")),
+        (["Hi\n", "\nthere\n"], ("", "Hi\n\nthere\n")),
+        ([OPEN, "a\n\nb", CLOSE, "\n\nc\n\nd"], ("a\n\nb", "c\n\nd")),
+        # tags spelt out, whole and split
+        (["<think>", "\nhm\n", "</think>", "\nyes"], ("hm", "yes")),
+        (["<", "think", ">", "hm", "</", "think", ">", "yes"], ("hm", "yes")),
+        (["<thi", "nk>hm</th", "ink>yes"], ("hm", "yes")),
+        (["<think>hm</think>yes"], ("hm", "yes")),
+        ([" \n<th", "ink>\n", "hm", CLOSE, "yes"], ("hm", "yes")),
+        ([OPEN, "hm</thi", "nk>\nyes"], ("hm", "yes")),
+        # what only looks like a tag
+        (["<thin", " ice"], ("", "<thin ice")),
+        (["<b>", "bold"], ("", "<b>bold")),
+        ([OPEN, "a </th", "ree b", CLOSE], ("a </three b", "")),
+        ([OPEN, "a < b", CLOSE, "c < d"], ("a < b", "c < d")),
+        # further on in an answer the words are the answer's
+        (["The tag <think>", " opens, </think> closes."], ("", "The tag <think> opens, </think> closes.")),
+        # missing, doubled and stray tags
+        ([CLOSE, "\nyes"], ("", "yes")),
+        (["</think>\n", "yes"], ("", "yes")),
+        (["So", " far", CLOSE, " good"], ("", "So far good")),
+        (["So far", CLOSE, "\n<think>"], ("", "So far\n<think>")),
+        ([OPEN, OPEN, "hm", CLOSE, CLOSE, "yes"], ("hm", "yes")),
+        ([OPEN, "<think>", "hm", CLOSE, "yes"], ("hm", "yes")),
+        ([OPEN, "a", CLOSE, OPEN, "b", CLOSE, "yes"], ("ab", "yes")),
+        ([OPEN, "a", CLOSE, "yes", OPEN, "b", CLOSE, "no"], ("ab", "yesno")),
+        # cut off
+        ([OPEN, "never", " ends"], ("never ends", "")),
+        ([OPEN, "hm\n", "</thi"], ("hm", "")),
+        (["<thi"], ("", "")),
+        (["\n <"], ("", " <")),
+        ([OPEN], ("", "")),
+        ([OPEN, "\n"], ("", "")),
+        (["\n", " "], ("", "")),
+        ([], ("", "")),
+    ],
+)
+def test_the_parts_of_an_answer(steps: list[Step], expected: tuple[str, str]) -> None:
+    assert read(steps) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (["hm\n", CLOSE, "\nyes"], ("hm", "yes")),
+        (["hm", "</think>", "yes"], ("hm", "yes")),
+        (["hm"], ("hm", "")),
+        ([OPEN, "\nhm", CLOSE, "yes"], ("hm", "yes")),
+        (["<thi", "nk>\nhm", CLOSE, "yes"], ("hm", "yes")),
+        ([CLOSE, "yes"], ("", "yes")),
+    ],
+)
+def test_an_answer_that_starts_inside(steps: list[Step], expected: tuple[str, str]) -> None:
+    assert read(steps, starts_inside=True) == expected
+
+
+def test_text_is_given_away_at_once_where_it_is_certain() -> None:
+    parser = ThinkingParser(OPEN, CLOSE)
+    assert parser.feed(PLAIN, "\n") == []
+    assert not parser.in_reasoning
+    assert parser.feed(OPEN, "<think>") == []
+    assert parser.in_reasoning
+    assert parser.feed(PLAIN, "\n") == []
+    assert parser.feed(PLAIN, "one\n") == [("reasoning", "one")]
+    assert parser.feed(PLAIN, " two <") == [("reasoning", "\n two ")]
+    assert parser.feed(PLAIN, " 3") == [("reasoning", "< 3")]
+    assert parser.feed(CLOSE, "</think>") == []
+    assert not parser.in_reasoning
+    assert parser.feed(PLAIN, "\n") == []
+    assert parser.feed(PLAIN, "yes <think") == [("text", "yes <think")]
+    assert parser.finish() == []
+
+
+def test_text_that_comes_with_a_tag_is_not_lost() -> None:
+    """Half a character before a tag shows as U+FFFD together with the tag's text."""
+    parser = ThinkingParser(OPEN, CLOSE)
+    parser.feed(OPEN, "<think>")
+    assert parser.feed(CLOSE, "\ufffd</think>") == [("reasoning", "\ufffd")]
+    assert parser.feed(OPEN, "\ufffd<think>") == [("text", "\ufffd")]
+    assert parser.feed(PLAIN, "x") == [("reasoning", "x")]
+
+
+def test_tags_may_have_no_text_and_files_no_tags() -> None:
+    parser = ThinkingParser(OPEN, CLOSE)
+    assert parser.feed(OPEN, "") == []
+    assert parser.feed(PLAIN, "hm") == [("reasoning", "hm")]
+    assert parser.feed(CLOSE, "") == []
+    assert parser.feed(PLAIN, "yes") == [("text", "yes")]
+    without = ThinkingParser(None, None)
+    assert without.feed(PLAIN, "<think>hm</think>yes") == [("reasoning", "hm"), ("text", "yes")]
+
+
+PIECES = st.lists(
+    st.sampled_from([OPEN, CLOSE, "<think>", "</think>", "<", "/", "think", ">", "a", "b ", "\n", " ", "</", "<th"]),
+    max_size=14,
+)
+
+
+@settings(max_examples=600)
+@given(steps=PIECES, starts_inside=st.booleans(), data=st.data())
+def test_cuts_make_no_difference(steps: list[Step], starts_inside: bool, data: st.DataObject) -> None:
+    """The same text cut otherwise between two tags gives the same parts."""
+    cut: list[Step] = []
+    for step in steps:
+        if isinstance(step, int):
+            cut.append(step)
+        elif cut and isinstance(cut[-1], str) and data.draw(st.booleans()):
+            cut[-1] += step
+        else:
+            cut += list(step) if data.draw(st.booleans()) else [step]
+    assert read(cut, starts_inside) == read(steps, starts_inside)
+
+
+@settings(max_examples=300)
+@given(steps=PIECES)
+def test_no_tag_leaks_from_where_tags_count(steps: list[Step]) -> None:
+    reasoning, text = read(steps)
+    assert "</think>" not in reasoning
+    assert not reasoning.startswith("<think>")
+    runs = "".join(step if isinstance(step, str) else "\0" for step in steps).split("\0")
+    for tag in ("<think>", "</think>"):  # a token in the middle of one leaves letters that only look like it
+        assert not text.startswith(tag) or not any(tag in run for run in runs)
+    plain = "".join(step for step in steps if isinstance(step, str))
+    for shown in (reasoning, text):
+        letters = iter(plain)
+        assert all(character in letters for character in shown)  # in order, and nothing made up
+
+
+def test_whether_a_prompt_opens_the_reasoning(small_tokenizer: Tokenizer) -> None:
+    ids = (small_tokenizer.think_open_id, small_tokenizer.think_close_id)
+    for prompt, opened in (
+        ("hi", False),
+        ("<think> ... </think> hi", False),
+        ("hi<think>\n", True),
+        ("<think>a</think>b<think>", True),
+        ("<think>\n\n</think>\n", False),
+        ("", False),
+    ):
+        assert opens_thinking(small_tokenizer.encode(prompt, control=True), *ids) is opened
+        assert opens_thinking(small_tokenizer.encode(prompt), *ids) is False
+    assert opens_thinking([1, 2, 3], None, None) is False

@@ -1,0 +1,219 @@
+"""Grammars: what is taken, what is refused by name, and which tokens may come."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling import grammar
+from notso.smollm3.sampling.grammar import Grammars, Matcher, answer_part, arguments_part
+from notso.smollm3.sampling.json_schema import MAX_CHARACTERS, MAX_DEPTH, check_schema
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.request_options import Grammar
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars(small_tokenizer: Tokenizer) -> Grammars:
+    return Grammars(small_tokenizer)
+
+
+def matcher(grammars: Grammars, kind: Any, source: str = "") -> Matcher:
+    return grammars.matcher([answer_part(Grammar(kind, source))], "grammar")
+
+
+def wander(made: Matcher, tokenizer: Tokenizer, chance: random.Random, most: int = 4000) -> str:
+    """A text of the grammar, token by token as chance has it."""
+    tokens: list[int] = []
+    while not made.is_over:
+        allowed = np.flatnonzero(made.allowed())
+        ends = tokenizer.end_ids.intersection(allowed.tolist())
+        if ends and chance.random() < 0.2:
+            break
+        token = chance.choice([int(token) for token in allowed if token not in ends])
+        assert token not in tokenizer.special_ids
+        made.take(token)
+        tokens.append(token)
+        assert len(tokens) < most
+    return tokenizer.decode(tokens)
+
+
+def test_whatever_is_drawn_the_text_fits(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    chance = random.Random(1)
+    for _ in range(30):
+        found = json.loads(wander(matcher(grammars, "json_schema", json.dumps(PERSON)), small_tokenizer, chance))
+        assert set(found) == {"name", "age"}
+        assert isinstance(found["name"], str) and len(found["name"]) <= 8
+        assert type(found["age"]) is int and 0 <= found["age"] <= 150
+
+
+def test_a_text_in_any_tokens_may_come(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    """What the tokenizer makes of a text that fits is allowed, and the end where it may end."""
+    text = '{"name": "Zoë 🦜", "age": 7}'
+    made = matcher(grammars, "json_schema", json.dumps(PERSON))
+    for token in small_tokenizer.encode(text):
+        allowed = made.allowed()
+        assert allowed[token]
+        assert not allowed[sorted(small_tokenizer.end_ids)].any()
+        made.take(token)
+    assert made.is_over
+    number = matcher(grammars, "regex", "[0-9]+")
+    number.take(small_tokenizer.encode("7")[0])
+    assert not number.is_over
+    assert number.allowed()[sorted(small_tokenizer.end_ids)].all()
+
+
+def test_a_regular_expression_with_marks(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    made = matcher(grammars, "regex", 'a/b"\n[/]')
+    assert made.takes_all(small_tokenizer.encode('a/b"\n/'))
+    assert made.is_over
+
+
+def test_tokens_written_before(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
+    assert matcher(grammars, "regex", "abc").takes_all(small_tokenizer.encode("ab"))
+    assert not matcher(grammars, "regex", "abc").takes_all(small_tokenizer.encode("xb"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "told"),
+    [
+        ("json_schema", "", "not JSON"),
+        ("json_schema", "[]", "must be a JSON object"),
+        ("json_schema", '{"minimum": NaN}', "not JSON"),
+        ("json_schema", '{"const": "\\ud800"}', "refused"),
+        ("json_schema", '{"properties": {"a": {"not": {}}}}', "/properties/a/not is not supported"),
+        ("json_schema", '{"anyOf": [{"if": {}}]}', "/anyOf/0/if is not supported"),
+        ("json_schema", '{"$defs": {"x": {"nullable": true}}}', "/$defs/x/nullable is not supported"),
+        ("json_schema", '{"x-guidance": {"lenient": true}}', "/x-guidance is not supported"),
+        ("json_schema", '{"type": "object", "minProperties": 2}', "minProperties above 1"),
+        ("json_schema", '{"items": 5}', "/items must be a schema"),
+        ("json_schema", '{"type": "elephant"}', "refused"),
+        ("json_schema", '{"type": "string", "format": "colour"}', "refused"),
+        ("json_schema", '{"$ref": "http://example.com/a"}', "refused"),
+        ("json_schema", '{"enum": []}', "refused"),
+        ("json_schema", '{"type": "string", "pattern": "(?=a)b"}', "refused"),
+        ("json_schema", " " * (MAX_CHARACTERS + 1), "longer than"),
+        ("json_schema", "[" * 60_000, "not JSON"),
+        ("regex", "(", "refused"),
+        ("regex", "(?=a)b", "refused"),
+        ("regex", "a" * (MAX_CHARACTERS + 1), "longer than"),
+        ("lark", "start: nothing", "refused"),
+        ("lark", "", "refused"),
+        ("lark", "\ud800", "not valid Unicode"),
+        ("lark", "start: <|im_end|>", "refused"),  # a control token is nobody's to ask for
+        ("lark", "start: <|im_start|> /a/", "refused"),
+        ("lark", "start: <[0-5]>", "refused"),
+    ],
+)
+def test_what_cannot_be_held_is_refused(grammars: Grammars, kind: Any, source: str, told: str) -> None:
+    with pytest.raises(InvalidRequestError, match="(?s).*" + told.replace("$", r"\$")) as caught:
+        matcher(grammars, kind, source)
+    assert caught.value.param == "grammar"
+    assert len(str(caught.value)) < 400
+
+
+def chain(links: int) -> dict[str, Any]:
+    """A schema whose definitions refer to one another."""
+    definitions = {f"a{i}": {"properties": {"x": {"$ref": f"#/$defs/a{i + 1}"}}} for i in range(links)}
+    return {"$defs": {**definitions, f"a{links}": {"type": "string"}}, "$ref": "#/$defs/a0"}
+
+
+def test_chains_of_references_end_before_the_stack_does(grammars: Grammars) -> None:
+    with pytest.raises(InvalidRequestError, match="references"):
+        grammars.matcher([answer_part(Grammar("json_schema", json.dumps(chain(900))))], "grammar")
+    with pytest.raises(InvalidRequestError, match="references"):
+        arguments_part({"type": "object", **chain(900)}, "tool")
+    grammars.matcher([answer_part(Grammar("json_schema", json.dumps(chain(100))))], "grammar")
+    with pytest.raises(InvalidRequestError, match="longer than"):
+        arguments_part({"description": "x" * 70_000}, "tool")
+    with pytest.raises(InvalidRequestError, match="not JSON"):
+        arguments_part({"const": {1, 2}}, "tool")
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"type": "integer", "multipleOf": 99_989}, "multipleOf"),
+        ({"allOf": [{"multipleOf": 311}, {"multipleOf": 313}]}, "multipleOf"),
+        ({"patternProperties": {f"^[a-z ]*k{i}$": {} for i in range(33)}}, "patternProperties"),
+    ],
+)
+def test_what_would_take_the_machine_is_refused(schema: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidRequestError, match=told):
+        answer_part(Grammar("json_schema", json.dumps(schema)))
+
+
+@pytest.mark.parametrize("step", [1, 0.01, 0.25, 5, 100_000, 1e-6, 360])
+def test_ordinary_steps_are_taken(grammars: Grammars, step: float) -> None:
+    grammars.matcher([answer_part(Grammar("json_schema", json.dumps({"multipleOf": step})))], "grammar")
+
+
+def test_the_depth_is_limited() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(MAX_DEPTH - 1):
+        schema = {"type": "array", "items": schema}
+    assert check_schema(schema, "grammar") is schema
+    with pytest.raises(InvalidRequestError, match="deeper than 32"):
+        check_schema({"items": schema}, "grammar")
+
+
+def test_what_only_describes_is_taken(grammars: Grammars) -> None:
+    described = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Person",
+        "description": "not",
+        "$defs": {"not": {"type": "integer", "default": {"not": 1}, "examples": [{"if": 1}]}},
+        "properties": {"not": {"$ref": "#/$defs/not"}, "if": {"const": {"then": 1}}, "else": {"enum": [{"not": {}}]}},
+        "additionalProperties": True,
+    }
+    matcher(grammars, "json_schema", json.dumps(described))
+
+
+def test_a_grammar_that_grows_too_large_ends_its_own_answer(
+    grammars: Grammars, small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "MAX_LEXER_STATES", 500)
+    made = matcher(grammars, "regex", "(?s)(.*a.{60})|(.*b.{50})|(.*c.{40})")
+    chance, letters = random.Random(2), [small_tokenizer.encode(letter)[0] for letter in "abcd"]
+    with pytest.raises(InvalidRequestError, match="cannot follow its grammar"):
+        for _ in range(1000):
+            made.allowed()
+            made.take(chance.choice(letters))
+
+
+def test_the_official_vocabulary(official_tokenizer: Tokenizer) -> None:
+    """Of 128,256 tokens those that fit, none that is special or unused, and soon enough for everybody else."""
+    grammars = Grammars(official_tokenizer)
+    chance = random.Random(4)
+    for _ in range(5):
+        json.loads(wander(matcher(grammars, "json_schema", json.dumps(PERSON)), official_tokenizer, chance))
+    made = matcher(grammars, "json_object")
+    for token in official_tokenizer.encode('{"first": {"second": ["Grüße 🦜", 1.5, null]}, "third": true}'):
+        assert made.allowed()[token]
+        made.take(token)
+    assert made.is_over
+    anything = matcher(grammars, "regex", "(?s).+").allowed()
+    barred = official_tokenizer.special_ids | official_tokenizer.unused_ids
+    assert not anything[sorted(barred)].any()
+    assert anything.sum() > 100_000
+    started = time.thread_time()
+    made = matcher(grammars, "json_object")
+    for token in official_tokenizer.encode('{"text": "' + "and so on " * 30):
+        made.allowed()
+        made.take(token)
+    assert time.thread_time() - started < 2.0  # some 20 microseconds a mask; a busy machine may take its time

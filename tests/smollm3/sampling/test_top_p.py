@@ -1,0 +1,71 @@
+"""Drawing among many candidates finds what putting them all in order finds, token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from notso.smollm3.sampling import sampler as sampling
+from notso.smollm3.sampling.sampler import Sampler
+from notso.smollm3.sampling.top_p import draw_among_many, ranked
+from notso.smollm3.values.sampling_params import SamplingParams
+
+Floats = NDArray[np.float32]
+SHAPES: dict[str, Callable[[np.random.Generator, int], NDArray[np.float64]]] = {
+    "flat": lambda rng, size: rng.normal(0, 0.3, size),
+    "usual": lambda rng, size: rng.normal(0, 2.0, size),
+    "peaked": lambda rng, size: rng.normal(0, 8.0, size),
+    "many equal": lambda rng, size: np.round(rng.normal(0, 1.0, size) * 2) / 2,
+    "all equal": lambda rng, size: np.zeros(size),
+    "two heights": lambda rng, size: np.where(rng.random(size) < 0.5, 0.0, -1.0),
+    "ruled out": lambda rng, size: np.where(rng.random(size) < 0.5, -np.inf, rng.normal(0, 1.0, size)),
+}
+SETTINGS = (
+    {},
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 1.0, "top_p": 0.999999},
+    {"temperature": 2.0, "top_p": 1e-6},
+    {"temperature": 1.0, "top_p": 1.0, "min_p": 0.01},
+    {"temperature": 1.0, "top_p": 0.9, "min_p": 0.2},
+    {"temperature": 1.0, "top_k": 500, "top_p": 0.9},
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@pytest.mark.parametrize("size", [1, 2, 300, 20_000])
+def test_the_token_is_the_one_that_ranking_all_would_give(
+    monkeypatch: pytest.MonkeyPatch, shape: str, options: dict[str, float], size: int
+) -> None:
+    rng = np.random.default_rng(size)
+    sampler = Sampler(SamplingParams(**options), seed=3)  # type: ignore[arg-type]
+    for position in range(12):
+        logits = SHAPES[shape](rng, size).astype(np.float32)
+        logits[rng.integers(size)] = 0.5
+        drawn = []
+        for many in (0, size + 1):  # none are listed, or all
+            monkeypatch.setattr(sampling, "MANY", many)
+            drawn.append(sampler.sample(logits, [], position))
+        assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1e-300, 0.25, 0.5, 1 - 2**-53])
+@pytest.mark.parametrize("share", [None, 1e-9, 0.5, 1.0, 2.0])
+def test_the_ends_of_the_scale_are_candidates_too(uniform: float, share: float | None) -> None:
+    weights = np.random.default_rng(1).random(1000).astype(np.float32) ** 3 + np.float32(1e-30)
+    weights[::3] = 0.0  # what weighs nothing is never drawn
+    end = None if share is None else share * float(weights.sum(dtype=np.float64))
+    order = ranked(np.flatnonzero(weights), weights[weights > 0])
+    sums = np.cumsum(weights[order], dtype=np.float64)
+    kept = len(sums) if end is None else int(np.searchsorted(sums, end)) + 1
+    order, sums = order[:kept], sums[:kept]
+    expected = order[min(int(np.searchsorted(sums, uniform * sums[-1], side="right")), len(order) - 1)]
+    assert draw_among_many(weights, end, uniform) == expected
+
+
+def test_ranks_are_by_weight_and_then_by_id() -> None:
+    weights = np.array([0.5, 1.0, 0.5, 0.0, 1.0], np.float32)
+    assert ranked(np.array([1, 3, 5, 7, 9]), weights).tolist() == [3, 9, 1, 5, 7]

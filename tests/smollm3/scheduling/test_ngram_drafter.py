@@ -1,0 +1,310 @@
+"""Guesses: where they come from, how far they go, when they stop, and what they are worth."""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notso.smollm3 import Engine
+from notso.smollm3.scheduling.ngram_drafter import (
+    CANDIDATES,
+    EMPTY_ROUNDS,
+    FIRST_SILENCE,
+    LONGEST_MATCH,
+    LONGEST_SILENCE,
+    MOST_DRAFTS,
+    SHORTEST_MATCH,
+    Proposer,
+)
+from notso.smollm3.scheduling.step_latency import StepCosts, planned
+
+ROOT = Path(__file__).parents[3]
+FRESH = 10_000  # ids from here on have not been seen
+LONG = list(range(100, 200))
+
+
+def after(match: int, then: list[int] = LONG) -> Proposer:
+    """A text that ends with a match of this length (up to 50) with an earlier place, which `then` follows."""
+    return Proposer([*range(50), *then, FRESH, *range(50 - match, 50)])
+
+
+class Free(StepCosts):
+    """Every row rides along for nothing."""
+
+    def ratio(self, rows: int, more: int) -> float:
+        return 1.0
+
+
+class Dear(StepCosts):
+    """Every row costs as much as a step."""
+
+    def ratio(self, rows: int, more: int) -> float:
+        return (rows + more) / rows
+
+
+def test_what_followed_last_time_is_proposed() -> None:
+    assert after(LONGEST_MATCH).propose() == LONG[:MOST_DRAFTS]
+
+
+def test_at_most_as_many_as_asked_for() -> None:
+    assert after(LONGEST_MATCH).propose(4) == LONG[:4]
+    assert after(LONGEST_MATCH).propose(0) == after(LONGEST_MATCH).propose(-3) == []
+    assert Proposer([*LONG, *LONG], most=2).propose(9) == LONG[:2]
+
+
+@pytest.mark.parametrize("match", [0, 1, SHORTEST_MATCH - 1])
+def test_a_shorter_match_says_nothing(match: int) -> None:
+    assert after(match).propose() == []
+
+
+def test_a_longer_match_is_trusted_further() -> None:
+    lengths = [len(after(match).propose()) for match in (SHORTEST_MATCH, 6, 14, LONGEST_MATCH)]
+
+    assert lengths == sorted(lengths) and lengths[0] < lengths[-1] == MOST_DRAFTS
+
+
+def test_there_is_nothing_to_go_by_at_the_beginning() -> None:
+    for ids in ([], [1], [1, 2], [1, 2, 3], [1, 1, 1]):
+        assert Proposer(ids).propose() == []
+
+
+def test_the_longest_match_counts_and_of_equals_the_latest() -> None:
+    ids = [9, 1, 2, 3, 70, 71, 8, 1, 2, 3, 60, 61, 7, 1, 2, 3, 50, 51, FRESH]
+
+    assert Proposer([*ids, 9, 1, 2, 3]).propose(1) == [70]
+    assert Proposer([*ids, 8, 1, 2, 3]).propose(1) == [60]
+    assert Proposer([*ids, 6, 1, 2, 3], costs=Free()).propose(1) == [50]
+
+
+def test_no_control_token_and_nothing_behind_one() -> None:
+    ids = [*range(40), 7, 500, 501, 999, 502, FRESH, *range(40), 7]
+
+    assert Proposer(ids).propose(4) == [500, 501, 999, 502]
+    assert Proposer(ids, never=frozenset({999})).propose(4) == [500, 501]
+    assert Proposer(ids, never=frozenset({500})).propose(4) == []
+
+
+def test_what_repeats_goes_on_repeating_beyond_its_end() -> None:
+    assert Proposer([5, 6, 7] * 14).propose(8) == [5, 6, 7, 5, 6, 7, 5, 6]
+
+
+def test_after_three_wrong_guesses_it_is_silent_for_longer_and_longer() -> None:
+    proposer = Proposer([1, 2, 3, 4] * 2, costs=Free())
+    silences, fresh = [], FRESH
+    for _ in range(60):
+        silent = 0
+        while True:
+            proposer.extend([fresh, 1, 2, 3])
+            fresh += 1
+            if proposer.propose(2):
+                break
+            silent += 4
+        proposer.judge(2, 0)
+        silences.append(silent)
+
+    assert silences[:EMPTY_ROUNDS] == [0] * EMPTY_ROUNDS
+    growing, longest = silences[EMPTY_ROUNDS : EMPTY_ROUNDS + 5], silences[EMPTY_ROUNDS + 5 :]
+    assert growing[0] >= FIRST_SILENCE - 4 and growing == sorted(set(growing))
+    assert all(LONGEST_SILENCE - 4 <= silent <= LONGEST_SILENCE + 8 for silent in longest)  # never for good
+
+
+def test_a_right_guess_ends_the_distrust() -> None:
+    proposer = after(5)
+    for _ in range(EMPTY_ROUNDS - 1):
+        assert proposer.propose()
+        proposer.judge(1, 0)
+    proposer.judge(2, 2)
+    proposer.judge(1, 0)
+    proposer._right[:] = proposer._judged[:]  # nothing but the silence could speak against a guess
+
+    assert proposer.propose()
+
+
+def test_a_match_as_long_as_can_be_is_heard_even_in_silence() -> None:
+    proposer = Proposer([*range(50), *LONG])
+    proposer.propose()
+    for _ in range(EMPTY_ROUNDS):
+        proposer.judge(1, 0)
+    proposer._right[:] = proposer._judged[:]
+    proposer.extend([FRESH, *range(45, 50)])
+    assert proposer.propose() == []
+
+    proposer.extend([FRESH, *range(50)])
+    assert proposer.propose() == LONG[:MOST_DRAFTS]
+
+
+def test_guesses_that_go_wrong_become_shorter_and_those_that_go_right_longer() -> None:
+    wrong, right = after(9), after(9)
+    usual = len(after(9).propose())
+    for _ in range(2):
+        wrong.propose()
+        wrong.judge(usual, 0)
+        right.propose()
+        right.judge(usual, usual)
+
+    assert len(wrong.propose()) < usual < len(right.propose())
+
+
+def test_length_goes_by_what_rows_cost() -> None:
+    ids = [*range(50), *LONG, FRESH, *range(44, 50)]
+    by_cost = [len(Proposer(ids, costs=costs).propose()) for costs in (Free(), StepCosts(), Dear())]
+
+    assert by_cost[0] == MOST_DRAFTS > by_cost[1] > by_cost[2] == 0
+
+
+def test_among_many_answers_little_is_guessed() -> None:
+    lengths = [len(after(9).propose(rows=rows)) for rows in (1, 2, 4, 8, 16, 48, 64, 100)]
+
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > 4 and lengths[4:] == [0, 0, 0, 0]
+
+
+def reference(ids: list[int]) -> tuple[int, int]:
+    """The place after the longest of the latest matches, by looking at every place."""
+    end = len(ids)
+    found = []
+    for place in range(end - 1, SHORTEST_MATCH - 1, -1):
+        length = 0
+        while length < min(place, LONGEST_MATCH) and ids[place - 1 - length] == ids[end - 1 - length]:
+            length += 1
+        if length >= SHORTEST_MATCH:
+            found.append((length, place))
+    if end < SHORTEST_MATCH or not found:
+        return 0, 0
+    length, place = max(found[:CANDIDATES])
+    return place, length
+
+
+@given(st.lists(st.integers(0, 3), max_size=120), st.lists(st.integers(0, 3), max_size=40))
+def test_matches_are_those_that_a_search_of_everything_finds(prompt: list[int], answer: list[int]) -> None:
+    proposer = Proposer(prompt)
+    assert proposer._longest_match() == reference(prompt)
+    for count, token in enumerate(answer, 1):
+        proposer.extend([token])
+        assert proposer._longest_match() == reference(prompt + answer[:count])
+
+
+@given(
+    st.lists(st.integers(0, 4) | st.sampled_from([2**21 - 1, 2**20]), max_size=200),
+    st.lists(st.tuples(st.integers(-1, 20), st.integers(1, 70), st.integers(0, 20)), max_size=30),
+)
+def test_whatever_comes_proposals_keep_their_form(ids: list[int], rounds: list[tuple[int, int, int]]) -> None:
+    proposer = Proposer(ids, never=frozenset({4}))
+    for limit, rows, right in rounds:
+        drafts = proposer.propose(limit, rows)
+        assert len(drafts) <= max(0, min(limit, MOST_DRAFTS)) and 4 not in drafts and set(drafts) <= set(ids)
+        proposer.judge(len(drafts), min(right, len(drafts)))
+        came = [*drafts[:right], right % 4]
+        proposer.extend(came)
+        ids = ids + came
+        assert len(proposer) == len(ids)
+
+
+def test_time_and_memory_are_bounded() -> None:
+    """Half of a machine's noise is allowed for: a token takes a microsecond or two."""
+    source = random.Random(1)
+    ids = [source.randrange(128_256) for _ in range(20_000)]
+    tracemalloc.start()
+    proposer = Proposer(ids)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 260 * len(ids)
+
+    started = time.thread_time()
+    for _ in range(1_000):  # the worst there is: a match everywhere, and it is never right
+        proposer.propose()
+        proposer.judge(1, 0)
+        proposer.extend([7])
+    assert time.thread_time() - started < 1_000 * 60e-6
+
+
+# ---------------------------------------------------------------- what it is worth
+
+
+def speed_up(prompt: list[int], answer: list[int]) -> float:
+    """Steps of one row over the cost of the steps taken, at the planning figures."""
+    proposer, at, cost = Proposer(prompt), 0, 0.0
+    while at < len(answer):
+        drafts = proposer.propose(len(answer) - at - 1)
+        right = 0
+        while right < len(drafts) and drafts[right] == answer[at + right]:
+            right += 1
+        proposer.judge(len(drafts), right)
+        proposer.extend(answer[at : at + right + 1])
+        at += right + 1
+        cost += planned(1 + len(drafts))
+    return len(answer) / cost
+
+
+@pytest.fixture(scope="module")
+def pages(demo_engine: Engine) -> dict[str, list[int]]:
+    """This project's pages and files, in the demo's tokens."""
+    files = [ROOT / "CONTRIBUTING.md", ROOT / "training/README.md", ROOT / "src/notso/smollm3/output/stop_strings.py"]
+    return {path.name: demo_engine.tokenizer.encode(path.read_text("utf-8")) for path in files}
+
+
+def test_copying_word_for_word_is_four_times_faster_at_least(pages: dict[str, list[int]]) -> None:
+    assert min(speed_up([*ids, FRESH], ids) for ids in pages.values()) > 4
+
+
+def test_a_file_that_comes_back_changed_is_faster_by_half_at_least(demo_engine: Engine) -> None:
+    text = (ROOT / "src/notso/smollm3/sampling/sampler.py").read_text("utf-8")
+    encode = demo_engine.tokenizer.encode
+    for changed in (text.replace("logits", "scores"), text.replace("self", "this").replace(":\n", ": # changed\n")):
+        assert changed != text
+        assert speed_up(encode(text), encode(changed)) > 1.5
+
+
+def test_prose_that_was_never_seen_is_not_slower(pages: dict[str, list[int]]) -> None:
+    assert min(speed_up(encoded[:8], encoded) for encoded in pages.values()) > 0.99
+
+
+# ---------------------------------------------------------------- the price of a step
+
+
+def test_planned_costs_are_the_planning_figures_and_between_them_straight() -> None:
+    assert [planned(rows) for rows in (1, 4, 8, 16)] == [1.0, 1.1, 1.3, 1.8]
+    assert planned(6) == pytest.approx(1.2) and planned(32) == pytest.approx(2.8)
+    assert all(planned(rows) < planned(rows + 1) for rows in range(1, 64))
+
+
+def test_before_anything_is_timed_the_plan_stands_in() -> None:
+    assert StepCosts().ratio(1, 3) == pytest.approx(1.1)
+    assert StepCosts().ratio(4, 4) == pytest.approx(1.3 / 1.1)
+
+
+def test_costs_are_learned_from_steps() -> None:
+    costs = StepCosts()
+    for _ in range(40):
+        for rows in (1, 4, 8, 16):
+            costs.observe(rows, 0.1 * rows)  # every row costs a step
+
+    assert costs.ratio(1, 15) > 8 and costs.ratio(1, 3) > 2.5
+    assert Proposer(after(9)._ids, costs=costs).propose() == []
+
+
+def test_one_strange_timing_does_not_stick() -> None:
+    costs = StepCosts()
+    for _ in range(10):
+        costs.observe(1, 0.1)
+    costs.observe(8, 30.0)
+
+    assert costs.ratio(1, 7) < 1.7
+
+
+def test_what_is_no_timing_is_passed_over() -> None:
+    costs = StepCosts()
+    for rows, seconds in ((0, 1.0), (65, 1.0), (4, 0.0), (4, -1.0)):
+        costs.observe(rows, seconds)
+
+    assert costs.ratio(1, 3) == pytest.approx(1.1)
+
+
+def test_beyond_what_is_kept_every_row_costs_its_share() -> None:
+    assert StepCosts().ratio(60, 15) == pytest.approx(75 / 60)

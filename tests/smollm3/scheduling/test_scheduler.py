@@ -1,0 +1,438 @@
+"""The scheduler as a state machine: nothing lost, no block used twice, nobody waits for ever, and what a step reads is
+what was computed for exactly these tokens.
+
+Steps are simulated: each block holds, for each of its positions, the digest of all tokens up to there. Before a row is
+computed, every position it would attend to must hold its own sequence's digest.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, PrefixCache, block_key, root_key
+from notso.smollm3.scheduling.scheduler import FEW_ROWS, MAX_PASSED_OVER, Scheduler
+from notso.smollm3.scheduling.sequence import Sequence
+from notso.smollm3.scheduling.step_plan import Chunk, Plan
+
+ROOT = root_key(b"model", "")
+MAX_ROWS = 1024
+
+
+@dataclass
+class MemoryShelf:
+    """A shelf that keeps what it is given, and fails to read what is named in `damaged`."""
+
+    blocks: dict[bytes, list[int]] = field(default_factory=dict)
+    tails: dict[bytes, tuple[list[int], list[int]]] = field(default_factory=dict)
+    damaged: set[bytes] = field(default_factory=set)
+
+    def has(self, key: bytes) -> bool:
+        return key in self.blocks
+
+    def tail(self, parent: bytes) -> list[int]:
+        return self.tails[parent][0] if parent in self.tails else []
+
+
+class Machine:
+    """A scheduler with a simulated model. `goals` says how many tokens each sequence shall answer."""
+
+    def __init__(self, blocks: int, max_num_seqs: int, shelf: MemoryShelf | None = None) -> None:
+        self.cache = PrefixCache(blocks)
+        self.shelf = shelf
+        self.scheduler = Scheduler(self.cache, max_num_seqs, shelf)
+        self.content: list[list[int]] = [[0] * BLOCK_TOKENS for _ in range(blocks)]
+        self.scheduler.copy = self.copy
+        self.goals: dict[Sequence, int] = {}
+        self.done: list[Sequence] = []
+        self.computed_rows = 0
+
+    def add(self, prompt: list[int], answers: int, rank: int = 0, root: bytes = ROOT) -> Sequence:
+        sequence = Sequence(prompt, root=root, rank=rank)
+        self.goals[sequence] = len(prompt) + answers
+        self.scheduler.add(sequence)
+        return sequence
+
+    def copy(self, source: int, target: int) -> None:
+        self.content[target] = list(self.content[source])
+
+    def abort(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        self.goals.pop(sequence, None)
+
+    def step(self, prompt_tokens: int, draft: random.Random | None = None) -> Plan:
+        for sequence in self.scheduler.running:
+            if draft is not None and sequence.pending == 1 and self.goals[sequence] - len(sequence.tokens) > 4:
+                right = [self.next_token(sequence, ahead) for ahead in range(1, 4)]
+                sequence.drafts = right[: draft.randrange(4)] + [draft.randrange(50)] * draft.randrange(2)
+        plan = self.scheduler.schedule(prompt_tokens, MAX_ROWS)
+        assert plan.rows <= MAX_ROWS
+        void = self.restore(plan)
+        for chunk in plan.chunks:
+            if chunk.sequence not in void:
+                self.compute(chunk)
+        self.check()
+        return plan
+
+    def restore(self, plan: Plan) -> set[Sequence]:
+        void = set()
+        for restore in plan.restores:
+            assert self.shelf is not None
+            if restore.sequence in void:
+                continue
+            if restore.key in self.shelf.damaged:
+                self.shelf.blocks.pop(restore.key, None)
+                self.shelf.tails.pop(restore.key, None)
+                self.scheduler.unread(restore)
+                void.add(restore.sequence)
+                continue
+            kept = self.shelf.tails[restore.key][1] if restore.is_tail else self.shelf.blocks[restore.key]
+            self.content[restore.block] = list(kept)
+            self.scheduler.read(restore)
+        return void
+
+    @staticmethod
+    def digest(sequence: Sequence, position: int, tokens: list[int]) -> int:
+        return hash((sequence.root, tuple(tokens[: position + 1])))
+
+    @staticmethod
+    def next_token(sequence: Sequence, ahead: int = 0) -> int:
+        """What the simulated model says: a function of the position, as a real one is of the tokens."""
+        return (len(sequence.tokens) + ahead) * 7 % 50
+
+    def compute(self, chunk: Chunk) -> None:
+        sequence, tokens = chunk.sequence, chunk.sequence.tokens[: chunk.start] + chunk.tokens
+        assert chunk.start + chunk.rows <= len(sequence.blocks) * BLOCK_TOKENS
+        for position in range(chunk.start):
+            held = self.content[sequence.blocks[position // BLOCK_TOKENS]][position % BLOCK_TOKENS]
+            assert held == self.digest(sequence, position, tokens), "a row would read another sequence's keys"
+        for position in range(chunk.start, chunk.start + chunk.rows):
+            block = sequence.blocks[position // BLOCK_TOKENS]
+            assert self.cache.references(block) == 1, "a shared block is written to"
+            self.content[block][position % BLOCK_TOKENS] = self.digest(sequence, position, tokens)
+        self.computed_rows += chunk.rows
+        right = 0
+        if chunk.samples:
+            for draft in [*chunk.drafts, None]:
+                token = self.next_token(sequence)
+                sequence.tokens.append(token)
+                if token != draft or len(sequence.tokens) >= self.goals[sequence]:
+                    break
+                right += 1
+        sequence.drafts = []
+        self.scheduler.advance(chunk, right)
+        if len(sequence.tokens) >= self.goals[sequence]:
+            self.done.append(sequence)
+            self.goals.pop(sequence)
+            self.scheduler.remove(sequence)
+
+    def check(self) -> None:
+        scheduler, cache = self.scheduler, self.cache
+        assert set(scheduler.waiting) | set(scheduler.running) == set(self.goals), "a sequence was lost"
+        assert not set(scheduler.waiting) & set(scheduler.running)
+        used: dict[int, int] = {}
+        for sequence in scheduler.running:
+            assert sequence.computed <= len(sequence.blocks) * BLOCK_TOKENS
+            assert 0 <= sequence.cached < len(sequence.prompt)
+            assert len(set(sequence.blocks)) == len(sequence.blocks)
+            for block in sequence.blocks:
+                used[block] = used.get(block, 0) + 1
+        for block in range(cache.blocks):
+            assert cache.references(block) == used.get(block, 0)
+        assert cache.available == cache.blocks - len(used)
+        slots = [sequence.slot for sequence in scheduler.running]
+        assert None not in slots
+        assert len(set(slots)) == len(slots)
+        for sequence in scheduler.waiting:
+            assert sequence.slot is None
+            assert not sequence.blocks
+
+    def run(self, prompt_tokens: int = 256, most_steps: int = 10_000) -> int:
+        for steps in range(most_steps):
+            if not self.scheduler.has_work:
+                return steps
+            plan = self.step(prompt_tokens)
+            assert plan, "work is waiting and nothing is done"
+        raise AssertionError("it does not end")
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    """Prompts of one seed begin alike."""
+    rng = random.Random(seed)
+    return [rng.randrange(50) for _ in range(length)]
+
+
+prompts = st.tuples(st.integers(0, 2), st.sampled_from([1, 5, 60, 127, 128, 129, 200, 256, 300, 500])).map(
+    lambda pair: prompt(*pair)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    blocks=st.integers(6, 24),
+    slots=st.integers(1, 5),
+    seed=st.integers(0, 1 << 30),
+    requests=st.lists(st.tuples(prompts, st.integers(1, 200), st.integers(0, 2)), min_size=1, max_size=12),
+    budgets=st.lists(st.sampled_from([1, 16, 100, 512]), min_size=1, max_size=4),
+)
+def test_whatever_comes_nothing_is_lost_and_nothing_mixed_up(
+    blocks: int, slots: int, seed: int, requests: list[tuple[list[int], int, int]], budgets: list[int]
+) -> None:
+    machine, rng = Machine(blocks, slots), random.Random(seed)
+    left = list(requests)
+    for _ in range(5000):
+        if left and rng.random() < 0.3:
+            ids, answers, rank = left.pop()
+            machine.add(ids, min(answers, blocks * BLOCK_TOKENS - len(ids)), rank)
+        if machine.goals and rng.random() < 0.02:
+            machine.abort(rng.choice(list(machine.goals)))
+        if not machine.scheduler.has_work and not left:
+            break
+        plan = machine.step(rng.choice(budgets), draft=rng)
+        assert plan or not machine.scheduler.has_work
+    assert not machine.goals
+    assert machine.cache.available == blocks
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1 << 30), damage=st.booleans())
+def test_blocks_from_the_shelf_are_read_in_the_right_places(seed: int, damage: bool) -> None:
+    """Conversations whose blocks were all put on the shelf, some of them damaged since, some of them in memory too."""
+    rng, shelf = random.Random(seed), MemoryShelf()
+    for conversation in range(3):
+        ids = prompt(conversation, 700)
+        parent = ROOT
+        for at in range(0, 700 - BLOCK_TOKENS, BLOCK_TOKENS):
+            piece = ids[at : at + BLOCK_TOKENS]
+            held = [hash((ROOT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+            tail = rng.randrange(1, BLOCK_TOKENS)
+            shelf.tails[parent] = (piece[:tail], held)
+            if rng.random() < 0.1:
+                shelf.damaged.add(parent)
+            parent = block_key(parent, piece)
+            shelf.blocks[parent] = held
+            if damage and rng.random() < 0.2:
+                shelf.damaged.add(parent)
+    machine = Machine(20, 3, shelf)
+    for _ in range(6):
+        machine.add(prompt(rng.randrange(3), rng.randrange(1, 700)) + prompt(9, rng.randrange(60)), 20)
+    machine.run(rng.choice([64, 300]))
+    assert len(machine.done) == 6
+
+
+def test_a_conversation_on_the_shelf_is_hardly_computed() -> None:
+    shelf, ids = MemoryShelf(), prompt(1, 5 * BLOCK_TOKENS + 40)
+    parent = ROOT
+    for at in range(0, 5 * BLOCK_TOKENS, BLOCK_TOKENS):
+        parent = block_key(parent, ids[at : at + BLOCK_TOKENS])
+        shelf.blocks[parent] = [hash((ROOT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+    shelf.tails[parent] = (ids[-40:-3], [hash((ROOT, tuple(ids[: 5 * BLOCK_TOKENS + i + 1]))) for i in range(128)])
+    machine = Machine(10, 2, shelf)
+    sequence = machine.add(ids, 1)
+    machine.run()
+    assert sequence.cached == len(ids) - 3
+    assert machine.computed_rows == 3
+
+
+def test_running_answers_get_a_token_in_every_step_while_a_long_prompt_is_read() -> None:
+    machine = Machine(60, 4)
+    chats = [machine.add(prompt(seed, 20), 40) for seed in range(3)]
+    machine.step(256)
+    long = machine.add(prompt(7, 4000), 1)
+    while long in machine.goals:
+        before = [len(chat.tokens) for chat in chats]
+        plan = machine.step(64)
+        if any(chat not in machine.goals for chat in chats):
+            break
+        assert [len(chat.tokens) for chat in chats] == [length + 1 for length in before]
+        assert sum(chunk.rows for chunk in plan.chunks if chunk.sequence is long) == 64
+
+
+def test_sequences_with_one_prompt_share_its_blocks() -> None:
+    machine, ids = Machine(30, 8), prompt(3, 600)
+    first = machine.add(ids, 30)
+    machine.step(1000)
+    others = [machine.add(ids, 30) for _ in range(5)]
+    machine.step(1000)
+    for other in others:
+        assert other.blocks[:4] == first.blocks[:4]
+        assert other.cached >= 512
+        assert other.blocks[4] != first.blocks[4]
+    machine.run()
+
+
+def test_a_message_edited_in_the_middle_reuses_what_comes_before() -> None:
+    machine, ids = Machine(30, 2), prompt(3, 600)
+    machine.add(ids, 5)
+    machine.run()
+    edited = machine.add([*ids[:300], 49, *ids[300:]], 5)
+    machine.run()
+    assert edited.cached == 300
+
+
+def test_a_second_turn_computes_only_what_is_new() -> None:
+    machine, ids = Machine(30, 2), prompt(3, 200)
+    first = machine.add(ids, 30)
+    machine.run()
+    rows = machine.computed_rows
+    second = machine.add([*first.tokens, 1, 2, 3], 1)
+    machine.run()
+    assert second.cached == len(first.tokens) - 1  # the last token drawn was never computed
+    assert machine.computed_rows - rows == 4
+
+
+def test_owners_do_not_find_each_others_prompts() -> None:
+    machine, ids = Machine(30, 2), prompt(3, 300)
+    machine.add(ids, 1, root=root_key(b"model", "a"))
+    machine.run()
+    stranger = machine.add(ids, 1, root=root_key(b"model", "b"))
+    machine.run()
+    assert stranger.cached == 0
+
+
+def test_the_lowest_rank_gives_way_and_comes_back() -> None:
+    machine = Machine(8, 4)
+    low = machine.add(prompt(1, 300), 300, rank=2)
+    machine.step(512)
+    high = machine.add(prompt(2, 300), 300, rank=0)
+    preempted = []
+    while machine.scheduler.has_work:
+        preempted += machine.step(512).preempted
+    assert preempted
+    assert all(sequence is low for sequence in preempted)
+    assert machine.done == [high, low]
+    assert low.tokens[:300] == prompt(1, 300)
+    assert len(low.tokens) == 600
+
+
+def test_a_low_rank_does_not_wait_for_ever() -> None:
+    machine = Machine(8, 1)
+    machine.add(prompt(0, 10), 3)
+    patient = machine.add(prompt(1, 10), 3, rank=2)
+    for number in range(48):
+        machine.add(prompt(2 + number, 10), 3)
+    while patient in machine.goals:
+        machine.step(100)
+    assert len(machine.done) <= MAX_PASSED_OVER + 3
+
+
+def test_waiting_ones_are_told_in_the_order_they_are_taken() -> None:
+    machine = Machine(20, 1)
+    running = machine.add(prompt(0, 5), 50)
+    background = machine.add(prompt(1, 5), 1, rank=2)
+    person = machine.add(prompt(2, 5), 1, rank=0)
+    machine.step(100)
+    assert machine.scheduler.running == [running]
+    assert machine.scheduler.queue() == [person, background]
+
+
+def test_short_rests_count_as_answering() -> None:
+    machine = Machine(20, 2)
+    machine.add(prompt(0, FEW_ROWS), 5)
+    plan = machine.step(0)
+    assert [chunk.rows for chunk in plan.chunks] == [FEW_ROWS]
+
+
+@pytest.mark.parametrize("where", ["waiting", "reading", "answering"])
+def test_a_removed_sequence_leaves_nothing_behind(where: str) -> None:
+    machine = Machine(20, 1)
+    other = machine.add(prompt(5, 10), 100) if where == "waiting" else None
+    sequence = machine.add(prompt(1, 700), 50)
+    for _ in range(1 if where == "reading" else 8):
+        machine.step(128)
+    assert (sequence in machine.scheduler.waiting) == (where == "waiting")
+    machine.abort(sequence)
+    machine.check()
+    if other is not None:
+        machine.abort(other)
+    assert machine.cache.available == 20
+
+
+def test_editing_a_message_does_not_lose_what_it_was() -> None:
+    """The part of a block that another branch still needs is copied, not written over."""
+    machine, ids = Machine(30, 2), prompt(3, 300)
+    machine.add(ids, 1)
+    machine.run()
+    machine.add([*ids[:280], 49, *ids[280:]], 1)
+    machine.run()
+    back = machine.add([*ids, 5], 1)
+    machine.run()
+    assert back.cached == 300
+
+
+def test_a_copy_is_what_it_says_also_when_its_owner_has_to_leave() -> None:
+    """An answer loses its blocks in the very step in which the beginning of one was copied for it, and both the copy
+    and what it was made from are taken for others or found again."""
+    machine, ids = Machine(6, 3), prompt(3, 126)
+    machine.add(ids, 1)
+    machine.run()
+    machine.add(prompt(4, 635), 1)
+    machine.step(128)
+    late = machine.add(ids[:124] + [51] * 6, 1, rank=2)
+    assert machine.step(512).preempted == [late]
+    machine.run()
+    assert machine.done[-1] is late
+
+
+def test_a_step_has_no_more_rows_than_it_may() -> None:
+    machine = Machine(40, 16)
+    machine.add(prompt(1, 2000), 1)
+    machine.step(512)
+    for seed in range(12):
+        machine.add(prompt(seed, 7), 1)
+    assert machine.scheduler.schedule(512, max_rows=512).rows == 512
+
+
+def test_two_that_come_back_from_the_shelf_do_not_wait_for_each_other() -> None:
+    """Together they need more blocks than there are, and neither has anything to compute yet."""
+    shelf, first, second = MemoryShelf(), prompt(1, 19 * BLOCK_TOKENS + 40), prompt(2, 13 * BLOCK_TOKENS + 40)
+    for ids in (first, second):
+        parent = ROOT
+        for at in range(0, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
+            parent = block_key(parent, ids[at : at + BLOCK_TOKENS])
+            shelf.blocks[parent] = [hash((ROOT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+    machine = Machine(24, 2, shelf)
+    machine.add(second[: 7 * BLOCK_TOKENS + 1], 1)
+    machine.run()
+    sequences = [machine.add(first, 10), machine.add(second, 10)]
+    machine.run()
+    assert machine.done[1:] == sequences
+    assert [sequence.cached for sequence in sequences] == [19 * BLOCK_TOKENS, 13 * BLOCK_TOKENS]
+
+
+def test_short_rests_share_the_rows_of_a_step() -> None:
+    machine = Machine(64, 64)
+    for seed in range(64):
+        machine.add(prompt(seed, FEW_ROWS), 5)
+    while machine.goals:
+        assert machine.scheduler.schedule(100, max_rows=100).rows <= 100
+        machine.step(100)
+
+
+def test_what_has_no_room_waits_quietly_until_there_is() -> None:
+    """Somebody who is no sequence holds blocks (`Engine.logits`): nobody is let in and turned out again and again."""
+    machine = Machine(8, 2)
+    held = [machine.cache.take() for _ in range(7)]
+    sequence = machine.add(prompt(1, 300), 5)
+    for _ in range(5):
+        assert not machine.scheduler.schedule(256, MAX_ROWS)
+    assert machine.scheduler.preemptions == 0 and machine.scheduler.waiting == [sequence]
+    for block in held:
+        machine.cache.release(block)
+    machine.run()
+    assert machine.done == [sequence]
+
+
+def test_nobody_gives_way_to_guesses() -> None:
+    machine = Machine(5, 2)
+    low, high = machine.add(prompt(1, 127), 200, rank=2), machine.add(prompt(2, 380), 100)
+    machine.step(512)
+    held = machine.cache.take()
+    high.drafts = [1] * 12  # they would need a fourth block
+    plan = machine.scheduler.schedule(512, MAX_ROWS)
+    assert not plan.preempted and {chunk.sequence: chunk.rows for chunk in plan.chunks} == {low: 1, high: 1}
+    machine.cache.release(held)

@@ -1,0 +1,134 @@
+"""What the kernel, control groups and process limits leave."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from notso.smollm3.host_memory import MIB, MemoryLimit, available_memory, memory_limits, process_memory
+
+
+def tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def machine(root: Path, cgroup: str, files: dict[str, str]) -> list[MemoryLimit]:
+    """Limits of an invented machine with 8 GiB available; `files` lie below its control group file system."""
+    tree(root / "proc", {"meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8388608 kB\n", "self/cgroup": cgroup})
+    tree(root / "cg", files)
+    return memory_limits(root / "proc", root / "cg")
+
+
+def test_this_machine_has_memory() -> None:
+    limits = memory_limits()
+
+    assert limits
+    assert all(limit.available_bytes > 0 for limit in limits)
+    assert available_memory() in limits
+
+
+def test_without_control_groups_the_system_decides(tmp_path: Path) -> None:
+    assert machine(tmp_path, "", {}) == [MemoryLimit("the system", 8192 * MIB)]
+
+
+def test_a_group_without_a_limit_sets_none(tmp_path: Path) -> None:
+    limits = machine(tmp_path, "0::/app\n", {"app/memory.max": "max\n", "app/memory.current": "5\n"})
+
+    assert [limit.source for limit in limits] == ["the system"]
+
+
+def test_version_2_grants_its_limit_less_use_but_counts_file_pages_as_free(tmp_path: Path) -> None:
+    limits = machine(
+        tmp_path,
+        "0::/app\n",
+        {
+            "app/memory.max": f"{1000 * MIB}\n",
+            "app/memory.current": f"{600 * MIB}\n",
+            "app/memory.stat": f"anon {200 * MIB}\ninactive_file {150 * MIB}\nactive_file {250 * MIB}\n",
+        },
+    )
+
+    assert limits[1:] == [MemoryLimit("the control group", 800 * MIB)]
+
+
+def test_a_limit_further_up_holds_as_well(tmp_path: Path) -> None:
+    limits = machine(
+        tmp_path,
+        "0::/outer/inner\n",
+        {"outer/memory.max": f"{100 * MIB}", "outer/inner/memory.max": f"{400 * MIB}"},
+    )
+
+    assert min(limit.available_bytes for limit in limits) == 100 * MIB
+
+
+def test_version_1_is_read_too_also_where_only_the_container_root_is_visible(tmp_path: Path) -> None:
+    limits = machine(
+        tmp_path,
+        "5:devices:/\n4:memory:/docker/abc\n0::/\n",
+        {
+            "memory/memory.limit_in_bytes": f"{512 * MIB}\n",
+            "memory/memory.usage_in_bytes": f"{200 * MIB}\n",
+            "memory/memory.stat": (
+                f"inactive_file 1\nactive_file 1\ntotal_inactive_file {20 * MIB}\ntotal_active_file {80 * MIB}\n"
+            ),
+        },
+    )
+
+    assert limits[1:] == [MemoryLimit("the control group", 412 * MIB)]
+
+
+def test_version_1_without_a_limit_writes_a_huge_number(tmp_path: Path) -> None:
+    limits = machine(tmp_path, "4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"})
+
+    assert len(limits) == 1
+
+
+def test_an_overdrawn_group_leaves_nothing(tmp_path: Path) -> None:
+    limits = machine(tmp_path, "0::/\n", {"memory.max": "1000", "memory.current": "5000"})
+
+    assert limits[1].available_bytes == 0
+
+
+def test_a_process_limit_counts_less_what_is_used() -> None:
+    code = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "from notso.smollm3.host_memory import memory_limits\n"
+        "print([l.available_bytes for l in memory_limits() if 'address space' in l.source])\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    (available,) = [int(word) for word in out.strip("[]\n").split(",")]
+
+    assert (3 << 30) - 1024 * MIB < available < 3 << 30
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY  # this process is as it was
+
+
+def test_what_is_mapped_already_is_not_wanted_twice() -> None:
+    code = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "from notso.smollm3.host_memory import available_memory, memory_limits\n"
+        "limits = lambda mapped: [l for l in memory_limits(mapped_bytes=mapped) if 'address space' in l.source]\n"
+        "print(limits(1 << 20)[0].available_bytes - limits(0)[0].available_bytes)\n"
+        "print(available_memory(mapped_bytes=1 << 40).available_bytes)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    more, most = (int(word) for word in out.split())
+
+    assert more == 1 << 20
+    assert most <= 3 << 30
+
+
+def test_what_this_process_occupies() -> None:
+    before = process_memory()
+    assert 0 < before.held_bytes <= before.resident_bytes
+    block = bytearray(b"\x01") * (64 * MIB)
+    after = process_memory()
+    assert 60 * MIB < after.held_bytes - before.held_bytes < 80 * MIB
+    del block
+    assert process_memory(Path("/nowhere")).resident_bytes == 0

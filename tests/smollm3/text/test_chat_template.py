@@ -1,0 +1,324 @@
+"""Prompts against the same templates rendered by plain jinja2, and what a conversation may not be."""
+
+from __future__ import annotations
+
+import functools
+import json
+import locale
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+
+from notso.smollm3.errors import InvalidRequestError, ModelFileError, TemplateError
+from notso.smollm3.text.chat_template import KNOWN_TEMPLATES, MAX_TEMPLATE_CHARACTERS, ChatTemplate
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.messages import Message, ToolCall
+
+DAY = date(2025, 7, 8)
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tells the weather in a city, é",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CLOCK = {"name": "clock", "description": "The time <now>", "parameters": {}}
+
+
+@functools.cache
+def _compiled(source: str) -> jinja2.Template:
+    """Compiled by jinja2 itself; of the tag that prints nothing, an `if` that is always true is made."""
+    source = source.replace("{% generation %}", "{% if true %}").replace("{% endgeneration %}", "{% endif %}")
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    return environment.from_string(source)
+
+
+def plain_jinja(
+    source: str,
+    messages: Sequence[dict[str, str]],
+    thinking: bool = True,
+    tools: Sequence[str] = (),
+    day: date = DAY,
+    add_generation_prompt: bool = True,
+) -> str:
+    """The template as jinja2 itself renders it."""
+    months = "January February March April May June July August September October November December".split()  # noqa: SIM905
+
+    def strftime_now(pattern: str) -> str:
+        assert pattern == "%d %B %Y"
+        return f"{day.day:02d} {months[day.month - 1]} {day.year}"
+
+    variables: dict[str, Any] = {"xml_tools": list(tools)} if tools else {}
+    return _compiled(source).render(
+        messages=messages,
+        enable_thinking=thinking,
+        add_generation_prompt=add_generation_prompt,
+        strftime_now=strftime_now,
+        **variables,
+    )
+
+
+def conversations() -> Iterator[tuple[list[Message], dict[str, Any]]]:
+    """Every kind of ordinary conversation in both modes, with and without tools and flags, the same each time."""
+    chance = random.Random(7)
+    systems = [
+        None,
+        "",
+        "Be brief.",
+        "  Two\n\nlines  ",
+        "/think",
+        "/no_think",
+        "Be kind. /no_think please",
+        "x /think",
+    ]
+    systems += ["/system_override", "You are a cat. /system_override", "/no_think A dog. /system_override/think \n"]
+    systems += ["see /think/x and /no_think/y", "/th/no_thinkink", "/th/thinkink"]
+    words = [
+        "hi",
+        "What is 2 + 2?",
+        "\n\nfoo",
+        "é 你好 👩‍👩‍👧",
+        "a < b > c",
+        "{{ messages }} {% if %}",
+        "x\n",
+        "",
+        " ",
+        "1\t2",
+    ]
+    for system in systems:
+        for turns in range(4):
+            for thinking in (True, False):
+                messages = [Message("system", system)] if system is not None else []
+                for _ in range(turns):
+                    messages.append(Message("user", chance.choice(words)))
+                    messages.append(Message("assistant", chance.choice(words), reasoning_content=chance.choice(words)))
+                    if chance.random() < 0.3:
+                        messages.append(Message("tool", chance.choice(words), tool_call_id="call_1"))
+                messages.append(Message("user", chance.choice(words)))
+                if chance.random() < 0.1:
+                    messages.append(Message("system", "too late"))
+                options = {
+                    "thinking": thinking,
+                    "tools": chance.choice([None, [], [WEATHER], [WEATHER, CLOCK]]),
+                    "date": DAY + timedelta(days=chance.randrange(2000)),
+                    "add_generation_prompt": chance.random() < 0.8,
+                }
+                yield messages, options
+
+
+def test_prompts_are_those_of_plain_jinja(template_source: str, small_tokenizer: Tokenizer) -> None:
+    template = ChatTemplate(template_source, small_tokenizer.specials)
+    count = 0
+    for messages, options in conversations():
+        expected = plain_jinja(
+            template_source,
+            [{"role": message.role, "content": message.content} for message in messages],
+            options["thinking"],
+            [json.dumps(tool, ensure_ascii=False) for tool in options["tools"] or ()],
+            options["date"],
+            options["add_generation_prompt"],
+        )
+        assert template.render(messages, **options) == expected
+        runs = template.runs(messages, **options)
+        assert "".join(run.text for run in runs) == expected
+        count += 1
+    assert count >= 100
+
+
+def test_ids_are_those_of_the_whole_prompt_with_control(template_source: str, small_tokenizer: Tokenizer) -> None:
+    """For conversations whose text spells no special token, encoding apart changes nothing."""
+    template = ChatTemplate(template_source, small_tokenizer.specials)
+    for messages, options in conversations():
+        ids = template.encode(small_tokenizer, messages, **options)
+        assert ids == small_tokenizer.encode(template.render(messages, **options), control=True)
+
+
+def test_official_prompt_lengths(official_tokenizer: Tokenizer) -> None:
+    """The published costs of saying hi: 249 tokens with thinking, 69 without."""
+    source = Path(__file__).parents[4] / "shared" / "data" / "chat_template.ggml-org-gguf.jinja"
+    template = ChatTemplate(source.read_text(), official_tokenizer.specials)
+    for thinking, length in ((True, 249), (False, 69)):
+        assert len(template.encode(official_tokenizer, [Message("user", "hi")], thinking=thinking, date=DAY)) == length
+
+
+def test_official_ids_equal_those_of_the_whole_prompt(template_source: str, official_tokenizer: Tokenizer) -> None:
+    template = ChatTemplate(template_source, official_tokenizer.specials)
+    for messages, options in list(conversations())[::5]:
+        ids = template.encode(official_tokenizer, messages, **options)
+        assert ids == official_tokenizer.encode(template.render(messages, **options), control=True)
+
+
+def test_past_calls_are_written_as_the_model_writes_them(template_source: str, small_tokenizer: Tokenizer) -> None:
+    calls = (ToolCall("call_1", "get_weather", ' {"city":  "Köln"} '), ToolCall("call_2", 'say "x"', "{}"))
+    written = (
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city":  "Köln"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "say \\"x\\"", "arguments": {}}\n</tool_call>'
+    )
+    template = ChatTemplate(template_source, small_tokenizer.specials)
+    for content, between in (("", ""), ("Let me look.", "\n"), ("Let me look.\n", "")):
+        messages = [Message("user", "hi"), Message("assistant", content, "hm", calls), Message("tool", "rain")]
+        expected = [("user", "hi"), ("assistant", f"{content}{between}{written}"), ("tool", "rain")]
+        text = template.render(messages, date=DAY)
+        assert text == plain_jinja(template_source, [{"role": role, "content": said} for role, said in expected])
+        ids = template.encode(small_tokenizer, messages, date=DAY)
+        assert ids == small_tokenizer.encode(text, control=True)
+        assert ids.count(small_tokenizer.tool_call_open_id) == 2
+
+
+def test_tools_are_json_and_never_python(template_source: str) -> None:
+    text = ChatTemplate(template_source).render(
+        [Message("user", "hi")], tools=[{"name": "f", "strict": True, "d": None}]
+    )
+    assert '{"name": "f", "strict": true, "d": null}\n' in text
+
+
+def test_a_template_that_cannot_show_tools_says_so() -> None:
+    template = ChatTemplate("{{ messages[-1].content }}{{ tools }}")
+    assert template.render([Message("user", "hi")], tools=[]) == "hi"
+    with pytest.raises(InvalidRequestError, match="cannot show tools") as raised:
+        template.render([Message("user", "hi")], tools=[WEATHER])
+    assert raised.value.param == "tools"
+
+
+def test_tools_that_system_override_hides_are_logged(template_source: str, caplog: pytest.LogCaptureFixture) -> None:
+    template = ChatTemplate(template_source)
+    messages = [Message("system", "A cat. /system_override"), Message("user", "hi")]
+    with caplog.at_level(logging.WARNING):
+        assert "get_weather" not in template.render(messages, tools=[WEATHER])
+    assert "/system_override" in caplog.text
+
+
+def test_the_date_is_english_whatever_the_locale(template_source: str) -> None:
+    template = ChatTemplate(template_source)
+    before = locale.setlocale(locale.LC_TIME)
+    try:
+        for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "C.UTF-8", "C"):
+            try:
+                locale.setlocale(locale.LC_TIME, name)
+            except locale.Error:
+                continue
+            for month, spelt in ((3, "March"), (5, "May"), (12, "December")):
+                text = template.render([Message("user", "hi")], date=date(2026, month, 4))
+                assert f"Today Date: 04 {spelt} 2026\n" in text
+    finally:
+        locale.setlocale(locale.LC_TIME, before)
+
+
+def test_without_a_date_it_is_today(template_source: str) -> None:
+    before = date.today()
+    text = ChatTemplate(template_source).render([Message("user", "hi")])
+    days = {before, date.today()}
+    assert any(f"{day.day:02d} {day:%B} {day.year}" in text for day in days)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([], "nothing to answer"),
+        ([Message("user", None)], "content must be text"),  # type: ignore[arg-type]
+        ([Message("user", ["a"])], "content must be text"),  # type: ignore[arg-type]
+        ([Message("system", 3)], "content must be text"),  # type: ignore[arg-type]
+        ([Message("developer", "x")], "role must be one of"),  # type: ignore[arg-type]
+        ([Message("<|im_start|>", "x")], "role must be one of"),  # type: ignore[arg-type]
+        ([Message("user", "a\ud800")], "lone surrogate"),
+        ([Message("user", "a", tool_calls=(ToolCall("i", "f", "{}"),))], "only an assistant"),
+        ([Message("assistant", "a", tool_calls=(ToolCall("i", "f", "[]"),))], "JSON object of arguments"),
+        ([Message("assistant", "a", tool_calls=(ToolCall("i", "f", "{"),))], "JSON object of arguments"),
+        ([Message("assistant", "a", tool_calls=(ToolCall("i", "f", '{"a": NaN}'),))], "JSON object of arguments"),
+        ([Message("assistant", "a", tool_calls=(ToolCall("i", "f", '{"a":' * 10**5),))], "JSON object of arguments"),
+        ([Message("assistant", "a", tool_calls=(ToolCall("i", None, "{}"),))], "needs a name"),  # type: ignore[arg-type]
+    ],
+)
+def test_conversations_that_cannot_be_are_refused(messages: list[Message], said: str) -> None:
+    template = ChatTemplate("{{ messages[-1].content }}")
+    with pytest.raises(InvalidRequestError, match=said) as raised:
+        template.render(messages)
+    assert raised.value.param == "messages"
+
+
+@pytest.mark.parametrize("tool", ["f", 3, {"a": {1, 2}}, {"a": float("nan")}, {"a": "\ud800"}, ["x"]])
+def test_tools_that_are_no_json_are_refused(tool: Any) -> None:
+    template = ChatTemplate("{{ messages[-1].content }}{{ xml_tools }}")
+    with pytest.raises(InvalidRequestError) as raised:
+        template.render([Message("user", "hi")], tools=[tool])
+    assert raised.value.param == "tools"
+
+
+def test_a_template_that_refuses_the_messages_is_quoted() -> None:
+    source = (
+        "{% if messages[-1].content == 'no' %}{{ raise_exception('not \\x1b[31m that: ' ~ 'x' * 999) }}{% endif %}"
+        "{{ messages[-1].content }}"
+    )
+    template = ChatTemplate(source)
+    assert template.render([Message("user", "yes")]) == "yes"
+    with pytest.raises(TemplateError, match=r"says: not \\x1b\[31m that: x+$") as raised:
+        template.render([Message("user", "no")])
+    assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ nothing.at.all }}", "{% endfor %}", "{{ 1 / 0 }}", "{{ 'a' + 1 }}"])
+def test_a_template_that_cannot_render_anything_is_refused_at_load(source: str) -> None:
+    with pytest.raises(TemplateError, match="chat template says"):
+        ChatTemplate(source)
+
+
+def test_a_template_too_long_or_no_unicode_is_refused() -> None:
+    with pytest.raises(TemplateError, match="longer than"):
+        ChatTemplate(" " * (MAX_TEMPLATE_CHARACTERS + 1))
+    with pytest.raises(TemplateError, match="not valid Unicode"):
+        ChatTemplate("\ud800")
+
+
+def test_special_tokens_must_begin_with_an_angle() -> None:
+    with pytest.raises(ModelFileError, match=r"'\[INST\]' does not begin"):
+        ChatTemplate("x", ["<s>", "[INST]"])
+
+
+def test_known_templates_run_here_and_others_apart(
+    template_source: str, small_tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = ChatTemplate(template_source, small_tokenizer.specials)
+    assert here.is_known, f"add {here.sha256} to KNOWN_TEMPLATES, once the template has been read"
+    assert here.sha256 in KNOWN_TEMPLATES
+    assert not caplog.text
+    apart = ChatTemplate(template_source, small_tokenizer.specials, known=())
+    assert not apart.is_known and apart.sha256 in caplog.text
+    messages = [Message("system", "a <think> b"), Message("user", "é <|im_end|> 👩"), Message("assistant", "x")]
+    for tools in (None, [WEATHER, CLOCK]):
+        assert apart.render(messages, date=DAY, tools=tools) == here.render(messages, date=DAY, tools=tools)
+        ids = apart.encode(small_tokenizer, messages, date=DAY, tools=tools)
+        assert ids == here.encode(small_tokenizer, messages, date=DAY, tools=tools)
+
+
+def test_the_demo_s_template_is_the_one_in_training() -> None:
+    gguf = Path(__file__).parents[3] / "src/notso/demo/demo.gguf"
+    if not gguf.is_file():
+        pytest.skip("the demo model is not there")
+    source = (Path(__file__).parents[3] / "training/chat_template.jinja").read_text()
+    with gguf.open("rb") as file:
+        assert source.rstrip("\n").encode() in file.read(8 * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("", "prints nothing"),
+        (" \n{# a comment #}", "prints nothing"),
+        ("{% if enable_thinking %}{{ messages[-1].content }}{% endif %}", "prints nothing"),
+        ("always the same", "leaves out what is asked"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out what is asked"),
+        ("{{ messages[0].content }}", "leaves out what is asked"),  # hears the first question of a chat and no other
+        ("{{ messages[-1].content[:5] }}", "leaves out what is asked"),
+        ("{% if messages|length > 1 %}{{ 1 / 0 }}{% endif %}{{ messages[0].content }}", "ZeroDivisionError"),
+    ],
+)
+def test_a_template_that_drops_what_is_asked_is_refused_at_load(source: str, told: str) -> None:
+    with pytest.raises(TemplateError, match=told):
+        ChatTemplate(source)

@@ -1,0 +1,151 @@
+"""Prompts that go on with what was said, and prompts that were made to fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from notso.smollm3 import ContextLengthError, Engine, InvalidRequestError, Message, SamplingParams
+
+ASKED = [Message("system", "Be brief."), Message("user", "hello")]
+GREEDY = SamplingParams(max_tokens=120, temperature=0)
+
+
+def said(engine: Engine, messages: list[Message], **options: object) -> tuple[str, str]:
+    """Reasoning and text."""
+    events = list(engine.generate(messages, GREEDY, **options))  # type: ignore[arg-type]
+    return tuple("".join(e.text for e in events if e.kind == kind) for kind in ("reasoning", "text"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_cut_answer_goes_on_where_it_was_cut(demo_engine: Engine, thinking: bool) -> None:
+    reasoning, text = said(demo_engine, ASKED, thinking=thinking)
+    assert len(text) > 6
+    begun = Message("assistant", text[:5], reasoning_content=reasoning or None)
+    rest = said(demo_engine, [*ASKED, begun], thinking=thinking, continue_last=True)
+    assert rest == ("", text[5:])
+
+
+def test_a_cut_thought_goes_on_where_it_was_cut(demo_engine: Engine) -> None:
+    reasoning, text = said(demo_engine, ASKED)
+    cut = reasoning.index(" ")
+    begun = Message("assistant", "", reasoning_content=reasoning[:cut])
+    assert said(demo_engine, [*ASKED, begun], continue_last=True) == (reasoning[cut:], text)
+
+
+def test_nothing_said_yet_is_an_answer_from_the_beginning(demo_engine: Engine) -> None:
+    assert said(demo_engine, [*ASKED, Message("assistant", "")], continue_last=True) == said(demo_engine, ASKED)
+
+
+def test_newlines_at_the_seam_are_kept(demo_engine: Engine) -> None:
+    """They would be dropped at the beginning of an answer."""
+    from notso.smollm3.output.output_processor import Answer
+
+    tokenizer = demo_engine.tokenizer
+    for goes_on, expected in ((True, "\n\nb"), (False, "b")):
+        answer = Answer(tokenizer, [1], (), False, goes_on)
+        events = [event for token in tokenizer.encode("\n\nb") for event in answer.push(token)]
+        assert "".join(event.text for event in [*events, *answer.finish("length")]) == expected
+
+
+@pytest.mark.parametrize("last", [Message("user", "hi"), Message("system", "hi")])
+def test_only_an_assistants_words_can_be_continued(demo_engine: Engine, last: Message) -> None:
+    with pytest.raises(InvalidRequestError, match="continued"):
+        demo_engine.submit([Message("user", "a"), last], continue_last=True)
+
+
+def conversation(turns: int) -> list[Message]:
+    messages = [Message("system", "Be brief.")]
+    for number in range(turns):
+        messages += [Message("user", f"What is {number} + 1?"), Message("assistant", f"It is {number + 1}. " * 30)]
+    return [*messages, Message("user", "hello")]
+
+
+def test_what_does_not_fit_is_refused_or_loses_its_oldest_turns_and_says_so() -> None:
+    with Engine.load(context_tokens=1024) as engine:
+        messages = conversation(20)
+        with pytest.raises(ContextLengthError):
+            engine.submit(messages)
+        events = list(engine.generate(messages, GREEDY, when_full="drop_oldest"))
+        assert events[0].kind == "trimmed"
+        dropped = events[0].dropped_messages
+        usage = events[-2].usage
+        assert usage is not None
+        assert dropped % 2 == 0
+        assert usage.prompt_tokens <= 1024 - 120
+        kept = [messages[0], *messages[1 + dropped :]]
+        assert usage.prompt_tokens == engine.count_tokens(kept)
+        one_more = [messages[0], *messages[1 + dropped - 2 :]]
+        assert engine.count_tokens(one_more) > 1024 - 120
+
+
+def test_what_fits_is_left_whole() -> None:
+    with Engine.load(context_tokens=1024) as engine:
+        kinds = [event.kind for event in engine.generate(ASKED, GREEDY, when_full="drop_oldest")]
+        assert "trimmed" not in kinds
+
+
+def test_a_last_message_that_cannot_fit_is_refused_either_way() -> None:
+    with Engine.load(context_tokens=256) as engine, pytest.raises(ContextLengthError):
+        engine.submit([*conversation(3)[:-1], Message("user", "a b c d " * 300)], when_full="drop_oldest")
+
+
+def test_leaving_out_refuses_nothing_that_fits() -> None:
+    """A last message that leaves little room for an answer whose length nobody asked for; and what a refusal names."""
+    with Engine.load(context_tokens=256) as engine:
+        last = Message("user", "a b c d " * 38)
+        whole = engine.count_tokens([last])
+        assert 192 < whole < 256
+        for messages, dropped in (([last], 0), ([*conversation(3)[1:-1], last], 6)):
+            events = list(engine.generate(messages, SamplingParams(temperature=0), when_full="drop_oldest"))
+            assert sum(event.dropped_messages for event in events) == dropped
+            assert events[-2].usage is not None and events[-2].usage.prompt_tokens == whole
+            with pytest.raises(ContextLengthError) as caught:
+                engine.submit(messages, SamplingParams(max_tokens=200), when_full="drop_oldest")
+            assert (caught.value.needed_tokens, caught.value.context_tokens) == (whole + 200, 256)
+
+
+def test_a_prompt_too_long_by_its_bytes_is_refused_before_it_is_encoded(
+    demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, context = demo_engine.tokenizer, demo_engine.info.context_tokens
+    ordinary = set(range(tokenizer.vocab_size)) - tokenizer.special_ids - tokenizer.unused_ids
+    assert tokenizer.longest_bytes == max(len(tokenizer.token_bytes(token)) for token in ordinary)
+    most = context * tokenizer.longest_bytes
+    tokenizer.check_length(["x" * (most - 2), "é"], context)
+    with pytest.raises(ContextLengthError, match=f"at least {context + 1:,} tokens"):
+        tokenizer.check_length(["x" * (most - 1), "é"], context)
+    encoded: list[int] = []
+    monkeypatch.setattr(tokenizer, "encode_runs", lambda runs: encoded.append(len(runs)) or [])
+    for asked in ([Message("user", "x" * most)], "x" * (most + 1)):
+        with pytest.raises(ContextLengthError, match="at least"):
+            demo_engine.submit(asked)
+    too_long = [Message("user", "x" * most), Message("assistant", "x"), Message("user", "x" * most)]
+    with pytest.raises(ContextLengthError, match="at least"):
+        demo_engine.submit(too_long, when_full="drop_oldest")
+    assert not encoded
+
+
+def test_an_old_turn_too_long_to_be_encoded_is_left_out(demo_engine: Engine) -> None:
+    old = Message("user", "x" * demo_engine.info.context_tokens * demo_engine.tokenizer.longest_bytes)
+    messages = [old, Message("assistant", "y"), Message("user", "hello")]
+    events = list(demo_engine.generate(messages, SamplingParams(max_tokens=2), when_full="drop_oldest"))
+    assert sum(event.dropped_messages for event in events) == 2
+
+
+def test_unknown_choices_are_refused_by_name(demo_engine: Engine) -> None:
+    for option, value in (("when_full", "explode"), ("priority", "urgent")):
+        with pytest.raises(InvalidRequestError) as caught:
+            demo_engine.submit(ASKED, **{option: value})
+        assert caught.value.param == option
+
+
+def test_an_estimate_counts_what_is_cached(demo_engine: Engine) -> None:
+    messages = [Message("system", "Estimates."), *conversation(6)[1:]]
+    before = demo_engine.estimate(messages)
+    assert before.prompt_tokens == demo_engine.count_tokens(messages)
+    list(demo_engine.generate(messages, SamplingParams(max_tokens=1)))
+    after = demo_engine.estimate(messages)
+    assert after.cached_tokens >= before.prompt_tokens - 1 > before.cached_tokens
+    assert after.seconds is not None
+    assert after.seconds <= 0.1
+    assert demo_engine.estimate(messages, owner="somebody else").cached_tokens == 0

@@ -1,0 +1,146 @@
+"""Templates that nobody has read: what they may print, and what they may not do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.smollm3.text import template_sandbox
+from notso.smollm3.text.template_sandbox import SandboxFailure, compile_template, render_apart, render_here
+
+DAY = date(2025, 7, 8)
+
+
+def both(source: str, **variables: Any) -> str:
+    here = render_here(compile_template(source), variables, DAY)
+    assert render_apart(source, [variables], DAY) == [here]
+    return here
+
+
+@pytest.mark.parametrize(
+    ("source", "printed"),
+    [
+        (
+            "{{ strftime_now('%d %B %Y, %A %a %b %m %y %j %H:%M %%') }}",
+            "08 July 2025, Tuesday Tue Jul 07 25 189 00:00 %",
+        ),
+        ("{{ {'b': '<é\"', 'a': [1, none, true]} | tojson }}", '{"b": "<é\\"", "a": [1, null, true]}'),
+        ("{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}", '{\n "a": 2,\n "b": 1\n}'),
+        ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}", "13"),
+        ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}", "1"),
+        ("a{% generation %}b{{ n }}{% endgeneration %}c", "ab7c"),
+        ("{% generation %}{% set n = 8 %}{% endgeneration %}{{ n }}", "7"),
+        ("{% if n %}\n  {% set ns = namespace(x=1) %}\n{{ ns.x }}\n{% endif %}\n", "1\n"),
+        ("{{ undefined_name }}|{{ 'x' in undefined_name }}", "|False"),
+        ("{{ '<&>' }}", "<&>"),
+    ],
+)
+def test_what_the_official_templates_rely_on(source: str, printed: str) -> None:
+    assert both(source, n=7) == printed
+
+
+def test_one_child_renders_a_batch() -> None:
+    assert render_apart("{{ n }}é", [{"n": 1}, {"n": "👩"}], DAY) == ["1é", "👩é"]
+
+
+def test_a_moment_has_hours() -> None:
+    moment = datetime(2025, 7, 8, 15, 4)
+    assert render_here(compile_template("{{ strftime_now('%H:%M %I %p') }}"), {}, moment) == "15:04 03 PM"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__closure__ }}",
+        "{{ strftime_now.__code__ }}",
+        "{{ (messages | map(attribute='__class__') | list)[0].__mro__ }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{{ messages | attr('__class__') | attr('__mro__') }}",
+        "{% set x = messages.append('x') %}",
+        "{% set x = messages[0].update({'a': 1}) %}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{% extends 'x' %}",
+        "{{ lipsum() }}",
+        "{{ range(10**9) | list }}",
+        "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        "{{ strftime_now('%c') }}",
+        "{{ strftime_now('%999999999d') }}",
+        "{{ strftime_now('%') }}",
+        "{% if %}",
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_what_a_template_must_not_do(source: str) -> None:
+    """It fails, or what it reaches for is undefined and prints nothing; the same here and apart."""
+    variables = {"messages": [{"role": "user", "content": "hi"}]}
+
+    def outcome(render: Callable[[], str]) -> str:
+        try:
+            return render()
+        except SandboxFailure as failure:
+            return str(failure)[:20]
+
+    here = outcome(lambda: render_here(compile_template(source), variables, DAY))
+    assert outcome(lambda: render_apart(source, [variables], DAY)[0]) == here
+    assert here == "" or here in {
+        *("access to attribute ", "'lipsum' is undefine", "OverflowError: Range", "RecursionError: maxi"),
+        *("strftime_now does no", "line 1: Expected an ", "no", "TypeError: no loader", "'dict object' has no "),
+    }
+    assert variables == {"messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ 'A' * 10**9 }}", "out of memory"),
+        ("{{ ('A' * n) * n }}", "out of memory"),
+        ("{{ '%1000000000d' % n }}", "out of memory"),
+        (
+            "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
+            "1 s of CPU|more than 10 s",
+        ),
+        ("{% for i in range(100000) %}{{ 'A' * 1000 }}{% endfor %}", "more than 1048576 characters"),
+    ],
+)
+def test_bombs_end_early(source: str, said: str) -> None:
+    with pytest.raises(SandboxFailure, match=said):
+        render_apart(source, [{"n": 10**5}], DAY)
+
+
+def test_output_up_to_the_limit_is_fine() -> None:
+    limit = template_sandbox.CHILD_OUTPUT_CHARACTERS
+    assert render_apart("{{ text }}", [{"text": "é" * limit}], DAY) == ["é" * limit]
+    with pytest.raises(SandboxFailure, match="more than"):
+        render_apart("{{ text }}", [{"text": "é" * (limit + 1)}], DAY)
+
+
+def test_a_child_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "CHILD_WALL_SECONDS", 0.01)
+    with pytest.raises(SandboxFailure, match=r"more than 0\.01 s"):
+        render_apart("x", [{}], DAY)
+
+
+def test_the_child_may_open_no_file() -> None:
+    """Below the sandbox lies a second wall: should a template escape it, there is nothing it can open."""
+    program = (
+        f"import sys; sys.path.insert(0, {str(Path(template_sandbox.__file__).parent)!r});"
+        "import template_sandbox; template_sandbox._limit_this_process();"
+        "open('/etc/hostname')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Too many open files" in done.stderr

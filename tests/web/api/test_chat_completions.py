@@ -1,0 +1,380 @@
+"""The OpenAI API, spoken to by OpenAI's own client and by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from notso.smollm3 import ContextLengthError, Engine, EngineError, EngineStats, Event, Message, Progress, ToolCall
+from notso.web.app import begin_stopping as stop_serving
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+DOCUMENT = Path(__file__).parents[3] / "docs" / "api.md"
+KEY = "correct horse battery staple"
+PLAIN = {"Content-Type": "application/json"}
+
+
+def client_of(server: Any, key: str = "none", **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key=key, **({"max_retries": 0} | options))
+
+
+def tricky(messages: Sequence[Message], thinking: bool) -> list[Event]:
+    """Text that tries to forge events, in pieces that cut it anywhere."""
+    answer = 'one\n\ndata: {"forged": true}\r\nevent: error\u2028two \u00e9\U0001f600 [DONE]\n\n'
+    return say(answer, "Hm, \n\nlet me see." if thinking else "", piece=3)
+
+
+def calls(messages: Sequence[Message], thinking: bool) -> list[Event]:
+    first, second = ToolCall("call_1", "add", '{"a": 1}'), ToolCall("call_2", "sub", "{}")
+    return [
+        Event("text", text="Let me see."),
+        Event("tool_call", tool_call=first),
+        Event("tool_call", tool_call=second),
+    ]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One server with the demo model behind it."""
+    shared = request.getfixturevalue("shared")
+    settings = type(shared.state.settings)(port=0, data_dir=tmp_path_factory.mktemp("api"))
+    server = type(shared)(lambda: Engine.load(threads=1), settings)
+    yield server.ready()
+    server.close()
+
+
+# With the client, on the real engine
+
+
+def test_the_quick_start_works(served: Any) -> None:
+    client = client_of(served)
+    (model,) = client.models.list().data
+    assert client.models.retrieve(model.id).id == model.id == "notso-demo" and model.created > 0
+    answer = client.chat.completions.create(model=model.id, messages=HELLO, temperature=0, max_tokens=80)
+    choice = answer.choices[0]
+    assert choice.message.content and choice.finish_reason == "stop" and answer.model == model.id
+    assert "<think>" not in choice.message.content and choice.message.reasoning_content  # type: ignore[attr-defined]
+    assert answer.usage and answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.usage.completion_tokens_details and answer.usage.completion_tokens_details.reasoning_tokens
+    assert answer.id.startswith("chatcmpl-") and answer.system_fingerprint and answer.created > 1.7e9
+    assert answer._request_id and answer._request_id.startswith("req_")
+
+
+def test_the_stream_is_the_whole_answer(served: Any) -> None:
+    client = client_of(served)
+    ask: dict[str, Any] = {"model": "notso-demo", "messages": HELLO, "seed": 7, "max_tokens": 60}
+    whole = client.chat.completions.create(**ask)
+    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    thought = "".join(
+        getattr(chunk.choices[0].delta, "reasoning_content", "") or "" for chunk in chunks if chunk.choices
+    )
+    assert text == whole.choices[0].message.content
+    assert thought == whole.choices[0].message.reasoning_content  # type: ignore[attr-defined]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
+    assert reasons == [whole.choices[0].finish_reason]
+    assert chunks[-1].choices == [] and chunks[-1].usage and whole.usage
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert len({chunk.id for chunk in chunks}) == 1 and len({chunk.created for chunk in chunks}) == 1
+
+
+def test_choices_limits_and_no_thinking(served: Any) -> None:
+    client = client_of(served)
+    answer = client.chat.completions.create(
+        model="notso-demo", messages=HELLO, n=3, max_tokens=3, reasoning_effort="none", temperature=0
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+    assert len({choice.message.content for choice in answer.choices}) == 1
+    assert all("reasoning_content" not in (choice.message.model_extra or {}) for choice in answer.choices)
+    assert answer.usage and answer.usage.completion_tokens == 9
+
+
+def test_the_instructions_beat_what_was_asked_for_and_that_is_told(served: Any) -> None:
+    rows = [("Be kind.", "none", "no_think"), ("Be kind.", "low", "think"), ("Be kind. /no_think", "low", "no_think")]
+    for system, effort, mode in rows:
+        body = {"messages": [{"role": "system", "content": system}, *HELLO], "reasoning_effort": effort, "seed": 1}
+        answer = served.client.post("/v1/chat/completions", json=body).json()
+        assert answer["timings"]["reasoning_mode"] == mode
+        assert ("reasoning_content" in answer["choices"][0]["message"]) == (mode == "think")
+
+
+def test_a_begun_answer_is_continued(served: Any) -> None:
+    client = client_of(served)
+    begun: list[Any] = [*HELLO, {"role": "assistant", "content": "Hello! How can"}]
+    answer = client.chat.completions.create(model="notso-demo", messages=begun, temperature=0, max_tokens=20)
+    assert (answer.choices[0].message.content or "").startswith(" I help")
+
+
+def test_refusals_are_the_client_s_own_errors(served: Any) -> None:
+    client = client_of(served)
+    for fields, param in (({"temperature": 9}, "temperature"), ({"top_logprobs": 3}, "top_logprobs"), ({"n": 17}, "n")):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model="notso-demo", messages=HELLO, **fields)  # type: ignore[call-overload]
+        assert caught.value.param == param and param in caught.value.message
+    with pytest.raises(openai.BadRequestError) as too_long:
+        client.chat.completions.create(model="notso-demo", messages=[{"role": "user", "content": "word " * 9000}])
+    assert too_long.value.code == "context_length_exceeded" and "4,096" in too_long.value.message
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="gpt-4", messages=HELLO)
+    assert unknown.value.code == "model_not_found" and "notso-demo" in unknown.value.message
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
+# With a script behind it
+
+
+def stream_lines(server: Any, **fields: Any) -> list[str]:
+    body = {"messages": HELLO, "stream": True} | fields
+    answer = server.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+    return re.findall(r"^data: (.*)$", answer.text, re.MULTILINE)
+
+
+def test_no_text_forges_an_event(start: Start) -> None:
+    server = start(ScriptedEngine(tricky)).ready()
+    expected = "".join(event.text for event in tricky([], False))
+    lines = stream_lines(server)
+    assert lines[-1] == "[DONE]" and lines.count("[DONE]") == 1
+    chunks = [json.loads(line) for line in lines[:-1]]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == expected
+    assert not any("forged" in chunk for chunk in chunks)
+    whole = server.client.post("/v1/chat/completions", json={"messages": HELLO}).json()
+    assert whole["choices"][0]["message"]["content"] == expected
+    text = "".join(
+        chunk.choices[0].delta.content or ""
+        for chunk in client_of(server).chat.completions.create(model="scripted", messages=HELLO, stream=True)
+    )
+    assert text == expected
+
+
+def test_raw_thinking_is_in_the_text(start: Start) -> None:
+    server = start(ScriptedEngine(tricky)).ready()
+    body = {"messages": HELLO, "reasoning_format": "none"}
+    message = server.client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    assert message["content"].startswith("<think>\nHm, \n\nlet me see.\n</think>\none\n\n")
+    assert "reasoning_content" not in message
+    chunks = [json.loads(line) for line in stream_lines(server, reasoning_format="none")[:-1]]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == message["content"]
+
+
+def test_tool_calls(start: Start) -> None:
+    engine = ScriptedEngine(calls)
+    server = start(engine).ready()
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    client = client_of(server)
+    answer = client.chat.completions.create(model="scripted", messages=HELLO, tools=[tool])
+    (first, second) = answer.choices[0].message.tool_calls or []
+    assert answer.choices[0].finish_reason == "tool_calls" and (first.id, second.id) == ("call_1", "call_2")
+    assert first.type == "function" and first.function.arguments == '{"a": 1}'
+    found: dict[int, str] = {}
+    for chunk in client.chat.completions.create(model="scripted", messages=HELLO, tools=[tool], stream=True):
+        for call in chunk.choices[0].delta.tool_calls or []:
+            found[call.index] = (call.function and call.function.name) or ""
+    assert found == {0: "add", 1: "sub"}
+
+
+def test_progress_for_who_asks(start: Start) -> None:
+    def reads(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        return [Event("progress", progress=Progress(100, 400, 60, 80.0)), Event("text", text="Hi")]
+
+    server = start(ScriptedEngine(reads)).ready()
+    chunks = [json.loads(line) for line in stream_lines(server, return_progress=True)[:-1]]
+    shown = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert {"total": 400, "cache": 60, "processed": 100, "time_ms": 500} in shown
+    assert not any("prompt_progress" in line for line in stream_lines(server))
+
+
+def test_a_failure_on_the_way_is_one_error(start: Start) -> None:
+    server = start(ScriptedEngine(tricky, failure=EngineError("a logit was not finite"))).ready()
+    lines = stream_lines(server)
+    assert "[DONE]" not in lines
+    assert json.loads(lines[-1])["error"]["code"] == "engine_error"
+    assert not any('finish_reason":"' in line for line in lines)
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO})
+    assert answer.status_code == 500 and answer.json()["error"]["message"] == "a logit was not finite"
+    with pytest.raises(openai.APIError):
+        list(client_of(server).chat.completions.create(model="scripted", messages=HELLO, stream=True))
+
+
+def test_what_does_not_fit_is_refused_before_the_stream(start: Start) -> None:
+    server = start(ScriptedEngine(refusal=ContextLengthError(9120, 8192))).ready()
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO, "stream": True})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "9,120" in answer.text and "8,192" in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_stops_the_answer(start: Start, stream: bool) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 20_000, piece=5), pace_seconds=0.02)
+    server = start(engine).ready()
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(timeout=0.7) as client:
+        body = {"messages": HELLO, "stream": stream}
+        with client.stream("POST", f"{server.address}/v1/chat/completions", json=body) as answer:
+            for _ in answer.iter_raw():
+                if stream:
+                    raise httpx.ReadTimeout("left on purpose")
+    server.wait(lambda: engine.stats().running == 0 and engine.stats().waiting == 0)
+    server.wait(lambda: "notso_request_cancelled_total" in server.client.get("/metrics").text)
+
+
+def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
+    engine = ScriptedEngine(slots=1)
+    engine.gate.clear()
+    server = start(engine, max_waiting_turns=1).ready()
+    waiting = [threading.Thread(target=lambda: stream_lines(server), daemon=True) for _ in range(2)]
+    waiting[0].start()
+    server.wait(lambda: engine.stats().running == 1)
+    waiting[1].start()
+    server.wait(lambda: engine.stats().waiting >= 1)
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO})  # one that waited would never come
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "queue_full"
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    engine.gate.set()
+    for thread in waiting:
+        thread.join(60)
+
+
+def test_while_it_loads_clients_are_told_to_wait(start: Start) -> None:
+    gate = threading.Event()
+
+    def slow() -> ScriptedEngine:
+        gate.wait(60)
+        return ScriptedEngine()
+
+    server = start(slow)
+    assert server.client.get("/v1/models").json() == {"object": "list", "data": []}
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO})
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "model_loading"
+    assert answer.headers["retry-after"] == "5"
+    gate.set()
+    server.ready()
+    assert server.client.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 200
+
+
+def test_the_client_tries_again_when_told_to(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine, max_waiting_turns=1).ready()
+    server.client.post("/v1/chat/completions", json={"messages": HELLO})  # from here on it knows how long answers take
+    real, seen = engine.stats, []
+
+    def busy_at_first() -> EngineStats:
+        seen.append(time.monotonic())
+        return EngineStats(waiting=1) if len(seen) == 1 else real()
+
+    engine.stats = busy_at_first  # type: ignore[method-assign]
+    answer = client_of(server, max_retries=2).chat.completions.create(model="scripted", messages=HELLO)
+    assert answer.choices[0].message.content
+    assert len(seen) == 2 and seen[1] - seen[0] > 0.9, "not before the time it was told"
+
+
+@pytest.mark.parametrize("name", ["embeddings", "rerank", "infill"])
+def test_what_is_not_offered_says_so(served: Any, name: str) -> None:
+    answer = served.client.post(f"/v1/{name}", json={})
+    assert answer.status_code == 501 and answer.json()["error"]["code"] == "not_supported"
+
+
+def begin_stopping(server: Any) -> threading.Thread:
+    """As the first SIGTERM does."""
+    thread = threading.Thread(target=lambda: server.on_loop(lambda: stop_serving(server.state)), daemon=True)
+    thread.start()
+    server.wait(lambda: server.state.stopping)
+    return thread
+
+
+def test_a_stopping_server_lets_answers_end(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 20, piece=5))
+    engine.gate.clear()
+    server = start(engine, drain_seconds=60).ready()
+    found: list[list[str]] = []
+    reading = threading.Thread(target=lambda: found.append(stream_lines(server)), daemon=True)
+    reading.start()
+    server.wait(lambda: engine.stats().running == 1)
+    stopping = begin_stopping(server)
+    refused = server.client.post("/v1/chat/completions", json={"messages": HELLO})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    engine.gate.set()
+    reading.join(60)
+    stopping.join(60)
+    assert not stopping.is_alive() and found[0][-1] == "[DONE]"
+
+
+def test_but_not_for_ever(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 20_000, piece=5), pace_seconds=0.05)
+    server = start(engine, drain_seconds=0.3).ready()
+    found: list[list[str]] = []
+    reading = threading.Thread(target=lambda: found.append(stream_lines(server)), daemon=True)
+    reading.start()
+    server.wait(lambda: engine.stats().running == 1)
+    begin_stopping(server).join(60)
+    reading.join(60)
+    assert "[DONE]" not in found[0] and json.loads(found[0][-1])["error"]["code"] == "shutting_down"
+
+
+def test_everything_under_v1_fails_as_json(start: Start) -> None:
+    server = start(ScriptedEngine(), api_key=KEY)
+    server.wait(lambda: server.client.get("/health").status_code == 200)
+    held = {"Authorization": f"Bearer {KEY}"}
+    post, url = server.client.post, "/v1/chat/completions"
+    rows = [
+        (server.client.get("/v1/models"), 401, "invalid_api_key"),
+        (server.client.get("/v1/models", headers={"Accept": "text/html"}), 401, "invalid_api_key"),
+        (server.client.get("/v1/nowhere", headers=held), 404, "not_found"),
+        (server.client.get(url, headers=held), 405, "method_not_allowed"),
+        (post(url, headers=held, content=b"{}"), 415, "unsupported_media_type"),
+        (post(url, headers=held | PLAIN, content=b"{"), 400, "invalid_json"),
+        (post(url, headers=held | PLAIN, content=b"[1e999]"), 400, "invalid_json"),
+        (post(url, headers=held | PLAIN, content=b" " * (1 << 20) + b"{}"), 413, "request_too_large"),
+        (post(url, headers=held | PLAIN | {"Origin": "http://evil.example"}, content=b"{}"), 403, "cross_site"),
+        (server.client.get("/v1/models", headers=held | {"Host": "evil.example"}), 421, "unknown_host"),
+        (server.client.get("/v1/models", headers=held | {"X-Long": "x" * 17_000}), 431, "request_too_large"),
+    ]
+    for answer, status, code in rows:
+        assert answer.status_code == status, answer.text
+        assert answer.headers["content-type"] == "application/json", (status, answer.text)
+        error = answer.json()["error"]
+        assert error["code"] == code and error["message"] and error.keys() == {"message", "type", "param", "code"}
+        assert answer.headers["x-request-id"].startswith("req_")
+    assert client_of(server, KEY).models.list().data[0].id == "scripted"
+    with pytest.raises(openai.AuthenticationError):
+        client_of(server, "wrong").models.list()
+
+
+def test_a_fault_inside_shows_nothing_of_itself(start: Start) -> None:
+    server = start(ScriptedEngine(refusal=ZeroDivisionError("the prompt was: Hello"))).ready()
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO})
+    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal_error"
+    assert "prompt was" not in answer.text and "Traceback" not in answer.text
+
+
+def test_owners_and_priority(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    for extra in ({}, {}, {"cache_prompt": False}, {"cache_prompt": False}):
+        server.client.post("/v1/chat/completions", json={"messages": HELLO} | extra)
+    owners = [request.owner for request in engine.requests]
+    assert owners[0] == owners[1] and len({owners[0], owners[2], owners[3]}) == 3
+    assert {request.priority for request in engine.requests} == {"api"}
+
+
+def test_the_documented_snippet_runs(served: Any) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)
+    code = snippet.replace("http://127.0.0.1:3000", served.address)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and len(run.stdout) > 5, run.stderr

@@ -1,0 +1,337 @@
+"""The body of a chat completion: what it becomes, and how it is refused."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import (
+    ContextLengthError,
+    EngineError,
+    Grammar,
+    InvalidRequestError,
+    OutOfMemoryError,
+    TemplateError,
+    ToolName,
+)
+from notso.web.api.chat_completions.fields import CHAT_NOTES, ChatFields
+from notso.web.api.chat_completions.request import ChatRequest, parse_chat_request
+from notso.web.api.shared.strict_json import MAX_DEPTH, parse_object
+from notso.web.edge.api_error import ApiError, api_error_of
+
+HELLO = [{"role": "user", "content": "Hello"}]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+def ask(**fields: Any) -> ChatRequest:
+    return parse_chat_request({"messages": HELLO} | fields)
+
+
+def refusal(body: dict[str, Any]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse_chat_request(body)
+    error = caught.value
+    assert error.status == 400 and "\n" not in error.message
+    return error
+
+
+def test_what_is_left_out_is_the_model_s_own() -> None:
+    request = ask()
+    (params,) = request.params
+    assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.6, 0.95, None, None)
+    assert request.thinking and request.tools is None and not request.stream and not request.continue_last
+    assert ask(temperature=None, stop=None, tools=None, n=None, stream=None) == request
+
+
+def test_every_sampling_field_arrives() -> None:
+    (params,) = ask(
+        max_completion_tokens=50,
+        temperature=1,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.1,
+        repeat_penalty=1.1,
+        frequency_penalty=-1,
+        presence_penalty=2,
+        stop=["a", "b"],
+        seed=9,
+        logit_bias={"42": -100, "7": 3.5},
+        thinking_budget=0,
+    ).params
+    assert (params.max_tokens, params.temperature, params.top_p, params.top_k, params.min_p) == (50, 1, 0.5, 7, 0.1)
+    assert (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.1, -1, 2)
+    assert (params.stop, params.seed, params.thinking_budget) == (("a", "b"), 9, 0)
+    assert dict(params.logit_bias) == {42: -100, 7: 3.5}
+
+
+def test_messages_of_every_role() -> None:
+    request = ask(
+        messages=[
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "Hm",
+                "refusal": None,
+                "audio": None,
+                "function_call": None,
+                "annotations": [],
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "4"},
+        ]
+    )
+    system, user, assistant, tool = request.messages
+    assert (system.role, user.content) == ("system", "one\ntwo")
+    assert assistant.content == "" and assistant.reasoning_content == "Hm"
+    assert (assistant.tool_calls[0].name, assistant.tool_calls[0].arguments) == ("add", "{}")
+    assert (tool.role, tool.tool_call_id, tool.content) == ("tool", "c1", "4")
+
+
+def test_an_answer_at_the_end_is_to_be_continued() -> None:
+    assert ask(messages=[*HELLO, {"role": "assistant", "content": "Once upon"}]).continue_last
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking", "budget"),
+    [
+        ({"reasoning_effort": "none"}, False, None),
+        ({"reasoning_effort": "low"}, True, 256),
+        ({"reasoning_effort": "medium"}, True, 1024),
+        ({"reasoning_effort": "high"}, True, 4096),
+        ({"reasoning_effort": "high", "thinking_budget": 5}, True, 5),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False, None),
+        ({"chat_template_kwargs": {"enable_thinking": True}, "thinking_budget": 9}, True, 9),
+    ],
+)
+def test_ways_to_say_how_much_to_think(fields: dict[str, Any], thinking: bool, budget: int | None) -> None:
+    request = ask(**fields)
+    assert (request.thinking, request.params[0].thinking_budget) == (thinking, budget)
+
+
+def test_choices_differ_in_their_seed() -> None:
+    assert [params.seed for params in ask(n=3, seed=5).params] == [5, 6, 7]
+    assert [params.seed for params in ask(n=2, seed=2**64 - 1).params] == [2**64 - 1, 0]
+    assert [params.seed for params in ask(n=2).params] == [None, None]
+
+
+def test_tools_go_in_as_they_are() -> None:
+    assert ask(tools=[TOOL], tool_choice="auto").tools == (TOOL,)
+    assert ask(tools=[TOOL], tool_choice="none").tools is None
+    assert ask(tools=[]).tools is None
+
+
+def test_calls_that_must_be() -> None:
+    assert (ask().tool_choice, ask(tools=[TOOL]).tool_choice, ask(tool_choice="auto").tool_choice) == ("auto",) * 3
+    assert ask(tools=[TOOL], tool_choice="required").tool_choice == "required"
+    named = {"type": "function", "function": {"name": "add"}}
+    assert ask(tools=[TOOL], tool_choice=named).tool_choice == ToolName("add")
+    assert ask(tools=[TOOL], tool_choice="none").tools is None
+    assert ask(tools=[TOOL], parallel_tool_calls=False).parallel_tool_calls is False
+
+
+def test_formats_are_grammars() -> None:
+    assert ask(response_format={"type": "text"}).grammar is None
+    assert ask(response_format={"type": "json_object"}).grammar == Grammar("json_object")
+    schema = {"type": "object", "properties": {"a": {"enum": ["\u00e9", 1]}}}
+    wanted = {"name": "x", "schema": schema, "strict": True, "description": "d"}
+    grammar = ask(response_format={"type": "json_schema", "json_schema": wanted}).grammar
+    assert grammar is not None and grammar.kind == "json_schema" and json.loads(grammar.source) == schema
+
+
+def test_log_probabilities() -> None:
+    assert ask().top_logprobs is None and ask(logprobs=False).top_logprobs is None
+    assert ask(logprobs=True).top_logprobs == 0 and ask(logprobs=True, top_logprobs=20).top_logprobs == 20
+    assert ask(n=64, max_tokens=62_500).params[0].max_tokens == 62_500
+
+
+def test_what_asks_for_nothing_is_taken() -> None:
+    inert = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "logprobs": False}
+    inert |= {"top_logprobs": 0, "response_format": {"type": "text"}, "parallel_tool_calls": True, "functions": None}
+    assert ask(**inert) == ask()
+
+
+REFUSED = [
+    ({"tool_choice": "sometimes"}, "tool_choice"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.allowed_tools"),
+    ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
+    ({"store": True}, "store"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"functions": []}, "functions"),
+    ({"grammar": "root ::= x"}, "grammar"),
+    ({"mirostat": 2}, "mirostat"),
+    ({"temprature": 1}, "temprature"),
+    ({"stream": True, "stream_options": {"include_usage": True, "x": 1}}, "stream_options.x"),
+    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+    ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages.0.name"),
+    ({"tools": [{"type": "function", "function": {"name": "x", "strict": True}}]}, "tools.0.function.strict"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda value: str(value)[:40])
+def test_the_unsupported_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    error = refusal({"messages": HELLO} | fields)
+    assert error.code == "unsupported_parameter"
+    assert error.param is not None and error.param.endswith(param) and param in error.message
+
+
+INVALID = [
+    ({"messages": "Hello"}, "messages"),
+    ({"messages": ["Hello"]}, "messages.0"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id"),
+    ({"messages": HELLO * 2049}, "messages"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_k": -1}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"n": 0}, "n"),
+    ({"n": 1_000_000}, "n"),
+    ({"n": True}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+    ({"repeat_penalty": 0}, "repeat_penalty"),
+    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["x" * 257]}, "stop"),
+    ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+    ({"seed": 1.5}, "seed"),
+    ({"tools": [TOOL] * 129}, "tools"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 20, "max_tokens": 200_000}, "max_tokens"),
+    ({"n": 64, "max_tokens": 62_501}, "max_tokens"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [TOOL]}, "tool_choice"),
+    ({"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "reasoning_effort"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), INVALID, ids=lambda value: str(value)[:40])
+def test_values_out_of_range_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    error = refusal({"messages": HELLO} | fields)
+    assert (error.code, error.param) == ("invalid_value", param)
+
+
+def test_a_refusal_says_the_name_that_was_sent() -> None:
+    assert refusal({"messages": HELLO, "repeat_penalty": 0}).message.startswith("repeat_penalty must be ")
+
+
+def test_nothing_to_answer_is_said_so() -> None:
+    error = refusal({"messages": []})
+    assert (error.code, error.param) == ("empty_prompt", "messages")
+
+
+def test_a_refusal_repeats_nothing_long_that_was_sent() -> None:
+    secret = "secret" * 100
+    bodies: list[dict[str, Any]] = [
+        {"messages": HELLO, "temperature": secret},
+        {"messages": [{"role": secret, "content": secret}]},
+        {"messages": [{"role": "user", "content": {"a": secret}}]},
+        {"messages": HELLO, secret: 1},
+    ]
+    assert all(secret not in refusal(body).message for body in bodies)
+
+
+def test_a_schema_has_a_depth() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(40):
+        schema = {"properties": schema}
+    error = refusal(
+        {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "x", "parameters": schema}}]}
+    )
+    assert error.param == "tools.0.function.parameters" and "32" in error.message
+
+
+def test_every_field_has_its_note_and_every_other_note_is_of_a_field_that_is_refused() -> None:
+    for name in ChatFields.model_fields:
+        assert CHAT_NOTES[name].state in ("works", "inert"), name
+    for name in CHAT_NOTES.keys() - ChatFields.model_fields.keys():
+        error = refusal({"messages": HELLO, name: 1})
+        assert (error.code, error.param) == ("unsupported_parameter", name)
+        assert CHAT_NOTES[name].state in ("refused", "later") and CHAT_NOTES[name].text in error.message
+
+
+BAD_JSON = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b'"x"',
+    b'{"a": NaN}',
+    b'{"a": -Infinity}',
+    b'{"a": 1e400}',
+    b'{"a": 1, "a": 2}',
+    b'{"a": "\\ud800"}',
+    b'{"\\udc00": 1}',
+    b'{"a": ["\\u0000"]}',
+    b'{"a": "\x00"}',
+    b'{"a": "\xff"}',
+    b'{"a": 18446744073709551616}',
+    b'{"a": ' + b"9" * 5000 + b"}",
+    b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}",
+    b'{"a": ' + b"[" * 500_000 + b"]" * 500_000 + b"}",
+    b'{"a": ' + b'{"a":' * 100_000,
+]
+
+
+@pytest.mark.parametrize("body", BAD_JSON, ids=lambda value: str(value[:30]))
+def test_nasty_json_is_refused(body: bytes) -> None:
+    started = time.thread_time()
+    with pytest.raises(ApiError) as caught:
+        parse_object(body)
+    is_text = any(part in body for part in (b"ud800", b"udc00", b"u0000"))
+    assert (caught.value.status, caught.value.code) == (400, "invalid_text" if is_text else "invalid_json")
+    assert time.thread_time() - started < 5
+
+
+@pytest.mark.parametrize("body", [b'"' + b'\\"' * 500_000, b'{"a": "' + b"\\\\" * 400_000, b'""' * 500_000])
+def test_no_body_takes_more_than_its_length(body: bytes) -> None:
+    started = time.thread_time()
+    with pytest.raises(ApiError):
+        parse_object(body)
+    assert time.thread_time() - started < 5  # the square of the length would be hours
+
+
+def test_good_json_is_read() -> None:
+    assert parse_object(b'{"a": [1, -1.5, "\\ud83d\\ude00", "[[[{{{", true, null], "s": 18446744073709551615}') == {
+        "a": [1, -1.5, "😀", "[[[{{{", True, None],
+        "s": 2**64 - 1,
+    }
+    assert parse_object(b'{"a": ' + b"[" * (MAX_DEPTH - 1) + b"]" * (MAX_DEPTH - 1) + b"}")
+
+
+def test_errors_of_the_floors_below() -> None:
+    rows = [
+        (ContextLengthError(9, 8), 400, "context_length_exceeded"),
+        (InvalidRequestError("x", param="seed"), 400, "invalid_value"),
+        (TemplateError("x"), 400, "template_error"),
+        (EngineError("x"), 500, "engine_error"),
+        (OutOfMemoryError("x", needed_bytes=2, available_bytes=1), 507, "out_of_memory"),
+        (ZeroDivisionError("a path or a prompt"), 500, "internal_error"),
+    ]
+    for error, status, code in rows:
+        mapped = api_error_of(error)
+        assert (mapped.status, mapped.code) == (status, code)
+        assert "a path or a prompt" not in mapped.message
+    kept = ApiError(418, "x", "y")
+    assert api_error_of(kept) is kept

@@ -1,0 +1,324 @@
+"""The Anthropic API, spoken to by Anthropic's own client and by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Message, ToolCall, ToolName
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+KEY = "correct horse battery staple"
+URL = "/v1/messages"
+TOOL: dict[str, Any] = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
+SHORT: dict[str, Any] = {"max_tokens": 60, "messages": HELLO}
+TEXT = 'one\n\ndata: {"forged": true}\r\nevent: message_stop\u2028\x85two \u00e9\U0001f600\n\n'
+
+
+def client_of(server: Any, key: str = "none", **options: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.address, api_key=key, **({"max_retries": 0} | options))
+
+
+def tricky(messages: Sequence[Message], thinking: bool) -> list[Event]:
+    return say(TEXT, "Hm, \n\nlet me see." if thinking else "", piece=3)
+
+
+def calls(messages: Sequence[Message], thinking: bool) -> list[Event]:
+    first, second = ToolCall("call_1", "add", '{"a": [1, "\u00e9"]}'), ToolCall("call_2", "sub", "{}")
+    return [*say("Let me see."), Event("tool_call", tool_call=first), Event("tool_call", tool_call=second)]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One server with the demo model behind it."""
+    shared = request.getfixturevalue("shared")
+    settings = type(shared.state.settings)(port=0, data_dir=tmp_path_factory.mktemp("anthropic"))
+    server = type(shared)(lambda: Engine.load(threads=1), settings)
+    yield server.ready()
+    server.close()
+
+
+# With the client, on the real engine
+
+
+def test_the_client_is_answered(served: Any) -> None:
+    message = client_of(served).messages.create(
+        model="notso-demo", max_tokens=60, system="Be kind.", messages=HELLO, extra_body={"temperature": 0}
+    )
+    (block,) = message.content
+    assert block.type == "text" and block.text and "<think>" not in block.text
+    assert message.stop_reason == "end_turn" and message.role == "assistant" and message.id.startswith("msg_")
+    assert message.usage.input_tokens > 10 and 0 < message.usage.output_tokens <= 60
+    assert message._request_id and message._request_id.startswith("req_")
+
+
+def test_thoughts_are_blocks_of_their_own(served: Any) -> None:
+    message = client_of(served).messages.create(
+        model="notso-demo", max_tokens=300, messages=HELLO, thinking={"type": "enabled", "budget_tokens": 40}
+    )
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    thought = message.content[0]
+    assert thought.type == "thinking" and thought.thinking
+    details = message.usage.output_tokens_details
+    assert details is not None and 0 < details.thinking_tokens < message.usage.output_tokens
+
+
+def test_the_stream_is_the_whole_message(served: Any) -> None:
+    ask: dict[str, Any] = {"model": "notso-demo", "max_tokens": 200, "messages": HELLO}
+    ask |= {"thinking": {"type": "adaptive"}, "extra_body": {"temperature": 0}}
+    whole = client_of(served).messages.create(**ask)
+    with client_of(served).messages.stream(**ask) as stream:
+        kinds = [event.type for event in stream]
+        streamed = stream.get_final_message()
+    assert [block.to_dict() for block in streamed.content] == [block.to_dict() for block in whole.content]
+    assert streamed.stop_reason == whole.stop_reason
+    assert streamed.usage.output_tokens == whole.usage.output_tokens
+    told, before = streamed.usage, whole.usage
+    assert told.input_tokens + (told.cache_read_input_tokens or 0) == before.input_tokens + (
+        before.cache_read_input_tokens or 0
+    )
+    assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and kinds.count("message_delta") == 1
+
+
+def test_counting_beforehand(served: Any) -> None:
+    client = client_of(served)
+    for more in ({}, {"system": "Be kind."}, {"tools": [TOOL]}, {"thinking": {"type": "adaptive"}}):
+        counted = client.messages.count_tokens(model="notso-demo", messages=HELLO, **more)
+        message = client.messages.create(model="notso-demo", max_tokens=1, messages=HELLO, **more)
+        used = message.usage
+        assert counted.input_tokens == used.input_tokens + (used.cache_read_input_tokens or 0)
+
+
+def test_a_begun_answer_is_continued(served: Any) -> None:
+    begun: list[Any] = [*HELLO, {"role": "assistant", "content": "Hello! How can"}]
+    greedy = {"temperature": 0}
+    message = client_of(served).messages.create(model="notso-demo", max_tokens=20, messages=begun, extra_body=greedy)
+    assert message.content[0].type == "text" and message.content[0].text.startswith(" I help")
+
+
+def test_the_length_ends_it(served: Any) -> None:
+    message = client_of(served).messages.create(model="notso-demo", max_tokens=3, messages=HELLO)
+    assert message.stop_reason == "max_tokens" and message.usage.output_tokens == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_sequence_ends_it_and_is_named(served: Any, stream: bool) -> None:
+    ask: dict[str, Any] = {"model": "notso-demo", "max_tokens": 60, "messages": HELLO, "extra_body": {"temperature": 0}}
+    whole = client_of(served).messages.create(**ask)
+    assert whole.stop_sequence is None and whole.content[0].type == "text"
+    word = whole.content[0].text.split()[2]
+    if stream:
+        with client_of(served).messages.stream(**ask, stop_sequences=["nowhere", word]) as events:
+            cut = events.get_final_message()
+    else:
+        cut = client_of(served).messages.create(**ask, stop_sequences=["nowhere", word])
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", word)
+    assert cut.content[0].type == "text" and whole.content[0].text.startswith(cut.content[0].text)
+    assert word not in cut.content[0].text
+
+
+def test_errors_are_the_client_s_own(served: Any) -> None:
+    client = client_of(served)
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(model="notso-demo", max_tokens=5000, messages=HELLO)
+    assert "4,096" in caught.value.message and caught.value.body["error"]["code"] == "context_length_exceeded"  # type: ignore[index]
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="claude-haiku", max_tokens=5, messages=HELLO)
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.count_tokens(model="notso-demo", messages=[])
+
+
+def test_refusals_name_the_field(served: Any) -> None:
+    rows: list[tuple[dict[str, Any], str]] = [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_k": -1}, "top_k"),
+        ({"stop_sequences": ["a"] * 5}, "stop_sequences"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": "a"}, "stop_sequences"),
+        ({"thinking": {"type": "enabled"}}, "thinking.enabled.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 60}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "between_tools"}}, "thinking.type"),
+        ({"output_config": {"effort": "max"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "sub"}, "tools": [TOOL]}, "tool_choice"),
+        ({"tools": [TOOL | {"type": "bash_20250124"}]}, "tools.0.type"),
+        ({"tools": [TOOL | {"strict": True}]}, "tools.0.strict"),
+        ({"tools": [TOOL | {"input_examples": []}]}, "tools.0.input_examples"),
+        ({"container": "c"}, "container"),
+        ({"mcp_servers": []}, "mcp_servers"),
+        ({"frequency_penalty": 1}, "frequency_penalty"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": [{"type": "thinking"}]}]}, "messages.0.content.0.type"),
+        ({"system": [{"type": "image"}]}, "system.0.type"),
+    ]
+    for fields, param in rows:
+        answer = served.client.post(URL, json=SHORT | fields)
+        body = answer.json()
+        error = body["error"]
+        assert body["type"] == "error" and error["type"] == "invalid_request_error", fields
+        assert answer.status_code == 400, fields
+        assert error["param"].replace("thinking.enabled", "thinking") == param.replace("thinking.enabled", "thinking")
+
+
+# With a script behind it
+
+
+def test_messages_become_the_engine_s(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    conversation: list[Any] = [
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm", "signature": "x"},
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": "\u00e9"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "4"}]},
+                {"type": "tool_result", "tool_use_id": "c1", "content": "no", "is_error": True},
+                {"type": "text", "text": "And?", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+            ],
+        },
+    ]
+    client_of(server).messages.create(
+        model="scripted",
+        max_tokens=500,
+        system=[{"type": "text", "text": "Be kind."}],
+        messages=conversation,
+        tools=[TOOL],  # type: ignore[list-item]
+        tool_choice={"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+        thinking={"type": "adaptive"},
+        output_config={"effort": "low"},
+        stop_sequences=["END"],
+        extra_body={"top_k": 5},
+        metadata={"user_id": "me"},
+        service_tier="auto",
+    )
+    (asked,) = engine.requests
+    assert [message.role for message in asked.messages] == ["system", "user", "assistant", "tool", "tool", "user"]
+    system, question, answer, result, failed, last = asked.messages
+    assert (system.content, question.content, last.content) == ("Be kind.", "one\ntwo", "And?")
+    assert (answer.content, answer.reasoning_content) == ("Let me see.", "Hm")
+    assert [(call.id, call.name, call.arguments) for call in answer.tool_calls] == [("c1", "add", '{"a": "\u00e9"}')]
+    assert (result.content, result.tool_call_id, failed.content) == ("4", "c1", "Error: no")
+    assert asked.thinking and asked.params.thinking_budget == 256 and asked.params.max_tokens == 500
+    assert (asked.params.stop, asked.params.top_k, asked.priority) == (("END",), 5, "api")
+    assert asked.tool_choice == ToolName("add") and not asked.parallel_tool_calls
+    assert asked.tools is not None and asked.tools[0]["function"]["parameters"] == {"type": "object"}
+
+
+def test_no_text_forges_an_event(start: Start) -> None:
+    server = start(ScriptedEngine(tricky)).ready()
+    ask: dict[str, Any] = SHORT | {"model": "scripted", "thinking": {"type": "adaptive"}}
+    with client_of(server).messages.stream(**ask) as stream:
+        assert "".join(stream.text_stream) == TEXT
+        assert [block.type for block in stream.get_final_message().content] == ["thinking", "text"]
+    answer = server.client.post(URL, json=ask | {"stream": True})
+    names = re.findall(r"^event: (.*)$", answer.text, re.MULTILINE)
+    assert names.count("message_stop") == 1 and names[-1] == "message_stop"
+    assert set(names) <= {f"content_block_{step}" for step in ("start", "delta", "stop")} | {
+        *("message_start", "message_delta", "message_stop")
+    }
+    for name, data in re.findall(r"^event: (.*)\ndata: (.*)$", answer.text, re.MULTILINE):
+        assert json.loads(data)["type"] == name
+
+
+def test_thoughts_can_be_left_out_of_sight(start: Start) -> None:
+    server = start(ScriptedEngine(tricky)).ready()
+    ask: dict[str, Any] = SHORT | {"thinking": {"type": "adaptive", "display": "omitted"}}
+    blocks = server.client.post(URL, json=ask).json()["content"]
+    assert [block["type"] for block in blocks] == ["thinking", "text"] and blocks[0]["thinking"] == ""
+    assert "let me see" not in server.client.post(URL, json=ask | {"stream": True}).text
+
+
+def test_tool_calls(start: Start) -> None:
+    server = start(ScriptedEngine(calls)).ready()
+    ask: dict[str, Any] = SHORT | {"model": "scripted", "tools": [TOOL]}
+    whole = client_of(server).messages.create(**ask)
+    with client_of(server).messages.stream(**ask) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        assert message.stop_reason == "tool_use"
+        assert [block.type for block in message.content] == ["text", "tool_use", "tool_use"]
+        first, second = message.content[1:]
+        assert first.type == "tool_use" and (first.id, first.name, first.input) == (
+            "call_1",
+            "add",
+            {"a": [1, "\u00e9"]},
+        )
+        assert second.type == "tool_use" and second.input == {}
+
+
+def test_a_failure_on_the_way_is_one_error(start: Start) -> None:
+    server = start(ScriptedEngine(tricky, failure=EngineError("a logit was not finite"))).ready()
+    text = server.client.post(URL, json=SHORT | {"stream": True}).text
+    names = re.findall(r"^event: (.*)$", text, re.MULTILINE)
+    assert names[-1] == "error" and names.count("error") == 1 and "message_stop" not in names
+    assert json.loads(text.rstrip().rpartition("data: ")[2])["error"]["type"] == "api_error"
+    with pytest.raises(anthropic.APIStatusError), client_of(server).messages.stream(**SHORT | {"model": "x"}) as stream:
+        list(stream)
+    answer = server.client.post(URL, json=SHORT)
+    assert answer.status_code == 500 and answer.json()["error"]["message"] == "a logit was not finite"
+
+
+def test_errors_of_every_kind_have_the_form(start: Start) -> None:
+    server = start(ScriptedEngine(refusal=ContextLengthError(9120, 8192)), api_key=KEY).ready()
+    held = {"x-api-key": KEY}
+    plain = held | {"Content-Type": "application/json"}
+    post = server.client.post
+    rows = [
+        (post(URL, json=SHORT), 401, "authentication_error"),
+        (post(URL, json=SHORT, headers=held), 400, "invalid_request_error"),
+        (post(URL, headers=plain, content=b"{"), 400, "invalid_request_error"),
+        (post(URL, headers=held, content=b"{}"), 415, "invalid_request_error"),
+        (post(URL, headers=plain, content=b" " * (1 << 20) + b"{}"), 413, "request_too_large"),
+        (post(URL, headers=plain | {"Origin": "http://evil.example"}, content=b"{}"), 403, "permission_error"),
+        (server.client.get(URL, headers=held), 405, "invalid_request_error"),
+        (post(f"{URL}/batches", headers=held), 404, "not_found_error"),
+    ]
+    for answer, status, kind in rows:
+        body = answer.json()
+        assert (answer.status_code, body["type"], body["error"]["type"]) == (status, "error", kind), answer.text
+        assert body["error"]["message"] and answer.headers["request-id"].startswith("req_")
+    with pytest.raises(anthropic.AuthenticationError):
+        client_of(server, "wrong").messages.create(model="x", **SHORT)
+
+
+def test_who_leaves_stops_it_unless_a_conversation_was_named(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 20_000, piece=5), pace_seconds=0.02)
+    server = start(engine).ready()
+    for headers, goes_on in (({}, False), ({"X-Conversation-Id": "c1"}, True)):
+        with (
+            httpx.Client(base_url=server.address, timeout=20) as client,
+            client.stream("POST", URL, json=SHORT | {"stream": True}, headers=headers) as answer,
+        ):
+            for chunk in answer.iter_text():
+                if "text_delta" in chunk:
+                    break
+        if goes_on:
+            assert engine.stats().running == 1
+            assert server.client.delete("/v1/stream?conv_id=c1").json()["id"].startswith("msg_")
+            again = server.client.get("/v1/stream?conv_id=c1").text
+            assert again.startswith("id: 0\nevent: message_start\n") and again.count("event: message_stop") == 1
+        server.wait(lambda: engine.stats().running == 0)

@@ -1,0 +1,301 @@
+"""Responses that the server keeps, spoken to by OpenAI's own client and by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall, ToolName
+from notso.web.store.sqlite import responses as store
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.settings import Settings
+
+Start = Callable[..., Any]
+URL = "/v1/responses"
+TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+TEXT = 'one\n\ndata: {"forged": true}\r\nevent: response.completed\u2028\x85two \u00e9\U0001f600\n\n'
+
+
+def client_of(server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+
+
+def tricky(messages: Sequence[Message], thinking: bool) -> list[Event]:
+    return say(TEXT, "Hm, \n\nlet me see." if thinking else "", piece=3)
+
+
+def calls(messages: Sequence[Message], thinking: bool) -> list[Event]:
+    if messages[-1].role == "tool":
+        return say("It is 4.")
+    first, second = ToolCall("call_1", "add", '{"a": 1}'), ToolCall("call_2", "sub", "{}")
+    return [*say("Let me see."), Event("tool_call", tool_call=first), Event("tool_call", tool_call=second)]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One server with the demo model behind it."""
+    shared = request.getfixturevalue("shared")
+    settings = type(shared.state.settings)(port=0, data_dir=tmp_path_factory.mktemp("responses"))
+    server = type(shared)(lambda: Engine.load(threads=1), settings)
+    yield server.ready()
+    server.close()
+
+
+# With the client, on the real engine
+
+
+def test_the_client_is_answered(served: Any) -> None:
+    response = client_of(served).responses.create(model="notso-demo", input="Hello", temperature=0, metadata={"a": "b"})
+    assert response.output_text and response.status == "completed" and response.id.startswith("resp_")
+    assert [item.type for item in response.output] == ["reasoning", "message"]
+    assert response.usage and response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
+    assert response.metadata == {"a": "b"} and response.temperature == 0 and response.error is None
+
+
+def test_the_next_one_goes_on_from_it(served: Any) -> None:
+    client = client_of(served)
+    ask: dict[str, Any] = {"model": "notso-demo", "temperature": 0, "reasoning": {"effort": "none"}}
+    first = client.responses.create(**ask, input="What is 2 + 3?")
+    second = client.responses.create(**ask, input="And 4 + 4?", previous_response_id=first.id)
+    conversation: list[Any] = [
+        {"role": "user", "content": "What is 2 + 3?"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And 4 + 4?"},
+    ]
+    spelt_out = client.responses.create(**ask, input=conversation)
+    assert second.output_text == spelt_out.output_text and second.previous_response_id == first.id
+    assert second.usage and spelt_out.usage and second.usage.input_tokens == spelt_out.usage.input_tokens
+    chat = client.chat.completions.create(
+        model="notso-demo", temperature=0, reasoning_effort="none", messages=conversation
+    )
+    assert chat.choices[0].message.content == second.output_text, "whichever way it is asked"
+
+
+def test_the_stream_is_the_whole_response(served: Any) -> None:
+    client = client_of(served)
+    ask: dict[str, Any] = {"model": "notso-demo", "input": "Hello", "temperature": 0}
+    whole = client.responses.create(**ask)
+    with client.responses.stream(**ask) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    assert streamed.output_text == whole.output_text
+    deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert deltas == whole.output_text
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    ends = [event.type for event in events if event.type in ("response.completed", "response.incomplete")]
+    assert ends == ["response.completed"] and events[-1].type == "response.completed"
+    stored = client.responses.retrieve(streamed.id)
+    assert (stored.output_text, stored.usage, stored.status) == (streamed.output_text, streamed.usage, "completed")
+
+
+def test_what_is_stored_can_be_shown_and_deleted(served: Any) -> None:
+    client = client_of(served)
+    kept = client.responses.create(model="notso-demo", input="Hello", max_output_tokens=5)
+    assert kept.status == "incomplete" and kept.incomplete_details
+    assert kept.incomplete_details.reason == "max_output_tokens"
+    assert client.responses.retrieve(kept.id).to_dict() == kept.to_dict()
+    client.responses.delete(kept.id)
+    for lost in (kept.id, "resp_nobody", "x" * 300):
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(lost)
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.responses.create(model="notso-demo", input="x", previous_response_id=lost[:200])
+        assert caught.value.param == "previous_response_id"
+    forgotten = client.responses.create(model="notso-demo", input="Hello", max_output_tokens=5, store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(forgotten.id)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"input": None}, "input"),
+    ({"input": []}, "input"),
+    ({"input": 5}, "input"),
+    ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        "input.0.content.0.image_url",
+    ),
+    ({"input": "x " * 9000}, "input"),
+    ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 10**6}, "input"),
+    ({"temperature": True}, "temperature"),
+    ({"background": True}, "background"),
+    ({"conversation": "c"}, "conversation"),
+    ({"prompt": {"id": "p"}}, "prompt"),
+    ({"include": ["reasoning.encrypted_content"]}, "include"),
+    ({"reasoning": {"effort": "xhigh"}}, "reasoning.effort"),
+    ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    ({"tools": [TOOL | {"strict": True}]}, "tools.0.strict"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "name": "sub"}, "tools": [TOOL]}, "tool_choice"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"truncation": "middle"}, "truncation"),
+    ({"seed": 1}, "seed"),
+    ({"messages": []}, "messages"),
+    ({"stream_options": {"include_usage": True}}, "stream_options.include_usage"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refusals_name_the_field(served: Any, fields: dict[str, Any], param: str) -> None:
+    answer = served.client.post(URL, json={"input": "Hello"} | fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+# With a script behind it
+
+
+def test_items_become_the_engine_s(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "Wait.", "annotations": [], "logprobs": []}],
+        },
+        {
+            "type": "function_call",
+            "call_id": "c1",
+            "name": "add",
+            "arguments": "{}",
+            "id": "fc_1",
+            "status": "completed",
+        },
+        {"type": "function_call_output", "call_id": "c1", "output": "4"},
+    ]
+    body = {"input": items, "instructions": "Be kind.", "tools": [TOOL], "truncation": "auto", "max_output_tokens": 9}
+    choice = {"type": "function", "name": "add"}
+    answer = server.client.post(URL, json=body | {"tool_choice": choice, "reasoning": {"effort": "low"}})
+    assert answer.status_code == 200, answer.text
+    (asked,) = engine.requests
+    system, user, said, result = asked.messages
+    assert (system.role, system.content, user.content) == ("system", "Be kind.", "one\ntwo")
+    assert (said.content, said.reasoning_content, said.tool_calls) == ("Wait.", "Hm", (ToolCall("c1", "add", "{}"),))
+    assert (result.role, result.content, result.tool_call_id) == ("tool", "4", "c1")
+    assert asked.tool_choice == ToolName("add") and asked.when_full == "drop_oldest" and asked.priority == "api"
+    assert (asked.params.thinking_budget, asked.params.max_tokens) == (256, 9)
+    assert answer.json()["tool_choice"] == choice and answer.json()["tools"] == [TOOL]
+
+
+def test_a_tool_s_result_goes_on_from_the_call(start: Start) -> None:
+    engine = ScriptedEngine(calls)
+    client = client_of(start(engine).ready())
+    ask: dict[str, Any] = {"model": "scripted", "tools": [TOOL]}
+    first = client.responses.create(**ask, input="2 + 2?", instructions="Be kind.")
+    assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
+    call = first.output[1]
+    assert call.type == "function_call" and (call.call_id, call.name, call.arguments) == ("call_1", "add", '{"a": 1}')
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "4"}]
+    with client.responses.stream(**ask, input=output, previous_response_id=first.id) as stream:
+        list(stream)
+        assert stream.get_final_response().output_text == "It is 4."
+    roles = [message.role for message in engine.requests[-1].messages]
+    assert roles == ["user", "assistant", "tool"], "instructions are not carried over"
+    assert [call.id for call in engine.requests[-1].messages[1].tool_calls] == ["call_1", "call_2"]
+
+
+def test_no_text_forges_an_event(start: Start) -> None:
+    server = start(ScriptedEngine(tricky)).ready()
+    with client_of(server).responses.stream(model="scripted", input="x") as stream:
+        assert "".join(event.delta for event in stream if event.type == "response.output_text.delta") == TEXT
+        assert stream.get_final_response().output_text == TEXT
+    text = server.client.post(URL, json={"input": "x", "stream": True}).text
+    names = re.findall(r"^event: (.*)$", text, re.MULTILINE)
+    assert names.count("response.completed") == 1 and names[-1] == "response.completed"
+    for name, data in re.findall(r"^event: (.*)\ndata: (.*)$", text, re.MULTILINE):
+        assert json.loads(data)["type"] == name
+
+
+def test_log_probabilities(start: Start) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("Hello you", piece=3))).ready()
+    whole = server.client.post(URL, json={"input": "x", "top_logprobs": 2}).json()
+    (entry, *_) = listed = whole["output"][0]["content"][0]["logprobs"]
+    assert [each["token"] for each in listed] == ["Hel", "lo ", "you"] and len(entry["top_logprobs"]) == 2
+    own = server.client.post(URL, json={"input": "x", "include": ["message.output_text.logprobs"]}).json()
+    assert [each["top_logprobs"] for each in own["output"][0]["content"][0]["logprobs"]] == [[], [], []]
+
+
+def test_a_failure_on_the_way_is_one_event(start: Start) -> None:
+    server = start(ScriptedEngine(tricky, failure=EngineError("a logit was not finite"))).ready()
+    text = server.client.post(URL, json={"input": "x", "stream": True}).text
+    names = re.findall(r"^event: (.*)$", text, re.MULTILINE)
+    assert names[-1] == "response.failed" and "response.completed" not in names
+    failed = json.loads(text.rstrip().rpartition("\ndata: ")[2])["response"]
+    assert failed["status"] == "failed" and failed["error"]["message"] == "a logit was not finite"
+    assert server.client.get(f"{URL}/{failed['id']}").status_code == 404
+    assert server.client.post(URL, json={"input": "x"}).status_code == 500
+
+
+def test_who_left_finds_it_stored_if_a_conversation_was_named(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 60, piece=5), pace_seconds=0.01)
+    server = start(engine).ready()
+    text = ""
+    with (
+        httpx.Client(base_url=server.address, timeout=20) as client,
+        client.stream("POST", URL, json={"input": "x", "stream": True}, headers={"X-Conversation-Id": "c1"}) as answer,
+    ):
+        for chunk in answer.iter_text():
+            text += chunk
+            if "output_text.delta" in text:
+                break
+    id = re.findall(r'"id":"(resp_\w+)"', text)[0]
+    server.wait(lambda: server.client.get(f"{URL}/{id}").status_code == 200)
+    assert server.client.get(f"{URL}/{id}").json()["output"][0]["content"][0]["text"] == "word " * 60
+    assert server.client.get("/v1/stream?conv_id=c1").text.count("event: response.completed") == 1
+    assert server.client.delete(f"{URL}/{id}").status_code == 200
+    assert server.client.get("/v1/stream?conv_id=c1").text.count("event: response.completed") == 1
+    assert server.client.get(f"{URL}/{id}").status_code == 404, "reading its stream again brought it back"
+
+
+def test_a_chain_leaves_out_for_good_what_did_not_fit(start: Start) -> None:
+    def script(messages: Any, thinking: bool) -> Any:
+        if len(messages) > 5:
+            yield Event("trimmed", dropped_messages=2)
+        yield from say(f"answer {messages[-1].content}")
+
+    engine = ScriptedEngine(script)
+    server = start(engine).ready()
+    by_item, by_field = [{"role": "system", "content": "Brief."}], {"instructions": "Brief."}
+    for items, fields in ((by_item, {}), ([], by_field)):
+        id = None
+        for number in range(6):
+            body = {"input": [*items, {"role": "user", "content": str(number)}], "truncation": "auto", **fields}
+            id = server.client.post(URL, json=body | {"previous_response_id": id}).json()["id"]
+            items = []
+        read = [message.content for message in engine.requests[-1].messages]
+        assert read == ["Brief.", "3", "answer 3", "4", "answer 4", "5"]
+
+
+def test_a_restart_forgets_nothing_and_a_thousand_are_enough(
+    start: Start, tmp_path: Path, shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MOST_KEPT", 3)
+    settings = Settings(port=0, data_dir=tmp_path / "kept")
+    first = type(shared)(ScriptedEngine, settings).ready()
+    ids = [first.client.post(URL, json={"input": f"{number}"}).json()["id"] for number in range(5)]
+    bodies = [first.client.get(f"{URL}/{id}") for id in ids]
+    assert [body.status_code for body in bodies] == [404, 404, 200, 200, 200]
+    first.close()
+    engine = ScriptedEngine()
+    second = type(shared)(lambda: engine, settings).ready()
+    assert second.client.get(f"{URL}/{ids[-1]}").json() == bodies[-1].json()
+    second.client.post(URL, json={"input": "more", "previous_response_id": ids[-1]})
+    assert [message.content for message in engine.requests[0].messages][::2] == ["4", "more"]
+    second.close()

@@ -1,0 +1,249 @@
+"""Answers that named a conversation go on without their reader, are read again from anywhere, and stopped by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from notso.smollm3 import EngineError, Event
+from notso.web.api.shared import resumable
+from notso.web.api.shared.running import RunningAnswers
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+KEY = "correct horse battery staple"
+CHAT = "/v1/chat/completions"
+LONG = "word \r\n\u2028 data: " * 30
+
+
+def slow(pace_seconds: float = 0.01, text: str = LONG, **options: Any) -> ScriptedEngine:
+    return ScriptedEngine(lambda messages, thinking: say(text, "Hm. "), pace_seconds=pace_seconds, **options)
+
+
+def events(text: str) -> list[tuple[int, str]]:
+    return [(int(number), data) for number, data in re.findall(r"^id: (\d+)\ndata: (.*)$", text, re.MULTILINE)]
+
+
+def said(found: list[tuple[int, str]]) -> str:
+    chunks = [json.loads(data) for _, data in found if data != "[DONE]"]
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+
+
+def post(server: Any, name: str = "c1", **fields: Any) -> Any:
+    body = {"messages": HELLO, "stream": True} | fields
+    return server.client.post(CHAT, json=body, headers={"X-Conversation-Id": name})
+
+
+def leave(server: Any, name: str = "c1", after: int = 3) -> list[tuple[int, str]]:
+    """Ask, read a little, hang up."""
+    text = ""
+    body = {"messages": HELLO, "stream": True}
+    with (
+        httpx.Client(base_url=server.address, timeout=30) as client,
+        client.stream("POST", CHAT, json=body, headers={"X-Conversation-Id": name}) as answer,
+    ):
+        for chunk in answer.iter_text():
+            text += chunk
+            if len(events(text)) >= after:
+                break
+    return events(text)
+
+
+def test_who_left_reads_on_where_he_was(start: Start) -> None:
+    server = start(slow()).ready()
+    begun = leave(server, after=5)
+    rest = events(server.client.get("/v1/stream", params={"conv_id": "c1", "from": begun[-1][0] + 1}).text)
+    assert [number for number, _ in begun + rest] == list(range(len(begun) + len(rest)))
+    assert said(begun + rest) == LONG and rest[-1][1] == "[DONE]"
+    again = server.client.get("/v1/stream", params={"conv_id": "c1"}).text
+    assert events(again) == begun + rest, "and as often as he likes"
+    last = {"Last-Event-ID": str(rest[-3][0])}
+    assert events(server.client.get("/v1/stream?conv_id=c1", headers=last).text) == rest[-2:]
+    assert server.client.get("/v1/stream", params={"conv_id": "c1", "from": rest[-1][0] + 1}).text == ""
+
+
+def test_others_come_between_what_a_late_reader_catches_up_with() -> None:
+    events = [Event("text", text=str(number)) for number in range(1000)]
+    written = SimpleNamespace(finished=True, read=lambda after: events[after:])
+    nothing: Any = None
+    answers = RunningAnswers(nothing, nothing, id="a", asker="b", owner="c", among=nothing, on_end=nothing)
+    answers._generations = [written]  # type: ignore[list-item]
+
+    async def read() -> int:
+        between = 0
+        going = True
+
+        async def others() -> None:
+            nonlocal between
+            while going:
+                between += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        assert [event async for event in answers.events()] == [(0, event) for event in events]
+        going = False
+        await task
+        return between
+
+    assert asyncio.run(read()) > 20
+
+
+def test_two_read_the_same(start: Start) -> None:
+    server = start(slow()).ready()
+    leave(server, after=2)
+    found: list[str] = []
+    readers = [
+        threading.Thread(target=lambda: found.append(server.client.get("/v1/stream?conv_id=c1").text), daemon=True)
+        for _ in range(3)
+    ]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(60)
+    assert len(found) == 3 and len({tuple(events(text)) for text in found}) == 1 and said(events(found[0])) == LONG
+
+
+def test_stop_by_the_conversation_s_name(start: Start) -> None:
+    engine = slow(0.02, LONG * 100)
+    server = start(engine).ready()
+    begun = leave(server, after=5)
+    assert engine.stats().running == 1, "it goes on"
+    answer = server.client.delete("/v1/stream?conv_id=c1").json()
+    assert answer["stopped"] is True and answer["id"].startswith("chatcmpl-")
+    server.wait(lambda: engine.stats().running == 0)
+    found = events(server.client.get("/v1/stream?conv_id=c1").text)
+    assert found[-1][1] == "[DONE]" and json.loads(found[-2][1])["choices"][0]["finish_reason"] == "stop"
+    assert found[: len(begun)] == begun and len(said(found)) < len(LONG)
+    assert server.client.delete("/v1/stream?conv_id=c1").json()["stopped"] is False
+    server.wait(lambda: not server.state.answers._open)
+
+
+def test_whole_answers_are_kept_too(start: Start) -> None:
+    server = start(slow(0.001)).ready()
+    whole = post(server, stream=False).json()
+    found = events(server.client.get("/v1/stream?conv_id=c1").text)
+    assert whole["choices"][0]["message"]["content"] == said(found)
+    assert json.loads(found[0][1])["id"] == whole["id"]
+
+
+def test_one_answer_at_a_time_in_a_conversation(start: Start) -> None:
+    server = start(slow(0.02, LONG * 100)).ready()
+    leave(server)
+    refused = post(server)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "generation_in_progress")
+    server.client.delete("/v1/stream?conv_id=c1")
+    server.wait(lambda: server.client.delete("/v1/stream?conv_id=c1").json()["stopped"] is False)
+    leave(server)
+    server.client.delete("/v1/stream?conv_id=c1")
+
+
+def test_of_many_at_the_same_moment_one_is_answered(start: Start) -> None:
+    engine = slow(0.02, slots=20)
+    server = start(engine).ready()
+    found: list[int] = []
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.address, timeout=60) as client:
+            body = {"messages": HELLO, "stream": True}
+            found.append(client.post(CHAT, json=body, headers={"X-Conversation-Id": "c1"}).status_code)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 12 and found.count(200) >= 1 and set(found) <= {200, 409}
+    server.wait(lambda: engine.stats().running == 0 and not server.state.answers._open)
+
+
+def test_a_failure_is_one_error_for_every_reader(start: Start) -> None:
+    server = start(slow(0.0, failure=EngineError("a logit was not finite"))).ready()
+    first = events(post(server).text)
+    again = events(server.client.get("/v1/stream?conv_id=c1").text)
+    assert first == again and json.loads(first[-1][1])["error"]["code"] == "engine_error"
+    assert not any(data == "[DONE]" for _, data in first)
+
+
+def test_kept_for_a_while_and_not_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumable, "KEPT_SECONDS", 0.05)
+    monkeypatch.setattr(resumable, "MAX_KEPT", 3)
+    server = start(slow(0.0)).ready()
+    for number in range(6):
+        assert post(server, f"c{number}").status_code == 200
+        assert len(server.state.kept_answers._kept) <= 4
+    server.wait(lambda: not server.state.kept_answers._kept)
+    assert server.client.get("/v1/stream?conv_id=c5").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "status", "param"),
+    [
+        ("", {}, 400, "conv_id"),
+        ("conv_id=", {}, 400, "conv_id"),
+        ("conv_id=nobody", {}, 404, "conv_id"),
+        ("conv_id=c1&from=-1", {}, 400, "from"),
+        ("conv_id=c1&from=1e3", {}, 400, "from"),
+        ("conv_id=c1&from=99999999999999999999", {}, 400, "from"),
+        ("conv_id=c1&from=%D9%A1", {}, 400, "from"),
+        ("conv_id=c1&x=1", {}, 400, "x"),
+        ("conv_id=c1", {"Last-Event-ID": "x"}, 400, "from"),
+    ],
+)
+def test_nonsense(start: Start, query: str, headers: dict[str, str], status: int, param: str) -> None:
+    server = start(slow(0.0, "Hi")).ready()
+    post(server)
+    answer = server.client.get(f"/v1/stream?{query}", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+def test_names_and_numbers_that_cannot_be(start: Start) -> None:
+    server = start(slow(0.0, "Hi")).ready()
+    for name in ("", "a b", "x" * 129, "\u00e9".encode()):
+        answer = post(server, name)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-conversation-id"), name
+    assert post(server, n=2).json()["error"]["param"] == "n"
+
+
+def test_answer_now(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("Done.", "hm " * 3000, piece=3), pace_seconds=0.01)
+    server = start(engine).ready()
+    body = {"messages": HELLO, "stream": True}
+    text, hurried = "", False
+    with server.client.stream("POST", CHAT, json=body) as answer:
+        for chunk in answer.iter_text():
+            text += chunk
+            if not hurried and "reasoning_content" in text:
+                id = re.findall(r'"id":"(chatcmpl-\w+)"', text)[0]
+                told = httpx.post(
+                    f"{server.address}{CHAT}/control", json={"id": id, "action": "reasoning_end"}, timeout=60
+                )
+                assert told.json() == {"id": id, "action": "reasoning_end", "success": True}
+                hurried = True
+    chunks = [json.loads(data) for data in re.findall(r"^data: (\{.*)$", text, re.MULTILINE)]
+    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == "Done."
+    assert text.count("reasoning_content") < 3000 and text.rstrip().endswith("[DONE]")
+    gone = server.client.post(f"{CHAT}/control", json={"id": id, "action": "reasoning_end"})
+    assert (gone.status_code, gone.json()["error"]["param"]) == (404, "id")
+    for fields, param in (({"id": id}, "action"), ({"id": id, "action": "x"}, "action"), ({"action": "x"}, "id")):
+        answer = server.client.post(f"{CHAT}/control", json=fields)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] in (param, "action")
+
+
+def test_a_stopping_server_ends_them(start: Start) -> None:
+    from notso.web.app import begin_stopping
+
+    server = start(slow(0.02, LONG * 100), drain_seconds=0.2).ready()
+    leave(server)
+    server.on_loop(lambda: begin_stopping(server.state))
+    server.wait(lambda: not server.state.answers._open)
+    found = events(server.client.get("/v1/stream?conv_id=c1").text)
+    assert json.loads(found[-1][1])["error"]["code"] == "shutting_down"

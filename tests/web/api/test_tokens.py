@@ -1,0 +1,119 @@
+"""Text to tokens and back, the prompt as the model reads it, and what the server says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Engine
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One server with the demo model behind it."""
+    shared = request.getfixturevalue("shared")
+    settings = type(shared.state.settings)(port=0, data_dir=tmp_path_factory.mktemp("tokens"))
+    server = type(shared)(lambda: Engine.load(threads=1), settings)
+    yield server.ready()
+    server.close()
+
+
+def ask(server: Any, path: str, **body: Any) -> Any:
+    return server.client.post(path, json=body)
+
+
+def refused(server: Any, path: str, **body: Any) -> tuple[int, str, str]:
+    answer = ask(server, path, **body)
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["param"]
+
+
+@pytest.mark.parametrize("text", ["Hello", "", "é😀\u2028\r\n\t", "<|im_end|><think>x</think><tool_call>", "a" * 5000])
+def test_there_and_back(served: Any, text: str) -> None:
+    tokens = ask(served, "/tokenize", content=text).json()["tokens"]
+    assert ask(served, "/detokenize", tokens=tokens).json() == {"content": text}
+
+
+def test_control_tokens_are_text_unless_asked_for(served: Any) -> None:
+    plain = ask(served, "/tokenize", content="<|im_end|>").json()["tokens"]
+    special = ask(served, "/tokenize", content="<|im_end|>", parse_special=True).json()["tokens"]
+    assert len(plain) > 3 and len(special) == 1 and special[0] not in plain
+    assert ask(served, "/detokenize", tokens=special).json() == {"content": "<|im_end|>"}
+
+
+def test_tokens_with_their_text(served: Any) -> None:
+    pieces = ask(served, "/tokenize", content="Hello you", with_pieces=True).json()["tokens"]
+    assert "".join(piece["piece"] for piece in pieces) == "Hello you"
+    assert [piece["id"] for piece in pieces] == ask(served, "/tokenize", content="Hello you").json()["tokens"]
+
+
+def test_the_prompt_is_what_a_completion_reads(served: Any) -> None:
+    for extra in ({}, {"reasoning_effort": "none"}, {"tools": [{"type": "function", "function": {"name": "add"}}]}):
+        shown = ask(served, "/apply-template", messages=HELLO, **extra).json()
+        read = ask(served, "/v1/chat/completions", messages=HELLO, max_tokens=1, **extra).json()
+        assert shown["n_tokens"] == read["usage"]["prompt_tokens"]
+        assert "Hello" in shown["prompt"] and ("/no_think" in shown["prompt"]) == (
+            extra.get("reasoning_effort") == "none"
+        )
+    assert "add" in shown["prompt"]
+
+
+REFUSED = [
+    ("/tokenize", {"content": 5}, "invalid_value", "content"),
+    ("/tokenize", {}, "invalid_value", "content"),
+    ("/tokenize", {"content": "x", "add_special": True}, "unsupported_parameter", "add_special"),
+    ("/tokenize", {"content": "x", "parse_special": 1}, "invalid_value", "parse_special"),
+    ("/detokenize", {"tokens": [1, True]}, "invalid_value", "tokens.1"),
+    ("/detokenize", {"tokens": [1, -1]}, "invalid_value", "tokens"),
+    ("/detokenize", {"tokens": [10**6]}, "invalid_value", "tokens"),
+    ("/detokenize", {"tokens": [2**64 - 1]}, "invalid_value", "tokens"),
+    ("/detokenize", {"tokens": "1"}, "invalid_value", "tokens"),
+    ("/apply-template", {"messages": []}, "empty_prompt", "messages"),
+    ("/apply-template", {"messages": [*HELLO, {"role": "assistant", "content": "Hi"}]}, "invalid_value", "messages"),
+    ("/apply-template", {"messages": HELLO, "x": 1}, "unsupported_parameter", "x"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "code", "param"), REFUSED, ids=lambda value: str(value)[:30])
+def test_nonsense_is_refused_by_name(served: Any, path: str, body: dict[str, Any], code: str, param: str) -> None:
+    assert refused(served, path, **body) == (400, code, param)
+
+
+def test_long_texts_do_not_hold_up_others(served: Any) -> None:
+    answer = ask(served, "/tokenize", content="word " * 200_000)
+    assert answer.status_code == 200 and len(answer.json()["tokens"]) >= 200_000
+
+
+def test_what_the_server_is(served: Any) -> None:
+    facts = served.client.get("/props").json()
+    assert facts["model_alias"] == "notso-demo" and facts["default_generation_settings"]["n_ctx"] == 4096
+    assert facts["default_generation_settings"]["params"]["temperature"] == 0.6
+    assert len(served.client.get("/slots").json()) == facts["total_slots"] == 16
+
+
+def test_places_tell_that_they_are_taken_and_not_by_what(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 2000), pace_seconds=0.02, slots=3)
+    server = start(engine).ready()
+    body = {"messages": [{"role": "user", "content": "secret"}], "stream": True}
+    with server.client.stream("POST", "/v1/chat/completions", json=body):
+        server.wait(lambda: engine.stats().running == 1)
+        answer = server.client.get("/slots")
+    assert [place["is_processing"] for place in answer.json()] == [True, False, False]
+    assert "secret" not in answer.text and "word" not in answer.text
+
+
+def test_errors_outside_of_v1_are_json_too(served: Any) -> None:
+    for answer in (
+        served.client.put("/tokenize"),
+        served.client.post("/tokenize", content=b"{", headers={"Content-Type": "application/json"}),
+        served.client.post("/infill"),
+        served.client.post("/detokenize", content=b"[" * 70, headers={"Content-Type": "application/json"}),
+    ):
+        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+        assert answer.headers["x-request-id"]

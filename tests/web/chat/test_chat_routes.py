@@ -1,0 +1,309 @@
+"""Whole chats: list, search, pin, clear, reset, undo, suggestions, and tabs that hear of each other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from notso.smollm3 import Event, Message
+from notso.web import app as app_module
+from notso.web.chat import views
+from notso.web.chat.day_groups import by_day
+from notso.web.chat.suggestions import REQUEST, questions_in
+from notso.web.store.protocol import Chat
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
+CHIPS = "1. What is a walrus?\n- Where does it live?\n* Why?\nNot a question.\nWhat else?"
+
+
+def suggesting(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+    yield from say(CHIPS if messages[-1].content == REQUEST else "An answer.", "thoughts " * 3 if thinking else "")
+
+
+def test_the_list_is_grouped_by_day() -> None:
+    def used(title: str, year: int, month: int, day: int, pinned: bool = False) -> Chat:
+        at = int(1000 * datetime(year, month, day, 12).timestamp())
+        return Chat(title, title, True, date(2025, 1, 1), at, at, pinned)
+
+    chats = [
+        used("p", 2024, 1, 1, True),
+        *(used("a", 2025, 7, 8), used("b", 2025, 7, 7), used("c", 2025, 7, 1), used("d", 2025, 6, 20)),
+        *(used("e", 2024, 6, 20), used("f", 2023, 6, 20)),
+    ]
+    groups = by_day(chats, date(2025, 7, 8))
+    assert [(heading, [chat.title for chat in group]) for heading, group in groups] == [
+        *(("Pinned", ["p"]), ("Today", ["a"]), ("Yesterday", ["b"]), ("Last seven days", ["c"])),
+        *(("Last thirty days", ["d"]), ("Older", ["e", "f"])),
+    ]
+
+
+def test_clear_keeps_the_settings_and_reset_does_not_and_both_can_be_undone(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("one")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    server.client.post(f"{url}/settings", data={"seed": "5"})
+    for verb, kept in (("clear", True), ("reset", False)):
+        answer = server.client.post(f"{url}/{verb}", data={}, headers=FRAGMENT)
+        assert answer.status_code == 200 and "Chat emptied." in answer.text and "<article" not in answer.text
+        assert ('value="5"' in server.client.get(f"{url}/settings").text) == kept
+        undo = re.findall(r"/undo/[0-9a-f]{32}", answer.text)[0]
+        back = server.client.post(undo, data={}, headers=FRAGMENT)
+        assert (back.status_code, back.headers["hx-redirect"]) == (204, url)
+        assert f"msg-{asked.message_id}" in server.client.get(url).text
+        assert 'value="5"' in server.client.get(f"{url}/settings").text
+        assert server.client.post(undo, data={}, headers=FRAGMENT).status_code == 404, "once only"
+    assert server.client.post("/undo/nonsense", data={}).status_code == 404
+
+
+def test_clearing_stops_what_runs_and_the_chat_goes_on_at_once(start: Start) -> None:
+    server = start(ScriptedEngine(lambda m, t: say("word " * 5000), pace_seconds=0.01, slots=2)).ready()
+    asked = server.ask("one")
+    server.wait(lambda: server.stored(asked).content != "")
+    server.client.post(f"/chats/{asked.chat_id}/clear", data={})
+    other = server.ask("two", asked.chat_id)
+    server.client.post(f"/generations/{other.generation_id}/stop", data={})
+    assert server.finished(other).state == "stopped"
+
+
+def test_deleting_another_chat_leaves_the_page_alone(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    here, other = server.ask("here"), server.ask("other")
+    server.finished(here), server.finished(other)
+    answer = server.client.post(f"/chats/{other.chat_id}/delete", data={"current": here.chat_id}, headers=FRAGMENT)
+    assert answer.status_code == 200 and "hx-redirect" not in answer.headers
+    assert "/undo/" in answer.text and here.chat_id in answer.text and f"/chats/{other.chat_id}" not in answer.text
+    answer = server.client.post(f"/chats/{here.chat_id}/delete", data={"current": here.chat_id}, headers=FRAGMENT)
+    assert answer.headers["hx-redirect"].startswith("/?undo=")
+    assert "Chat deleted." in server.client.get(answer.headers["hx-redirect"]).text
+
+
+def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_module, "UNDO_SECONDS", 0.0)
+    monkeypatch.setattr(app_module, "PURGE_SECONDS", 0.05)
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    asked = server.ask("secret walrus")
+    server.finished(asked)
+    assert engine.forgotten == 0
+    answer = server.client.post(f"/chats/{asked.chat_id}/delete", data={})
+    trash = answer.headers["location"].partition("=")[2]
+    server.wait(lambda: engine.forgotten == 1)  # and asked before, undo would take it back
+    assert server.client.post(f"/undo/{trash}", data={}).status_code == 404
+
+
+def test_search_marks_hits_and_escapes_the_rest(start: Start) -> None:
+    server = start(ScriptedEngine(lambda m, t: say("It is a <b>walrus</b>."))).ready()
+    asked = server.ask("About walruses & co")
+    server.finished(asked)
+    page = server.client.get("/search?q=walrus", headers=FRAGMENT).text
+    assert "About <mark>walruses</mark> &amp; co" in page and "&lt;b&gt;<mark>walrus</mark>&lt;/b&gt;" in page
+    assert f"?at={asked.message_id}#msg-{asked.message_id}" in page
+    assert "Nothing found." in server.client.get("/search?q=zebra", headers=FRAGMENT).text
+    assert "<html" in server.client.get("/search?q=walrus").text
+    assert server.client.get("/search?q=" + "x" * 5000).status_code == 200
+
+
+def test_a_hit_on_another_branch_is_shown_without_choosing_it(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("one")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    server.client.post(f"{url}/messages/{asked.message_id}/regenerate", data={"key": new_id()})
+    server.wait(lambda: server.state.turns.unfinished == 0)
+    assert f"msg-{asked.message_id}" not in server.client.get(url).text
+    assert f"msg-{asked.message_id}" in server.client.get(f"{url}?at={asked.message_id}").text
+    assert f"msg-{asked.message_id}" not in server.client.get(url).text
+
+
+def test_suggestions_are_questions_only() -> None:
+    assert questions_in(CHIPS) == ["What is a walrus?", "Where does it live?", "Why?"]
+    assert questions_in('1) "Who?"\n2) **What?**') == ["Who?", "What?"]
+    assert questions_in("Only one?\nAnd a sentence.") == []
+    assert questions_in("Same?\nSame?\n" + "x" * 200 + "?") == []
+
+
+def test_suggestions_use_the_chats_own_prompt_in_the_background(start: Start) -> None:
+    engine = ScriptedEngine(suggesting)
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    server.finished(asked)
+    server.wait(lambda: server.state.turns.unfinished == 0)
+    url = f"/chats/{asked.chat_id}/suggestions"
+    page = server.client.get(url, headers=FRAGMENT).text
+    assert re.findall(r'name="text" value="([^"]*)">', page) == ["What is a walrus?", "Where does it live?", "Why?"]
+    request = engine.requests[-1]
+    assert (request.priority, request.thinking, request.params.thinking_budget) == ("background", True, 0)
+    assert request.params.max_tokens == 60
+    assert [message.content for message in request.messages] == ["Hello", "An answer.", REQUEST]
+    server.client.get(url)
+    assert len(engine.requests) == 2, "made once"
+    assert f'hx-post="/chats/{asked.chat_id}/messages"' in page and 'name="key"' in page, "a question like any other"
+    server.client.post(f"/chats/{asked.chat_id}/settings", data={"suggestions": "off"})
+    other = server.ask("More", asked.chat_id)
+    server.finished(other)
+    server.wait(lambda: server.state.turns.unfinished == 0)
+    assert server.client.get(url).status_code == 204 and len(engine.requests) == 3
+
+
+def test_a_page_asks_for_suggestions_only_right_after_an_answer(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine()).ready()
+    assert "/suggestions" not in server.client.get("/").text
+    asked = server.ask("Hello")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    assert f'hx-get="{url}/suggestions"' in server.client.get(url).text
+    monkeypatch.setattr(views, "JUST_ENDED_MS", 0)
+    assert "/suggestions" not in server.client.get(url).text
+
+
+def test_suggestions_give_way_to_a_question(start: Start) -> None:
+    def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        yield from say("What is a walrus? " * 5000 if messages[-1].content == REQUEST else "An answer.", piece=4)
+
+    engine = ScriptedEngine(script, pace_seconds=0.01)
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    server.finished(asked)
+    server.wait(lambda: server.state.turns.unfinished == 0)
+    statuses: list[int] = []
+    url = f"/chats/{asked.chat_id}/suggestions"
+    waiting = threading.Thread(target=lambda: statuses.append(server.client.get(url).status_code))
+    waiting.start()
+    server.wait(lambda: len(engine.requests) == 2)
+    began = time.monotonic()
+    assert server.finished(server.ask("More")).state == "done"
+    waiting.join(60)
+    assert statuses == [204] and time.monotonic() - began < 60, "the end of it is minutes away"
+
+
+def test_no_suggestions_while_anything_runs(start: Start) -> None:
+    engine = ScriptedEngine(suggesting, slots=2)
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    server.finished(asked)
+    engine.gate.clear()
+    server.ask("Elsewhere")
+    assert server.client.get(f"/chats/{asked.chat_id}/suggestions").status_code == 204
+    engine.gate.set()
+
+
+def listen(server: Any, chat_id: str, tab: str, heard: list[str], ready: threading.Event) -> None:
+    page = server.client.get(f"/chats/{chat_id}").text
+    after = re.findall(r"after=([0-9a-f]+-\d+)", page)[0]
+    url = f"/feed?chat={chat_id}&tab={tab}&after={after}"
+    with contextlib.suppress(httpx.HTTPError), server.client.stream("GET", url) as response:
+        ready.set()
+        for line in response.iter_lines():
+            if line.startswith("event: "):
+                heard.append(line.removeprefix("event: "))
+
+
+def test_a_tab_hears_what_others_do_and_not_what_it_did_itself(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("one")
+    server.finished(asked)
+    tabs, heard, threads = [new_id(), new_id()], ([], []), []  # type: ignore[var-annotated]
+    for tab, notes in zip(tabs, heard, strict=True):
+        ready = threading.Event()
+        thread = threading.Thread(target=listen, args=(server, asked.chat_id, tab, notes, ready), daemon=True)
+        thread.start()
+        threads.append(thread)
+        assert ready.wait(60)
+    url = f"/chats/{asked.chat_id}"
+    for tab in (tabs[0], tabs[0], tabs[1]):
+        before = sum(map(len, heard))
+        server.client.post(f"{url}/messages/{asked.message_id}/choose", data={}, headers={"X-Tab": tab})
+        server.wait(lambda before=before: sum(map(len, heard)) >= before + 3)
+    assert heard[1].count("turns") == 2 and heard[0].count("turns") == 1
+    assert heard[0].count("chats") == 3
+    server.finished(server.ask("elsewhere"))
+    server.wait(lambda: heard[0].count("chats") == 4)
+    assert heard[0].count("turns") == 1, "another chat is another matter"
+
+
+def test_a_page_of_another_life_of_the_server_fetches_everything(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    for after in ("", "deadbeef-3", "x", "deadbeef-x", f"{server.state.feed.revision.partition('-')[0]}-٣"):
+        reader: list[str] = []
+        with server.client.stream("GET", f"/feed?after={after}") as response:
+            for line in response.iter_lines():
+                reader += [line] if line.startswith(("event", "id")) else []
+                if len(reader) >= 4:
+                    break
+        assert "event: chats" in reader and "event: turns" in reader
+
+
+def test_a_page_holds_one_stream_that_tells_everything(start: Start) -> None:
+    engine = ScriptedEngine()
+    engine.gate.clear()
+    server = start(engine).ready()
+    asked = server.ask("one")
+    here, url = f"/chats/{asked.chat_id}", f"/generations/{asked.generation_id}/events"
+    page = server.client.get(here).text
+    tab, after = re.findall(rf'"{url}\?tab=([^&]+)&amp;after=([0-9a-f]+-\d+)"', page)[0]
+    assert "/feed?" not in page
+    heard: list[str] = []
+    with server.client.stream("GET", f"{url}?tab={tab}&after={after}") as response:
+        for line in response.iter_lines():
+            heard += [line.removeprefix("event: ")] if line.startswith(("event: ", "id: ")) else []
+            if "status" in heard and heard.count("chats") == 0:
+                server.client.post(f"{here}/pin", data={"pinned": "on"}, headers={"X-Tab": tab})
+            elif "chats" in heard and not engine.gate.is_set():
+                engine.gate.set()
+    assert "turns" not in heard and "done" in heard[-2:]
+    assert not [each for each in heard if each.startswith("id: ") and "-" in each], "numbers of the answer only"
+    ended = server.client.get(f"{here}/messages/{asked.message_id}?after={after}", headers=FRAGMENT | {"X-Tab": tab})
+    assert f"/feed?chat={asked.chat_id}&amp;tab={tab}&amp;after={after}" in ended.text
+
+
+def test_streams_are_counted_by_owner(start: Start) -> None:
+    engine = ScriptedEngine(lambda m, t: say("word " * 5000, piece=5), pace_seconds=0.02)
+    server = start(engine).ready()
+    asked = server.ask("one")
+    url = f"/generations/{asked.generation_id}/events"
+    opened = [server.client.stream("GET", url) for _ in range(8)]
+    responses = [each.__enter__() for each in opened]
+    assert {response.status_code for response in responses} == {200}
+    server.wait(lambda: server.state.answer_streams.full("local"))
+    refused = server.client.get(url, headers=FRAGMENT)
+    assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
+    for each in opened:
+        each.__exit__(None, None, None)
+    server.wait(lambda: not server.state.answer_streams.full("local"))
+    server.wait(lambda: not server.state.answer_streams._open)
+    assert server.stream(asked, until=lambda event: True)
+    server.client.post(f"/generations/{asked.generation_id}/stop", data={})
+
+
+def test_named_events_carry_figures(start: Start, shown: Any) -> None:
+    def waits(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        yield from say("", "hm " * 20)
+        shown.wait(lambda event: event.event == "progress" and '"thinking"' in event.data)
+        yield from say("word " * 60)
+        shown.wait(lambda event: event.event == "progress" and json.loads(event.data).get("tokens", 0) > 30)
+
+    server = start(ScriptedEngine(waits)).ready()
+    asked = server.ask("one")
+    events = server.stream(asked, until=shown)
+    figures = [json.loads(event.data) for event in events if event.event == "progress"]
+    assert {each["message"] for each in figures} == {asked.message_id}
+    assert {"reading", "thinking", "generating"} >= {each["phase"] for each in figures} >= {"thinking", "generating"}
+    tokens = [each["tokens"] for each in figures if each["phase"] != "reading"]
+    assert tokens == sorted(tokens) and tokens[-1] > 30
+    (usage,) = (json.loads(event.data) for event in events if event.event == "usage")
+    stored = server.finished(asked).numbers
+    assert usage["completion_tokens"] == stored.completion_tokens and usage["first_token_ms"] > 0
+    assert [event.event for event in events[-2:]] == ["usage", "done"]

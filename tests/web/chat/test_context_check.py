@@ -1,0 +1,82 @@
+"""A question that cannot fit goes back to who asked it, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import EngineError
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
+
+
+@pytest.fixture
+def server(start: Start) -> Any:
+    return start(ScriptedEngine()).ready()
+
+
+def messages_of(server: Any, chat_id: str) -> Any:
+    return server.on_loop(lambda: server.state.store.messages("local", chat_id))
+
+
+def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server: Any) -> None:
+    refused = server.client.post("/chats", data={"text": "w " * 5000, "key": new_id()})
+    assert refused.status_code == 400
+    assert "5,021 tokens are needed, the context is 4,096" in refused.text
+    assert "w w w" in refused.text, "the text is still in the input"
+    assert server.on_loop(lambda: server.state.store.chats("local")) == []
+    asked = server.ask("Hello")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}/messages"
+    refused = server.client.post(url, data={"text": "w " * 5000, "key": new_id()}, headers=FRAGMENT)
+    assert refused.status_code == 400 and "⚠" in refused.text
+    assert len(messages_of(server, asked.chat_id)) == 2
+    question = messages_of(server, asked.chat_id)[0].id
+    edited = {"text": "w " * 5000, "key": new_id()}
+    assert server.client.post(f"{url}/{question}/edit", data=edited, headers=FRAGMENT).status_code == 400
+    assert len(messages_of(server, asked.chat_id)) == 2
+
+
+def test_what_is_kept_for_the_answer_counts(server: Any) -> None:
+    server.client.post("/settings", data={"max_tokens": "4000"})
+    refused = server.client.post("/chats", data={"text": "w " * 100, "key": new_id()})
+    assert refused.status_code == 400
+    assert "with the 4,000 tokens kept for the answer 4,120 are needed" in refused.text
+
+
+def test_where_old_turns_may_go_only_the_question_counts(server: Any) -> None:
+    asked = server.ask("w " * 3000)
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    fields = {"text": "v " * 3000, "key": new_id()}
+    assert server.client.post(f"{url}/messages", data=fields, headers=FRAGMENT).status_code == 400
+    server.client.post(f"{url}/settings", data={"when_full": "drop_oldest"})
+    assert server.client.post(f"{url}/messages", data=fields, headers=FRAGMENT).status_code == 200
+
+
+def test_an_answer_that_failed_before_its_first_word_cannot_be_continued(start: Start) -> None:
+    for script, offered in ((lambda m, t: [], False), (lambda m, t: say("Half an"), True)):
+        server = start(ScriptedEngine(script, failure=EngineError("the engine broke"))).ready()
+        asked = server.ask("Hello")
+        assert server.finished(asked).state == "failed"
+        page = server.client.get(f"/chats/{asked.chat_id}").text
+        assert (">Continue<" in page) == offered
+        assert "Try again" in page
+        server.close()
+
+
+def test_under_an_empty_input_it_is_the_conversation_that_is_full(server: Any) -> None:
+    asked = server.ask("w " * 4000)
+    server.finished(asked)
+    server.client.post(f"/chats/{asked.chat_id}/settings", data={"system_prompt": "w " * 200})
+    empty = server.client.post(f"/chats/{asked.chat_id}/estimate", data={"text": ""}, headers=FRAGMENT).text
+    assert "The conversation fills the context" in empty and "This message" not in empty.replace(
+        "This message</dt>", ""
+    )
+    typed = server.client.post(f"/chats/{asked.chat_id}/estimate", data={"text": "and now more"}, headers=FRAGMENT).text
+    assert "This message does not fit" in typed

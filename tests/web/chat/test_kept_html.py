@@ -1,0 +1,121 @@
+"""The HTML of stored messages: made once, within its budget, kept, and no page of another chat waits for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from web.conftest import Running
+
+from notso.web.chat import kept_html
+from notso.web.rendering import markdown
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.wording import words
+
+Start = Callable[..., Running]
+MESSAGES = [{"role": "user", "content": "*one*"}, {"role": "assistant", "content": "**two**"}]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that were read as Markdown, block by block."""
+    texts: list[str] = []
+
+    def count(text: str, *rest: Any) -> str:
+        texts.append(text)
+        return render_block(text, *rest)
+
+    render_block = markdown.render_block
+    monkeypatch.setattr(markdown, "render_block", count)
+    return texts
+
+
+def imported(server: Running, messages: list[dict[str, str]] = MESSAGES) -> str:
+    kind = {"content-type": "application/json"}
+    return str(server.client.post("/import", content=json.dumps(messages), headers=kind).headers["location"])
+
+
+def test_what_is_imported_is_rendered_once(start: Start, made: list[str]) -> None:
+    server = start(ScriptedEngine()).ready()
+    chat = imported(server)
+    assert made == [], "an import does not wait for it"
+    pages = [server.client.get(chat).text for _ in range(3)]
+    assert all("<strong>two</strong>" in page and words["not_yet_laid_out"] not in page for page in pages)
+    assert made == ["**two**"], "and questions are shown as typed"
+    server.client.post(f"{chat}/settings", data={"raw_questions": "off"})
+    assert all("<em>one</em>" in server.client.get(chat).text for _ in range(2))
+    assert made == ["**two**", "*one*"]
+    assert server.client.get(f"{chat}/export/html").text.count("<strong>two</strong>") == 1 and len(made) == 2
+
+
+def test_what_was_edited_is_rendered_once(start: Start, made: list[str]) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("one")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    made.clear()
+    for _ in range(2):
+        server.client.get(url)
+    assert made == [], "what an answer ended with is kept"
+    server.client.post(f"{url}/messages/{asked.message_id}/edit", data={"text": "*mine*"})
+    assert all("<em>mine</em>" in server.client.get(url).text for _ in range(2))
+    assert made.count("*mine*") == 1 and len(made) == 2, "with its thoughts"
+
+
+def test_an_older_renderer_s_html_is_made_anew_once(
+    start: Start, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start(ScriptedEngine()).ready()
+    chat = imported(server)
+    server.client.get(chat)
+    for module in ("web.chat.kept_html", "web.pages", "web.chat.follower"):
+        monkeypatch.setattr(f"notso.{module}.RENDERER_VERSION", markdown.RENDERER_VERSION + 1)
+    for _ in range(2):
+        server.client.get(chat)
+    assert made == ["**two**"] * 2
+
+
+def test_a_page_waits_for_its_own_chat_only_and_not_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("another chat")
+    server.finished(asked)
+    chat, held, free = imported(server), threading.Event(), threading.Event()
+    with_html = kept_html.with_html
+
+    tries = 0
+
+    def hold(message: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        held.set()
+        assert free.wait(60)
+        return with_html(message)
+
+    monkeypatch.setattr(kept_html, "with_html", hold)
+    monkeypatch.setattr(kept_html, "WAIT_SECONDS", 0.05)
+    pages: list[httpx.Response] = []
+    reader = threading.Thread(target=lambda: pages.append(server.client.get(chat)))
+    reader.start()
+    assert held.wait(60)
+    assert server.client.get(f"/chats/{asked.chat_id}").status_code == 200
+    reader.join(60)
+    assert words["not_yet_laid_out"] in pages[0].text and "**two**" in pages[0].text
+    monkeypatch.setattr(kept_html, "WAIT_SECONDS", 60.0)
+    free.set()
+    assert "<strong>two</strong>" in server.client.get(chat).text
+    assert tries == 1, "what its reader did not wait for was kept all the same"
+
+
+def test_an_answer_over_its_budget_is_plain_and_stays_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_html, "WAIT_SECONDS", 60.0)
+    hard = "*a*\n\n" + "[a](" * 4_000 + ("\n\n" + "[a](" * 4_000) * 40
+    server = start(ScriptedEngine()).ready()
+    chat = imported(server, [MESSAGES[0], {"role": "assistant", "content": hard[: 250 * 1024]}])
+    pages = [server.client.get(chat).text for _ in range(3)]
+    shown = [page.partition('answer-closed">')[2].partition("</div>")[0] for page in pages]
+    assert shown[0] == shown[1] == shown[2]
+    assert shown[0].count(words["unformatted"]) == 1 and "<em>a</em>" in shown[0]

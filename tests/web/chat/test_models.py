@@ -1,0 +1,382 @@
+"""The page about models: what it says, fetching from a server that plays the Hub, and taking another model."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import EngineStats, MemoryBudget, ModelFileError, ModelInfo, ProcessMemory
+from notso.smollm3.hub import download, registry
+from notso.web.chat.routes import models as models_routes
+from notso.web.chat.templates import human_duration
+from notso.web.engine.downloads import Download, Downloads
+from notso.web.engine.facts import ModelFacts
+from notso.web.engine.models import Shelf
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+
+
+def text_of(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+def page(server: Any, path: str = "/models") -> str:
+    answer = server.client.get(path)
+    assert answer.status_code == 200
+    return str(answer.text)
+
+
+def named(name: str, path: Path | str = "") -> ScriptedEngine:
+    engine = ScriptedEngine(is_demo=not path)
+    engine.info = dataclasses.replace(engine.info, name=name, path=str(path))
+    return engine
+
+
+@pytest.fixture
+def folder(own_home: Path, tmp_path: Path) -> Path:
+    """Two files that look like models."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("one-Q4_K_M.gguf", "two-Q8_0.gguf"):
+        (folder / name).write_bytes(b"GGUF" + name.encode())
+    return folder
+
+
+# Fetching
+
+
+def begin(server: Any, file: registry.KnownFile) -> Any:
+    return server.client.post("/models/download", data={"name": file.name})
+
+
+def wait_for(server: Any, *phases: str) -> Download:
+    server.wait(lambda: server.state.downloads.current is not None and server.state.downloads.current.phase in phases)
+    found: Download = server.state.downloads.current
+    return found
+
+
+def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
+    server = start(ScriptedEngine(), shelf=Shelf(lambda path: named("x", path or ""))).ready()
+    offer = page(server)
+    assert "Download</button>" in offer and "needs 70.1 MB" in text_of(offer) and "free in" in text_of(offer)
+    assert fake_hub.requests == [], "nothing goes out before a person asks for it"
+
+    assert begin(server, official_file).headers["location"] == "/models"
+
+    done = wait_for(server, "done")
+    assert done.percent == 100 and registry.find_local(official_file) is not None
+    shown = text_of(page(server))
+    assert "small:Q4_K_M is here and its SHA-256 is the published one." in shown
+    assert "small:Q4_K_M Q4_K_M, 3 MB verified" in shown
+    assert 'aria-label="Use small:Q4_K_M"' in page(server)
+    home = page(server, "/")
+    assert "Use it now</button>" in home and 'value="small:Q4_K_M"' in home
+    chosen = server.client.post("/models/switch", data={"model": "small:Q4_K_M", "chat": ""})
+    assert chosen.headers["location"] == "/"
+    server.wait(lambda: server.state.engine.info is not None and server.state.engine.info.name == "x")
+
+
+def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
+    fake_hub.bytes_per_second, fake_hub.trickles_from = 800_000, 2_200_000
+    server = start(ScriptedEngine()).ready()
+    begin(server, official_file)
+    server.wait(lambda: (server.state.downloads.current.bytes_per_s or 0) > 0)
+    fragment = server.client.get("/models/download", headers={"HX-Request": "true"}).text
+    assert re.search(r"of 3 MB, \d+ %, [\d.]+ [kM]B/s, \d+ s left", text_of(fragment)), text_of(fragment)
+    assert 'hx-trigger="every 1s"' in fragment and "<html" not in fragment and "/models/download/stop" in fragment
+    assert re.search(r'<progress max="3000000" value="[1-9]\d+"', fragment)
+    current = server.state.downloads.current
+    assert 10_000 < current.bytes_per_s < 3_000_000  # the machine may be busy, and then get much of it at once
+    assert current.seconds_left == pytest.approx((3_000_000 - current.done_bytes) / current.bytes_per_s)
+    assert '<meta http-equiv="refresh"' in page(server), "without a script the page still moves"
+    status = server.client.get("/status", headers={"HX-Request": "true"}).text
+    assert re.search(r"Fetching small:Q4_K_M: \d+ %, \d+ s left", text_of(status)) and "every 1s" in status
+    fake_hub.bytes_per_second, fake_hub.trickles_from = 0, None
+    wait_for(server, "done")
+    assert "hx-trigger" not in server.client.get("/models/download", headers={"HX-Request": "true"}).text
+
+
+def test_stop_then_resume_after_a_restart(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile, tmp_path: Path
+) -> None:
+    fake_hub.trickles_from = 600_000
+    server = start(ScriptedEngine()).ready()
+    begin(server, official_file)
+    server.wait(lambda: download.part_path(official_file).exists() and _kept(official_file) > 500_000)
+    fragment = server.client.post("/models/download/stop", headers={"HX-Request": "true"})
+    assert fragment.status_code == 200 and ("Stopping" in fragment.text or "Resume</button>" in fragment.text)
+    stopped = wait_for(server, "stopped")
+    kept = _kept(official_file)
+    assert stopped.done_bytes <= kept < 3_000_000 and not stopped.active
+    fake_hub.trickles_from = None
+    fake_hub.requests.clear()
+
+    other = start(ScriptedEngine(), data_dir=tmp_path / "other").ready()
+    shown = page(other)
+    assert f"{100 * kept // 3_000_000} % is here already" in text_of(shown) and "Resume</button>" in shown
+    begin(other, official_file)
+    wait_for(other, "done")
+    assert fake_hub.gets == [f"bytes={kept}-"]
+    assert registry.find_local(official_file).read_bytes() == fake_hub.content  # type: ignore[union-attr]
+
+
+def _kept(file: registry.KnownFile) -> int:
+    return download.part_path(file).stat().st_size
+
+
+def test_a_closing_server_keeps_what_has_arrived(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
+    fake_hub.trickles_from = 400_000
+    server = start(ScriptedEngine()).ready()
+    begin(server, official_file)
+    server.wait(lambda: download.part_path(official_file).exists() and _kept(official_file) > 300_000)
+    server.begin_close()
+    wait_for(server, "stopped")
+    assert _kept(official_file) >= 300_000
+
+
+def test_a_failure_says_why_and_can_be_tried_again(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
+    server = start(ScriptedEngine()).ready()
+    fake_hub.statuses = [404]
+    begin(server, official_file)
+    assert wait_for(server, "failed").failure
+    assert "HTTP 404" in text_of(page(server)) and "Download</button>" in page(server)
+    begin(server, official_file)
+    assert wait_for(server, "done")
+
+
+def test_wrong_bytes_never_become_a_model(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
+    server = start(ScriptedEngine()).ready()
+    fake_hub.content = bytes(len(fake_hub.content))
+    fake_hub.offered_etag = official_file.sha256
+    begin(server, official_file)
+    assert "does not match its published SHA-256" in wait_for(server, "failed").failure
+    assert registry.find_local(official_file) is None and "small:Q4_K_M Q4_K_M" not in text_of(page(server))
+
+
+def test_too_little_room_is_said_before(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = dataclasses.replace(official_file, size_bytes=10**16)
+    monkeypatch.setattr(registry, "KNOWN_FILES", (huge,))
+    server = start(ScriptedEngine()).ready()
+    shown = page(server)
+    assert "Not enough room" in shown and "Download</button>" not in shown
+    begin(server, huge)
+    assert re.search(r"needs 10000000\.\d+ GB more .* are free", wait_for(server, "failed").failure)
+    assert fake_hub.requests == []
+
+
+def test_offline_nothing_is_offered(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    server = start(ScriptedEngine()).ready()
+    shown = page(server)
+    assert "The network is switched off" in shown and "Download</button>" not in shown
+    begin(server, official_file)
+    assert "switched off" in wait_for(server, "failed").failure and fake_hub.requests == []
+
+
+def test_one_download_at_a_time(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = dataclasses.replace(official_file, name="other", filename="Other.gguf", sha256="0" * 64)
+    monkeypatch.setattr(registry, "KNOWN_FILES", (official_file, other))
+    fake_hub.trickles_from = 300_000
+    server = start(ScriptedEngine()).ready()
+    begin(server, official_file)
+    assert begin(server, official_file).status_code == 303, "asked for twice it is still one"
+    assert begin(server, other).status_code == 409
+    assert begin(server, dataclasses.replace(other, name="../../etc")).status_code == 404
+    server.wait(lambda: bool(fake_hub.gets))
+    server.client.post("/models/download/stop")
+    wait_for(server, "stopped")
+    assert fake_hub.gets == [None]
+
+
+def test_a_fault_inside_is_no_silence() -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    downloads = Downloads(broken)
+    assert downloads.start(registry.official_files()[0])
+    downloads.close(10)
+    assert downloads.current is not None and downloads.current.phase == "failed" and "log" in downloads.current.failure
+
+
+# Taking another model
+
+
+def test_switching_keeps_the_chats(start: Start, folder: Path) -> None:
+    order: list[str] = []
+
+    def load(path: Path | None) -> ScriptedEngine:
+        order.append(f"load {path.name if path else 'demo'}")
+        engine = named(path.stem if path else "demo", path or registry.demo_path())
+        engine.close = lambda: order.append(f"close {engine.info.name}")  # type: ignore[method-assign]
+        return engine
+
+    first = folder / "one-Q4_K_M.gguf"
+    server = start(lambda: load(first), shelf=Shelf(load, folder)).ready()
+    asked = server.ask("Hello")
+    server.finished(asked)
+    shown = page(server)
+    assert re.search(r"one-Q4_K_M Q4_K_M, 19 bytes \S*one-Q4_K_M.gguf In use", text_of(shown))
+    assert shown.count('action="/models/switch"') == 2, "the other file and the demo"
+    key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Use two-Q8_0"', shown)
+    assert key is not None
+
+    answer = server.client.post("/models/switch", data={"model": key[1]})
+    assert answer.headers["location"] == "/models"
+    server.ready()
+
+    assert order == ["load one-Q4_K_M.gguf", "close one-Q4_K_M", "load two-Q8_0.gguf"], "never two in memory"
+    assert re.search(r"two-Q8_0.gguf In use", text_of(page(server)))
+    assert "Hello" in server.client.get(f"/chats/{asked.chat_id}").text
+    again = server.ask("More", asked.chat_id)
+    assert server.finished(again).state == "done"
+
+
+def test_a_model_that_fails_says_why_and_the_demo_stands_in(start: Start, folder: Path) -> None:
+    def load(path: Path | None) -> ScriptedEngine:
+        if path is not None:
+            raise ModelFileError("blk.3.attn_q.weight is missing")
+        return named("demo", "")
+
+    server = start(lambda: load(folder / "one-Q4_K_M.gguf"), shelf=Shelf(load, folder))
+    server.wait(lambda: server.client.get("/livez").status_code == 200 and server.state.engine.state == "failed")
+    assert server.client.get("/health").status_code == 503
+    assert server.client.get("/health").json()["status"] == "failed"
+    home = page(server, "/")
+    assert "blk.3.attn_q.weight is missing" in home and "Use the demo model" in home
+    assert "blk.3.attn_q.weight is missing" in page(server) and "The chats are all there" in page(server)
+
+    answer = server.client.post("/models/switch", data={"model": "demo", "chat": ""})
+
+    assert answer.headers["location"] == "/"
+    server.ready()
+    assert "is missing" not in page(server, "/")
+
+
+def test_only_what_is_listed_can_be_taken(start: Start, folder: Path) -> None:
+    loaded: list[Path | None] = []
+
+    def load(path: Path | None) -> ScriptedEngine:
+        loaded.append(path)
+        return named("x", path or "")
+
+    server = start(lambda: named("first", folder / "one-Q4_K_M.gguf"), shelf=Shelf(load, folder)).ready()
+    for key in ("", "../../etc/passwd", str(folder / "two-Q8_0.gguf"), "0" * 16, "demo "):
+        assert server.client.post("/models/switch", data={"model": key}).status_code == 404
+    assert loaded == []
+    back = server.client.post("/models/switch", data={"model": "demo", "chat": "//evil.example"})
+    assert back.headers["location"] == "/"
+
+
+def test_without_a_shelf_there_is_nothing_to_take(start: Start, own_home: Path) -> None:
+    server = start(ScriptedEngine()).ready()
+    assert "/models/switch" not in page(server)
+    assert server.client.post("/models/switch", data={"model": "demo"}).status_code == 404
+
+
+def test_an_answer_under_way_ends_with_what_it_has(start: Start, own_home: Path) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 5000, piece=5), pace_seconds=0.01)
+    server = start(engine, shelf=Shelf(lambda path: named("demo"))).ready()
+    asked = server.ask("Hello")
+    server.wait(lambda: "word" in server.stored(asked).content)
+    assert "Answers being written end there (1)." in text_of(page(server))
+    server.client.post("/models/switch", data={"model": "demo"})
+    assert server.finished(asked).state == "interrupted" and "word" in server.stored(asked).content
+
+
+def test_while_it_loads_the_page_says_so(start: Start, own_home: Path) -> None:
+    gate = threading.Event()
+
+    def slow() -> ScriptedEngine:
+        gate.wait(60)
+        return ScriptedEngine()
+
+    server = start(slow)
+    assert "Loading" in text_of(page(server)) and 'id="models-poll"' in page(server)
+    answer = server.client.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (503, "loading") and answer.headers["retry-after"] == "5"
+    assert server.client.get("/livez").status_code == 200
+    chat, name = server.client.get("/").text, "<span>Scripted</span>"
+    assert 'hx-get="/status"' in chat and name not in chat
+    gate.set()
+    server.ready()
+    assert 'id="models-poll"' not in page(server)
+    told = server.client.get("/status", headers={"HX-Request": "true"}).text
+    assert name in told and 'hx-post="/estimate"' in told, "the header names the model that came, and counts by it"
+
+
+def test_a_model_that_is_loaded_while_the_page_is_made_is_not_waited_for(
+    start: Start, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, inventory = threading.Event(), models_routes.take_inventory
+
+    def slow() -> ScriptedEngine:
+        gate.wait(60)
+        return ScriptedEngine()
+
+    def meanwhile(*given: Any) -> Any:
+        gate.set()
+        server.wait(lambda: server.state.engine.state == "ready")
+        return inventory(*given)
+
+    server = start(slow)
+    monkeypatch.setattr(models_routes, "take_inventory", meanwhile)
+    shown = page(server)
+    assert "Loading" not in text_of(shown) and 'id="models-poll"' not in shown
+
+
+# What it says of the model
+
+
+def facts(layers: int = 36, nope: tuple[int, ...] = ()) -> ModelFacts:
+    info = ModelInfo("x", "", False, 1, 1, 1, num_hidden_layers=layers, layers_without_rope=nope)
+    return ModelFacts(info, EngineStats(kv_blocks=10, kv_blocks_used=2, kv_blocks_cached=3), ProcessMemory(2, 1))
+
+
+def test_nope_layers_in_few_words() -> None:
+    assert facts(36, tuple(range(3, 36, 4))).layers_without_rope == "every 4th (9 of 36)"
+    assert facts(8, (3, 7)).layers_without_rope == "every 4th (2 of 8)"
+    assert facts(8, (0, 5)).layers_without_rope == "1, 6 (2 of 8)"
+    assert facts(8, (2,)).layers_without_rope == "3 (1 of 8)"
+    assert facts().layers_without_rope == "" and facts().cache_percent == 50
+
+
+def test_the_facts_of_the_loaded_model(start: Start, own_home: Path) -> None:
+    engine = ScriptedEngine()
+    engine.info = dataclasses.replace(
+        engine.info,
+        kv_format="k8v8",
+        kv_bytes=1 << 30,
+        max_num_seqs=16,
+        num_hidden_layers=36,
+        layers_without_rope=tuple(range(3, 36, 4)),
+        memory=MemoryBudget(1_900_000_000, 1 << 30, 10_000_000, 200_000_000, 8_000_000_000, "the control group"),
+    )
+    server = start(engine).ready()
+    for path in ("/models", "/"):
+        shown = text_of(page(server, path))
+        assert "48 Q4_K, 9 Q6_K, 17 F32" in shown and "every 4th (9 of 36)" in shown
+        assert "4,096 tokens, 16 answers at a time" in shown and "k8v8, 1.07 GB" in shown
+        assert "planned 3.18 GB of 8 GB that the control group left" in shown
+        assert re.search(r"[\d.]+ [MG]B in use, [\d.]+ [MG]B with the mapped file", shown)
+
+
+def test_durations_for_people() -> None:
+    assert [human_duration(seconds) for seconds in (0, 45.4, 75, 7500)] == ["1 s", "45 s", "1 min 15 s", "2 h 5 min"]

@@ -1,0 +1,101 @@
+"""Small things a page offers: from question to question, a model by a part of its name, questions as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import LocalModel
+from notso.web.engine.models import Installed, Inventory, Shelf
+from notso.web.store.protocol import StoredMessage
+from notso.web.store.tree import shown_path
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
+
+
+def message(number: int) -> StoredMessage:
+    role = "user" if number % 2 else "assistant"
+    parent = str(number - 1) if number > 1 else None
+    return StoredMessage(str(number), "chat", role, "text", "", "done", 0, parent_id=parent)  # type: ignore[arg-type]
+
+
+def test_each_message_knows_the_questions_around_it() -> None:
+    path = shown_path([message(number) for number in range(1, 7)], None)
+    assert [(each.question_before, each.question_after) for each in path] == [
+        *((None, "3"), ("1", "3"), ("1", "5"), ("3", "5"), ("3", None), ("5", None))
+    ]
+
+
+def test_a_new_question_is_linked_from_the_one_before(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("One")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    assert 'data-question="after"' not in server.client.get(url).text
+    fields = {"text": "Two", "key": new_id()}
+    turn = server.client.post(f"{url}/messages", data=fields, headers=FRAGMENT).text
+    first, second = (
+        each.id for each in server.on_loop(lambda: server.state.store.messages("local", asked.chat_id))[::2]
+    )
+    link = re.search(rf'<hx-partial hx-target="#msg-{first}-after"[^>]*>(.*?)</hx-partial>', turn, re.DOTALL)
+    assert link and f'href="#msg-{second}"' in link[1]
+    assert f'href="#msg-{first}"' in turn
+    server.wait(lambda: server.state.turns.unfinished == 0)
+    page = server.client.get(url).text
+    assert page.count('data-question="after"') == 1 and page.count('data-question="before"') == 2
+
+
+def test_questions_are_shown_as_typed_or_as_markdown(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("Is **this** <b>bold</b>?")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    assert "Is **this** &lt;b&gt;bold&lt;/b&gt;?</div>" in server.client.get(url).text
+    server.client.post("/settings", data={"raw_questions": "off"})
+    turns = server.client.get(f"{url}/turns", headers=FRAGMENT).text
+    one = server.client.get(f"{url}/messages/{server.stored(asked).parent_id}", headers=FRAGMENT).text
+    for html in (server.client.get(url).text, turns, one):
+        assert "Is <strong>this</strong> &lt;b&gt;bold&lt;/b&gt;?" in html
+
+
+def inventory(*names: str) -> Inventory:
+    models = [LocalModel(name, Path("/m") / name, 1, "Q4_K_M", "folder", "no") for name in names]
+    return Inventory(
+        tuple(Installed(name[:4], model, False) for name, model in zip(names, models, strict=True)), (), True
+    )
+
+
+def test_a_part_of_a_name_will_do() -> None:
+    stock = inventory("SmolLM3-Q4_K_M.gguf", "SmolLM3-Q8_0.gguf", "other.gguf")
+    assert [each.model.name for each in stock.like("q8")] == ["SmolLM3-Q8_0.gguf"]
+    assert [each.model.name for each in stock.like(" OTHER.gguf ")] == ["other.gguf"]
+    assert len(stock.like("smollm3")) == 2
+    assert stock.like("") == stock.like("nothing") == []
+
+
+@pytest.mark.parametrize(("name", "status"), [("demo", 204), ("no such thing", 404), ("", 404)])
+def test_a_command_takes_another_model(start: Start, name: str, status: int) -> None:
+    server = start(ScriptedEngine(), shelf=Shelf(lambda path: ScriptedEngine(name="Another"))).ready()
+    fields = {"model": name, "command": "model", "chat": ""}
+    answer = server.client.post("/models/switch", data=fields, headers=FRAGMENT)
+    assert answer.status_code == status
+    if status == 204:
+        assert answer.headers["HX-Redirect"] == "/"
+        server.wait(lambda: server.state.engine.info is not None and server.state.engine.info.name == "Another")
+    else:
+        assert "There is no such model" in answer.text
+
+
+def test_a_reader_is_told_how_long_the_answer_is(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("Hello", thinking=False)
+    server.finished(asked)
+    told = "".join(event.data for event in server.stream(asked))
+    assert "Answer ready, words: 7" in told

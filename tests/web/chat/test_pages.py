@@ -1,0 +1,269 @@
+"""What the pages hold: working forms without a script, honest words, and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.web.chat.submit import new_chat, title_of
+from notso.web.chat.templates import TEMPLATE_DIRECTORY, human_count, human_size
+from notso.web.edge.assets import STATIC_DIRECTORY, Assets
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values import wording
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+
+MAX_OWN_SCRIPT_LINES = 400
+TEMPLATES = sorted(TEMPLATE_DIRECTORY.glob("*.html"))
+OWN_SCRIPTS = sorted(STATIC_DIRECTORY.glob("*.js"))
+
+
+class Forms(HTMLParser):
+    """The forms of a page as a browser without scripts would fill them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.forms: list[dict[str, Any]] = []
+        self._area: str | None = None
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        if tag == "form":
+            self.forms.append({"action": attributes["action"], "method": attributes["method"], "fields": {}})
+        elif tag == "input" and self.forms and attributes.get("name"):
+            if attributes.get("type") in ("checkbox", "radio") and "checked" not in attributes:
+                return
+            self.forms[-1]["fields"][attributes["name"]] = attributes.get("value", "on")
+
+    def find(self, ending: str) -> dict[str, Any]:
+        return next(form for form in self.forms if form["action"].endswith(ending) and "text" not in form["fields"])
+
+
+def test_a_whole_conversation_without_a_script(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    form = Forms(server.client.get("/").text).find("/chats")
+    answer = server.client.post(form["action"], data=form["fields"] | {"text": "Hello <there>\nsecond line"})
+    chat = answer.headers["location"]
+    asked = server.last(chat.removeprefix("/chats/"))
+    server.finished(asked)
+    page = server.client.get(chat).text
+    assert "Hello &lt;there&gt;\nsecond line" in page
+    assert "I say what my <strong>script</strong> says." in page
+    assert "<title>Hello &lt;there&gt; · notso</title>" in page
+    form = Forms(page).find("/messages")
+    assert form["method"] == "post" and form["fields"]["thinking"] == "on"
+    del form["fields"]["thinking"]
+    assert server.client.post(form["action"], data=form["fields"] | {"text": "More"}).headers["location"] == chat
+    server.finished(server.last(asked.chat_id))
+    page = server.client.get(chat).text
+    assert page.count('<article class="turn') == 4 + 1, "and the template of one that waits"
+    assert "thinking" not in Forms(page).find("/messages")["fields"], "the toggle stays where it was left"
+    for name in ("rename", "delete"):
+        form = Forms(page).find({"rename": "/title", "delete": "/delete"}[name])
+        answer = server.client.post(form["action"], data=form["fields"] | {"title": "A <new> name"})
+        if name == "rename":
+            assert "A &lt;new&gt; name" in server.client.get(answer.headers["location"]).text
+        else:
+            assert answer.headers["location"].startswith("/?undo=")
+            assert server.client.get(chat).status_code == 404
+
+
+def test_example_questions_can_be_asked(shared: Any) -> None:
+    forms = [form for form in Forms(shared.client.get("/").text).forms if "text" in form["fields"]]
+    assert len(forms) == 3
+    assert len({form["fields"]["key"] for form in forms}) == 3
+    answer = shared.client.post(forms[0]["action"], data=forms[0]["fields"])
+    asked = shared.last(answer.headers["location"].removeprefix("/chats/"))
+    assert shared.finished(asked).state == "done"
+
+
+def test_deleting_a_chat_stops_its_answer(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 5000, piece=5), pace_seconds=0.01)
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    server.wait(lambda: len(engine.requests) == 1)
+    other = server.ask("Next")
+    assert server.client.post(f"/chats/{asked.chat_id}/delete").status_code == 303
+    server.wait(lambda: len(engine.requests) == 2)
+    assert server.client.get(f"/generations/{asked.generation_id}/events").status_code == 404
+    server.client.post(f"/generations/{other.generation_id}/stop")
+    server.finished(other)
+
+
+def test_the_toggle_is_kept(shared: Any) -> None:
+    asked = shared.ask("Hello")
+    shared.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    headers = {"HX-Request": "true"}
+    assert shared.client.post(f"{url}/thinking", data={"text": "draft"}, headers=headers).status_code == 204
+    assert "thinking" not in Forms(shared.client.get(url).text).find("/messages")["fields"]
+    assert shared.client.post(f"{url}/thinking", data={"thinking": "on"}).status_code == 303
+    assert "thinking" in Forms(shared.client.get(url).text).find("/messages")["fields"]
+
+
+def test_htmx_gets_both_bubbles_and_a_fresh_key(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    server.finished(asked)
+    engine.gate.clear()
+    key = new_id()
+    answer = server.client.post(
+        f"/chats/{asked.chat_id}/messages", data={"text": "More", "key": key}, headers={"HX-Request": "true"}
+    )
+    assert answer.status_code == 200 and "<html" not in answer.text
+    assert answer.text.count("<article") == 2
+    assert 'hx-sse:connect="/generations/' in answer.text and 'hx-sse:close="done"' in answer.text
+    nonce = answer.headers["content-security-policy"].partition("'nonce-")[2].partition("'")[0]
+    assert set(re.findall(r'hx-nonce="([^"]*)"', answer.text)) == {nonce}
+    assert key not in answer.text and "/stop" in answer.text
+    engine.gate.set()
+    last = server.last(asked.chat_id)
+    server.finished(last)
+    final = server.client.get(f"/chats/{asked.chat_id}/messages/{last.message_id}", headers={"HX-Request": "true"}).text
+    assert 'hx-sse:connect="/generations' not in final and "/stop" not in final and "Send" in final
+
+
+def test_the_demo_says_that_it_is_one(start: Start) -> None:
+    page = start(ScriptedEngine(is_demo=True)).ready().client.get("/").text
+    assert "Demo model." in page and '<a href="/models">Fetch SmolLM3-3B (1.92 GB)</a>' in page
+
+
+def test_the_real_model_says_nothing_of_a_demo(start: Start, tmp_path: Path) -> None:
+    page = start(ScriptedEngine(is_demo=False), data_dir=tmp_path / "other").ready().client.get("/").text
+    assert "emo model" not in page and "Fetch" not in page
+
+
+def test_user_text_is_never_markup(shared: Any) -> None:
+    text = "<script>alert(1)</script> <hx-partial hx-target=body> {{ 7 * 7 }} **bold** &amp; \"'"
+    asked = shared.ask(text)
+    shared.finished(asked)
+    page = shared.client.get(f"/chats/{asked.chat_id}").text
+    bubble = page.partition('<div class="bubble pressed" hx-ignore>')[2].partition("</div>")[0]
+    shown = "&lt;script&gt;alert(1)&lt;/script&gt; &lt;hx-partial hx-target=body&gt; {{ 7 * 7 }} **bold** &amp;amp; "
+    assert bubble == shown + "&#34;&#39;"
+    assert "<script>alert" not in page and "<hx-partial hx-target=body" not in page
+
+
+def test_titles() -> None:
+    assert title_of("\n  Hello   there \nmore") == "Hello there"
+    assert title_of("word " * 40) == "word " * 8 + "word…"
+    assert title_of("x" * 80) == "x" * 48 + "…"
+    assert title_of(" \n ") == wording.words["new_chat"]
+    assert new_chat("Hi", thinking=False).title == "Hi"
+
+
+def test_pages_load_nothing_from_elsewhere(shared: Any) -> None:
+    page = shared.client.get("/").text
+    addresses = re.findall(r'\s(?:src|href|action)="([^"]*)"', page)
+    assert addresses and all(address.startswith(("/", "#")) and not address.startswith("//") for address in addresses)
+    for address in addresses:
+        if address.startswith("/static/"):
+            answer = shared.client.get(address)
+            assert answer.status_code == 200
+            assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+            assert b"://" not in answer.content.replace(b"http://www.w3.org/2000/svg", b"") or "vendor" in address
+
+
+def test_the_first_page_is_small(shared: Any) -> None:
+    page = shared.client.get("/").text
+    files = re.findall(r' (?:src|href)="(/static/[^"#]*)"', page)  # KaTeX comes only where there is a formula
+    size = len(gzip.compress(page.encode()))
+    for address in files:
+        with shared.client.stream("GET", address, headers={"Accept-Encoding": "gzip"}) as answer:
+            assert answer.headers["content-encoding"] == "gzip"
+            size += sum(len(chunk) for chunk in answer.iter_raw())
+    assert size < 80_000
+
+
+def test_vendored_files_are_the_listed_ones() -> None:
+    folder = STATIC_DIRECTORY / "vendor"
+    listed = dict(re.findall(r"\| ([\w./-]+) \|.*\| ([0-9a-f]{64}) \|", (folder / "VENDORED.md").read_text()))
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".md", ".LICENSE")]
+    found = {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    assert listed == found and len(found) > 20
+    assert (folder / "htmx.LICENSE").exists() and (folder / "katex" / "katex.LICENSE").exists()
+
+
+def test_files_name_each_other_by_content(tmp_path: Path) -> None:
+    (tmp_path / "fonts").mkdir()
+    (tmp_path / "fonts" / "a.woff2").write_bytes(b"font")
+    (tmp_path / "a.css").write_text("a { src: url(fonts/a.woff2), url(fonts/a.ttf) }")
+    (tmp_path / "b.webmanifest").write_text('{"icons": [{"src": "fonts/a.woff2"}]}')
+    assets = Assets(tmp_path)
+    font = assets.url("fonts/a.woff2")
+    style = assets.find(assets.url("a.css").removeprefix("/static/"))
+    manifest = assets.find(assets.url("b.webmanifest").removeprefix("/static/"))
+    assert style is not None and manifest is not None
+    assert style.body == f"a {{ src: url({font}), url(fonts/a.ttf) }}".encode()
+    assert font.encode() in manifest.body
+
+
+def test_assets_are_named_by_content(tmp_path: Path) -> None:
+    (tmp_path / "a.css").write_text("a {}")
+    first = Assets(tmp_path).url("a.css")
+    (tmp_path / "a.css").write_text("b {}")
+    assert Assets(tmp_path).url("a.css") != first
+    assert Assets(tmp_path).find(first.removeprefix("/static/")) is None
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_templates_hold_no_script_and_no_trap_of_htmx(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"\son\w+\s*=", text), "inline handler"
+    assert "hx-on" not in text and "js:" not in text and "javascript:" not in text and "style=" not in text
+    assert "hx-disable" not in text, "that is no protection in htmx 4"
+    assert "|safe" not in text.replace(" ", "") and "autoescape" not in text
+    for tag in re.findall(r"<script[^>]*>", text):
+        assert 'nonce="{{ nonce }}"' in tag and "src=" in tag
+    for tag in re.findall(
+        r"<(?!hx-partial)\w+\b(?:\"[^\"]*\"|'[^']*'|\{\{.*?\}\}|\{%.*?%\}|[^>\"'])*>", text, re.DOTALL
+    ):
+        if re.search(r"\shx-(?!ignore|nonce)", tag):
+            assert "hx-nonce" in tag, tag
+
+
+def test_own_scripts_are_few_and_say_why() -> None:
+    lines = [line for path in OWN_SCRIPTS for line in path.read_text().splitlines()]
+    assert len(lines) < MAX_OWN_SCRIPT_LINES
+    for path in OWN_SCRIPTS:
+        assert path.read_text().startswith("// "), "each says what htmx cannot do for it"
+        assert not re.search(r"\beval\b|new Function|innerHTML|insertAdjacentHTML|document\.write", path.read_text())
+
+
+def test_every_word_is_used_and_every_used_word_exists() -> None:
+    sources = [path.read_text() for path in TEMPLATES] + [
+        path.read_text() for path in Path(wording.__file__).parents[1].rglob("*.py") if path.name != "wording.py"
+    ]
+    text = "\n".join(sources)
+    used = set(re.findall(r"words\.([a-z_0-9]+)", text)) | set(re.findall(r'words\["([a-z_0-9]+)"\]', text)) - {"get"}
+    used -= {"get", "format"}
+    assert used <= wording.words.keys()
+    built = ("weights_", "phase_", "announce_", "state_", "theme_", "example_", "thought_for", "phase_thinking_for")
+    built += ("figure_name_", "day_", "version_", "menu_", "part_", "key_", "set_", "unset_", "prefer_", "limit_")
+    built += ("tool_",)
+    assert {word for word in wording.words if word not in used and not word.startswith(built)} == set()
+
+
+def test_numbers_for_people() -> None:
+    assert [human_size(number) for number in (999_400, 999_700, 999_999_999)] == ["999 kB", "1 MB", "1 GB"]
+    assert [human_count(number) for number in (999_400_000, 999_700_000)] == ["999 M", "1 B"]
+    assert [human_size(number) for number in (0, 999, 1_915_305_312, 8_000_000)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.92 GB",
+        "8 MB",
+    ]
+    assert [human_count(number) for number in (5, 12_000, 10_000_000, 3_075_098_624)] == ["5", "12 K", "10 M", "3.08 B"]
+    assert [wording.ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21)] == [
+        *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st")
+    ]

@@ -1,0 +1,91 @@
+"""A chat's name by the model: only where that is set, only once, never over a person's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Event
+from notso.web.chat import titles
+from notso.web.chat.titles import REQUEST, title_in
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(titles, "AFTER_SECONDS", 0.2)
+
+
+def script(messages: Any, thinking: bool) -> Iterator[Event]:
+    yield from say('Title: "**A Chat About Cats**"\n' if messages[-1].content == REQUEST else "Cats purr.")
+
+
+def name_of(server: Any, chat_id: str) -> str:
+    chat = server.on_loop(lambda: server.state.store.chat("local", chat_id))
+    title: str = chat.title
+    return title
+
+
+def asked_for(engine: ScriptedEngine) -> list[Any]:
+    return [request for request in engine.requests if request.messages[-1].content == REQUEST]
+
+
+def test_the_model_names_a_new_chat_once_and_quietly(start: Start) -> None:
+    engine = ScriptedEngine(script)
+    server = start(engine).ready()
+    server.client.post("/settings", data={"titles": "on"})
+    server.client.post("/tools", data={"tool-clock": "on"})
+    asked = server.ask("Tell me about cats")
+    server.finished(asked)
+    server.wait(lambda: name_of(server, asked.chat_id) == "A Chat About Cats")
+    (request,) = asked_for(engine)
+    assert request.priority == "background" and request.params.thinking_budget == 0
+    assert request.tools == engine.requests[0].tools and request.tool_choice == "none", (
+        "the chat's prompt, read already"
+    )
+    server.finished(server.ask("And dogs?", asked.chat_id))
+    server.wait(lambda: not server.state.turns.unfinished)
+    assert len(asked_for(engine)) == 1
+    listed = server.client.get(f"/chats?current={asked.chat_id}", headers={"HX-Request": "true"}).text
+    assert 'header h1" hx-swap="textContent">A Chat About Cats<' in listed
+
+
+def test_a_name_that_a_person_gave_stays(start: Start) -> None:
+    engine = ScriptedEngine(script)
+    server = start(engine).ready()
+    server.client.post("/settings", data={"titles": "on"})
+    engine.gate.clear()
+    asked = server.ask("Tell me about cats")
+    server.client.post(f"/chats/{asked.chat_id}/title", data={"title": "Mine"})
+    engine.gate.set()
+    server.finished(asked)
+    other = server.ask("And about dogs?")
+    server.finished(other)
+    server.wait(lambda: name_of(server, other.chat_id) == "A Chat About Cats")  # the first one had its turn before
+    assert name_of(server, asked.chat_id) == "Mine"
+
+
+def test_by_default_nothing_is_asked(start: Start) -> None:
+    engine = ScriptedEngine(script)
+    server = start(engine).ready()
+    asked = server.ask("Tell me about cats")
+    server.finished(asked)
+    server.wait(lambda: not server.state.turns.unfinished)
+    assert not asked_for(engine) and name_of(server, asked.chat_id) == "Tell me about cats"
+
+
+@pytest.mark.parametrize(
+    ("said", "title"),
+    [
+        ("A Chat About Cats", "A Chat About Cats"),
+        ('\n"Cats."\nMore', "Cats"),
+        ("Title: **Cats and dogs**", "Cats and dogs"),
+        *(("", ""), ("...", ""), ("x" * 80, "")),
+    ],
+)
+def test_only_a_title_counts(said: str, title: str) -> None:
+    assert title_in(said) == title

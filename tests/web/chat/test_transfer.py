@@ -1,0 +1,283 @@
+"""Chats as files: what goes out comes in again, and nothing that comes in can do harm."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from notso.web.chat.imports import read_chats
+from notso.web.chat.submit import title_of
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.ids import new_id
+from notso.web.values.problems import Problem
+
+Start = Callable[..., Any]
+
+ANSWER = "Some **bold** text.\n\n```python\nx = 1\n```\n"
+
+
+@pytest.fixture
+def server(start: Start) -> Any:
+    return start(ScriptedEngine(lambda messages, thinking: say(ANSWER, "hm"))).ready()
+
+
+@pytest.fixture
+def chat_id(server: Any) -> str:
+    asked = server.ask("What <is> it?")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    server.client.post(f"{url}/messages/{asked.message_id}/regenerate", data={"key": new_id()})
+    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.client.post(f"{url}/settings", data={"temperature": "0.3", "seed": "7"})
+    server.client.post(f"{url}/title", data={"title": "Übung: a/b"})
+    return str(asked.chat_id)
+
+
+def chats(server: Any) -> list[Any]:
+    found: list[Any] = server.on_loop(lambda: server.state.store.chats("local"))
+    return found
+
+
+def send(server: Any, data: Any) -> Any:
+    body = data if isinstance(data, bytes) else json.dumps(data).encode()
+    return server.client.post("/import", content=body, headers={"Content-Type": "application/json"})
+
+
+def test_json_goes_out_and_in_again_with_the_whole_tree(server: Any, chat_id: str) -> None:
+    answer = server.client.get(f"/chats/{chat_id}/export/json")
+    assert answer.headers["content-disposition"] == 'attachment; filename="bung-a-b.json"'
+    data = answer.json()
+    assert (data["format"], data["version"], len(data["chats"][0]["messages"])) == ("notso-chats", 2, 3)
+    back = send(server, data)
+    assert back.status_code == 303
+    other = back.headers["location"].removeprefix("/chats/")
+    assert other != chat_id and len(chats(server)) == 2
+    again = server.client.get(f"/chats/{other}/export/json").json()
+
+    def without_ids(export: Any) -> Any:
+        names = {each["id"]: number for number, each in enumerate(export["chats"][0]["messages"])}
+        text = json.dumps(export)
+        for name, number in names.items():
+            text = text.replace(name, str(number))
+        return json.loads(text)
+
+    assert without_ids(again) == without_ids(data)
+    page = server.client.get(f"/chats/{other}").text
+    assert "2/2" in page and "<strong>bold</strong>" in page
+    assert server.finished(server.ask("And then?", other)).state == "done", "one can go on with it"
+
+
+def test_all_chats_at_once(server: Any, chat_id: str) -> None:
+    server.finished(server.ask("Another"))
+    data = server.client.get("/export").json()
+    assert len(data["chats"]) == 2
+    assert send(server, data).status_code == 303 and len(chats(server)) == 4
+
+
+def test_markdown_for_people(server: Any, chat_id: str) -> None:
+    text = server.client.get(f"/chats/{chat_id}/export/md").text
+    assert text == f"# Übung: a/b\n\n## You\n\nWhat <is> it?\n\n## Assistant\n\n{ANSWER}\n"
+
+
+def test_a_still_page(server: Any, chat_id: str) -> None:
+    answer = server.client.get(f"/chats/{chat_id}/export/html")
+    assert answer.headers["content-disposition"].startswith("attachment")
+    page = answer.text
+    assert "What &lt;is&gt; it?" in page and "<strong>bold</strong>" in page
+    assert "<script" not in page and "hx-" not in page and "http://" not in page and 'src="' not in page
+    assert server.client.get(f"/chats/{chat_id}/export/pdf").status_code == 400
+
+
+def test_a_list_of_messages_as_the_openai_api_has_it(server: Any) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello there\nfriend"},
+        {"role": "assistant", "content": "Hi.", "reasoning_content": "polite"},
+        {"role": "user", "content": "And?"},
+    ]
+    for data in (messages, {"messages": messages, "model": "x"}):
+        chat = chats(server)[0] if send(server, data).status_code == 303 else None
+        assert chat is not None
+        assert (chat.title, chat.settings) == ("Hello there", {"system_prompt": "Be brief."})
+        stored = server.on_loop(lambda chat=chat: server.state.store.messages("local", chat.id))
+        assert [(each.role, each.content, each.reasoning) for each in stored] == [
+            *(("user", "Hello there\nfriend", ""), ("assistant", "Hi.", "polite"), ("user", "And?", ""))
+        ]
+    server.finished(server.ask("More", chat.id))
+    roles = [message.role for message in server.state.engine.engine.requests[-1].messages]
+    assert roles == ["system", "user", "assistant", "user", "user"]
+
+
+def test_calls_of_tools_come_along_with_their_results(server: Any) -> None:
+    def call(name: str, arguments: str) -> dict[str, Any]:
+        return {"id": name, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    messages = [
+        {"role": "user", "content": "What time is it, and what is 6 * 7?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "refusal": None,
+            "tool_calls": [call("clock", "{}"), call("sum", '{"a": 6}')],
+        },
+        {"role": "tool", "tool_call_id": "sum", "content": "42"},
+        {"role": "tool", "tool_call_id": "clock", "content": "noon"},
+        {"role": "assistant", "content": "Noon.", "tool_calls": [call("clock", "{}")]},
+        {"role": "tool", "tool_call_id": "clock", "content": "later"},
+        {"role": "assistant", "content": "And 42."},
+        {"role": "user", "content": "Thanks"},
+        {"role": "assistant", "content": "", "tool_calls": [call("clock", "{}")]},
+    ]
+    assert send(server, messages).status_code == 303
+    chat = chats(server)[0]
+    stored = server.on_loop(lambda: server.state.store.messages("local", chat.id))
+    assert [(each.role, each.content) for each in stored] == [
+        *(("user", messages[0]["content"]), ("assistant", "Noon.\n\nAnd 42.")),
+        *(("user", "Thanks"), ("assistant", "")),
+    ]
+    uses = [(use.name, use.result, use.state, use.round, use.content_at) for use in stored[1].tool_uses]
+    assert uses == [("clock", "noon", "done", 0, 0), ("sum", "42", "done", 0, 0), ("clock", "later", "done", 1, 5)]
+    assert [use.state for use in stored[3].tool_uses] == ["interrupted"]
+    page = server.client.get(f"/chats/{chat.id}").text
+    assert page.count('<details class="tool-card"') == 4 and page.index("noon") < page.index("Noon.") < page.index(
+        "And 42."
+    )
+    server.finished(server.ask("More", chat.id))
+    read = server.state.engine.engine.requests[-1].messages
+    assert [(each.role, each.content) for each in read[:6]] == [
+        *(("user", messages[0]["content"]), ("assistant", ""), ("tool", "noon"), ("tool", "42")),
+        *(("assistant", "Noon."), ("tool", "later")),
+    ]
+    again = server.client.get(f"/chats/{chat.id}/export/json").json()
+    assert send(server, again).status_code == 303, "and out, and in once more"
+
+
+def test_a_form_does_it_too(server: Any) -> None:
+    text = json.dumps([{"role": "user", "content": "Hello"}])
+    assert server.client.post("/import", data={"json": text}).status_code == 303
+
+
+def message(**changes: Any) -> dict[str, Any]:
+    return {"id": "a", "parent_id": None, "role": "user", "content": "x"} | changes
+
+
+def chat(**changes: Any) -> dict[str, Any]:
+    return {"title": "T", "prompt_date": "2025-07-08", "messages": [message()]} | changes
+
+
+def file(**changes: Any) -> dict[str, Any]:
+    return {"format": "notso-chats", "version": 1, "chats": [chat()]} | changes
+
+
+BROKEN: list[Any] = [
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b"nonsense",
+    b"[" * 100_000,
+    b'{"a":' * 2000 + b"1" + b"}" * 2000,
+    b'[{"role": "user", "role": "user", "content": "x"}]',
+    b'[{"role": "user", "content": "\\ud800"}]',
+    b'[{"role": "user", "content": "a\\u0000b"}]',
+    b'{"format": "notso-chats", "version": NaN, "chats": []}',
+    b"9" * 5000,
+    {},
+    [],
+    [{}],
+    ["x"],
+    {"messages": []},
+    [{"role": "tool", "content": "x"}],
+    [{"role": "user", "content": "x"}, {"role": "tool", "content": "x", "tool_call_id": "a"}],
+    [{"role": "assistant", "content": "x", "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "[1]"}}]}],
+    [{"role": "assistant", "content": "x", "tool_calls": [{"id": "a", "function": {"name": "", "arguments": "{}"}}]}],
+    [{"role": "assistant", "content": "x", "annotations": [1]}],
+    [{"role": "user", "content": ["x"]}],
+    [{"role": "user", "content": "x", "tool_calls": []}],
+    [{"role": "system", "content": "x"}],
+    [{"role": "system", "content": "x" * 20_001}, {"role": "user", "content": "x"}],
+    file(version=3),
+    file(chats=[]),
+    file(extra=1),
+    file(chats=[chat(title="")]),
+    file(chats=[chat(prompt_date="2025-13-08")]),
+    file(chats=[chat(settings={"temperature": 9})]),
+    file(chats=[chat(messages=[message(role="system")])]),
+    file(chats=[chat(messages=[message(), message()])]),
+    file(chats=[chat(messages=[message(parent_id="b"), message(id="b")])]),
+    file(chats=[chat(messages=[message(parent_id="a")])]),
+    file(chats=[chat(messages=[message(created_ms=-1)])]),
+    file(chats=[chat(messages=[message(edited=1)])]),
+    file(chats=[chat(messages=[message(numbers={"prompt_ms": 1e300})])]),
+]
+
+
+@pytest.fixture(scope="module")
+def empty(shared: Any) -> Any:
+    return shared
+
+
+@pytest.mark.parametrize("data", BROKEN, ids=range(len(BROKEN)))
+def test_what_is_broken_is_refused_whole(empty: Any, data: Any) -> None:
+    answer = send(empty, data)
+    assert answer.status_code == 400, answer.text
+    assert "Traceback" not in answer.text and len(answer.text) < 4000
+    assert chats(empty) == []
+
+
+@pytest.mark.parametrize("unit", [b'\\"', b'"', b"[]", b'{"a":', b'"\\', b"\\"])
+def test_refusing_takes_time_in_proportion(unit: bytes) -> None:
+    def seconds(length: int) -> float:
+        began = time.thread_time()
+        with pytest.raises(Problem):
+            read_chats(b'"' + unit * (length // len(unit)), title_of)
+        return time.thread_time() - began
+
+    seconds(1000)
+    assert seconds(1_000_000) < 8, "a scan that begins anew at each quotation mark would take hours"
+
+
+def test_half_an_answer_comes_in_as_interrupted_and_markup_as_text(server: Any) -> None:
+    answer = {"role": "assistant", "state": "running", "content": "<script>1</script> **x**"}
+    data = file(chats=[chat(title="<b>", messages=[message(), message(id="b", parent_id="a", **answer)])])
+    page = server.client.get(send(server, data).headers["location"]).text
+    assert "Interrupted." in page and "<script>1" not in page and "<b>" not in page.partition("<title>")[2]
+
+
+def test_the_cap_is_larger_here_and_only_here(server: Any) -> None:
+    big = json.dumps([{"role": "user", "content": "x" * 600_000}] * 4).encode()
+    assert len(big) > 2_000_000
+    assert send(server, big).status_code == 303
+    other = server.client.post("/chats", content=big, headers={"Content-Type": "application/json"})
+    assert other.status_code == 413
+    assert send(server, b" " * (16 * 1024 * 1024 + 1)).status_code == 413
+    kind = {"Content-Type": "text/plain"}
+    assert server.client.post("/import", content=b"[]", headers=kind).status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"{", "at character 1"),
+        (b"\xff", "byte 0 is no UTF-8"),
+        (b"9" * 5000, "too long"),
+        (b'{"a": 1, "a": 2}', "a key stands twice"),
+    ],
+)
+def test_what_is_no_json_is_told_in_plain_words(empty: Any, data: bytes, reason: str) -> None:
+    answer = send(empty, data)
+    assert answer.status_code == 400 and reason in answer.text and "Error" not in answer.text
+
+
+def test_a_chat_from_a_far_future_counts_as_one_of_today(server: Any) -> None:
+    assert send(server, file(chats=[chat(created_ms=1 << 60, updated_ms=1 << 60)])).status_code == 303
+    assert server.client.get("/").status_code == 200  # no page could be shown: such a time is no date
+    assert chats(server)[0].updated_ms <= 1000 * time.time()
+
+
+def test_a_file_switches_no_tools_on(server: Any) -> None:
+    assert send(server, file(chats=[chat(settings={"tools": "calculator", "seed": "7"})])).status_code == 303
+    assert "tools" not in chats(server)[0].settings and chats(server)[0].settings["seed"] == 7

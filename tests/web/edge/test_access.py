@@ -1,0 +1,314 @@
+"""Who may speak to the server: hosts, origins, keys, and a word from every route about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute, iter_route_contexts
+
+from notso.web.app import create_app
+from notso.web.edge.access import KeyRing, guarded, public
+from notso.web.edge.security import content_security_policy
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.ids import new_generation_id, new_id
+from notso.web.values.settings import Settings
+
+Start = Callable[..., Any]
+MESSAGE_ROUTES = (
+    *(("GET", "text"), ("GET", "edit"), ("POST", "edit"), ("POST", "regenerate"), ("POST", "continue")),
+    *(("POST", "choose"), ("POST", "unsummarize")),
+)
+KEY = "correct horse battery staple"
+
+
+def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
+    declared: dict[str, str] = {}
+    for path, dependencies in inventory(create_app(ScriptedEngine, Settings(data_dir=tmp_path))):
+        marks = [call.__name__ for call in dependencies if call in (public, guarded)]
+        assert len(marks) == 1, f"{path} must be public or guarded"
+        declared[path] = marks[0]
+    assert {path for path, mark in declared.items() if mark == "public"} == {
+        *(
+            "GET /health",
+            "HEAD /health",
+            "GET /livez",
+            "HEAD /livez",
+            "GET /static/{path:path}",
+            "GET /login",
+            "POST /login",
+        )
+    }
+    assert {path for path, mark in declared.items() if mark == "guarded"} == {
+        *(
+            "GET /status/details",
+            "GET /",
+            "GET /status",
+            "POST /chats",
+            "GET /chats/{chat_id}",
+            "POST /chats/{chat_id}/messages",
+        ),
+        *("GET /chats/{chat_id}/messages/{message_id}", "POST /chats/{chat_id}/thinking"),
+        *("POST /chats/{chat_id}/title", "POST /chats/{chat_id}/delete"),
+        *("GET /models", "GET /models/download", "POST /models/download", "POST /models/download/stop"),
+        *("POST /models/switch", "GET /metrics"),
+        *("GET /v1/models", "GET /v1/models/{name:path}", "POST /v1/chat/completions"),
+        *("POST /tokenize", "POST /detokenize", "POST /apply-template", "GET /props", "GET /slots"),
+        "GET /openapi.json",
+        *("POST /embeddings", "POST /rerank", "POST /infill"),
+        *("POST /v1/chat/completions/control", "GET /v1/stream", "DELETE /v1/stream"),
+        *(
+            "POST /v1/completions",
+            "POST /v1/embeddings",
+            "POST /v1/infill",
+            "POST /v1/messages",
+            "POST /v1/messages/count_tokens",
+            "POST /v1/rerank",
+        ),
+        *("POST /v1/responses", "GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
+        *("POST /generations/{generation_id}/stop", "GET /generations/{generation_id}/events"),
+        *("POST /generations/{generation_id}/answer-now", "GET /feed", "GET /chats", "GET /search"),
+        *("GET /chats/{chat_id}/turns", "POST /chats/{chat_id}/pin", "POST /chats/{chat_id}/clear"),
+        *("POST /chats/{chat_id}/reset", "POST /undo/{trash_id}", "POST /chats/{chat_id}/summarize"),
+        *("GET /chats/{chat_id}/suggestions", "GET /settings", "POST /settings", "GET /chats/{chat_id}/settings"),
+        *("POST /chats/{chat_id}/settings", "POST /estimate", "POST /chats/{chat_id}/estimate"),
+        "POST /logout",
+        *("GET /tools", "POST /tools", "GET /chats/{chat_id}/tools", "POST /chats/{chat_id}/tools"),
+        *("GET /generations/{generation_id}/permission", "POST /generations/{generation_id}/permission"),
+        *("GET /chats/{chat_id}/export/{kind}", "GET /export", "POST /import", "GET /backup"),
+        *(f"{verb} /chats/{{chat_id}}/messages/{{message_id}}/{name}" for verb, name in MESSAGE_ROUTES),
+    }
+
+
+def inventory(app: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Every operation the application answers, with what it depends on."""
+    for context in iter_route_contexts(app.routes):
+        route = context.original_route
+        assert isinstance(route, APIRoute), f"{route} is no plain route"
+        dependant = getattr(context, "dependant", None) or route.dependant
+        for method in sorted(route.methods):
+            yield f"{method} {context.path}", [each.call for each in dependant.dependencies]
+
+
+GOOD_HOSTS = [
+    "127.0.0.1",
+    "localhost",
+    "LOCALHOST",
+    "127.0.0.1:{port}",
+    "localhost:1",
+    "[::1]",
+    "[::1]:{port}",
+    "chat.home.example",
+]
+BAD_HOSTS = [
+    "evil.example",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "evil.example:3000",
+    "127.0.0.1@evil.example",
+]
+BAD_HOSTS += [
+    "localhost/",
+    "localhost?x",
+    "localhost#x",
+    "",
+    "127.0.0.2",
+    "0.0.0.0",
+    "[::2]",
+    "localhost:",
+    "localhost:x",
+    "local host",
+    "[::1",
+    "[127.0.0.1]",
+    "[127.0.0.1]:3000",
+    "[localhost]",
+]
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    shared = request.getfixturevalue("shared")
+    settings = Settings(port=0, data_dir=tmp_path_factory.mktemp("named"), allowed_hosts=("chat.home.example",))
+    server = type(shared)(ScriptedEngine, settings).ready()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize("host", GOOD_HOSTS)
+def test_known_hosts_pass(named: Any, host: str) -> None:
+    host = host.format(port=named.address.rpartition(":")[2])
+    assert named.client.get("/livez", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", BAD_HOSTS)
+def test_unknown_hosts_are_misdirected(named: Any, host: str) -> None:
+    answer = named.client.get("/livez", headers={"Host": host})
+    assert answer.status_code in (421, 400)
+    assert (answer.status_code == 421) or host in ("", "local host"), "only what is no header at all is refused earlier"
+    assert "evil" not in answer.text
+
+
+def test_two_hosts_or_none_are_refused(named: Any) -> None:
+    for hosts in ("Host: localhost\r\nHost: localhost\r\n", "Host: localhost\r\nHost: evil.example\r\n", ""):
+        answer = named.raw(f"GET /livez HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n".encode())
+        assert answer.split()[1] in (b"400", b"421")
+    assert named.raw(b"GET /livez HTTP/1.0\r\n\r\n").split()[1] == b"421"
+
+
+def test_an_absolute_address_does_not_outvote_host(named: Any) -> None:
+    answer = named.raw(b"GET http://localhost/livez HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n")
+    assert answer.split()[1] == b"421"
+
+
+HOST = {"Host": "localhost:3000"}
+SITES = [
+    ({}, 404),
+    ({"Sec-Fetch-Site": "same-origin"}, 404),
+    ({"Sec-Fetch-Site": "none"}, 404),
+    ({"Sec-Fetch-Site": "same-site"}, 403),
+    ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:3000"}, 403),
+    ({"Sec-Fetch-Site": ""}, 403),
+    ({"Origin": "http://localhost:3000"}, 404),
+    ({"Origin": "https://localhost:3000"}, 404),
+    ({"Origin": "http://LOCALHOST:3000"}, 404),
+    ({"Origin": "http://localhost:3001"}, 403),
+    ({"Origin": "http://localhost"}, 403),
+    ({"Origin": "http://127.0.0.1:3000"}, 403),
+    ({"Origin": "http://evil.example"}, 403),
+    ({"Origin": "http://localhost:3000.evil.example"}, 403),
+    ({"Origin": "http://x@localhost:3000"}, 403),
+    ({"Origin": "http://localhost:3000/"}, 403),
+    ({"Origin": "file://localhost:3000"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Origin": ""}, 403),
+    ({"Origin": "http://["}, 403),
+]
+
+
+@pytest.mark.parametrize(("headers", "status"), SITES)
+def test_changes_come_from_this_site_only(shared: Any, headers: dict[str, str], status: int) -> None:
+    url = f"/chats/{new_id()}/delete"
+    assert shared.client.post(url, headers=HOST | headers).status_code == status
+    for method in ("DELETE", "PUT", "PATCH", "FROB"):
+        refused = shared.client.request(method, url, headers=HOST | headers).status_code
+        assert refused == (403 if status == 403 else 405)
+    assert shared.client.get("/livez", headers=HOST | headers).status_code == 200, "reading is always allowed"
+
+
+@pytest.mark.parametrize("path", ["/", "/livez", "/health", "/nowhere", "/login", "/chats/x", "/static/x"])
+def test_every_answer_carries_the_policy(shared: Any, path: str) -> None:
+    answers = [shared.client.get(path) for _ in range(2)]
+    policies = [answer.headers["content-security-policy"] for answer in answers]
+    assert policies[0] != policies[1], "a nonce is used once"
+    nonce = policies[0].partition("'nonce-")[2].partition("'")[0]
+    assert len(nonce) >= 20
+    assert policies[0] == content_security_policy(nonce)
+    for answer in answers:
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "access-control-allow-origin" not in answer.headers
+        assert "server" not in answer.headers
+
+
+def test_the_policy_is_the_one_written_down() -> None:
+    assert content_security_policy("N") == (
+        "default-src 'none'; script-src 'self' 'nonce-N'; style-src 'self'; img-src 'self'; font-src 'self'; "
+        "connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    )
+
+
+def test_refusals_carry_the_policy_too(shared: Any) -> None:
+    for answer in (
+        shared.client.get("/", headers={"Host": "evil.example"}),
+        shared.client.post("/", headers={"Origin": "null"}),
+    ):
+        assert "content-security-policy" in answer.headers and "text/plain" in answer.headers["content-type"]
+
+
+def test_with_a_key_only_its_holders_get_in(start: Start) -> None:
+    server = start(ScriptedEngine(), api_key=KEY)
+    server.wait(lambda: server.client.get("/health").status_code == 200)
+    guarded_paths = ["/", "/status", f"/chats/{new_id()}", f"/generations/{new_generation_id()}/events"]
+    for path in guarded_paths:
+        assert server.client.get(path).status_code == 401
+        assert server.client.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert server.client.get(path, headers={"Authorization": f"Basic {KEY}"}).status_code == 401
+        assert server.client.get(path, headers={"Cookie": f"notso_session={KEY}"}).status_code == 401
+        assert server.client.get(f"{path}?api_key={KEY}").status_code == 401
+        assert server.client.get(path, headers={"Authorization": f"Bearer {KEY}"}).status_code in (200, 404)
+        assert server.client.get(path, headers={"x-api-key": KEY}).status_code in (200, 404)
+        assert server.client.get(path, headers={"x-api-key": "wrong"}).status_code == 401
+    assert server.client.post("/chats", data={"text": "x", "key": new_id()}).status_code == 401
+    assert server.client.get("/", headers={"Accept": "text/html"}).headers["location"] == "/login"
+
+
+def test_a_browser_swaps_the_key_for_a_cookie(start: Start) -> None:
+    server = start(ScriptedEngine(), api_key=KEY)
+    server.wait(lambda: server.client.get("/health").status_code == 200)
+    wrong = server.client.post("/login", data={"api_key": "wrong"})
+    assert wrong.status_code == 403 and "set-cookie" not in wrong.headers and "not the key" in wrong.text
+    right = server.client.post("/login", data={"api_key": KEY})
+    cookie = right.headers["set-cookie"]
+    assert right.status_code == 303
+    assert "HttpOnly" in cookie and "SameSite=strict" in cookie and KEY not in cookie
+    assert server.client.get("/").status_code == 200
+    with httpx.Client(base_url=server.address) as stranger:
+        assert stranger.get("/").status_code == 401
+
+
+def test_who_shows_two_keys_must_hold_both(start: Start) -> None:
+    server = start(ScriptedEngine(), api_key=KEY).ready()
+    held = f"Bearer {KEY}"
+    server.client.post("/login", data={"api_key": KEY})  # a cookie does not mend a wrong key either
+    rows: list[tuple[list[tuple[str, str]], int]] = [
+        ([("Authorization", held), ("x-api-key", KEY)], 200),
+        ([("Authorization", held), ("x-api-key", "wrong")], 401),
+        ([("Authorization", "Bearer wrong"), ("x-api-key", KEY)], 401),
+        ([("Authorization", held), ("Authorization", "Bearer wrong")], 401),
+        ([("x-api-key", KEY), ("x-api-key", "")], 401),
+        ([("x-api-key", "wrong")], 401),
+        ([], 200),
+    ]
+    for headers, status in rows:
+        assert server.client.get("/v1/models", headers=headers).status_code == status, headers
+
+
+def test_a_browser_logs_out(start: Start) -> None:
+    server = start(ScriptedEngine(), api_key=KEY).ready()
+    server.client.post("/login", data={"api_key": KEY})
+    cookie = {"Cookie": f"notso_session={server.client.cookies['notso_session']}"}
+    assert '<form method="post" action="/logout">' in server.client.get("/settings").text
+    assert server.client.post("/logout", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    out = server.client.post("/logout")
+    assert (out.status_code, out.headers["location"]) == (303, "/login") and not server.client.cookies
+    assert server.client.get("/", headers=cookie).status_code == 401, "a copy of the cookie is worth nothing either"
+
+
+def test_without_a_key_there_is_nothing_to_log_out_of(shared: Any) -> None:
+    assert "/logout" not in shared.client.get("/settings").text
+    assert shared.client.post("/logout").headers["location"] == "/"
+
+
+def test_sessions_end_by_themselves(start: Start) -> None:
+    server = start(ScriptedEngine(), api_key=KEY).ready()
+    now = 0.0
+    server.app.state.key_ring = KeyRing(KEY, clock=lambda: now)
+    server.client.post("/login", data={"api_key": KEY})
+    for days, status in [(6, 200), (6, 200), (7, 401), (0, 401)]:
+        now += days * 86_400
+        assert server.client.get("/").status_code == status, "not used for a week"
+    server.client.post("/login", data={"api_key": KEY})
+    for days, status in [(6, 200), (6, 200), (6, 200), (6, 200), (5.9, 200), (0.2, 401)]:
+        now += days * 86_400
+        assert server.client.get("/").status_code == status, "a month old"
+
+
+@pytest.mark.parametrize("path", ["/backup", "/export", "/search?q=x"])
+def test_costly_reads_are_not_for_other_sites(shared: Any, path: str) -> None:
+    assert shared.client.get(path, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert shared.client.get(path, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200

@@ -1,0 +1,172 @@
+"""What all bodies may hold together: who waits, who gives way, and that everything comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from notso.web.edge import body_budget
+from notso.web.edge.body_budget import FREE_BYTES, Arrival, BodyBudget, BodyGaveWayError, RequestTooSlowError
+from notso.web.edge.limits import RequestLimits
+
+KIB = 1024
+MOST = 100 * KIB
+SOON = 60.0
+
+
+def sender(*pieces: bytes, unfinished: bool = False) -> Callable[[], Awaitable[Any]]:
+    """What comes of a request's body; one that is unfinished says nothing more."""
+    left = list(pieces)
+
+    async def receive() -> Any:
+        if not left:
+            await asyncio.Event().wait()
+        piece = left.pop(0)
+        return {"type": "http.request", "body": piece, "more_body": unfinished or bool(left)}
+
+    return receive
+
+
+def arrival(budget: BodyBudget, host: str = "a", seconds: float = SOON) -> Arrival:
+    return Arrival(budget, host, 1 << 20, asyncio.get_running_loop().time() + seconds)
+
+
+async def settled(done: Callable[[], bool]) -> None:
+    for _ in range(10_000):
+        if done():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it does not happen")
+
+
+def begun(budget: BodyBudget, size: int, host: str = "a") -> tuple[Arrival, asyncio.Task[Any]]:
+    one = arrival(budget, host)
+    return one, asyncio.create_task(one.gather(sender(b"x" * size, unfinished=True)))
+
+
+def test_many_small_pieces_come_out_as_one() -> None:
+    async def run() -> None:
+        budget = BodyBudget(MOST)
+        one = arrival(budget)
+        message = await one.gather(sender(*[b"ab"] * 40_000, b"c"))
+        assert message == {"type": "http.request", "body": b"ab" * 40_000 + b"c", "more_body": False}
+        assert one.held == 80_001 - FREE_BYTES and budget.free == MOST - one.held
+        budget.release(one)
+        assert budget.free == MOST
+
+    asyncio.run(run())
+
+
+def test_an_ordinary_question_passes_where_nothing_is_free() -> None:
+    async def run() -> None:
+        budget = BodyBudget(0)
+        assert (await arrival(budget).gather(sender(b"x" * FREE_BYTES)))["body"] == b"x" * FREE_BYTES
+
+    asyncio.run(run())
+
+
+def test_who_finds_no_room_waits_until_others_are_done_with() -> None:
+    async def run() -> None:
+        budget = BodyBudget(MOST)
+        first = arrival(budget)
+        await first.gather(sender(b"x" * (FREE_BYTES + MOST)))
+        second = asyncio.create_task(arrival(budget).gather(sender(b"y" * (FREE_BYTES + 10))))
+        await settled(lambda: budget._line.locked())
+        assert not second.done()
+        budget.release(first)
+        assert len((await second)["body"]) == FREE_BYTES + 10
+
+    asyncio.run(run())
+
+
+def test_the_oldest_that_is_not_finished_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "FAIR_SECONDS", 0.0)
+
+    async def run() -> None:
+        budget = BodyBudget(MOST)
+        whole = arrival(budget)
+        await whole.gather(sender(b"x" * (FREE_BYTES + 10 * KIB)))
+        old, gone = begun(budget, FREE_BYTES + 45 * KIB)
+        await settled(lambda: old.held > 0)
+        young, stays = begun(budget, FREE_BYTES + 40 * KIB)
+        await settled(lambda: young.held > 0)
+        assert len((await arrival(budget).gather(sender(b"y" * (FREE_BYTES + 20 * KIB))))["body"]) > FREE_BYTES
+        with pytest.raises(BodyGaveWayError):
+            await gone
+        assert old.held == 0 and not stays.done() and whole.held == 10 * KIB, "a whole body never gives way"
+        stays.cancel()
+
+    asyncio.run(run())
+
+
+def test_of_addresses_the_one_that_holds_most_gives_way_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "FAIR_SECONDS", 0.0)
+
+    async def run() -> None:
+        budget = BodyBudget(MOST)
+        honest, waits = begun(budget, FREE_BYTES + 10 * KIB, "honest")
+        await settled(lambda: honest.held > 0)
+        bad = [begun(budget, FREE_BYTES + 30 * KIB, "bad") for _ in range(5)]
+        await settled(lambda: sum(task.done() for _, task in bad) >= 2)
+        assert not waits.done() and honest.held == 10 * KIB
+        for task in (waits, *(task for _, task in bad)):
+            task.cancel()
+        await asyncio.gather(waits, *(task for _, task in bad), return_exceptions=True)
+        for each in (honest, *(each for each, _ in bad)):
+            budget.release(each)
+        assert budget.free == MOST and not budget._arriving
+
+    asyncio.run(run())
+
+
+def test_where_only_whole_bodies_hold_room_the_new_one_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "FAIR_SECONDS", 0.0)
+
+    async def run() -> None:
+        budget = BodyBudget(MOST)
+        await arrival(budget).gather(sender(b"x" * (FREE_BYTES + MOST)))
+        late = arrival(budget)
+        with pytest.raises(BodyGaveWayError):
+            await late.gather(sender(b"y" * (FREE_BYTES + 1)))
+        assert late.held == 0
+
+    asyncio.run(run())
+
+
+def test_what_does_not_come_in_time_is_told_from_what_gave_way() -> None:
+    async def run() -> None:
+        budget = BodyBudget(MOST)
+        one = arrival(budget, seconds=0.01)
+        with pytest.raises(RequestTooSlowError):
+            await one.gather(sender(b"x" * (FREE_BYTES + 1), unfinished=True))
+        budget.release(one)
+        assert budget.free == MOST
+
+    asyncio.run(run())
+
+
+def test_who_gives_way_is_told_when_to_come_again_and_all_room_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_budget, "FAIR_SECONDS", 0.0)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        raise AssertionError("no body comes here")
+
+    async def run() -> None:
+        layer = RequestLimits(app)
+        layer._budget = BodyBudget(0)
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": "/import", "headers": [], "client": ("a", 1), "method": "POST"}
+        await layer(scope, sender(b"x" * (FREE_BYTES + 1), unfinished=True), send)
+        headers = dict(sent[0]["headers"])
+        assert sent[0]["status"] == 503 and headers[b"retry-after"] == b"5" and headers[b"connection"] == b"close"
+        assert layer._budget.free == 0 and not layer._budget._arriving
+
+    asyncio.run(run())

@@ -1,0 +1,254 @@
+"""Connections: readers that take nothing, requests ahead of their answers, and as many as there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from notso.web.chat.routes import transfer
+from notso.web.edge import limits
+from notso.web.edge.client_connection import connection_of
+from notso.web.edge.door import Door, network_of, room_for_connections
+from notso.web.edge.limits import InPieces
+from notso.web.edge.log_pace import MOST, WINDOW_SECONDS, LogPace
+from notso.web.state import MAX_PAGE_STREAMS, MAX_REREAD_STREAMS
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+
+
+class Caller:
+    def __init__(self) -> None:
+        self.dropped = False
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def test_who_keeps_us_waiting_longest_gives_way() -> None:
+    door = Door(4)
+    first, second, third, fourth, fifth, sixth = (Caller() for _ in range(6))
+    addresses = ["10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.2"]
+    for caller, address in zip((first, second, third, fourth), addresses, strict=True):
+        assert door.enter(caller, address)
+    door.serves(first)
+    door.serves(third)
+    assert door.enter(fifth, "10.0.0.3") and second.dropped and len(door) == 4
+    door.serves(fourth)
+    door.serves(fifth)
+    assert not door.enter(sixth, "10.0.0.3"), "nobody who is served gives way"
+    door.waits(third)
+    door.waits(first)
+    assert door.enter(sixth, "10.0.0.3") and third.dropped and not first.dropped
+    door.leave(third)  # once more, when its connection has really ended
+    assert len(door) == 4
+
+
+def test_one_address_does_not_take_all() -> None:
+    door = Door(8)
+    other, many = Caller(), [Caller() for _ in range(7)]
+    assert door.enter(other, "10.0.0.9")
+    assert all(door.enter(caller, f"2001:db8::{number:x}") for number, caller in enumerate(many))
+    assert many[0].dropped and not other.dropped and len(door) == 7, "six of eight, and one household is one address"
+    for caller in many:
+        door.serves(caller)
+    assert not door.enter(Caller(), "2001:db8::1:2:3:4") and door.enter(Caller(), "10.0.0.9")
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [("10.1.2.3", "10.1.2.3"), ("2001:db8::1", "2001:db8::/64"), ("", ""), ("testclient", ""), ("::1", "::/64")],
+)
+def test_whom_an_address_stands_for(host: str, network: str) -> None:
+    assert network_of(host) == network
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "after", "most"),
+    [
+        *((256, 20_000, 1152, 1024), (20_000, 20_000, 20_000, 1024), (512, 512, 512, 384), (100, 100, 100, 25)),
+        *((256, -1, 1152, 1024), (-1, -1, -1, 1024)),
+    ],
+)
+def test_room_is_what_descriptors_allow(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, after: int, most: int
+) -> None:
+    now = [soft, hard]
+    monkeypatch.setattr("resource.getrlimit", lambda what: tuple(now))
+    monkeypatch.setattr("resource.setrlimit", lambda what, wanted: now.__setitem__(slice(None), wanted))
+    assert (room_for_connections(), now[0]) == (most, after)
+
+
+@pytest.fixture
+def talker(start: Start) -> Any:
+    answer = "word " * 40_000
+    server = start(ScriptedEngine(lambda m, t: say(answer, piece=4096)), send_timeout_seconds=1.5).ready()
+    asked = server.ask("talk")
+    server.finished(asked)
+    server.page = f"/chats/{asked.chat_id}"
+    return server
+
+
+def request(server: Any, line: str, *headers: str) -> bytes:
+    host = server.address.removeprefix("http://")
+    return "\r\n".join([line, f"Host: {host}", *headers, "", ""]).encode()
+
+
+def unread(server: Any, sent: bytes) -> socket.socket:
+    host, _, port = server.address.removeprefix("http://").rpartition(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect((host, int(port)))
+    client.sendall(sent)
+    return client
+
+
+@pytest.mark.parametrize("times", [1, 50])
+@pytest.mark.parametrize("ending", [(), ("Connection: close",)])
+def test_a_reader_that_takes_nothing_is_cut_off(talker: Any, times: int, ending: tuple[str, ...]) -> None:
+    before = talker.on_loop(lambda: len(talker.server._door))
+    with unread(talker, request(talker, f"GET {talker.page} HTTP/1.1", *ending) * times):
+        talker.wait(lambda: talker.on_loop(lambda: len(talker.server._door)) == before + 1)
+        talker.wait(lambda: talker.on_loop(lambda: len(talker.server._door)) == before)
+    assert talker.client.get(talker.page).status_code == 200
+
+
+def test_a_slow_reader_gets_all_of_it(start: Start) -> None:
+    """Slower than the limit in all, never so slow that nothing is taken."""
+    talker = start(ScriptedEngine(lambda m, t: say("word " * 40_000, piece=4096)), send_timeout_seconds=4).ready()
+    asked = talker.ask("talk")
+    talker.finished(asked)
+    talker.page = f"/chats/{asked.chat_id}"
+    whole = talker.client.get(talker.page).text
+    with unread(talker, request(talker, f"GET {talker.page} HTTP/1.1", "Connection: close")) as client:
+        client.settimeout(60)
+        began, got = time.monotonic(), b""
+        while piece := client.recv(4096):
+            got += piece
+            time.sleep(0.1)
+    assert time.monotonic() - began > 4
+    assert abs(len(got) - len(whole)) < 5000 and b"</html>" in got[-100:]
+
+
+def test_requests_far_ahead_of_their_answers_end_the_connection(talker: Any) -> None:
+    some, far_too_many = (request(talker, "GET /livez HTTP/1.1") * times for times in (20, 2000))
+    with unread(talker, some) as client:
+        client.settimeout(60)
+        got = b""
+        while got.count(b"HTTP/1.1 200") < 20:
+            got += client.recv(65_536)
+    before = talker.on_loop(lambda: len(talker.server._door))
+    with pytest.raises(OSError), unread(talker, far_too_many) as client:
+        client.settimeout(60)
+        while client.recv(4096):
+            pass
+        raise ConnectionResetError
+    talker.wait(lambda: talker.on_loop(lambda: len(talker.server._door)) <= before)
+
+
+@pytest.mark.parametrize(
+    ("line", "headers", "status"),
+    [
+        ("POST /chats HTTP/1.1", ("Content-Length: 4", "Transfer-Encoding: chunked"), b"400"),
+        ("GET /livez HTTP/1.1", ("Content-Length: 0", "Transfer-Encoding: chunked"), b"400"),
+        ("GET /livez HTTP/1.2", (), b"505"),
+        ("GET /livez HTTP/2.0", (), b"505"),
+        ("GET /livez HTTP/0.9", (), b"505"),
+        ("PRI * HTTP/2.0", (), b"505"),
+    ],
+)
+def test_requests_with_two_meanings_close_the_connection(
+    shared: Any, line: str, headers: tuple[str, ...], status: bytes
+) -> None:
+    answer = shared.raw(request(shared, line, *headers) + b"0\r\n\r\n" + request(shared, "GET /livez HTTP/1.1"))
+    assert answer.split()[1] == status and b"HTTP/1.1 200" not in answer, "what follows is not answered"
+    assert b"\r\nconnection: close\r\n" in answer.lower()
+
+
+def test_the_request_line_counts_with_the_headers(shared: Any) -> None:
+    for length, status in ((15_000, 200), (17_000, 431)):
+        assert shared.client.get("/livez?" + "x" * length).status_code == status
+    assert shared.client.get("/livez?" + "x" * 9000, headers={"X": "y" * 9000}).status_code == 431
+
+
+@pytest.mark.parametrize(("what", "most"), [("/feed", MAX_PAGE_STREAMS), ("/v1/stream", MAX_REREAD_STREAMS)])
+def test_a_burst_of_streams_is_counted_before_it_opens(start: Start, what: str, most: int) -> None:
+    engine = ScriptedEngine(lambda m, t: say("word " * 100_000, piece=5), pace_seconds=0.05)
+    server = start(engine).ready()
+    if what == "/v1/stream":
+        body = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+        opening = server.client.stream("POST", "/v1/chat/completions", json=body, headers={"X-Conversation-Id": "c"})
+        opening.__enter__()
+        what += "?conv_id=c"
+    clients = [unread(server, request(server, f"GET {what} HTTP/1.1")) for _ in range(most + 20)]
+    statuses = [client.recv(12)[9:] for client in clients]
+    assert (statuses.count(b"200"), statuses.count(b"429")) == (most, 20)
+    for client in clients:
+        client.close()
+    for streams in (server.state.page_streams, server.state.reread_streams):
+        server.wait(lambda streams=streams: not streams._open)
+
+
+def test_a_backup_nobody_reads_gives_way(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "GIVE_WAY_SECONDS", 0.0)
+    server = start(ScriptedEngine(lambda m, t: say("word " * 100_000, piece=4096)), send_timeout_seconds=600).ready()
+    server.finished(server.ask("talk"))
+    with unread(server, request(server, "GET /backup HTTP/1.1")):
+        server.wait(lambda: server.state.backup_reader is not None and server.state.backup_reader.unread_since)
+        assert server.client.get("/backup").content[:15] == b"SQLite format 3"
+    server.wait(lambda: not server.state.backing_up.locked() and not list(server.state.settings.directory.glob("b*")))
+
+
+def test_what_is_held_for_readers_has_a_bound(talker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(talker.client.get(talker.page).content)
+    monkeypatch.setattr(limits, "MAX_HELD_BYTES", 3 * size + size // 2)
+    page = request(talker, f"GET {talker.page} HTTP/1.1")
+    before = talker.on_loop(lambda: len(talker.server._door))
+    clients = []
+    for number in range(6):
+        clients.append(unread(talker, page))
+        expected = before + min(number + 1, 3)
+        talker.wait(lambda expected=expected: talker.on_loop(lambda: len(talker.server._door)) <= expected)
+    assert len(talker.client.get(talker.page).content) == size, "who reads gets it all the same"
+    for client in clients:
+        client.close()
+
+
+def test_without_our_server_bodies_pass_whole() -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.body", "body": b"x" * 1_000_000})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "state": {}}
+    asyncio.run(InPieces(app)(scope, send, send))  # type: ignore[arg-type]
+    assert connection_of(scope) is None and len(sent[0]["body"]) == 1_000_000
+
+
+def test_what_clients_cause_is_logged_a_few_times_and_counted() -> None:
+    now = 1000.0
+    pace = LogPace(clock=lambda: now)
+
+    def written(text: str) -> str | None:
+        record = logging.LogRecord("x", logging.INFO, "x.py", 1, text, ("arg",), None)
+        return record.getMessage() if pace.filter(record) else None
+
+    assert [written("one %s") for _ in range(1000)].count("one arg") == MOST
+    assert written("two %s") == "two arg"
+    now += WINDOW_SECONDS
+    assert written("one %s") == "one arg (and 980 more like it)" and written("one %s") == "one arg"
+
+
+def test_httpx_and_keep_alive_are_as_before(shared: Any) -> None:
+    with httpx.Client(base_url=shared.address) as client:
+        assert [client.get("/livez").status_code for _ in range(3)] == [200] * 3

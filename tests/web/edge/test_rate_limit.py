@@ -1,0 +1,148 @@
+"""How often one address may ask: counted before a route looks, told with the time to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from notso.web.edge import rate_limit
+from notso.web.edge.rate_limit import ELSEWHERE, RateLimit
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.errors import SettingsError
+from notso.web.values.settings import Settings
+
+Start = Callable[..., Any]
+KEY = "correct horse battery staple"
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+def asked(layer: RateLimit, address: str, path: str = "/v1/x", method: str = "POST") -> tuple[int, dict[str, str]]:
+    """Status and headers of one request; 200 where it got through."""
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    layer._app = app
+    scope = {"type": "http", "method": method, "path": path, "headers": [], "client": (address, 1)}
+    asyncio.run(layer(scope, receive, send))
+    return sent[0]["status"], {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+
+
+def layer(per_minute: int) -> RateLimit:
+    return RateLimit(None, per_minute)  # type: ignore[arg-type]
+
+
+def test_as_many_as_said_and_no_more() -> None:
+    limited = layer(5)
+    assert [asked(limited, "10.0.0.1")[0] for _ in range(7)] == [200] * 5 + [429] * 2
+    status, headers = asked(limited, "10.0.0.1")
+    assert status == 429 and 1 <= int(headers["retry-after"]) <= 60
+    assert asked(limited, "10.0.0.2")[0] == 200, "others are not touched"
+    assert asked(limited, "10.0.0.1", method="GET")[0] == 200
+    assert asked(limited, "10.0.0.1", method="DELETE")[0] == 200, "stopping is never refused"
+    assert asked(limited, "10.0.0.1", "/chats")[0] == 200, "nor is the page"
+    assert asked(limited, "10.0.0.1", "/login")[0] == 429, "a key is not to be guessed"
+
+
+def test_the_time_told_is_the_time_after_which_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("time.time", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    limited = layer(2)
+    asked(limited, "10.0.0.1")
+    now[0] += 20
+    asked(limited, "10.0.0.1")
+    now[0] += 5.5
+    status, headers = asked(limited, "10.0.0.1")
+    assert (status, headers["retry-after"]) == (429, "35")
+    now[0] += 33.0
+    assert asked(limited, "10.0.0.1")[0] == 429
+    now[0] += 2.0
+    assert asked(limited, "10.0.0.1")[0] == 200
+    assert asked(limited, "10.0.0.1")[0] == 429, "only the oldest has gone"
+
+
+def test_a_clock_set_back_shuts_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = [1e9]
+    monkeypatch.setattr("time.time", lambda: ahead[0] + time.monotonic())
+    limited = layer(2)
+    assert [asked(limited, "10.0.0.1")[0] for _ in range(3)] == [200, 200, 429]
+    ahead[0] -= 1.0
+    assert asked(limited, "10.0.0.1")[0] == 429, "a clock that is put right gives nothing away"
+    ahead[0] -= 3600.0
+    assert [asked(limited, "10.0.0.1")[0] for _ in range(3)] == [200, 200, 429]
+
+
+def test_zero_is_no_limit() -> None:
+    free = layer(0)
+    assert {asked(free, "10.0.0.1")[0] for _ in range(50)} == {200}
+
+
+def test_a_network_of_addresses_is_one() -> None:
+    limited = layer(2)
+    assert [asked(limited, f"2001:db8::{number}")[0] for number in range(4)] == [200, 200, 429, 429]
+    assert asked(limited, "2001:db8:0:1::1")[0] == 200
+
+
+def test_many_addresses_take_no_room_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rate_limit, "MAX_ADDRESSES", 10)
+    limited = layer(2)
+    for number in range(100):
+        asked(limited, f"10.0.1.{number}")
+    assert len(limited._storage.events) <= 11
+    assert asked(limited, "10.0.1.3")[0] == 200, "whoever was known before counts alone"
+    assert asked(limited, "10.0.1.99")[0] == 429, "the others together"
+    assert any(ELSEWHERE in key for key in limited._storage.events)
+
+
+def test_a_server_beyond_loopback_limits_by_itself() -> None:
+    assert Settings().rate == 0
+    assert Settings(host="0.0.0.0", api_key=KEY).rate == 600
+    assert Settings(host="0.0.0.0", api_key=KEY, requests_per_minute=0).rate == 0
+    assert Settings(requests_per_minute=7).rate == 7
+    with pytest.raises(SettingsError):
+        Settings(requests_per_minute=-1)
+
+
+def test_programs_are_told_in_their_own_form(start: Start) -> None:
+    server = start(ScriptedEngine(), requests_per_minute=3, api_key=KEY).ready()
+    for _ in range(2):
+        assert server.client.post("/v1/chat/completions", headers={"x-api-key": "guess"}).status_code == 401
+    held = {"Authorization": f"Bearer {KEY}"}
+    assert server.client.post("/v1/chat/completions", headers=held, json={"messages": HELLO}).status_code == 200
+    answer = server.client.post("/v1/chat/completions", headers=held, json={"messages": HELLO})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limited")
+    assert answer.json()["error"]["type"] == "rate_limit_error" and 1 <= int(answer.headers["retry-after"]) <= 60
+    with pytest.raises(openai.RateLimitError):
+        client = openai.OpenAI(base_url=f"{server.address}/v1", api_key=KEY, max_retries=0)
+        client.chat.completions.create(model="scripted", messages=HELLO)
+    assert server.client.get("/v1/models", headers=held).status_code == 200
+
+
+def test_no_key_is_found_by_trying(start: Start) -> None:
+    server = start(ScriptedEngine(), requests_per_minute=3, api_key=KEY).ready()
+
+    def tried(method: str, path: str, **headers: str) -> int:
+        status: int = server.client.request(method, path, headers=headers, follow_redirects=False).status_code
+        return status
+
+    assert tried("GET", "/v1/models", authorization=f"Bearer {KEY}") == 200
+    assert tried("GET", "/v1/models", authorization="Bearer a") == 401
+    assert tried("GET", "/", accept="text/html") == 303, "who shows none guesses nothing"
+    assert tried("GET", "/", accept="text/html", **{"x-api-key": "b"}) == 303
+    assert tried("POST", "/chats", **{"x-api-key": "c"}) == 401
+    assert tried("GET", "/v1/models", authorization=f"Bearer {KEY}") == 429, "right or wrong: it is not looked at"
+    assert tried("DELETE", "/v1/responses/x", **{"x-api-key": "d"}) == 429
+    assert tried("GET", "/", accept="text/html") == 303

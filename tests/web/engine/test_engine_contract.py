@@ -1,0 +1,273 @@
+"""What the web expects of an engine, asked of the scripted one and of the real one with the demo model."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from typing import Any
+
+import pytest
+from smollm3.held_engine import held
+
+from notso.smollm3 import Engine, NotsoError
+from notso.web.engine.port import ChatEngine, Event, Generation, Message, SamplingParams
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+QUESTION = (Message("user", "What is 27 + 48?"),)
+GREEDY = SamplingParams(temperature=0.0)
+LONG = "Tell me everything you know about SmolLM3, and then about yourself."
+
+
+def endless(messages: object, thinking: bool) -> Iterator[Event]:
+    while True:
+        yield from say("word ", "hm " if thinking else "")
+
+
+@pytest.fixture(scope="module", params=["scripted", "demo"])
+def engine(request: pytest.FixtureRequest) -> Iterator[ChatEngine]:
+    engine: ChatEngine = ScriptedEngine(slots=4) if request.param == "scripted" else Engine.load()
+    yield engine
+    engine.close()
+
+
+@contextlib.contextmanager
+def waiting(engine: ChatEngine) -> Iterator[None]:
+    """It says nothing meanwhile."""
+    if isinstance(engine, Engine):
+        with held(engine):
+            yield
+    else:
+        assert isinstance(engine, ScriptedEngine)
+        engine.gate.clear()
+        yield
+        engine.gate.set()
+
+
+def kinds(events: list[Event]) -> list[str]:
+    """The kinds in order, repetitions left out."""
+    return [event.kind for at, event in enumerate(events) if at == 0 or events[at - 1].kind != event.kind]
+
+
+def text(events: list[Event], kind: str) -> str:
+    return "".join(event.text for event in events if event.kind == kind)
+
+
+def ended(generation: Generation, seconds: float = 60) -> list[Event]:
+    deadline = time.monotonic() + seconds
+    while not generation.finished:
+        assert time.monotonic() < deadline, "it does not end"
+        time.sleep(0.005)
+    return generation.read()
+
+
+def test_text_is_continued_as_it_is(engine: ChatEngine) -> None:
+    events = list(engine.submit("Once upon a time", SamplingParams(temperature=0.0, max_tokens=20)).events())
+    assert events[-1].kind == "end"
+    with pytest.raises(NotsoError):
+        engine.submit("Once upon a time", continue_last=True)
+
+
+def test_tokens_come_and_go(engine: ChatEngine) -> None:
+    ids = engine.tokenize("Grüße, 27!")
+    assert ids and engine.detokenize(ids) == "Grüße, 27!"
+    assert engine.tokenize("") == [] and engine.detokenize([]) == ""
+
+
+def test_a_prompt_can_be_seen_and_counted(engine: ChatEngine) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert "27 + 48" in engine.render(QUESTION)
+    assert engine.count_tokens(QUESTION, tools=[tool]) > engine.count_tokens(QUESTION)
+
+
+@pytest.mark.parametrize("alternatives", [None, 0, 2])
+def test_each_piece_has_its_log_probabilities_if_asked_for(engine: ChatEngine, alternatives: int | None) -> None:
+    events = list(engine.submit(QUESTION, GREEDY, top_logprobs=alternatives).events())
+    for kind in ("reasoning", "text"):
+        entries = [entry for event in events if event.kind == kind for entry in event.logprobs]
+        joined = b"".join(bytes(entry.bytes) for entry in entries).decode()
+        assert joined == ("" if alternatives is None else text(events, kind))
+        assert all(entry.logprob <= 0 and len(entry.top) == alternatives for entry in entries)
+
+
+def test_options_that_make_no_sense_are_refused(engine: ChatEngine) -> None:
+    for options in ({"top_logprobs": 21}, {"tool_choice": "often"}, {"owner": "\ud800"}, {"when_full": "explode"}):
+        with pytest.raises(NotsoError):
+            engine.submit(QUESTION, GREEDY, **options)  # type: ignore[arg-type]
+
+
+def test_an_answer_is_progress_thoughts_text_usage_and_an_end(engine: ChatEngine) -> None:
+    events = list(engine.submit(QUESTION, GREEDY).events())
+    assert [kind for kind in kinds(events) if kind != "queued"] == ["progress", "reasoning", "text", "usage", "end"]
+    assert events[-1].finish_reason == "stop"
+    usage = events[-2].usage
+    assert usage is not None and usage.completion_tokens > usage.reasoning_tokens > 0
+    tokens = [event.tokens for event in events if event.kind in ("reasoning", "text")]
+    assert tokens == sorted(tokens) and tokens[0] >= 1
+
+
+def test_progress_grows_to_the_whole_prompt(engine: ChatEngine) -> None:
+    events = list(engine.submit((Message("user", "one two three " * 60),), GREEDY).events())
+    steps = [event.progress for event in events if event.progress is not None]
+    done = [step.done_tokens for step in steps]
+    assert done == sorted(done) and {step.total_tokens for step in steps} == {steps[0].total_tokens}
+    assert all(0 <= step.cached_tokens <= step.done_tokens <= step.total_tokens for step in steps)
+
+
+def test_without_thinking_there_are_no_thoughts(engine: ChatEngine) -> None:
+    assert "reasoning" not in kinds(list(engine.submit(QUESTION, GREEDY, thinking=False).events()))
+
+
+def test_a_log_can_be_read_again_and_from_anywhere(engine: ChatEngine) -> None:
+    generation = engine.submit(QUESTION, GREEDY)
+    events = list(generation.events())
+    assert generation.finished
+    assert generation.read() == events == list(generation.events())
+    assert generation.read(3) == events[3:] == list(generation.events(3))
+    assert generation.read(len(events)) == []
+
+
+def test_a_listener_hears_of_news_and_of_the_end(engine: ChatEngine) -> None:
+    generation = engine.submit(QUESTION, GREEDY)
+    heard = threading.Event()
+    generation.subscribe(heard.set)
+    seen: list[Event] = []
+    deadline = time.monotonic() + 60
+    while not (seen and seen[-1].kind == "end"):
+        assert heard.wait(deadline - time.monotonic()), "nobody said that there is more"
+        heard.clear()
+        seen += generation.read(len(seen))
+    assert seen == list(generation.events())
+
+
+def test_stop_ends_it_within_a_moment(engine: ChatEngine) -> None:
+    if isinstance(engine, ScriptedEngine):
+        engine.script, before = endless, engine.script
+    generation = engine.submit((Message("user", LONG),), SamplingParams(temperature=2.0, max_tokens=3000))
+    while not any(event.kind in ("reasoning", "text") for event in generation.read()):
+        assert not generation.finished
+        time.sleep(0.001)
+    generation.stop()
+    seen = len(generation.read())
+    events = ended(generation)
+    assert len(events) - seen < 12, "a step that was under way may end, and what was held back is said"
+    assert [event.kind for event in events[-2:]] == ["usage", "end"]
+    if isinstance(engine, ScriptedEngine):
+        engine.script = before
+        assert events[-1].finish_reason == "cancelled"
+
+
+def test_a_stopped_question_that_waits_says_so_too() -> None:
+    engine = ScriptedEngine(slots=1)
+    engine.gate.clear()
+    first, second = engine.submit(QUESTION), engine.submit(QUESTION)
+    second.stop()
+    assert ended(second)[-1].finish_reason == "cancelled"
+    assert not first.finished
+    engine.gate.set()
+    ended(first)
+
+
+def test_answer_now_ends_the_thought(engine: ChatEngine) -> None:
+    whole = list(engine.submit(QUESTION, GREEDY).events())
+    with waiting(engine):
+        generation = engine.submit(QUESTION, GREEDY)
+        generation.answer_now()
+    hurried = ended(generation)
+    assert len(text(hurried, "reasoning")) < len(text(whole, "reasoning"))
+    assert text(hurried, "text") and hurried[-1].finish_reason == "stop"
+
+
+def test_a_budget_ends_the_thought(engine: ChatEngine) -> None:
+    params = SamplingParams(temperature=0.0, thinking_budget=4)
+    events = list(engine.submit(QUESTION, params).events())
+    usage = events[-2].usage
+    assert usage is not None and usage.reasoning_tokens < 12
+    assert text(events, "text")
+
+
+def test_an_answer_can_be_written_on(engine: ChatEngine) -> None:
+    answered = (*QUESTION, Message("assistant", "27 + 48 is"))
+    events = list(engine.submit(answered, GREEDY, thinking=False, continue_last=True).events())
+    assert not text(events, "text").startswith("27 + 48 is"), "only what is new comes"
+    assert events[-1].finish_reason == "stop"
+
+
+def test_a_thought_can_be_thought_on(engine: ChatEngine) -> None:
+    thinking = (*QUESTION, Message("assistant", "", reasoning_content="27 + 48"))
+    events = list(engine.submit(thinking, GREEDY, continue_last=True).events())
+    assert text(events, "reasoning") and not text(events, "reasoning").startswith("27 + 48")
+    assert text(events, "text")
+
+
+def test_many_at_once(engine: ChatEngine) -> None:
+    generations = [engine.submit(QUESTION, GREEDY, owner=str(number)) for number in range(6)]
+    answers = {text(ended(generation), "text") for generation in generations}
+    assert len(answers) == 1
+
+
+def test_counting_and_estimating(engine: ChatEngine) -> None:
+    short, longer = engine.count_tokens(QUESTION), engine.count_tokens((Message("user", "What is 27 + 48? " * 9),))
+    assert 0 < short < longer
+    ended(engine.submit(QUESTION, GREEDY, date=date(2025, 7, 8)))
+    estimate = engine.estimate(QUESTION, date=date(2025, 7, 8))
+    assert 0 <= estimate.cached_tokens <= estimate.prompt_tokens
+    assert estimate.seconds is None or estimate.seconds >= 0
+
+
+def test_a_draft_can_be_told_of_ahead(engine: ChatEngine) -> None:
+    options: dict[str, Any] = {"thinking": False, "date": date(2025, 7, 8), "when_full": "drop_oldest"}
+    before = list(engine.submit(QUESTION, GREEDY, **options).events())
+    engine.read_ahead(QUESTION, GREEDY, **options)
+    engine.read_ahead((*QUESTION, Message("assistant", "75"), Message("user", "And")), GREEDY, **options)
+    assert text(list(engine.submit(QUESTION, GREEDY, **options).events()), "text") == text(before, "text")
+    answered = (*QUESTION, Message("assistant", "75"))
+    for messages, wrong in (((), {}), (answered, {}), (QUESTION, {"owner": "\ud800"}), (QUESTION, {"when_full": "x"})):
+        with pytest.raises(NotsoError):
+            engine.read_ahead(messages, GREEDY, **wrong)  # type: ignore[arg-type]
+
+
+def test_who_hears_of_the_end_finds_the_place_free(engine: ChatEngine) -> None:
+    ended(engine.submit(QUESTION, GREEDY))
+    heard = threading.Event()
+    running: list[int] = []
+
+    def look() -> None:
+        if generation.finished:
+            running.append(engine.stats().running)
+            heard.set()
+
+    with waiting(engine):
+        generation = engine.submit(QUESTION, GREEDY)
+        generation.subscribe(look)
+    assert heard.wait(60) and running == [0]
+
+
+def test_idle_statistics(engine: ChatEngine) -> None:
+    ended(engine.submit(QUESTION, GREEDY))
+    deadline = time.monotonic() + 60
+    while (stats := engine.stats()).running + stats.waiting:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_does_not_fit_is_refused_or_trimmed() -> None:
+    with Engine.load() as engine:
+        turns = [Message(role, "word " * 400) for _ in range(8) for role in ("user", "assistant")]
+        with pytest.raises(NotsoError, match="tokens"):
+            engine.submit([*turns, *QUESTION], GREEDY)
+        events = list(engine.submit([*turns, *QUESTION], GREEDY, when_full="drop_oldest").events())
+        trimmed = [event.dropped_messages for event in events if event.kind == "trimmed"]
+        assert len(trimmed) == 1 and 0 < trimmed[0] < 16
+        assert events[-1].finish_reason in ("stop", "length")
+
+
+@pytest.mark.parametrize("make", [lambda: ScriptedEngine(endless, slots=2), Engine.load])
+def test_closing_ends_what_runs(make: Callable[[], Any]) -> None:
+    engine = make()
+    generations = [engine.submit((Message("user", LONG),), SamplingParams(temperature=2.0)) for _ in range(3)]
+    engine.close()
+    for generation in generations:
+        assert ended(generation)[-1].kind in ("end", "error")

@@ -1,0 +1,176 @@
+"""Loading an engine, exchanging it, and questions on their way through."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from notso.smollm3 import ModelFileError
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true"}
+
+
+def endless() -> Callable[[object, bool], Any]:
+    return lambda messages, thinking: say("word " * 5000, piece=5)
+
+
+def test_several_chats_are_answered_at_once(start: Start) -> None:
+    engine = ScriptedEngine(endless(), pace_seconds=0.01, slots=3)
+    server = start(engine).ready()
+    asked = []
+    for number in range(4):  # one after another: two threads hand them over, and one may pass another
+        asked.append(server.ask(str(number)))
+        server.wait(lambda: engine.stats().running + engine.stats().waiting == len(asked))
+    server.wait(lambda: all(server.stored(each).content for each in asked[:3]))
+    assert server.state.turns.unfinished == 4 and server.state.turns.waiting == 1
+    assert "Queued (1st)" in server.stream(asked[3], until=lambda event: "Queued (1st)" in event.data)[-1].data
+    for each in asked:
+        server.client.post(f"/generations/{each.generation_id}/stop", data={})
+    assert {server.finished(each).state for each in asked} == {"stopped"}
+
+
+def test_another_model_takes_over_and_the_chats_stay(start: Start) -> None:
+    old = ScriptedEngine(endless(), pace_seconds=0.01, name="Old")
+    gate, order = threading.Event(), []
+
+    def load() -> ScriptedEngine:
+        order.append(("loading", old.closed))
+        assert gate.wait(60)
+        return ScriptedEngine(lambda messages, thinking: say("New words."), name="New")
+
+    server = start(old).ready()
+    running = server.ask("one")
+    server.wait(lambda: server.stored(running).content != "")
+    server.on_loop(lambda: server.state.engine.switch(load))
+    assert server.client.get("/health").status_code == 503
+    assert server.finished(running).state == "interrupted", "it ends with what it had"
+    assert "Continue" in server.client.get(f"/chats/{running.chat_id}").text
+    waiting = server.ask("two")
+    assert server.stored(waiting).active
+    gate.set()
+    assert server.finished(waiting).content == "New words."
+    assert order == [("loading", True)], "the old one is closed before the new one is loaded"
+    assert server.client.get("/health").json()["model"] == "New"
+    answer = server.ask("three", running.chat_id)
+    assert server.finished(answer).content == "New words."
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_server_up(start: Start) -> None:
+    def broken() -> ScriptedEngine:
+        raise ModelFileError("not a SmolLM3")
+
+    server = start(ScriptedEngine(name="Old")).ready()
+    asked = server.ask("one")
+    server.finished(asked)
+    server.on_loop(lambda: server.state.engine.switch(broken))
+    server.wait(lambda: server.state.engine.state == "failed")
+    assert server.client.get(f"/chats/{asked.chat_id}").status_code == 200
+    assert "not a SmolLM3" in server.client.get("/").text
+    server.on_loop(lambda: server.state.engine.switch(ScriptedEngine))
+    assert server.finished(server.ask("two", asked.chat_id)).state == "done"
+
+
+def test_two_switches_at_once_end_with_the_last(start: Start) -> None:
+    engines = [ScriptedEngine(name=name) for name in ("A", "B")]
+    server = start(ScriptedEngine(name="Old")).ready()
+
+    def switch_twice() -> None:
+        for engine in engines:
+            server.state.engine.switch(lambda engine=engine: engine)
+
+    server.on_loop(switch_twice)
+    server.wait(lambda: server.state.engine.state == "ready")
+    assert server.state.engine.info.name == "B"
+    server.wait(lambda: not server.state.engine._one_at_a_time.locked())
+    assert server.state.engine.engine is engines[1] and not engines[1].closed
+
+
+def test_stop_reaches_a_question_that_waits_for_the_model(start: Start) -> None:
+    gate = threading.Event()
+
+    def load() -> ScriptedEngine:
+        assert gate.wait(60)
+        return engine
+
+    engine = ScriptedEngine()
+    server = start(load)
+    asked = server.ask("one")
+    server.client.post(f"/generations/{asked.generation_id}/stop", data={})
+    assert server.finished(asked).state == "stopped"
+    gate.set()
+    server.ready()
+    assert engine.requests == []
+
+
+def test_what_is_typed_is_read_ahead_as_it_will_be_sent(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("one two three"))
+    server = start(engine).ready()
+    server.client.post("/settings", data={"system_prompt": "Be brief.", "tools": "clock", "max_tokens": "99"})
+
+    def typed(url: str, **fields: str) -> None:
+        assert server.client.post(f"{url}/estimate", data=fields, headers=FRAGMENT).status_code == 200
+
+    typed("", text="\na question\n", thinking="on")
+    asked = server.ask("\na question\n")
+    server.finished(asked)
+    server.wait(lambda: engine.drafts == engine.requests[:1])
+    url = f"/chats/{asked.chat_id}"
+    server.client.post(f"{url}/settings", data={"when_full": "drop_oldest", "keep_thinking": "on"})
+    typed(url, text="more", **{"file-1-name": "f", "file-1-text": "x y z"})
+    fields = {"text": "more", "key": new_id(), "file-1-name": "f", "file-1-text": "x y z"}
+    assert server.client.post(f"{url}/messages", data=fields, headers=FRAGMENT).status_code == 200
+    server.finished(server.last(asked.chat_id))
+    server.wait(lambda: len(engine.drafts) == 2)
+    draft, sent = engine.drafts[-1], engine.requests[-1]
+    assert draft == sent and draft.when_full == "drop_oldest" and not draft.thinking and draft.tools
+    assert draft.messages[-1].content.startswith("--- f ---\nx y z")
+
+
+def test_nothing_is_read_ahead_where_nothing_could_be_sent(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("one two three"))
+    server = start(engine).ready()
+
+    def typed(url: str, text: str) -> None:
+        assert server.client.post(f"{url}/estimate", data={"text": text}, headers=FRAGMENT).status_code == 200
+
+    typed("", "")
+    typed("", " \n ")
+    engine.gate.clear()
+    asked = server.ask("a question")
+    url = f"/chats/{asked.chat_id}"
+    typed(url, "while it is being answered")
+    engine.gate.set()
+    server.finished(asked)
+    typed(url, "first")
+    server.client.post(f"{url}/settings", data={"read_ahead": "off"})
+    typed(url, "where it is switched off")
+    typed(url, "w " * 5000)
+    typed("", "last")
+    server.wait(lambda: len(engine.drafts) >= 2)
+    assert [draft.messages[-1].content for draft in engine.drafts] == ["first", "last"]
+
+
+def test_the_meter_counts_what_is_there_and_what_is_typed(start: Start) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("one two three"))).ready()
+
+    def measured(url: str, **fields: str) -> tuple[int, dict[str, int]]:
+        page = server.client.post(url, data=fields, headers=FRAGMENT).text
+        used = int(re.findall(r'aria-valuenow="(\d+)"', page)[0])
+        return used, dict(re.findall(r"<dt>([^<]*)</dt><dd>([\d,]*)</dd>", page))  # type: ignore[arg-type]
+
+    used, parts = measured("/estimate", text="four words are here")
+    assert used == 24 and parts["This message"] == "4"
+    asked = server.ask("a question")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}"
+    server.client.post(f"{url}/settings", data={"system_prompt": "be very brief"})
+    used, parts = measured(f"{url}/estimate", text="more words", **{"file-1-name": "f", "file-1-text": "x y z"})
+    assert used == 20 + 3 + 5 + 2 + 3 + 8, "the file's name stands before and after it"
+    assert (parts["This message"], parts["Conversation"], parts["Attachments"]) == ("2", "5", "11")
+    assert measured(f"{url}/estimate")[0] == 28
+    assert "does not fit" in server.client.post(f"{url}/estimate", data={"text": "w " * 5000}, headers=FRAGMENT).text

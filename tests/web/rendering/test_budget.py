@@ -1,0 +1,78 @@
+"""What a message may cost to lay out: where it ends, what is shown then, and that nothing is lost by it."""
+
+from __future__ import annotations
+
+import re
+import time
+from html import unescape
+
+import pytest
+
+from notso.web.rendering.budget import MAX_HTML_CHARACTERS, Budget, OverBudgetError
+from notso.web.rendering.half_open import complete
+from notso.web.rendering.markdown import render_block, render_markdown
+from notso.web.rendering.streaming import StreamingMarkdown
+from notso.web.values.wording import words
+
+SLOW = "[a](" * 4_000
+"""One paragraph that takes seconds to be read for links."""
+SECONDS_MORE = 0.5  # what may be between two looks at the clock: far more than is, far less than the paragraph takes
+
+
+def shown(html: str) -> str:
+    """The text on the page."""
+    return unescape(re.sub(r"<[^>]+>", "", html)).strip()
+
+
+def test_a_single_block_is_left_in_its_middle() -> None:
+    began = time.thread_time()
+    with pytest.raises(OverBudgetError):
+        render_block(SLOW, Budget(0.05))
+    assert time.thread_time() - began < 0.05 + SECONDS_MORE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(SLOW, "- a\n" * 40_000, "a\n===\n" * 30_000, "> a\n\n" * 30_000, "|a|b|\n|-|-|\n" + "|c|d|\n" * 20_000),
+        *("```python\n" + "(" * 19_000 + "\n```\n", "```html\n" + "<a b=" * 3_900 + "\n```\n"),
+    ],
+    ids=lambda text: repr(text[:8]),
+)
+def test_what_is_over_is_plain_and_says_so_once(text: str) -> None:
+    html = render_markdown("*first*\n\n" + text, budget=Budget(0.02))
+    assert html.count(words["unformatted"]) == 1 and len(html) <= 3 * len(text)
+    assert shown(html).endswith(text.strip()[-40:])
+
+
+def test_html_is_counted_too() -> None:
+    text = "*first*\n\n" + "`a` " * 1_000
+    assert words["unformatted"] not in render_markdown(text)
+    html = render_markdown(text, budget=Budget(characters=2_000))
+    assert html.startswith("<p><em>first</em></p>") and html.count(words["unformatted"]) == 1
+    assert len(text) * 2 < MAX_HTML_CHARACTERS
+
+
+def test_a_stream_that_has_spent_all_goes_on_as_plain_text() -> None:
+    budget = Budget(0.05)
+    answer, thoughts = StreamingMarkdown(budget), StreamingMarkdown(budget)
+    html = answer.feed(f"*first*\n\n{SLOW}\n\n").closed + answer.feed("*next*\n\n*last*").closed
+    assert "<em>first</em>" in html
+    html += answer.feed("\n\n*more*").closed + answer.finish().closed + thoughts.feed("*t*\n\nu").closed
+    html += thoughts.finish().closed
+    assert html.count(words["unformatted"]) == 1
+    assert [line for line in shown(html).split() if "*" in line] == ["*next*", "*last*", "*more*", "*t*"]
+
+
+def test_a_tail_that_is_slow_waits_for_its_end() -> None:
+    stream, began = StreamingMarkdown(), time.thread_time()
+    for _ in range(10):
+        assert stream.feed("[a](" * 390).tail
+    assert time.thread_time() - began < 2 * 0.05 + SECONDS_MORE + 10 * 0.05
+
+
+@pytest.mark.parametrize("unit", ["`", "` ", "``a`b", "[a](", "*a_", "**a ", "$", "~~a", "_*"])
+def test_markup_that_is_half_open_is_closed_in_no_time(unit: str) -> None:
+    began = time.thread_time()
+    complete(unit * (16_000 // len(unit)))
+    assert time.thread_time() - began < SECONDS_MORE

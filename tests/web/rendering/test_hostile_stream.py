@@ -1,0 +1,69 @@
+"""A thousand hostile texts, a byte at a time through the Markdown renderer and the event stream."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator
+
+import pytest
+from browser.hostile_texts import BATCHES, hostile
+from fastapi.sse import format_sse_event
+
+from notso.web.rendering.markdown import render_markdown
+from notso.web.rendering.sanitiser import sanitise
+from notso.web.rendering.streaming import StreamingMarkdown
+from notso.web.turns.html_patches import update_html
+from notso.web.turns.turn_log import TurnLog
+
+ACTIVE = re.compile(
+    r"<(?!/?(?:a|blockquote|br|button|code|del|div|em|figure|h[1-6]|hr|li|ol|p|pre|s|span|strong|table|"
+    r"tbody|td|th|thead|tr|ul)[\s>/])[a-z!?/]|\s(?:on\w+|hx-\S*|data-\S*|style|src|srcdoc|id)=",
+    re.I,
+)
+
+
+def decoded(data: bytes) -> Iterator[str]:
+    """What the engine's text stream makes of bytes that come one with each token."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for at in range(len(data)):
+        yield decoder.decode(data[at : at + 1])
+    yield decoder.decode(b"", final=True)
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_every_cut_of_every_text_is_clean_and_the_end_is_the_whole(batch: int) -> None:
+    seen = {""}
+    for data in hostile(batch):
+        markdown, closed, whole = StreamingMarkdown(), "", data.decode(errors="replace")
+        for piece in decoded(data):
+            rendered = markdown.feed(piece)
+            closed += rendered.closed
+            for html in {rendered.closed, rendered.tail} - seen:
+                seen.add(html)
+                tags = "".join(re.findall(r"<[^>]*>", html))
+                assert not ACTIVE.search(tags), (data, html)
+                assert "javascript:" not in tags.lower() and "data:" not in tags.lower(), (data, html)
+        assert closed + markdown.finish().closed == render_markdown(whole), data
+        assert sanitise(render_markdown(whole)) == render_markdown(whole), data
+
+
+def test_a_reader_of_single_bytes_gets_the_events_that_were_sent(event_reader: type) -> None:
+    """However the text looks like a stream, and wherever the network cuts: no event is forged, none is lost."""
+    log, number, sent, wire = TurnLog(), None, [], b""
+    markdown = StreamingMarkdown()
+    for data in (data for batch in range(BATCHES) for data in hostile(batch)):
+        for piece in (data.decode(errors="replace"), "\n\n"):
+            rendered = markdown.feed(piece)
+            log.write("answer", rendered.closed, rendered.tail)
+        update = log.since(number)
+        number = update.number
+        html = update_html("0", update)
+        sent.append(html)
+        wire += format_sse_event(data_str=html, id=str(number))
+    reader = event_reader()
+    for at in range(len(wire)):
+        reader.feed(wire[at : at + 1])
+    assert [event.event for event in reader.events] == ["message"] * len(sent)
+    assert [event.data for event in reader.events] == [re.sub(r"\r\n?", "\n", html) for html in sent]
+    assert reader.last_id == str(number)

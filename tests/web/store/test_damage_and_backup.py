@@ -1,0 +1,141 @@
+"""A damaged database is read as far as that goes and never written; a backup is whole and takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.cli.app import run_command_line
+from notso.web.store.sqlite.damage import damage_of
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.errors import StorageDamagedError
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
+
+
+def filled(start: Start, chats: int = 3) -> list[Any]:
+    """A database with a few chats, its server gone."""
+    server = start(ScriptedEngine(lambda m, t: say("A plain answer. " * 200))).ready()
+    asked = [server.ask(f"Question {number}") for number in range(chats)]
+    for each in asked:
+        server.finished(each)
+    server.close()
+    return asked
+
+
+def ruin(path: Path) -> None:
+    """As an unclean end with a bad disk would leave it: marked as open, its index of turns torn."""
+    db = sqlite3.connect(path)
+    db.execute("INSERT OR REPLACE INTO facts VALUES ('open', '1')")
+    db.commit()
+    page = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'messages_by_parent'").fetchone()[0]
+    size = db.execute("PRAGMA page_size").fetchone()[0]
+    db.close()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(os.urandom(size))
+
+
+def test_what_can_be_read_is_read_and_nothing_is_written(start: Start, tmp_path: Path) -> None:
+    asked = filled(start)
+    path = tmp_path / "data" / "notso.db"
+    assert damage_of(path) == ""
+    ruin(path)
+    before = path.read_bytes()
+    assert damage_of(path) == "unsound"
+    server = start(ScriptedEngine()).ready()
+    page = server.client.get("/").text
+    assert "open for reading only" in page and "Question 2" in page
+    chat = server.client.get(f"/chats/{asked[0].chat_id}")
+    assert "A plain answer." in chat.text and "open for reading only" in chat.text
+    assert "A plain answer." in server.client.get(f"/chats/{asked[1].chat_id}/export/md").text
+    assert len(server.client.get("/export").json()["chats"]) == 3
+    assert "Question 1" in server.client.get("/search?q=Question").text
+    refused = server.client.post("/chats", data={"text": "My draft", "key": new_id()})
+    assert refused.status_code == 503 and "My draft" in refused.text and "reading only" in refused.text
+    for url, fields in (("/settings", {"temperature": "0.5"}), (f"/chats/{asked[0].chat_id}/delete", {})):
+        refused = server.client.post(url, data=fields, headers=FRAGMENT)
+        assert refused.status_code == 503 and "damaged" in refused.text
+    assert server.client.get("/backup").status_code == 503
+    refused = server.client.post("/v1/responses", json={"input": "x"})
+    assert refused.status_code == 503 and "store: false" in refused.text
+    assert server.client.post("/v1/responses", json={"input": "x", "store": False}).status_code == 200
+    server.close()
+    assert path.read_bytes() == before
+
+
+def test_an_answer_cut_by_the_end_does_not_wait_for_ever(start: Start, tmp_path: Path) -> None:
+    asked = filled(start, 1)[0]
+    path = tmp_path / "data" / "notso.db"
+    db = sqlite3.connect(path)
+    db.execute("UPDATE messages SET state = 'running' WHERE id = ?", (asked.message_id,))
+    db.commit()
+    db.close()
+    ruin(path)
+    server = start(ScriptedEngine()).ready()
+    page = server.client.get(f"/chats/{asked.chat_id}").text
+    assert 'hx-sse:connect="/generations' not in page and "Interrupted" in page
+
+
+def test_where_nothing_can_be_read_the_start_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notso.db"
+    path.write_bytes(b"SQLite format 3\x00" + b"\xff" * 8192)
+    with pytest.raises(StorageDamagedError):
+        asyncio.run(SQLiteStore(tmp_path).open())
+
+
+def test_a_backup_of_a_running_server_is_whole(start: Start, tmp_path: Path) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("Keep this")
+    server.finished(asked)
+    copy = tmp_path / "copy.db"
+    assert run_command_line(["backup", str(copy), "--from", server.address]) == 0
+    assert copy.stat().st_mode & 0o077 == 0
+    db = sqlite3.connect(copy)
+    assert db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+    assert db.execute("SELECT title FROM chats").fetchall() == [("Keep this",)]
+    db.close()
+    server.wait(lambda: not list((tmp_path / "data").glob("backup-*")))
+    assert server.client.get("/backup", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    server.on_loop(server.state.backing_up.acquire)
+    one_more = server.client.get("/backup")
+    assert one_more.status_code == 429 and one_more.headers["retry-after"] and "being made already" in one_more.text
+    server.on_loop(server.state.backing_up.release)
+    assert server.client.get("/backup").content[:15] == b"SQLite format 3"
+    server.wait(lambda: not server.state.backing_up.locked())
+    assert run_command_line(["backup", str(copy), "--from", server.address]) != 0, "an old copy is never overwritten"
+
+
+def test_a_backup_goes_back_in_its_place(start: Start, tmp_path: Path) -> None:
+    asked = filled(start, 1)[0]
+    data, copy = tmp_path / "data", tmp_path / "copy.db"
+    assert run_command_line(["backup", str(copy), "--data-dir", str(data)]) == 0
+    for name in ("notso.db", "notso.db-wal", "notso.db-shm"):
+        (data / name).unlink(missing_ok=True)
+    copy.rename(data / "notso.db")
+    server = start(ScriptedEngine()).ready()
+    assert "A plain answer." in server.client.get(f"/chats/{asked.chat_id}").text
+
+
+def test_what_cannot_be_backed_up_is_told(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = start(ScriptedEngine()).ready()
+    copy = tmp_path / "copy.db"
+    for arguments, reason in (
+        (["--data-dir", str(tmp_path / "data")], "a server is using this data directory"),
+        (["--data-dir", str(tmp_path / "nowhere")], "no conversations in"),
+        (["--from", "127.0.0.1:3000"], "begins with http"),
+        (["--from", server.address.rpartition(":")[0] + ":9"], "gave no backup"),
+    ):
+        assert run_command_line(["backup", str(copy), *arguments]) != 0
+        told = capsys.readouterr()
+        assert reason in told.err and told.out == ""
+        assert not copy.exists()

@@ -1,0 +1,242 @@
+"""A database that lacks commits is only read, says so, and there are ways back; the log is folded in when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web.store.test_store import OWNER, a_chat, a_turn, run
+
+from notso.cli.app import run_command_line
+from notso.web.store.sqlite import store as sqlite_store
+from notso.web.store.sqlite.connection import fold
+from notso.web.store.sqlite.damage import damage_of
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.store.sqlite.witness import commits_told
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.errors import StorageDamagedError
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+
+
+def killed(directory: Path, chats: int = 3) -> None:
+    """What lies there after an unclean end: a copy of everything while a store still has it open."""
+    open_one = directory.with_name(directory.name + "-open")
+
+    async def fill(store: SQLiteStore) -> None:
+        for number in range(chats):
+            chat = a_chat(f"Chat {number}")
+            await store.add_turn(OWNER, a_turn(chat), chat)
+        shutil.copytree(open_one, directory)
+
+    run(open_one, fill)
+
+
+async def titles(store: SQLiteStore) -> list[str]:
+    return sorted(chat.title for chat in await store.chats(OWNER))
+
+
+def shows(directory: Path, wanted: list[str], *, read_only: bool = False) -> None:
+    async def look(store: SQLiteStore) -> None:
+        assert (await titles(store), store.read_only) == (wanted, read_only)
+
+    run(directory, look)
+
+
+def test_nothing_lost_is_nothing_said(tmp_path: Path) -> None:
+    killed(tmp_path / "data")
+    shows(tmp_path / "data", ["Chat 0", "Chat 1", "Chat 2"])
+    shows(tmp_path / "data", ["Chat 0", "Chat 1", "Chat 2"])
+    assert not list((tmp_path / "data").glob("kept-*"))
+
+
+@pytest.mark.parametrize("lost", ["notso.db", "notso.db-wal"])
+def test_a_page_says_that_messages_are_missing(start: Start, tmp_path: Path, lost: str) -> None:
+    data = tmp_path / "data"
+    killed(data)
+    (data / lost).unlink()
+    left = sorted(path.name for path in data.glob("notso.db*"))
+    server = start(ScriptedEngine()).ready()
+    page = server.client.get("/").text
+    assert "Messages that were kept are missing" in page and "remove notso.db-commits" in page
+    refused = server.client.post("/chats", data={"text": "My draft", "key": new_id()})
+    assert refused.status_code == 503 and "My draft" in refused.text and "are missing" in refused.text
+    refused = server.client.post("/settings", data={"temperature": "0.5"}, headers={"HX-Request": "true"})
+    assert refused.status_code == 503 and "lacks what was kept last" in refused.text
+    assert server.client.get("/export").json()["chats"] == []
+    assert server.client.post("/v1/responses", json={"input": "x", "store": False}).status_code == 200
+    server.close()
+    assert {path.name for path in data.glob("notso.db*")} >= set(left)
+    assert run_command_line(["backup", str(tmp_path / "copy.db"), "--data-dir", str(data)]) != 0
+
+
+def test_a_loss_is_accepted_by_taking_the_number_away_and_what_was_there_is_kept(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    killed(data)
+    log = (data / "notso.db-wal").read_bytes()
+    smashed = log[: len(log) // 2] + bytes(4096) + log[len(log) // 2 + 4096 :]
+    (data / "notso.db-wal").write_bytes(smashed)
+    shows(data, found := ["Chat 0"], read_only=True) if damage_of(data / "notso.db") else pytest.fail("not noticed")
+    (data / "notso.db-commits").unlink()
+    shows(data, found)
+    (kept,) = data.glob("kept-*-notso.db-wal")
+    assert kept.read_bytes() == smashed and (data / kept.name.removesuffix("-wal")).stat().st_size > 0
+    shows(data, found)
+    assert len(list(data.glob("kept-*"))) == 2, "once is enough"
+
+
+def test_a_log_without_its_database_is_never_deleted(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    killed(data)
+    log = (data / "notso.db-wal").read_bytes()
+    (data / "notso.db").write_bytes(b"")
+    shows(data, [], read_only=True)
+    assert (data / "notso.db-wal").read_bytes() == log
+    (data / "notso.db-commits").unlink()
+    shows(data, [])
+    (kept,) = data.glob("kept-*-notso.db-wal")
+    assert kept.read_bytes() == log
+
+
+@pytest.mark.parametrize("forgotten", [(), ("notso.db-wal", "notso.db-shm")])
+def test_a_backup_goes_in_the_place_of_a_newer_database(tmp_path: Path, forgotten: tuple[str, ...]) -> None:
+    """Also where the old database's log was left lying there: it would be written over the backup."""
+    data, backup = tmp_path / "data", tmp_path / "backup.db"
+
+    async def early(store: SQLiteStore) -> None:
+        chat = a_chat("Early")
+        await store.add_turn(OWNER, a_turn(chat), chat)
+        await store.backup(backup)
+
+    async def late(store: SQLiteStore) -> None:
+        for _ in range(5):
+            chat = a_chat("Late")
+            await store.add_turn(OWNER, a_turn(chat), chat)
+        shutil.copytree(data, tmp_path / "killed")
+
+    run(data, early)
+    run(data, late)
+    data = tmp_path / "killed"
+    for name in ("notso.db-wal", "notso.db-shm"):
+        if name not in forgotten:
+            (data / name).unlink()
+    shutil.copy(backup, data / "notso.db")
+    told = commits_told(data / "notso.db")
+    shows(data, ["Early"])
+    assert len(list(data.glob("kept-*-notso.db-wal"))) == (1 if forgotten else 0)
+    after = commits_told(data / "notso.db")
+    assert told is not None and after is not None and after >= told, "or what the backup gets now could be lost unseen"
+    shows(data, ["Early"])
+
+
+def test_an_older_copy_of_the_file_itself_is_asked_about(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shows(data, [])
+    shutil.copy(data / "notso.db", tmp_path / "old.db")
+
+    async def write(store: SQLiteStore) -> None:
+        chat = a_chat("Late")
+        await store.add_turn(OWNER, a_turn(chat), chat)
+
+    run(data, write)
+    shutil.copy(tmp_path / "old.db", data / "notso.db")
+    shows(data, [], read_only=True)
+    (data / "notso.db-commits").unlink()
+    shows(data, [])
+
+
+def test_a_number_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    killed(data)
+    for number in (b"", b"\x00" * 21, b"twelve", b"9" * 400):
+        (data / "notso.db-commits").write_bytes(number)
+        shows(data, ["Chat 0", "Chat 1", "Chat 2"])
+
+
+def test_a_number_that_cannot_be_written_refuses_nothing(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        assert store._writer is not None
+        store._writer._witness._file.close()
+        store._writer._witness._file = (tmp_path / "notso.db").open("rb", buffering=0)  # type: ignore[assignment]
+        chat = a_chat("Kept")
+        await store.add_turn(OWNER, a_turn(chat), chat)
+        assert await titles(store) == ["Kept"]
+
+    run(tmp_path, work)
+    shows(tmp_path, ["Kept"])
+
+
+def test_a_number_inside_that_is_none_is_a_loss(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    killed(data)
+    db = sqlite3.connect(data / "notso.db")
+    db.execute("UPDATE facts SET value = 'many' WHERE name = 'commits'")
+    db.commit()
+    db.close()
+    shows(data, ["Chat 0", "Chat 1", "Chat 2"], read_only=True)
+    (data / "notso.db-commits").unlink()
+    shows(data, ["Chat 0", "Chat 1", "Chat 2"])
+
+
+def test_what_changes_nothing_is_not_counted(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        before = commits_told(tmp_path / "notso.db")
+        assert not await store.set_title(OWNER, new_id(), "x")
+        await store.purge(0)
+        assert commits_told(tmp_path / "notso.db") == before
+        chat = a_chat()
+        await store.add_turn(OWNER, a_turn(chat), chat)
+        assert commits_told(tmp_path / "notso.db") == (before or 0) + 1
+
+    run(tmp_path, work)
+
+
+def test_the_log_is_folded_in_when_idle_and_readers_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_store, "IDLE_SECONDS", 0.01)
+    log = tmp_path / "notso.db-wal"
+
+    async def until(what: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not what():
+                await asyncio.sleep(0.01)
+
+    async def work(store: SQLiteStore) -> None:
+        assert log.stat().st_size == 0, "so it is at the start"
+        chat = a_chat("Kept")
+        await store.add_turn(OWNER, a_turn(chat), chat)
+        await until(lambda: log.stat().st_size == 0)
+        assert store._writer is not None and not store._writer.unfolded
+        reader = sqlite3.connect(f"file:{tmp_path / 'notso.db'}?mode=ro", uri=True, isolation_level=None)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM chats").fetchone() == (1,)
+        await store.set_title(OWNER, chat.id, "Changed")
+        assert not await asyncio.to_thread(fold, store._writer.connection)
+        reader.execute("COMMIT")
+        reader.close()
+        await until(lambda: log.stat().st_size == 0)
+        without_log = tmp_path / "elsewhere"
+        without_log.mkdir()
+        for name in ("notso.db", "notso.db-commits"):
+            shutil.copy(tmp_path / name, without_log)
+        assert damage_of(without_log / "notso.db") == ""
+
+    run(tmp_path, work)
+
+
+def test_an_old_schema_that_lost_something_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from notso.web.store.sqlite import damage
+
+    data = tmp_path / "data"
+    killed(data)
+    (data / "notso.db-wal").unlink()
+    monkeypatch.setattr(damage, "SCHEMA_VERSION", 99)
+    with pytest.raises(StorageDamagedError, match="lacks what was kept last"):
+        shows(data, [])

@@ -1,0 +1,297 @@
+"""What the store does with branches, deleted things, words to be found, and databases of an earlier release."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from notso.web.store.protocol import (
+    Attachment,
+    Chat,
+    NewAnswer,
+    NewTurn,
+    Numbers,
+    StoredMessage,
+    TurnAccepted,
+    TurnRefused,
+)
+from notso.web.store.sqlite.migrations import MIGRATIONS, SCHEMA_VERSION
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.store.tree import shown_path
+from notso.web.values.ids import new_generation_id, new_id
+
+OWNER = "somebody"
+
+
+def run(directory: Path, work: Callable[[SQLiteStore], Awaitable[None]]) -> None:
+    async def session() -> None:
+        store = SQLiteStore(directory)
+        await store.open()
+        try:
+            await work(store)
+        finally:
+            await store.close()
+
+    asyncio.run(session())
+
+
+def a_chat(title: str = "A chat") -> Chat:
+    return Chat(new_id(), title, True, date(2025, 7, 8), 1, 1)
+
+
+def an_answer(chat: Chat) -> StoredMessage:
+    return StoredMessage(new_id(), chat.id, "assistant", "", "", "queued", 1, generation_id=new_generation_id())
+
+
+def a_turn(chat: Chat, text: str = "question", instead_of: str | None = None) -> NewTurn:
+    question = StoredMessage(new_id(), chat.id, "user", text, "", "done", 1)
+    return NewTurn(question, an_answer(chat), new_id(), instead_of)
+
+
+async def finished(store: SQLiteStore, turn: NewTurn, text: str, new_chat: Chat | None = None) -> TurnAccepted:
+    accepted = await store.add_turn(OWNER, turn, new_chat)
+    assert isinstance(accepted, TurnAccepted)
+    await store.save_answer(replace(accepted.answer, content=text, state="done"))
+    return accepted
+
+
+async def shown(store: SQLiteStore, chat: Chat) -> list[str]:
+    stored = await store.chat(OWNER, chat.id)
+    assert stored is not None
+    return [each.message.content for each in shown_path(await store.messages(OWNER, chat.id), stored.chosen_root)]
+
+
+def test_branches_are_remembered(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = a_chat()
+        first = await finished(store, a_turn(chat, "q1"), "a1", chat)
+        await finished(store, a_turn(chat, "q2"), "a2")
+        await finished(store, a_turn(chat, "q1 again", instead_of=first.question.id), "a1 again")
+        assert await shown(store, chat) == ["q1 again", "a1 again"]
+        assert await store.choose(OWNER, chat.id, first.question.id)
+        assert await shown(store, chat) == ["q1", "a1", "q2", "a2"]
+        other = await store.add_answer(OWNER, NewAnswer(an_answer(chat), first.question.id, new_id()))
+        assert isinstance(other, TurnAccepted) and other.question.id == first.question.id
+        await store.save_answer(replace(other.answer, content="a1 b", state="done"))
+        assert await shown(store, chat) == ["q1", "a1 b"]
+        await finished(store, a_turn(chat, "q3"), "a3")
+        assert await shown(store, chat) == ["q1", "a1 b", "q3", "a3"]
+        assert await store.choose(OWNER, chat.id, first.answer.id)
+        assert await shown(store, chat) == ["q1", "a1", "q2", "a2"], "and below it what was shown there"
+        assert not await store.choose(OWNER, chat.id, new_id())
+
+    run(tmp_path, work)
+
+
+def test_writing_on_keeps_the_text_and_takes_a_new_name(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = a_chat()
+        turn = await finished(store, a_turn(chat), "half", chat)
+        name = new_generation_id()
+        resumed = await store.resume_answer(OWNER, chat.id, turn.answer.id, name)
+        assert isinstance(resumed, TurnAccepted)
+        assert (resumed.answer.content, resumed.answer.state, resumed.answer.generation_id) == ("half", "queued", name)
+        assert (await store.generation(OWNER, name)) is not None
+        assert await store.generation(OWNER, turn.answer.generation_id or "") is None
+        again = await store.resume_answer(OWNER, chat.id, turn.answer.id, new_generation_id())
+        assert isinstance(again, TurnRefused) and again.running is not None
+        assert not await store.edit_answer(OWNER, chat.id, turn.answer.id, "x"), "not while it is written"
+        question = await store.resume_answer(OWNER, chat.id, turn.question.id, new_generation_id())
+        assert isinstance(question, TurnRefused)
+
+    run(tmp_path, work)
+
+
+def test_a_summary_can_be_taken_out_of_the_middle(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = a_chat()
+        turn = await finished(store, a_turn(chat, "q1"), "a1", chat)
+        answer = replace(an_answer(chat), kind="summary")
+        summary = await store.add_answer(OWNER, NewAnswer(answer, turn.answer.id, new_id()))
+        assert isinstance(summary, TurnAccepted)
+        await store.save_answer(replace(summary.answer, content="sum", state="done"))
+        await finished(store, a_turn(chat, "q2"), "a2")
+        assert await shown(store, chat) == ["q1", "a1", "sum", "q2", "a2"]
+        assert not await store.remove_summary(OWNER, chat.id, turn.answer.id)
+        assert await store.remove_summary(OWNER, chat.id, summary.answer.id)
+        assert await shown(store, chat) == ["q1", "a1", "q2", "a2"]
+        assert await store.search(OWNER, "sum", 9) == []
+
+    run(tmp_path, work)
+
+
+def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = a_chat("Walruses")
+        await finished(store, a_turn(chat, "about walruses"), "tusks", chat)
+        await store.set_settings(OWNER, chat.id, {"seed": 1})
+        trash = await store.trash_chat(OWNER, chat.id)
+        assert trash is not None
+        assert await store.chats(OWNER) == [] and await store.chat(OWNER, chat.id) is None
+        assert await store.search(OWNER, "walruses", 9) == []
+        assert isinstance(await store.add_turn(OWNER, a_turn(chat)), TurnRefused)
+        assert await store.restore("other", trash) is None
+        assert await store.restore(OWNER, trash) == chat.id
+        assert await shown(store, chat) == ["about walruses", "tusks"]
+        trash = await store.trash_messages(OWNER, chat.id, reset=True)
+        assert await shown(store, chat) == [] and await store.search(OWNER, "tusks", 9) == []
+        assert (await store.chats(OWNER))[0].settings == {}
+        assert await store.restore(OWNER, trash or "") == chat.id
+        assert await shown(store, chat) == ["about walruses", "tusks"]
+        assert (await store.chats(OWNER))[0].settings == {"seed": 1}
+        await store.trash_messages(OWNER, chat.id, reset=False)
+        trash = await store.trash_chat(OWNER, chat.id)
+        assert await store.purge(60) == 0, "it is still young"
+        assert await store.purge(0) == 2
+        assert await store.restore(OWNER, trash or "") is None
+        assert store._writer is not None
+        for table in ("chats", "messages", "trash", "indexed", "texts"):
+            assert store._writer.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] == 0, table
+
+    run(tmp_path, work)
+
+
+def test_a_cleared_chat_goes_on_and_its_past_comes_back_beside_it(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = a_chat()
+        await finished(store, a_turn(chat, "old"), "old answer", chat)
+        trash = await store.trash_messages(OWNER, chat.id, reset=False)
+        await finished(store, a_turn(chat, "new"), "new answer")
+        assert await shown(store, chat) == ["new", "new answer"]
+        assert await store.restore(OWNER, trash or "") == chat.id
+        assert await shown(store, chat) == ["old", "old answer"]
+        assert len(await store.messages(OWNER, chat.id)) == 4
+
+    run(tmp_path, work)
+
+
+def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer_is_written(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = a_chat()
+        await store.add_turn(OWNER, a_turn(chat, "old"), chat)
+        trash = await store.trash_messages(OWNER, chat.id, reset=False)
+        await store.add_turn(OWNER, a_turn(chat, "new"))
+        assert await store.restore(OWNER, trash or "") == chat.id
+        unfinished = [message for message in await store.messages(OWNER, chat.id) if message.active]
+        assert len(unfinished) == 1, "the one that was asked for since"
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ['"', "'", "a AND", "NEAR(", "*", "-", "content:x", "(", "\x00", "^", "x" * 5000, "a\x00b", "\ud7ff", " ", ""],
+)
+def test_no_query_is_an_error(tmp_path: Path, query: str) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = a_chat()
+        await finished(store, a_turn(chat), "answer", chat)
+        assert await store.search(OWNER, query, 9) == []
+
+    run(tmp_path, work)
+
+
+def test_words_are_found_in_titles_questions_and_answers(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat, other = a_chat("Über Walrösser"), a_chat("Other")
+        turn = await finished(store, a_turn(chat, "Where do walruses live?"), "In the cold <b>north</b>.", chat)
+        await finished(store, a_turn(other, "Nothing"), "to see", other)
+
+        async def found(query: str) -> list[str | None]:
+            return [hit.message_id for hit in await store.search(OWNER, query, 9)]
+
+        assert await found("uber") == [None], "accents do not matter"
+        assert await found("WALRUS") == [turn.question.id], "the last word may go on"
+        assert await found("walruses live") == [turn.question.id]
+        assert await found("walrus live") == [], "but not the others"
+        assert await found("north") == [turn.answer.id]
+        (hit,) = await store.search(OWNER, "cold", 9)
+        assert (hit.title, hit.snippet) == ("Über Walrösser", "In the \x02cold\x03 <b>north</b>.")
+        await store.set_title(OWNER, chat.id, "Seals")
+        assert await found("uber") == [] and await found("seals") == [None]
+        await store.edit_answer(OWNER, chat.id, turn.answer.id, "In the warm south.")
+        assert await found("north") == [] and await found("south") == [turn.answer.id]
+
+    run(tmp_path, work)
+
+
+def test_an_unfinished_answer_is_not_found_yet(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = a_chat()
+        turn = a_turn(chat)
+        await store.add_turn(OWNER, turn, chat)
+        await store.save_answer(replace(turn.answer, content="walrus", state="running"))
+        assert await store.search(OWNER, "walrus", 9) == []
+        await store.save_answer(replace(turn.answer, content="walrus", state="stopped"))
+        assert len(await store.search(OWNER, "walrus", 9)) == 1
+
+    run(tmp_path, work)
+
+
+def test_pinned_chats_come_first(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chats = [replace(a_chat(str(number)), updated_ms=number) for number in range(3)]
+        for chat in chats:
+            await store.add_chat(OWNER, chat, [])
+        assert await store.set_pinned(OWNER, chats[0].id, True)
+        assert [chat.title for chat in await store.chats(OWNER)] == ["0", "2", "1"]
+
+    run(tmp_path, work)
+
+
+def test_a_whole_chat_goes_in_and_comes_out(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = replace(a_chat(), pinned=True, settings={"temperature": 0.5, "suggestions": False}, chosen_root="q")
+        chat = replace(chat, id=new_id())
+        question = StoredMessage(
+            new_id(), chat.id, "user", "q", "", "done", 5, attachments=(Attachment("n", "t"),), edited=True
+        )
+        answer = replace(
+            an_answer(chat), content="a", reasoning="r", state="stopped", note="n", parent_id=question.id, renderer=1
+        )
+        answer = replace(answer, numbers=Numbers(*range(1, 10)), dropped_messages=3, kind="summary")  # type: ignore[arg-type]
+        await store.add_chat(OWNER, chat, [question, answer])
+        assert await store.chat(OWNER, chat.id) == chat
+        assert await store.messages(OWNER, chat.id) == [question, answer]
+
+    run(tmp_path, work)
+
+
+def test_a_database_of_the_first_release_opens(tmp_path: Path) -> None:
+    (tmp_path / "notso.db").touch(0o600)
+    db = sqlite3.connect(tmp_path / "notso.db", isolation_level=None)
+    db.execute("PRAGMA journal_mode=WAL")
+    db.executescript(MIGRATIONS[0])
+    db.execute("PRAGMA user_version=1")
+    db.execute(f"INSERT INTO chats VALUES ('chat', '{OWNER}', 'Old walruses', 1, '2025-07-08', 1, 2)")
+    insert = (
+        "INSERT INTO messages (id, chat_id, owner, parent_id, position, role, content, state, generation_id,"
+        f" completion_tokens, created_ms) VALUES (?, 'chat', '{OWNER}', ?, ?, ?, ?, ?, ?, 7, 1)"
+    )
+    db.execute(insert, ("q1", None, 1, "user", "first", "done", None))
+    db.execute(insert, ("a1", "q1", 2, "assistant", "tusks", "done", "g1"))
+    db.execute(insert, ("q2", "a1", 3, "user", "second", "done", None))
+    db.execute(insert, ("a2", "q2", 4, "assistant", "half", "running", "g2"))
+    db.close()
+
+    async def look(store: SQLiteStore) -> None:
+        (chat,) = await store.chats(OWNER)
+        assert (chat.title, chat.pinned, chat.settings) == ("Old walruses", False, {})
+        assert await shown(store, chat) == ["first", "tusks", "second", "half"]
+        messages = await store.messages(OWNER, "chat")
+        assert messages[3].state == "interrupted" and messages[1].numbers.completion_tokens == 7
+        assert [hit.message_id for hit in await store.search(OWNER, "tusks", 9)] == ["a1"]
+        assert [hit.message_id for hit in await store.search(OWNER, "walruses", 9)] == [None]
+        await finished(store, a_turn(chat, "third"), "more")
+        assert await shown(store, chat) == ["first", "tusks", "second", "half", "third", "more"]
+
+    run(tmp_path, look)
+    run(tmp_path, lambda store: store.purge(0))  # type: ignore[arg-type, return-value]
+    copy = sqlite3.connect(tmp_path / f"notso-before-{SCHEMA_VERSION}.db")
+    assert copy.execute("PRAGMA user_version").fetchone()[0] == 1

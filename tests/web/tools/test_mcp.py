@@ -1,0 +1,234 @@
+"""Tools of MCP servers, against a little real one: named, asked for, held in bounds, and never the end of a chat."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.web.engine.port import Event, Message, ToolCall
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.tools import mcp_servers
+from notso.web.tools.chat_tool import Surroundings
+from notso.web.tools.mcp_config import McpEntry, read_mcp_config
+from notso.web.tools.mcp_servers import McpServers
+from notso.web.tools.toolbox import Outcome, Toolbox, use
+from notso.web.values.errors import SettingsError
+from notso.web.values.settings import Settings
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true"}
+LITTLE = str(Path(__file__).with_name("mcp_server.py"))
+NOWHERE = Surroundings("local", "", None)  # type: ignore[arg-type]
+Use = Callable[..., Awaitable[Outcome]]
+
+
+def with_servers(work: Callable[[McpServers, Use], Awaitable[None]], *entries: McpEntry) -> None:
+    """Do something while servers run; they have ended afterwards."""
+
+    async def run() -> None:
+        servers = McpServers(entries or [McpEntry("little", sys.executable, (LITTLE,), {"SECRET": "s3"})])
+        servers.start()
+        try:
+            await servers.ready()
+            box = Toolbox(servers)
+
+            async def called(name: str, /, **arguments: Any) -> Outcome:
+                tool = box.find(name)
+                assert tool is not None, name
+                return await use(tool, json.dumps(arguments), NOWHERE)
+
+            await work(servers, called)
+        finally:
+            await servers.close()
+
+    asyncio.run(run())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_tools_are_named_by_their_server_and_called() -> None:
+    pids: list[int] = []
+
+    async def work(servers: McpServers, called: Use) -> None:
+        assert servers.failures() == {}
+        names = [tool.name for tool in servers.tools()]
+        assert names[0] == "little__add" and len(names) == 8
+        definition = servers.tools()[0].definition["function"]
+        assert definition["description"] == "Add two numbers." and definition["parameters"]["required"] == ["a", "b"]
+        done = await called("little__add", a=2, b=40)
+        assert (done.state, done.text) == ("done", "42")
+        assert (await called("little__paint")).text == "Look:\n[image left out]"
+        assert (await called("little__environment", name="SECRET")).text == "s3"
+        assert (await called("little__environment", name="NOTSO_API_KEY")).text == "not there"
+        pids.append(int((await called("little__pid")).text))
+        assert is_alive(pids[0])
+
+    os.environ["NOTSO_API_KEY"] = "must not be handed on"
+    try:
+        with_servers(work)
+    finally:
+        del os.environ["NOTSO_API_KEY"]
+    assert not is_alive(pids[0]), "it ends with the server"
+
+
+def test_what_fails_hangs_or_babbles_is_told() -> None:
+    async def work(servers: McpServers, called: Use) -> None:
+        failed = await called("little__fail")
+        assert failed.state == "failed" and failed.text.startswith("error: ")
+        wrong = await called("little__add", a="x")
+        assert wrong.state == "failed" and "error" in wrong.text
+        long = await called("little__babble")
+        assert long.state == "done" and len(long.text) < 8_100 and "[cut:" in long.text
+        hanging = next(tool for tool in servers.tools() if tool.name == "little__hang")
+        object.__setattr__(hanging, "seconds", 0.3)
+        assert "did not answer within 0.3 s" in (await called("little__hang")).text
+
+    with_servers(work)
+
+
+def test_a_server_that_died_is_an_error_and_comes_back() -> None:
+    async def work(servers: McpServers, called: Use) -> None:
+        first = (await called("little__pid")).text
+        died = await called("little__die")
+        assert died.state == "failed" and "ended during the call" in died.text
+        assert servers.failures() and servers.tools()[0].name == "little__add", "it stays listed"
+        again = await called("little__pid")
+        assert again.state == "done" and again.text != first and servers.failures() == {}
+
+    with_servers(work)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that imports the library takes seconds, and many on a busy machine."""
+    monkeypatch.setattr(mcp_servers, "START_SECONDS", 120.0)
+    monkeypatch.setattr(mcp_servers, "RESTART_SECONDS", 0.0)
+
+
+def test_servers_that_do_not_come_up_say_why() -> None:
+    entries = [
+        McpEntry("missing", "no-such-program-anywhere"),
+        McpEntry("over", sys.executable, ("-c", "pass")),
+        McpEntry("little", sys.executable, (LITTLE,)),
+    ]
+
+    async def work(servers: McpServers, called: Use) -> None:
+        failures = servers.failures()
+        assert failures["missing"] == "there is no such program" and failures["over"] == "it ended at once"
+        assert "little" not in failures and (await called("little__add", a=1, b=1)).text == "2"
+
+    with_servers(work, *entries)
+
+
+def test_a_server_that_says_nothing_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "START_SECONDS", 0.5)
+    entries = [
+        McpEntry("mute", sys.executable, ("-c", "import time; time.sleep(600)")),
+        McpEntry("little", sys.executable, (LITTLE,)),
+    ]
+
+    async def work(servers: McpServers, called: Use) -> None:
+        assert servers.failures()["mute"] == "it did not answer within 0.5 s"
+        monkeypatch.setattr(mcp_servers, "START_SECONDS", 120.0)
+        assert await servers._servers[1].start()
+        assert servers.failures().keys() == {"mute"} and (await called("little__add", a=1, b=1)).text == "2"
+
+    with_servers(work, *entries)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("[]", 'needs an object "mcpServers"'),
+        ('{"mcpServers": {"a b": {"command": "x"}}}', "no name for a server"),
+        ('{"mcpServers": {"a": {"url": "http://127.0.0.1/mcp"}}}', "none at an address"),
+        ('{"mcpServers": {"a": {"type": "http", "command": "x"}}}', "none at an address"),
+        ('{"mcpServers": {"a": {}}}', "a command is needed"),
+        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "args must be"),
+        ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env must"),
+        ('{"mcpServers": {"a": {"command": "x", "colour": 1}}}', "'colour' is not known"),
+        ('{"mcpServers": {"a": 1}}', "an object is needed"),
+        (json.dumps({"mcpServers": {f"s{n}": {"command": "x"} for n in range(9)}}), "at most 8"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "mcp.json").write_text(text)
+    with pytest.raises(SettingsError, match=reason) as caught:
+        read_mcp_config(tmp_path / "mcp.json")
+    assert caught.value.setting == "mcp_config"
+
+
+def test_a_right_file_is_read(tmp_path: Path) -> None:
+    servers = {
+        "one": {"command": "uvx", "args": ["some-server", "--flag"], "env": {"TOKEN": "t"}, "type": "stdio"},
+        "off": {"url": "http://x", "disabled": True},
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers, "other": 1}))
+    assert read_mcp_config(tmp_path / "mcp.json") == [McpEntry("one", "uvx", ("some-server", "--flag"), {"TOKEN": "t"})]
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read_mcp_config(tmp_path / "none.json")
+
+
+def test_mcp_is_imported_only_where_it_is_asked_for() -> None:
+    program = (
+        "import sys; from notso.web.app import create_app;"
+        "from notso.web.testing.scripted_engine import ScriptedEngine;"
+        "create_app(ScriptedEngine); sys.exit('mcp' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
+def test_without_the_extra_the_sentence_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from notso.web.app import create_app
+
+    (tmp_path / "mcp.json").write_text('{"mcpServers": {}}')
+    monkeypatch.setitem(sys.modules, "notso.web.tools.mcp_servers", None)
+    with pytest.raises(SettingsError, match=r"notso-smollm3-bot\[mcp\]"):
+        create_app(ScriptedEngine, Settings(data_dir=tmp_path, mcp_config=tmp_path / "mcp.json"))
+
+
+def test_a_chat_uses_a_server_and_outlives_it(start: Start, tmp_path: Path) -> None:
+    entries = {
+        "little": {"command": sys.executable, "args": [LITTLE]},
+        "broken": {"command": "no-such-program-anywhere"},
+    }
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
+    wanted = iter([("little__add", '{"a": 2, "b": 40}'), ("little__die", "{}")])
+
+    def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        if messages[-1].role == "tool":
+            yield from say(f"It said: {messages[-1].content}")
+        else:
+            name, arguments = next(wanted)
+            yield Event("tool_call", tool_call=ToolCall(f"call_{name}", name, arguments))
+
+    server = start(ScriptedEngine(script), mcp_config=tmp_path / "mcp.json").ready()
+    page = server.client.get("/tools", headers=FRAGMENT).text
+    assert "little__add" in page and "from little" in page and " checked" not in page
+    assert "The server broken is not running: there is no such program." in page
+    server.client.post("/tools", data={"tool-little__add": "on", "tool-little__die": "on"})
+    chat_id = None
+    for result in ("It said: 42", "It said: error: the server little ended during the call: it has ended"):
+        turn = server.ask("Go", chat_id)
+        chat_id = turn.chat_id
+        server.wait(lambda turn=turn: server.state.turns.asking(turn.generation_id) is not None)
+        asking = server.state.turns.asking(turn.generation_id)
+        fields = {"call": asking.id, "answer": "once"}
+        server.client.post(f"/generations/{turn.generation_id}/permission", data=fields)
+        answer = server.finished(turn)
+        assert (answer.state, answer.content) == ("done", result)

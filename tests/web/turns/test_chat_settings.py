@@ -1,0 +1,137 @@
+"""Settings: checked with a reason, laid over each other, and passed to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.turns.chat_settings import SETTING_NAMES, ChatSettings, changed, settings_from, shown_values
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true"}
+
+GOOD = {
+    "system_prompt": [("Be\nbrief.", "Be\nbrief."), ("x" * 20_000, "x" * 20_000)],
+    "temperature": [("0", 0.0), ("2", 2.0), (" 0,7 ", 0.7), ("1e-1", 0.1)],
+    "top_p": [("0.01", 0.01), ("1", 1.0)],
+    "min_p": [("0", 0.0), ("1", 1.0)],
+    "max_tokens": [("1", 1), ("131,072", 131_072), ("none", "none")],
+    "seed": [("-9223372036854775808", -(1 << 63)), ("9223372036854775807", (1 << 63) - 1), ("None", "none")],
+    "thinking_budget": [("0", 0), ("4096", 4096), ("none", "none")],
+    "suggestions": [("on", True), ("off", False)],
+    "keep_thinking": [("on", True), ("off", False)],
+    "raw_questions": [("on", True), ("off", False)],
+    "titles": [("on", True), ("off", False)],
+    "read_ahead": [("on", True), ("off", False)],
+    "when_full": [("stop", "stop"), ("drop_oldest", "drop_oldest")],
+    "tools": [("clock", "clock"), (" clock  files__read clock ", "clock files__read"), ("none", "none")],
+}
+BAD = {
+    "system_prompt": ["x" * 20_001],
+    "temperature": ["-0.1", "2.1", "nan", "inf", "1e999", "warm", "True"],
+    "top_p": ["0", "-1", "1.01", "nan"],
+    "min_p": ["-0.001", "1.001"],
+    "max_tokens": ["0", "-1", "131073", "1.5", "1e3", "٣", "9" * 5000],
+    "seed": ["9223372036854775808", "-9223372036854775809", "x"],
+    "thinking_budget": ["-1", "131073"],
+    "suggestions": ["yes", "true"],
+    "keep_thinking": ["yes", "true"],
+    "raw_questions": ["yes", "true"],
+    "titles": ["yes", "true"],
+    "read_ahead": ["yes", "true"],
+    "when_full": ["explode"],
+    "tools": ["a,b", "<b>", "x" * 5000],
+}
+
+
+def test_the_lists_are_whole() -> None:
+    assert set(GOOD) == set(BAD) == set(SETTING_NAMES)
+
+
+@pytest.mark.parametrize("name, text, value", [(name, *pair) for name, pairs in GOOD.items() for pair in pairs])
+def test_good_values(name: str, text: str, value: object) -> None:
+    settings, problems = changed({}, {name: text})
+    assert (settings, problems) == ({name: value}, {})
+    assert isinstance(settings_from(settings), ChatSettings)
+    settings_from(settings).sampling  # noqa: B018 - the engine's own checks pass too
+    again, _ = changed({}, {name: shown_values(settings)[name]})
+    assert again == settings, "what is shown can be sent back"
+
+
+@pytest.mark.parametrize("name, text", [(name, text) for name, texts in BAD.items() for text in texts])
+def test_bad_values_are_refused_with_a_reason(name: str, text: str) -> None:
+    settings, problems = changed({"min_p": 0.5} if name != "min_p" else {}, {name: text})
+    assert set(problems) == {name} and len(problems[name]) > 5
+    assert name not in settings
+
+
+def test_layers() -> None:
+    settings = settings_from({"temperature": 0.9, "max_tokens": 50, "seed": 3}, {"max_tokens": "none", "unknown": 1})
+    assert (settings.temperature, settings.max_tokens, settings.seed, settings.top_p) == (0.9, None, 3, 0.95)
+
+
+def test_a_field_that_is_not_sent_stays_and_an_empty_one_goes() -> None:
+    assert changed({"seed": 3, "min_p": 0.1}, {"seed": "", "other": "x"}) == ({"min_p": 0.1}, {})
+
+
+def test_they_reach_the_engine(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    assert server.client.post("/settings", data={"temperature": "0.9", "seed": "5"}).status_code == 303
+    asked = server.ask("one")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}/settings"
+    fields = {"temperature": "0.1", "system_prompt": "Be brief.", "thinking_budget": "7", "when_full": "drop_oldest"}
+    answer = server.client.post(url, data=fields, headers=FRAGMENT)
+    assert answer.status_code == 200 and "Saved." in answer.text
+    server.finished(server.ask("two", asked.chat_id))
+    first, second = (request.params for request in engine.requests)
+    assert (first.temperature, first.seed, first.thinking_budget) == (0.9, 5, None)
+    assert (second.temperature, second.seed, second.thinking_budget) == (0.1, 5, 7)
+    assert engine.requests[1].messages[0].content == "Be brief."
+    assert (engine.requests[0].when_full, engine.requests[1].when_full) == ("stop", "drop_oldest")
+
+
+def test_a_refused_field_is_told_beside_it_and_the_others_are_stored(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("one")
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}/settings"
+    answer = server.client.post(url, data={"temperature": "9", "min_p": "0.2"}, headers=FRAGMENT)
+    assert answer.status_code == 400
+    assert "a number from 0 to 2" in answer.text and 'value="9"' in answer.text and 'value="0.2"' in answer.text
+    kept = server.client.get(url, headers=FRAGMENT).text
+    assert 'value="0.2"' in kept and 'value="9"' not in kept
+    assert "<html" in server.client.get(url).text and "<html" not in server.client.get(url, headers=FRAGMENT).text
+
+
+def test_the_composers_own_settings_are_kept(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    fields = {"text": "one", "key": new_id(), "thinking": "on", "thinking_budget": "256"}
+    asked = server.last(server.client.post("/chats", data=fields).headers["location"].removeprefix("/chats/"))
+    server.finished(asked)
+    assert engine.requests[-1].params.thinking_budget == 256
+    url = f"/chats/{asked.chat_id}"
+    server.client.post(f"{url}/thinking", data={"thinking": "on", "thinking_budget": ""}, headers=FRAGMENT)
+    server.finished(server.ask("two", asked.chat_id))
+    assert engine.requests[-1].params.thinking_budget is None
+    refused = server.client.post(f"{url}/messages", data=fields | {"key": new_id(), "thinking_budget": "x"})
+    assert refused.status_code == 400 and ">\none</textarea>" in refused.text
+
+
+def test_a_command_says_in_a_line_what_it_changed_or_why_not(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("one")
+    server.finished(asked)
+    for url, told in ((f"/chats/{asked.chat_id}", "This chat: Temperature 1.5"), ("", "New chats and those without")):
+        bad = server.client.post(f"{url}/settings", data={"temperature": "9", "command": "temp"}, headers=FRAGMENT)
+        assert bad.status_code == 400 and "Temperature: a number from 0 to 2" in bad.text and "<form" not in bad.text
+        good = server.client.post(f"{url}/settings", data={"temperature": "1.5", "command": "temp"}, headers=FRAGMENT)
+        assert told in good.text and "#toasts" in good.text
+    assert server.client.post("/settings", data={"command": "temp"}, headers=FRAGMENT).status_code == 200
+    assert "#toasts" not in server.client.post("/settings", data={"temperature": "1"}, headers=FRAGMENT).text

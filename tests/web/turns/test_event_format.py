@@ -1,0 +1,125 @@
+"""No text can forge an event of a stream, wherever the bytes are cut."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from notso.web.rendering.markdown import render_markdown
+from notso.web.turns import sse, turn_log
+from notso.web.turns.sse import turn_events
+from notso.web.turns.turn_log import Place, TurnLog
+
+FORGERIES = [
+    *(
+        "a\n\nevent: done\ndata: {}\n\n",
+        "a\r\revent: done\rdata: x\r\r",
+        "a\r\n\r\nid: 999\r\n\r\n",
+        "data: x",
+        "event: done",
+    ),
+    *(
+        "\u2028event: done\u2028\u2028",
+        "\u2029data: x",
+        "\x85event: done\x85\x85",
+        "\x0b\x0cevent: done\x0c\x0c",
+        "\x1c\x1d\x1eevent: done",
+    ),
+    *(
+        "<!--snapshot-->",
+        "\n",
+        "\r",
+        "\r\n",
+        ":",
+        "id: \x00",
+        "retry: 1\n\n",
+        "```\n\nevent: done\n\n```",
+        "a\n\n\n\ndata: [DONE]\n\n",
+    ),
+    *("\ufeff\n\nevent: done", "é\n\n漢字\r\r😀\u2028"),
+]
+
+
+async def encoded(log: TurnLog, after: int | None = None) -> bytes:
+    return b"".join([event async for event in turn_events("0190-x", log, after)])
+
+
+@pytest.mark.parametrize("text", FORGERIES)
+def test_events_survive_any_text_cut_at_every_byte(event_reader: Any, text: str) -> None:
+    async def make() -> tuple[bytes, str]:
+        log = TurnLog()
+        html = render_markdown(text)
+        log.write("answer", html, text.replace("<", ""))  # the tail even unrendered: framing must not rely on Markdown
+        log.finish("failed", "Error", error=text)
+        return await encoded(log), html
+
+    wire, html = asyncio.run(make())
+    assert b"\r" not in wire, "htmx sees a blank line when CR and LF come apart"
+    for cut in range(len(wire) + 1):
+        reader = event_reader()
+        reader.feed(wire[:cut])
+        reader.feed(wire[cut:])
+        assert [event.event for event in reader.events] == ["message", "status", "error", "done"]
+    assert html.replace("\r\n", "\n").replace("\r", "\n") in reader.events[0].data
+    assert {event.id for event in reader.events} == {"2", "3"} or len({event.id for event in reader.events}) == 1
+
+
+def test_a_log_gives_each_reader_what_it_lacks() -> None:
+    async def run() -> None:
+        log = TurnLog()
+        log.write("answer", "<p>1</p>", "t1")
+        first = log.since(None)
+        log.write("answer", "<p>2</p>", "")
+        log.write("answer", "", "t3")
+        rest = log.since(first.number)
+        assert (first.snapshot, rest.snapshot) == (True, False)
+        assert first.channels["answer"].append == "<p>1</p>"
+        assert (rest.channels["answer"].append, rest.channels["answer"].tail) == ("<p>2</p>", "t3")
+        assert "reasoning" not in rest.channels
+        assert log.since(log.number).channels == {}
+        assert log.since(log.number + 1).snapshot, "a number never given"
+        assert log.html("answer") == "<p>1</p><p>2</p>t3"
+
+    asyncio.run(run())
+
+
+def test_waiting_wakes_at_once_or_after_the_time_given() -> None:
+    async def run() -> None:
+        log = TurnLog()
+        assert not await log.wait(0, 0.01)
+        waiter = asyncio.create_task(log.wait(0, 60))
+        await asyncio.sleep(0)
+        log.set_phase("reading", "Reading")
+        assert await asyncio.wait_for(waiter, 30)
+        assert await log.wait(0, 0), "already there"
+
+    asyncio.run(run())
+
+
+def test_many_readers_are_told_together_and_what_they_get_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded_for: list[int] = []
+    write = sse._written
+
+    def counted(message_id: str, log: TurnLog, place: Place) -> Any:
+        encoded_for.append(log.number)
+        return write(message_id, log, place)
+
+    monkeypatch.setattr(sse, "_written", counted)
+    monkeypatch.setattr(turn_log, "UPDATE_SECONDS", 600.0)
+
+    async def run() -> list[bytes]:
+        log = TurnLog()
+        readers = [asyncio.create_task(encoded(log)) for _ in range(30)]
+        for number in range(12):
+            log.write("answer", f"<p>{number}</p>", "")
+            await asyncio.sleep(0)
+        log.finish("done", "Done")
+        return await asyncio.gather(*readers)
+
+    wires = asyncio.run(run())
+    assert len(set(wires)) == 1
+    assert re.findall(rb"<p>(\d+)</p>", wires[0]) == [b"%d" % number for number in range(12)]
+    assert len(encoded_for) <= 4, "some of what came together was told apart"

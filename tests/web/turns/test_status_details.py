@@ -1,0 +1,111 @@
+"""What stands behind the pill and beside the meter, as the server says it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from notso.smollm3 import EngineError, Event
+from notso.web.store.folder import look_at
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.turns.answer_stats import Figures
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
+
+
+def details(server: Any, chat_id: str) -> str:
+    answer = server.client.get("/status/details", params={"chat": chat_id}, headers=FRAGMENT)
+    assert answer.status_code == 200
+    text: str = answer.text
+    return text
+
+
+def test_a_running_answer_in_figures(start: Start) -> None:
+    release = threading.Event()
+
+    def script(messages: Any, thinking: bool) -> Iterator[Event]:
+        yield from say("", "Let me see. ")
+        assert release.wait(60)
+        yield from say("There.")
+
+    server = start(ScriptedEngine(script)).ready()
+    server.client.post("/settings", data={"thinking_budget": "1024"})
+    asked = server.ask("How are you today?")
+    server.wait(lambda: "left of 1,024" in details(server, asked.chat_id))
+    html = details(server, asked.chat_id)
+    assert "This answer" in html and "24 tokens, " in html and "from cache" in html
+    assert "1 being answered, 0 waiting" in html
+    assert 'hx-trigger="intersect once delay:' in html, "it asks again while it is looked at"
+    release.set()
+    server.finished(asked)
+    server.wait(lambda: "The last answer" in details(server, asked.chat_id))
+    assert "First word" in details(server, asked.chat_id)
+
+
+def test_the_last_error_can_be_copied(start: Start) -> None:
+    server = start(ScriptedEngine(lambda m, t: [], failure=EngineError("the engine <broke>"))).ready()
+    asked = server.ask("Hello")
+    server.finished(asked)
+    html = details(server, asked.chat_id)
+    assert "Last error" in html and "the engine &lt;broke&gt;" in html
+    url = f"/chats/{asked.chat_id}/messages/{asked.message_id}/text?part=note"
+    assert url in html
+    assert server.client.get(url).text == "the engine <broke>"
+
+
+def test_details_of_no_chat_are_the_models(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    for chat_id in ("", "nonsense", "0198f0a0-0000-7000-8000-000000000000"):
+        html = details(server, chat_id)
+        assert "Scripted" in html and "last answer" not in html
+
+
+def test_rows_say_only_what_is_known() -> None:
+    assert Figures().rows == []
+    assert Figures(place=2).rows == [("queue", "2nd in line")]
+    rows = dict(
+        Figures(
+            queue_s=1.25,
+            prompt_tokens=1249,
+            cached_tokens=1000,
+            read_tokens=249,
+            reading_s=2.0,
+            thinking_tokens=300,
+            thinking_s=10,
+            budget=256,
+            written_tokens=400,
+            writing_s=20,
+            first_token_s=3.3,
+        ).rows
+    )
+    assert rows == {
+        "queue": "1.2 s",
+        "prompt": "1,249 tokens, 249 read in 2.0 s (124.5 tokens/s), 1,000 from cache",
+        "thinking": "300 tokens in 10.0 s, 0 left of 256",
+        "written": "400 tokens in 20.0 s (20.0 tokens/s)",
+        "first": "after 3.3 s",
+    }
+
+
+def test_memory_stands_beside_the_meter(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    html = server.client.post("/estimate", data={"text": "x"}, headers=FRAGMENT).text
+    assert 'class="memory' in html and "in use" in html and re.search(r"\d [MG]B", html)
+
+
+def test_settings_say_where_the_data_is(start: Start, tmp_path: Any) -> None:
+    server = start(ScriptedEngine()).ready()
+    kv = tmp_path / "data" / "kv" / "ab"
+    kv.mkdir(parents=True)
+    (kv / "block").write_bytes(b"x" * 3_000_000)
+    folder = look_at(tmp_path / "data")
+    assert folder.chats_bytes > 4096 and folder.cache_bytes == 3_000_000
+    part = server.client.get("/settings", headers=FRAGMENT).text
+    page = server.client.get("/settings").text
+    for html in (part, page):
+        assert f"All is kept in {tmp_path / 'data'}" in html and "3 MB of computed prompts" in html
+    assert "<hx-partial" in part and "<hx-partial" not in page
+    assert look_at(tmp_path / "nowhere").chats_bytes == 0

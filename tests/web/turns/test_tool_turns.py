@@ -1,0 +1,510 @@
+"""Turns in which the model calls tools: asked for, run, told to the model, shown, stopped, and never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.web.chat.kept_html import with_html
+from notso.web.engine.port import Event, Message, ToolCall
+from notso.web.store.protocol import StoredMessage, ToolUse
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.tools.calculator import CALCULATOR
+from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.toolbox import Toolbox
+from notso.web.turns import tool_calls
+from notso.web.turns.tool_calls import MAX_CALLS, MAX_ROUNDS
+from notso.web.turns.tool_rounds import NO_RESULT, answer_messages, parts_of
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true"}
+
+
+class Others:
+    """One more tool."""
+
+    def __init__(self, tool: ChatTool) -> None:
+        self.tool = tool
+
+    def tools(self) -> list[ChatTool]:
+        return [self.tool]
+
+    def failures(self) -> dict[str, str]:
+        return {}
+
+    async def ready(self) -> None:
+        return None
+
+
+def call(name: str = "calculator", arguments: str = '{"expression": "6 * 7"}', number: int = 1) -> Event:
+    return Event("tool_call", tool_call=ToolCall(f"call_{number:024x}", name, arguments))
+
+
+def calculating(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+    """Calls for each line of the question in turn, then says what came back last."""
+    at = max(i for i, each in enumerate(messages) if each.role == "user")
+    results = [each.content for each in messages[at:] if each.role == "tool"]
+    lines = messages[at].content.splitlines()
+    if len(results) < len(lines):
+        yield from say(f"**Part {len(results)}**", "I need a tool." if thinking else "")
+        yield call(arguments=json.dumps({"expression": lines[len(results)]}), number=len(results) + 1)
+    else:
+        yield from say(f"It is `{results[-1] if results else ''}`.", "There it is." if thinking else "")
+
+
+@pytest.fixture
+def using(start: Start) -> Callable[..., Any]:
+    """A server whose new chats may use the calculator, or what is named."""
+
+    def begin(script: Any = calculating, *tools: str, toolbox: Toolbox | None = None, **settings: Any) -> Any:
+        server = start(ScriptedEngine(script), **settings).ready()
+        if toolbox is not None:
+            server.state.toolbox = toolbox
+        fields = {f"tool-{name}": "on" for name in tools or ("calculator",)}
+        assert server.client.post("/tools", data=fields).status_code == 303
+        return server
+
+    return begin
+
+
+def asked(server: Any, turn: Any) -> ToolUse:
+    """The call that waits, once it does."""
+    server.wait(lambda: server.state.turns.asking(turn.generation_id) is not None)
+    use: ToolUse = server.state.turns.asking(turn.generation_id)
+    return use
+
+
+def permit(server: Any, turn: Any, answer: str = "once", use: ToolUse | None = None) -> Any:
+    use = use or asked(server, turn)
+    fields = {"call": use.id, "answer": answer}
+    return server.client.post(f"/generations/{turn.generation_id}/permission", data=fields, headers=FRAGMENT)
+
+
+def engine_of(server: Any) -> ScriptedEngine:
+    engine: ScriptedEngine = server.state.engine.engine
+    return engine
+
+
+def test_a_call_is_asked_for_run_and_told_to_the_model(using: Callable[..., Any], screen: Any) -> None:
+    server = using()
+    turn = server.ask("6 * 7")
+    use = asked(server, turn)
+    page = server.client.get(f"/chats/{turn.chat_id}").text
+    assert "waiting for permission" in page and f'value="{use.id}"' in page
+    assert server.stored(turn).tool_uses == (use,) and use.state == "waiting", "what is asked is on disk"
+    assert permit(server, turn).status_code == 200
+    events = server.stream(turn)
+    answer = server.finished(turn)
+    for event in events:
+        screen.apply(event)
+    assert (answer.state, answer.content) == ("done", "**Part 0**\n\nIt is `42`.")
+    assert answer.reasoning == "I need a tool.\n\nThere it is."
+    (use,) = answer.tool_uses
+    assert (use.state, use.result, use.name, use.round) == ("done", "42", "calculator", 0) and use.duration_ms > 0
+    first, second = engine_of(server).requests
+    assert [tool["function"]["name"] for tool in first.tools or ()] == ["calculator"] and first.tools == second.tools
+    assert second.messages == (
+        *first.messages,
+        Message("assistant", "**Part 0**", tool_calls=(ToolCall(use.id, use.name, use.arguments),)),
+        Message("tool", "42", tool_call_id=use.id),
+    )
+    page = server.client.get(f"/chats/{turn.chat_id}").text
+    html = re.findall(r'-answer-closed">(.*?)</div><div id="msg-[^"]*-answer-tail">', page, re.DOTALL)[0]
+    assert html.index("<strong>Part 0</strong>") < html.index('<details class="tool-card"') < html.index("<code>42<")
+    assert html == server.state.pages.answer_html(answer) == server.state.pages.answer_html(with_html(answer))
+    said = ("**Part 0**", "It is `42`.", "I need a tool.", "There it is.")
+    assert answer.numbers.completion_tokens == sum(-(-len(text) // 4) for text in said), "of both parts"
+    assert "permission card" not in page
+
+
+def test_the_stream_shows_cards_in_order_and_tells_when_to_ask(using: Callable[..., Any], screen: Any) -> None:
+    server = using()
+    turn = server.ask("1 + 1\n2 + 2", thinking=False)
+    first = asked(server, turn)
+    seen = server.stream(turn, until=lambda event: event.event == "tool")
+    assert json.loads(seen[-1].data)["call"] == first.id
+    status = next(event for event in reversed(seen) if event.event == "status")
+    assert json.loads(status.data) | {"message": ""} == {
+        "message": "",
+        "state": "asking",
+        "label": "Using a tool: calculator",
+    }
+    permit(server, turn)
+    server.wait(lambda: asked(server, turn).id != first.id)
+    middle = server.stream(turn, until=lambda event: event.event == "tool")
+    permit(server, turn)
+    late = server.stream(turn)
+    answer = server.finished(turn)
+    whole = str(server.state.pages.answer_html(answer))
+    for event in late:
+        screen.apply(event)
+    assert screen.html(turn.message_id, "answer").count("<details class") == 2
+    assert [use.result for use in answer.tool_uses] == ["2", "4"] and [use.round for use in answer.tool_uses] == [0, 1]
+    # A reader that left in the middle and comes back with its number has the same page, nothing doubled.
+    other = type(screen)()
+    last = max(int(event.id) for event in middle if event.event == "message")
+    for event in [*middle, *server.stream(turn, str(last))]:
+        other.apply(event)
+    blocks = re.compile(r'<p>|<details class="tool-card"')
+    assert len(blocks.findall(other.html(turn.message_id, "answer"))) == len(blocks.findall(whole))
+    assert not re.search(r"\shx-(?!target|swap)", "".join(event.data for event in late)), "no control is streamed"
+
+
+def test_denied_allowed_in_the_chat_and_asked_again(using: Callable[..., Any]) -> None:
+    server = using()
+    turn = server.ask("1 + 1", thinking=False)
+    permit(server, turn, "deny")
+    answer = server.finished(turn)
+    assert answer.tool_uses[0].state == "denied" and "denied" in engine_of(server).requests[-1].messages[-1].content
+    turn = server.ask("2 + 2\n3 + 3", turn.chat_id, thinking=False)
+    permit(server, turn, "chat")
+    assert [use.state for use in server.finished(turn).tool_uses] == ["done", "done"], "the second was not asked for"
+    turn = server.ask("4 + 4", turn.chat_id, thinking=False)
+    assert server.finished(turn).tool_uses[0].result == "8", "nor is the next turn's"
+    page = server.client.get(f"/chats/{turn.chat_id}/tools").text
+    assert "without asking" in page
+    server.client.post(f"/chats/{turn.chat_id}/tools", data={"tool-calculator": "on", "ask-again": "on"})
+    turn = server.ask("5 + 5", turn.chat_id, thinking=False)
+    permit(server, turn, "deny")
+    assert server.finished(turn).tool_uses[0].state == "denied"
+    other = server.ask("6 + 6", thinking=False)
+    assert asked(server, other).arguments == '{"expression": "6 + 6"}', "another chat asks for itself"
+    permit(server, other, "deny")
+    server.finished(other)
+
+
+def test_nobody_answers(using: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_calls, "PERMISSION_SECONDS", 0.2)
+    server = using()
+    answer = server.finished(server.ask("1 + 1", thinking=False))
+    assert (answer.state, answer.tool_uses[0].state) == ("done", "denied")
+    assert answer.tool_uses[0].result.startswith("denied: nobody answered")
+
+
+def test_all_tools_are_off_until_chosen(start: Start) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("Hello."))).ready()
+    turn = server.ask("Hi")
+    assert server.finished(turn).tool_uses == () and engine_of(server).requests[-1].tools is None
+    page = server.client.get("/tools", headers=FRAGMENT).text
+    assert "All are off" in page and "10 tokens" in page and " checked" not in page
+    page = server.client.post(
+        f"/chats/{turn.chat_id}/tools", data={"tool-clock": "on", "tool-calculator": "on"}, headers=FRAGMENT
+    ).text
+    assert "Together they take 20 tokens" in page and page.count(" checked") == 2
+    server.finished(server.ask("Hi", turn.chat_id))
+    names = [tool["function"]["name"] for tool in engine_of(server).requests[-1].tools or ()]
+    assert names == ["calculator", "clock"]
+    assert "All are off" in server.client.get("/tools", headers=FRAGMENT).text, "new chats have none as before"
+    server.client.post("/tools", data={"tool-clock": "on"})
+    server.client.post(f"/chats/{turn.chat_id}/tools", data={})
+    server.finished(server.ask("Hi", turn.chat_id))
+    assert engine_of(server).requests[-1].tools is None, "none, although new chats have one"
+
+
+def test_a_tool_that_is_not_there_needs_no_permission(using: Callable[..., Any]) -> None:
+    def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        yield from say("So.") if messages[-1].role == "tool" else [call("rm", "{}")]
+
+    server = using(script)
+    answer = server.finished(server.ask("Go"))
+    assert answer.content == "So." and answer.tool_uses[0].state == "failed"
+    assert answer.tool_uses[0].result == "error: there is no such tool; there are: calculator"
+
+
+def test_a_tool_switched_off_is_not_run(using: Callable[..., Any]) -> None:
+    server = using(calculating, "clock")
+    answer = server.finished(server.ask("1 + 1", thinking=False))
+    assert answer.tool_uses[0].state == "failed" and "there are: clock" in answer.tool_uses[0].result
+
+
+def test_several_calls_in_one_round(using: Callable[..., Any]) -> None:
+    def script(messages: Sequence[Message], thinking: bool) -> Iterator[Event]:
+        if messages[-1].role == "tool":
+            yield from say("Done.")
+            return
+        for number in range(1, MAX_CALLS + 3):
+            yield call(arguments=json.dumps({"expression": f"{number} * 10"}), number=number)
+            yield from say(f"After {number}. ")
+
+    server = using(script)
+    turn = server.ask("Go")
+    for _ in range(2):
+        permit(server, turn, "once", use := asked(server, turn))
+        server.wait(lambda use=use: getattr(server.state.turns.asking(turn.generation_id), "id", "") != use.id)
+    permit(server, turn, "chat")
+    answer = server.finished(turn)
+    assert [use.result for use in answer.tool_uses][:MAX_CALLS] == [f"{n}0" for n in range(1, MAX_CALLS + 1)]
+    assert [use.state for use in answer.tool_uses][MAX_CALLS:] == ["failed", "failed"]
+    assert [each.strip() for each in parts_of(answer)][1:3] == ["After 1.", "After 2."]
+    sent = engine_of(server).requests[-1].messages
+    assert [each.role for each in sent[-MAX_CALLS - 3 :]] == ["assistant"] + ["tool"] * (MAX_CALLS + 2)
+    assert len(sent[-MAX_CALLS - 3].tool_calls) == MAX_CALLS + 2
+    assert answer.content.endswith("After 10. \n\nDone.") and parts_of(answer)[-1].startswith("After 10.")
+    page = server.client.get(f"/chats/{turn.chat_id}").text
+    assert "<p>After 10.</p>\n<p>Done.</p>" in page
+    assert server.state.pages.answer_html(answer) == server.state.pages.answer_html(with_html(answer))
+    server.finished(server.ask("More", turn.chat_id))
+    sent = engine_of(server).requests[-2].messages
+    assert sent[-2:] == (Message("assistant", "Done."), Message("user", "More")), "the rest belongs to the call"
+
+
+def test_a_model_that_never_stops_calling_is_stopped(using: Callable[..., Any]) -> None:
+    numbers = iter(range(1, 1000))
+    server = using(lambda messages, thinking: [call(number=next(numbers))])
+    turn = server.ask("Go")
+    permit(server, turn, "chat")
+    answer = server.finished(turn)
+    assert answer.state == "done" and "kept calling tools" in answer.note
+    assert len(engine_of(server).requests) == MAX_ROUNDS + 2
+    assert [use.state for use in answer.tool_uses] == ["done"] * MAX_ROUNDS + ["failed", "interrupted"]
+
+
+def test_stopped_while_it_waits_and_continued(using: Callable[..., Any]) -> None:
+    server = using()
+    turn = server.ask("1 + 1", thinking=False)
+    asked(server, turn)
+    server.client.post(f"/generations/{turn.generation_id}/stop")
+    answer = server.finished(turn)
+    assert (answer.state, answer.tool_uses[0].state) == ("stopped", "interrupted")
+    page = server.client.get(f"/chats/{turn.chat_id}").text
+    assert "data-continue" in page and "permission card" not in page and "interrupted" in page
+    late = server.client.post(
+        f"/generations/{turn.generation_id}/permission", data={"call": answer.tool_uses[0].id, "answer": "once"}
+    )
+    assert late.status_code == 303 and server.stored(turn).tool_uses == answer.tool_uses, "too late changes nothing"
+    server.client.post(f"/chats/{turn.chat_id}/messages/{turn.message_id}/continue")
+    turn = server.last(turn.chat_id)
+    permit(server, turn)
+    answer = server.finished(turn)
+    assert (answer.state, answer.content) == ("done", "**Part 0**\n\nIt is `2`.")
+    assert [use.result for use in answer.tool_uses] == ["2"]
+
+
+def _slow(entered: list[str]) -> ChatTool:
+    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+        entered.append(surroundings.chat_id)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            entered.append("left")
+        return ""
+
+    return replace(CALCULATOR, name="slow", run=run, seconds=100, parameters={"type": "object", "properties": {}})
+
+
+def test_stopped_while_the_tool_runs(using: Callable[..., Any]) -> None:
+    entered: list[str] = []
+    slow = _slow(entered)
+    server = using(lambda *_: [call("slow", "{}")], "slow", toolbox=Toolbox(Others(slow)))
+    turn = server.ask("Go")
+    permit(server, turn)
+    server.wait(lambda: bool(entered))
+    page = server.client.get(f"/chats/{turn.chat_id}").text
+    assert "running" in page and "permission card" not in page
+    server.client.post(f"/generations/{turn.generation_id}/stop")
+    answer = server.finished(turn)
+    assert (answer.state, answer.tool_uses[0].state, entered[-1]) == ("stopped", "interrupted", "left")
+
+
+def test_stopped_in_the_second_part_goes_on_there(using: Callable[..., Any]) -> None:
+    server = using()
+    engine = engine_of(server)
+    turn = server.ask("1 + 1", thinking=False)
+    asked(server, turn)
+    engine.pace_seconds = 0.05
+    engine.script = lambda *_: say("It is rather long, so that somebody may stop it in the middle of it. " * 20)
+    permit(server, turn)
+    server.wait(lambda: "It is" in (server.stored(turn).content or ""))
+    server.client.post(f"/generations/{turn.generation_id}/stop")
+    answer = server.finished(turn)
+    assert answer.state == "stopped" and answer.tool_uses[0].state == "done" and parts_of(answer)[1].startswith("It is")
+    engine.pace_seconds, engine.script = 0.0, lambda *_: say(" - so.")
+    server.client.post(f"/chats/{turn.chat_id}/messages/{turn.message_id}/continue")
+    whole = server.finished(server.last(turn.chat_id))
+    assert whole.content == answer.content + " - so." and whole.tool_uses == answer.tool_uses
+    request = engine.requests[-1]
+    assert request.continue_last and request.messages[-1] == Message("assistant", parts_of(answer)[1])
+    assert [each.role for each in request.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_killed_while_it_waits(using: Callable[..., Any], start: Start, tmp_path: Path) -> None:
+    server = using()
+    turn = server.ask("1 + 1", thinking=False)
+    use = asked(server, turn)
+    shutil.copytree(tmp_path / "data", tmp_path / "after", ignore=shutil.ignore_patterns("*lock*"))  # as it lies there
+    again = start(ScriptedEngine(calculating), data_dir=tmp_path / "after").ready()
+    answer = again.stored(turn)
+    assert answer.state == "interrupted" and answer.tool_uses == (replace(use, state="interrupted"),)
+    assert "data-continue" in again.client.get(f"/chats/{turn.chat_id}").text
+    again.client.post(f"/chats/{turn.chat_id}/messages/{turn.message_id}/continue")
+    turn = again.last(turn.chat_id)
+    assert asked(again, turn).id == use.id
+    permit(again, turn)
+    assert again.finished(turn).content == "**Part 0**\n\nIt is `2`."
+    server.client.post(f"/generations/{server.last(turn.chat_id).generation_id}/stop")
+
+
+def test_a_server_that_ends_does_not_wait_for_a_person(using: Callable[..., Any], tmp_path: Path) -> None:
+    server = using(drain_seconds=120)
+    turn = server.ask("1 + 1", thinking=False)
+    asked(server, turn)
+    server.begin_close()
+    server._thread.join(60)
+    assert not server._thread.is_alive(), "it did not wait out its time"
+
+
+def test_a_word_given_twice_to_nobody_or_in_nonsense(using: Callable[..., Any]) -> None:
+    server = using()
+    turn = server.ask("1 + 1\n2 + 2", thinking=False)
+    use = asked(server, turn)
+    url = f"/generations/{turn.generation_id}/permission"
+    for fields, status in (({"call": use.id}, 400), ({"call": "x", "answer": "once"}, 409), ({"answer": "all"}, 400)):
+        assert server.client.post(url, data=fields, headers=FRAGMENT).status_code == status
+    assert server.client.post("/generations/" + "0" * 32 + "/permission", data={}).status_code == 404
+    assert asked(server, turn).id == use.id
+    assert permit(server, turn, "once", use).status_code == 200
+    server.wait(lambda: asked(server, turn).id != use.id)
+    again = permit(server, turn, "chat", use)
+    assert again.status_code == 200 and asked(server, turn).id != use.id, "the second call is not allowed by it"
+    permit(server, turn, "deny")
+    assert [each.state for each in server.finished(turn).tool_uses] == ["done", "denied"]
+
+
+def test_hostile_names_arguments_and_results_are_text(using: Callable[..., Any], screen: Any) -> None:
+    evil = '<img src=x onerror=alert(1)><hx-partial hx-target="body">"\u202e</pre>'
+
+    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+        return evil + "\n\ndata: x\nevent: done\n"
+
+    tool = replace(CALCULATOR, name="odd", run=run, parameters={"type": "object", "properties": {"a": {}}})
+
+    def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        last = messages[-1].role
+        odd = [call("odd", json.dumps({"a": evil}), 1), call(f"{evil}\x00\n", "{}", 2)]
+        return odd if last == "user" else say("Fine.")
+
+    server = using(script, "odd", toolbox=Toolbox(Others(tool)))
+    turn = server.ask("Go")
+    asked(server, turn)
+    form = server.client.get(f"/generations/{turn.generation_id}/permission", headers=FRAGMENT).text
+    permit(server, turn)
+    events = server.stream(turn)
+    server.finished(turn)
+    page = server.client.get(f"/chats/{turn.chat_id}").text
+    exported = server.client.get(f"/chats/{turn.chat_id}/export/html").text
+    for text in (form, page, exported, "".join(event.data for event in events)):
+        assert "<img src" not in text and '<hx-partial hx-target="body"' not in text and "&lt;img" in text
+    assert [event.event for event in events].count("done") == 1
+
+
+def test_a_long_result_is_cut_and_shown_on_request(using: Callable[..., Any]) -> None:
+    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+        return "word " * 10_000
+
+    tool = replace(CALCULATOR, name="long", run=run)
+    script = lambda messages, thinking: say("Fine.") if messages[-1].role == "tool" else [call("long")]  # noqa: E731
+    server = using(script, "long", toolbox=Toolbox(Others(tool)))
+    turn = server.ask("Go")
+    permit(server, turn)
+    answer = server.finished(turn)
+    assert len(answer.tool_uses[0].result) < 8_100 and "[cut: 8,000 of 50,000 characters]" in answer.tool_uses[0].result
+    assert (
+        f"Show all ({len(answer.tool_uses[0].result):,} characters)" in server.client.get(f"/chats/{turn.chat_id}").text
+    )
+
+
+def test_files_out_and_in_carry_the_calls(using: Callable[..., Any]) -> None:
+    server = using()
+    turn = server.ask("6 * 7", thinking=False)
+    permit(server, turn, "chat")
+    answer = server.finished(turn)
+    text = server.client.get(f"/chats/{turn.chat_id}/export/md").text
+    order = [text.index(piece) for piece in ("**Part 0**", "Tool: calculator (done)", '"6 * 7"', "42", "It is `42`.")]
+    assert order == sorted(order)
+    body = server.client.get(f"/chats/{turn.chat_id}/export/json").json()
+    assert body["version"] == 2 and "tools_allowed" not in json.dumps(body)
+    headers = {"Content-Type": "application/json"}
+    imported = server.client.post("/import", content=json.dumps(body), headers=headers)
+    assert imported.status_code in (200, 303), imported.text
+    chats = server.on_loop(lambda: server.state.store.chats("local"))
+    copy = next(chat for chat in chats if chat.id != turn.chat_id)
+    (_, again) = server.on_loop(lambda: server.state.store.messages("local", copy.id))
+    assert again.tool_uses[0].id != answer.tool_uses[0].id
+    assert [replace(use, id="") for use in again.tool_uses] == [replace(use, id="") for use in answer.tool_uses]
+    assert (again.content, parts_of(again)) == (answer.content, parts_of(answer))
+    old = json.loads(json.dumps(body))
+    old["version"] = 1
+    del old["chats"][0]["messages"][1]["tool_uses"]
+    assert server.client.post("/import", content=json.dumps(old), headers=headers).status_code in (200, 303)
+    for wrong in ("[1]", "{", '{"a": NaN}', '"x"', "{" + '"a":[' * 100):
+        body["chats"][0]["messages"][1]["tool_uses"][0]["arguments"] = wrong
+        assert server.client.post("/import", content=json.dumps(body), headers=headers).status_code == 400
+    body["chats"][0]["messages"][1]["tool_uses"] = [
+        {"id": "a", "name": "x", "arguments": "{}", "state": "running", "round": 3, "content_at": 999, "result": "r"},
+        {"id": "a", "name": "y", "arguments": "{}", "state": "done", "round": 0, "content_at": 2},
+    ]
+    assert server.client.post("/import", content=json.dumps(body), headers=headers).status_code in (200, 303)
+
+
+def test_what_follows_reads_the_calls_too(using: Callable[..., Any]) -> None:
+    server = using()
+    turn = server.ask("6 * 7", thinking=False)
+    permit(server, turn)
+    answer = server.finished(turn)
+    found = server.client.get("/search?q=Part", headers=FRAGMENT).text
+    assert turn.message_id in found, "text around calls is found"
+    engine_of(server).script = lambda *_: say("Noted.")
+    server.finished(server.ask("And now?", turn.chat_id, thinking=False))
+    sent = engine_of(server).requests[-1].messages
+    assert sent[1:4] == tuple(answer_messages(answer)) and sent[3] == Message("assistant", "It is `42`.")
+    edited = server.client.post(
+        f"/chats/{turn.chat_id}/messages/{turn.message_id}/edit", data={"text": "My own words."}, headers=FRAGMENT
+    )
+    assert edited.status_code == 200
+    stored = server.stored(turn)
+    assert parts_of(stored) == ["", "My own words."] and len(answer_messages(stored)) == 3
+    server.client.post(f"/chats/{turn.chat_id}/summarize", headers=FRAGMENT)
+    summary = server.finished(server.last(turn.chat_id))
+    assert (summary.kind, summary.state) == ("summary", "done")
+    server.finished(server.ask("Next", turn.chat_id, thinking=False))
+    assert [each.role for each in engine_of(server).requests[-1].messages] == ["system", "user"]
+
+
+def test_the_meter_counts_tools_and_results(using: Callable[..., Any]) -> None:
+    server = using()
+    turn = server.ask("6 * 7", thinking=False)
+    permit(server, turn)
+    server.finished(turn)
+    text = server.client.post(f"/chats/{turn.chat_id}/estimate", data={}, headers=FRAGMENT).text
+    parts = dict(re.findall(r"<dt>([^<]*)</dt><dd>([\d,]+)</dd>", text))
+    assert parts["Tools"] == "10" and parts["Tool calls and results"] == "1"
+    counted = sum(int(parts[name].replace(",", "")) for name in parts if name != "Free")
+    assert f"{counted} / 4,096" in text
+
+
+def test_a_prompt_too_long_after_a_result_says_so_and_keeps_all(using: Callable[..., Any]) -> None:
+    from notso.smollm3 import ContextLengthError
+
+    server = using()
+    turn = server.ask("6 * 7", thinking=False)
+    use = asked(server, turn)
+    engine_of(server).refusal = ContextLengthError(9120, 8192)
+    permit(server, turn, "once", use)
+    answer = server.finished(turn)
+    assert answer.state == "failed" and "9,120" in answer.note
+    assert answer.tool_uses[0].result == "42" and answer.content == "**Part 0**"
+
+
+def test_calls_without_an_end_are_told_to_the_model_as_such() -> None:
+    use = ToolUse("call_1", "clock", "{}", "interrupted")
+    message = StoredMessage("m", "c", "assistant", "", "", "stopped", 1, tool_uses=(use,))
+    sent = answer_messages(message)
+    assert [each.content for each in sent] == ["", NO_RESULT] and sent[0].tool_calls[0].name == "clock"

@@ -1,0 +1,417 @@
+"""Turns: what a stream shows, that it survives its readers, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import ContextLengthError, EngineError, Event, ModelFileError
+from notso.web.rendering.markdown import render_markdown
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.ids import new_id
+
+ANSWER = "Some *text*.\n\n- one\n- two\n\n```python\nx = 1\n```\n\nThe **end**: 1 < 2 & U+2028 \u2028 here.\n"
+THOUGHTS = "First this.\n\nThen `that`."
+
+Start = Callable[..., Any]
+
+PARTIAL = re.compile(r'<hx-partial hx-target="([^"]*)" hx-swap="([^"]*)">(.*?)</hx-partial>', re.DOTALL)
+
+
+def script(answer: str = ANSWER, thoughts: str = THOUGHTS, piece: int = 3) -> Callable[[object, bool], list[Event]]:
+    return lambda messages, thinking: say(answer, thoughts if thinking else "", piece=piece)
+
+
+def test_what_the_stream_shows_is_what_is_stored_and_what_the_page_shows(start: Start, screen: Any, shown: Any) -> None:
+    def in_pieces(messages: object, thinking: bool) -> Iterator[Event]:
+        for number, event in enumerate(say(ANSWER, THOUGHTS, piece=3)):
+            yield event
+            if number < 8:
+                shown.wait(lambda event: event.event == "message", number + 1)
+
+    server = start(ScriptedEngine(in_pieces, pace_seconds=0.015)).ready()
+    asked = server.ask("Hello")
+    events = server.stream(asked, until=shown)
+    for event in events:
+        screen.apply(event)
+    stored = server.finished(asked)
+    assert (stored.content, stored.reasoning, stored.state) == (ANSWER, THOUGHTS, "done")
+    assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER) == stored.answer_html
+    assert screen.html(asked.message_id, "reasoning") == render_markdown(THOUGHTS) == stored.reasoning_html
+    assert len([event for event in events if event.event == "message"]) > 5, "it came in pieces"
+    page = server.client.get(f"/chats/{asked.chat_id}").text
+    assert stored.answer_html in page and 'hx-sse:connect="/generations' not in page
+
+
+def test_a_stream_ends_with_one_done_and_its_numbers_never_fall(start: Start) -> None:
+    server = start(ScriptedEngine(script(), pace_seconds=0.002)).ready()
+    events = server.stream(server.ask("Hello"))
+    numbers = [int(event.id) for event in events]
+    assert numbers == sorted(numbers)
+    assert [event.event for event in events].count("done") == 1
+    assert events[-1].event == "done"
+    assert json.loads(events[-1].data)["state"] == "done"
+    updates = [event.id for event in events if event.event == "message"]
+    assert len(updates) == len(set(updates)), "no update's number comes twice"
+
+
+def test_states_come_in_order(start: Start, shown: Any) -> None:
+    def waits(messages: object, thinking: bool) -> Iterator[Event]:
+        yield from say("", THOUGHTS)
+        shown.wait_for_state("thinking")
+        yield from say(ANSWER)
+        shown.wait_for_state("generating")
+
+    server = start(ScriptedEngine(waits)).ready()
+    events = server.stream(server.ask("Hello"), until=shown)
+    states = [json.loads(event.data)["state"] for event in events if event.event == "status"]
+    assert [state for state in states if state in ("thinking", "generating", "done")] == [
+        "thinking",
+        "generating",
+        "done",
+    ]
+
+
+def test_a_reader_that_leaves_at_any_point_resumes_without_gap_or_double(start: Start) -> None:
+    server = start(ScriptedEngine(script(ANSWER * 6, piece=5), pace_seconds=0.004)).ready()
+    asked = server.ask("Hello")
+    patience, last = random.Random(3), None
+    shown: dict[str, str] = {}
+    seen, event = -1, None
+    for _ in range(500):
+        for event in server.stream(asked, last, limit=patience.randint(1, 4)):
+            last = event.id
+            if event.event != "message":
+                continue
+            snapshot = event.data.startswith("<!--snapshot-->")
+            if snapshot or int(event.id) > seen:  # the page's guard
+                seen = int(event.id)
+                for target, swap, html in PARTIAL.findall(event.data):
+                    shown[target] = (shown.get(target, "") if swap == "beforeend" else "") + html
+        if event is not None and event.event == "done":
+            break
+    assert event is not None and event.event == "done"
+    whole = shown[f"#msg-{asked.message_id}-answer-closed"] + shown[f"#msg-{asked.message_id}-answer-tail"]
+    assert whole == server.finished(asked).answer_html
+
+
+@pytest.mark.parametrize("header", [None, "", "x", "-1", "1e3", "٣", "99999999", "9" * 40])
+def test_a_late_or_odd_reader_gets_a_snapshot(shared: Any, screen: Any, header: str | None) -> None:
+    asked = shared.ask("Hello")
+    shared.finished(asked)
+    events = shared.stream(asked, header.encode() if header is not None else None)
+    assert events[0].data.startswith("<!--snapshot-->")
+    screen.apply(events[0])
+    assert screen.html(asked.message_id, "answer") == shared.stored(asked).answer_html
+    assert [event.event for event in events] == ["message", "status", "usage", "done"]
+
+
+def test_a_turn_long_past_is_told_from_the_database(start: Start, screen: Any) -> None:
+    server = start(ScriptedEngine(script())).ready()
+    asked = server.ask("Hello")
+    server.stream(asked)
+    server.on_loop(server.state.turns._finished.clear)
+    events = server.stream(asked, "5")
+    screen.apply(events[0])
+    assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER)
+    assert screen.html(asked.message_id, "reasoning") == render_markdown(THOUGHTS)
+    assert events[-1].event == "done"
+
+
+def test_many_readers_see_the_same_and_leaving_stops_nothing(start: Start) -> None:
+    engine = ScriptedEngine(script(ANSWER * 3), pace_seconds=0.005)
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    with ThreadPoolExecutor(6) as pool:
+        quitters = [pool.submit(server.stream, asked, None, until=lambda event: True) for _ in range(3)]
+        stayers = [pool.submit(server.stream, asked) for _ in range(3)]
+        for quitter in quitters:
+            quitter.result(60)
+        ends = [stayer.result(60)[-1] for stayer in stayers]
+    assert {end.event for end in ends} == {"done"}
+    assert server.finished(asked).content == ANSWER * 3
+    assert len(engine.requests) == 1
+
+
+def test_no_more_than_ten_updates_a_second(start: Start) -> None:
+    server = start(ScriptedEngine(script("word " * 400, "", piece=5), pace_seconds=0.003)).ready()
+    asked = server.ask("Hello")
+    began = time.monotonic()
+    updates = [event for event in server.stream(asked) if event.event == "message"]
+    assert len(updates) <= 10 * (time.monotonic() - began) + 6
+
+
+def test_stop_keeps_what_was_said(start: Start) -> None:
+    server = start(ScriptedEngine(script("word " * 5000, "", piece=5), pace_seconds=0.01)).ready()
+    asked = server.ask("Hello", thinking=False)
+    server.wait(lambda: "word word" in server.stored(asked).content)
+    began = time.monotonic()
+    assert server.client.post(f"/generations/{asked.generation_id}/stop", data={}).status_code == 303
+    stored = server.finished(asked)
+    assert time.monotonic() - began < 20, "the script alone would go on for 50 s"
+    assert stored.state == "stopped"
+    assert stored.content.startswith("word word")
+    assert stored.numbers.completion_tokens * 5 == len(stored.content), "what it cost is known all the same"
+    events = server.stream(asked)
+    assert json.loads(events[-1].data)["state"] == "stopped"
+    assert server.client.post(f"/generations/{asked.generation_id}/stop", data={}).status_code == 303, "again is fine"
+    follow_up = server.ask("More", asked.chat_id)
+    assert follow_up.message_id != asked.message_id
+
+
+def test_stop_reaches_a_turn_that_still_waits(start: Start) -> None:
+    engine = ScriptedEngine(script())
+    engine.gate.clear()
+    server = start(engine).ready()
+    running = server.ask("one")
+    server.wait(lambda: len(engine.requests) == 1)
+    waiting = server.ask("two")
+    headers = {"HX-Request": "true", "HX-Request-Type": "partial"}
+    assert server.client.post(f"/generations/{waiting.generation_id}/stop", data={}, headers=headers).status_code == 204
+    assert server.finished(waiting).state == "stopped"
+    assert server.stored(running).active
+    engine.gate.set()
+    assert server.finished(running).state == "done"
+    assert len(engine.requests) == 1, "the stopped one never reached the engine"
+
+
+def test_one_turn_at_a_time_in_a_chat(start: Start) -> None:
+    engine = ScriptedEngine(script())
+    engine.gate.clear()
+    server = start(engine).ready()
+    asked = server.ask("one")
+    answer = server.client.post(f"/chats/{asked.chat_id}/messages", data={"text": "two", "key": new_id()})
+    assert answer.status_code == 409
+    assert "still being written" in answer.text and ">\ntwo</textarea>" in answer.text, "the text is kept"
+    fragment = server.client.post(
+        f"/chats/{asked.chat_id}/messages", data={"text": "two", "key": new_id()}, headers={"HX-Request": "true"}
+    )
+    assert fragment.status_code == 409
+    assert "<html" not in fragment.text
+    engine.gate.set()
+    server.finished(asked)
+    server.ask("two", asked.chat_id)
+
+
+def test_twenty_senders_at_once_start_one_turn(start: Start) -> None:
+    engine = ScriptedEngine(script())
+    server = start(engine).ready()
+    first = server.ask("zero")
+    server.finished(first)
+    engine.gate.clear()
+
+    def send(_: int) -> int:
+        url = f"/chats/{first.chat_id}/messages"
+        status: int = server.client.post(url, data={"text": "x", "key": new_id()}).status_code
+        return status
+
+    with ThreadPoolExecutor(10) as pool:
+        statuses = sorted(pool.map(send, range(20)))
+    assert statuses == [303] + [409] * 19
+    engine.gate.set()
+
+
+def test_the_same_key_makes_one_message(start: Start) -> None:
+    engine = ScriptedEngine(script())
+    server = start(engine).ready()
+    key = new_id()
+    first = server.ask("Hello", key=key)
+    server.finished(first)
+    assert server.ask("Hello", key=key) == first, "a repeated first message leads to the same chat"
+    changed = server.client.post("/chats", data={"text": "Hello, you", "key": key})
+    assert changed.status_code == 409 and "Hello, you" in changed.text and "sent before" in changed.text
+    key = new_id()
+    second = server.ask("More", first.chat_id, key=key)
+    server.finished(second)
+    url, fields = f"/chats/{first.chat_id}/messages", {"text": "More", "key": key}
+    again = server.client.post(url, data=fields, headers={"HX-Request": "true"})
+    assert again.status_code == 200 and f"msg-{second.message_id}" in again.text
+    other = server.ask("Elsewhere")
+    server.finished(other)
+    fields = {"text": "More", "key": key}
+    assert server.client.post(f"/chats/{other.chat_id}/messages", data=fields).status_code == 400
+    assert len(engine.requests) == 3
+    assert len(server.on_loop(lambda: server.state.store.messages("local", first.chat_id))) == 4
+
+
+def test_the_engine_reads_history_date_and_toggle(start: Start) -> None:
+    engine = ScriptedEngine(script("Fine.", "Hm."))
+    server = start(engine).ready()
+    first = server.ask("One\r\n  two", thinking=True)
+    server.finished(first)
+    server.finished(server.ask("Three", first.chat_id, thinking=False))
+    one, two = engine.requests
+    assert [(message.role, message.content) for message in two.messages] == [
+        ("user", "One\n  two"),
+        ("assistant", "Fine."),
+        ("user", "Three"),
+    ]
+    assert all(message.reasoning_content is None for message in two.messages)
+    assert (one.thinking, two.thinking) == (True, False)
+    assert one.date == two.date is not None
+
+
+def test_the_date_is_frozen_per_chat(start: Start) -> None:
+    engine = ScriptedEngine(script("Fine.", ""))
+    server = start(engine).ready()
+    asked = server.ask("One")
+    server.finished(asked)
+    server.on_loop(
+        lambda: server.state.store._change(  # as if the chat had begun long ago
+            "UPDATE chats SET prompt_date = '2025-07-08' WHERE id = ?", asked.chat_id
+        )
+    )
+    server.finished(server.ask("Two", asked.chat_id))
+    assert engine.requests[-1].date.isoformat() == "2025-07-08"  # type: ignore[union-attr]
+
+
+def test_a_failure_ends_the_turn_with_words_and_keeps_the_text(start: Start) -> None:
+    engine = ScriptedEngine(script("Half of it"), failure=EngineError("a number was not finite"))
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    events = server.stream(asked)
+    stored = server.finished(asked)
+    assert (stored.state, stored.content, stored.note) == ("failed", "Half of it", "a number was not finite")
+    assert [event.event for event in events[-2:]] == ["error", "done"]
+    assert json.loads(events[-2].data)["message"] == "a number was not finite"
+    engine.failure = None
+    assert server.finished(server.ask("Again", asked.chat_id)).state == "done"
+
+
+@pytest.mark.parametrize("refusal", [ContextLengthError(9120, 8192), RuntimeError("secret /home/me")])
+def test_a_refusal_ends_the_turn_with_words(start: Start, refusal: Exception) -> None:
+    engine = ScriptedEngine(script("Fine"), refusal=refusal)
+    server = start(engine).ready()
+    asked = server.ask("Hello")
+    events = server.stream(asked)
+    stored = server.finished(asked)
+    assert (stored.state, stored.content) == ("failed", "")
+    assert ("9,120" in stored.note) == isinstance(refusal, ContextLengthError)
+    page = server.client.get(f"/chats/{asked.chat_id}").text
+    assert "secret" not in page + events[-2].data + stored.note
+    assert ("No answer. This needs 9,120 tokens, the context holds 8,192." in page) == ("9,120" in stored.note)
+    engine.refusal = None
+    assert server.finished(server.ask("Again", asked.chat_id)).state == "done"
+
+
+def test_an_answer_that_never_ends_is_cut(start: Start) -> None:
+    server = start(ScriptedEngine(script("x" * 50_000, "", piece=100)), max_answer_characters=1000).ready()
+    stored = server.finished(server.ask("Hello"))
+    assert stored.content == "x" * 1000
+    assert (stored.state, stored.note) == ("done", "The answer reached its length limit.")
+
+
+def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -> None:
+    gate = threading.Event()
+
+    def load() -> ScriptedEngine:
+        assert gate.wait(60)
+        return ScriptedEngine(script())
+
+    server = start(load)
+    assert server.client.get("/health").status_code == 503
+    assert server.client.get("/health").json() == {"status": "loading"}
+    assert server.client.get("/livez").status_code == 200
+    page = server.client.get("/").text
+    assert "Loading" in page and 'hx-get="/status"' in page
+    asked = server.ask("Hello")
+    assert server.stored(asked).state in ("queued", "running")
+    answer = server.client.get("/status").text
+    assert 'hx-get="/status"' in answer and "#status-label" not in answer, "the stream's words are left alone"
+    assert "Loading" in server.stream(asked, until=lambda event: event.event == "status")[-1].data
+    gate.set()
+    assert server.finished(asked).content == ANSWER
+    assert server.client.get("/health").json()["status"] == "ok"
+    server.wait(lambda: server.state.turns.unfinished == 0)
+    answer = server.client.get("/status").text
+    assert 'hx-get="/status"' not in answer and '"#status-label" hx-swap="textContent">Idle<' in answer
+
+
+@pytest.mark.parametrize("error", [ModelFileError("no SmolLM3"), RuntimeError("secret")])
+def test_a_model_that_cannot_be_loaded_is_told_and_text_is_kept(start: Start, error: Exception) -> None:
+    gate = threading.Event()
+
+    def load() -> ScriptedEngine:
+        assert gate.wait(60)
+        raise error
+
+    server = start(load)
+    queued = server.ask("Early")
+    gate.set()
+    assert server.finished(queued).state == "failed"
+    assert server.client.get("/health").status_code == 503
+    answer = server.client.post("/chats", data={"text": "My words", "key": new_id()})
+    assert answer.status_code == 503
+    assert "My words" in answer.text
+    reason = "no SmolLM3" if isinstance(error, ModelFileError) else "log says why"
+    assert reason in answer.text and "secret" not in answer.text
+
+
+def test_too_many_waiting_turns_are_refused_with_a_time(start: Start) -> None:
+    engine = ScriptedEngine(script())
+    engine.gate.clear()
+    server = start(engine, max_waiting_turns=2).ready()
+    server.ask("running")
+    server.wait(lambda: server.state.turns.waiting == 0)
+    server.ask("waits")
+    server.wait(lambda: engine.stats().waiting == 1)
+    second = server.ask("waits too")
+    assert "Queued (2nd)" in server.stream(second, until=lambda event: "Queued (2nd)" in event.data)[-1].data
+    answer = server.client.post("/chats", data={"text": "too much", "key": new_id()})
+    assert answer.status_code == 429
+    assert int(answer.headers["retry-after"]) > 0
+    assert "too much" in answer.text
+    engine.gate.set()
+
+
+def test_partial_text_is_saved_within_a_second_or_so(start: Start) -> None:
+    server = start(ScriptedEngine(script("word " * 5000, "", piece=5), pace_seconds=0.01)).ready()
+    asked = server.ask("Hello", thinking=False)
+    server.wait(lambda: len(server.stored(asked).content) > 0)
+    before = len(server.stored(asked).content)
+    server.wait(lambda: len(server.stored(asked).content) > before)
+    server.client.post(f"/generations/{asked.generation_id}/stop", data={})
+
+
+def test_a_lost_turn_does_not_lock_its_chat(start: Start) -> None:
+    server = start(ScriptedEngine(script())).ready()
+    asked = server.ask("Hello")
+    stored = server.finished(asked)
+    server.on_loop(server.state.turns._finished.clear)
+    server.on_loop(lambda: server.state.store.save_answer(replace(stored, state="running")))
+    assert server.finished(server.ask("More", asked.chat_id)).state == "done"
+    assert server.stored(asked).state == "interrupted"
+
+
+def test_a_reader_that_stops_reading_is_dropped_and_holds_up_nobody(start: Start) -> None:
+    answer = "a paragraph of some words\n\n" * 8000
+    server = start(ScriptedEngine(script(answer, "", piece=2000)), send_timeout_seconds=2).ready()
+    asked = server.ask("Hello")
+    host, _, port = server.address.removeprefix("http://").rpartition(":")
+    request = f"GET /generations/{asked.generation_id}/events HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode()
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect((host, int(port)))
+        stalled.sendall(request)
+        reads = server.client.get(f"/generations/{asked.generation_id}/events").text  # and does nothing else meanwhile
+        assert reads.count("event: done\n") == 1
+        assert server.finished(asked).content == answer
+        server.wait(lambda: not server.server.server_state.tasks)
+        stalled.settimeout(60)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := stalled.recv(65_536):
+                received += chunk
+        assert b"event: done" not in received, "it was dropped before the end"
+    assert server.stream(asked)[-1].event == "done", "and may come back"

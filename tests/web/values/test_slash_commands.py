@@ -1,0 +1,44 @@
+"""The table of commands and that of keys: complete, and bound wherever they are promised."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from notso.cli.slash_commands import _RUN
+from notso.web.values.shortcuts import SHORTCUTS
+from notso.web.values.slash_commands import SLASH_COMMANDS, commands_of
+
+ON_THE_PAGE = (
+    *("clear", "reset", "export", "thinking", "temp", "model", "help", "status", "theme", "settings"),
+    *("summarize", "continue", "regenerate"),
+)
+
+
+def test_the_page_has_its_thirteen_commands() -> None:
+    assert {command.name for command in commands_of("page")} == set(ON_THE_PAGE) and len(ON_THE_PAGE) == 13
+
+
+def test_the_terminal_has_a_function_for_each_of_its_own() -> None:
+    assert {command.name for command in commands_of("terminal")} == set(_RUN)
+
+
+@pytest.mark.parametrize("command", SLASH_COMMANDS, ids=lambda command: command.name)
+def test_a_command_is_told_in_a_few_words(command: object) -> None:
+    assert re.fullmatch(r"[a-z]+", command.name) and len(command.does) < 60 and not command.does.endswith(".")  # type: ignore[attr-defined]
+    acts = {"", "open", "click", "post", "go", "choose", "thinking"}
+    assert command.act in acts and ("page" in command.places) == bool(command.act)  # type: ignore[attr-defined]
+
+
+def test_commands_and_keys_are_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "chat.md").read_text("utf-8")
+    assert not [each.name for each in SLASH_COMMANDS if f"`/{each.name}" not in page]
+    arrows = {"Control": "Ctrl", "Escape": "Esc", "ArrowUp": "↑", "ArrowDown": "↓", "ArrowLeft": "←", "ArrowRight": "→"}
+    spelled = ["+".join(arrows.get(key, key) for key in shortcut.keys.split("+")) for shortcut in SHORTCUTS]
+    assert not [keys for keys in spelled if keys not in page]
+
+
+def test_no_two_keys_are_the_same() -> None:
+    assert len({shortcut.keys for shortcut in SHORTCUTS}) == len(SHORTCUTS)

@@ -1,0 +1,86 @@
+"""However many faults a body has, few are collected."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field, ValidationError
+
+from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.shared import field_reader
+from notso.web.chat.imports import read_chats
+from notso.web.edge.api_error import ApiError
+from notso.web.values.problems import Problem
+from notso.web.values.strict_fields import StrictFields, at_most
+
+
+class Few(StrictFields):
+    one: int = 1
+    two: int = Field(default=2, alias="second")
+    some: Annotated[dict[str, int], at_most(3)] = Field(default={}, max_length=3)
+
+
+def test_of_unknown_fields_the_first_is_told_and_known_ones_are_read() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Few.model_validate({"x": 1, "one": "no"} | {f"k{number}": 1 for number in range(1000)} | {"second": 4})
+    assert [(each["loc"], each["type"]) for each in refused.value.errors()] == [
+        *((("one",), "int_type"), (("x",), "extra_forbidden")),
+    ]
+    assert Few.model_validate({"one": 5, "second": 6, "some": {"a": 1, "b": 2, "c": 3}}).two == 6
+
+
+def test_of_many_entries_no_more_are_looked_at_than_say_that_they_are_too_many() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Few.model_validate({"some": {f"k{number}": "x" for number in range(1000)}})
+    assert refused.value.error_count() == 4
+    with pytest.raises(ValidationError, match="at most 3"):
+        Few.model_validate({"some": {f"k{number}": 1 for number in range(1000)}})
+
+
+ASKED: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": "x"}], **{f"k{number}": 1 for number in range(50_000)}},
+    {"messages": [{"role": "user", "content": "x", **{f"k{number}": 1 for number in range(50_000)}}]},
+    {"messages": [{}] * 60_000},
+    {"messages": [{"role": "user", "content": [{}] * 60_000}]},
+    {"messages": [{"role": "user", "content": "x"}], "stop": [1] * 200_000},
+    {"messages": [{"role": "user", "content": "x"}], "logit_bias": {f"k{number}": 1 for number in range(50_000)}},
+    {"messages": [{"role": "user", "content": "x"}], "metadata": {f"k{number}": 1 for number in range(50_000)}},
+    {"messages": [{"role": "user", "content": "x"}], "tools": [{}] * 60_000},
+]
+
+
+@pytest.mark.parametrize("body", ASKED, ids=range(len(ASKED)))
+def test_no_body_has_more_faults_than_can_be_counted(body: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+    collected = field_reader._refusal
+
+    def noted(error: ValidationError, *rest: Any) -> ApiError:
+        counts.append(error.error_count())
+        return collected(error, *rest)
+
+    monkeypatch.setattr(field_reader, "_refusal", noted)
+    with pytest.raises(ApiError):
+        parse_chat_request(body)
+    assert counts and counts[0] < 1100
+
+
+FILES = [
+    (b"[" + b"{}," * 2_000_000 + b"{}]", "more than 100,000 objects"),
+    (b"[" + b"1," * 2_000_000 + b"1]", "more than 1,000,000 values"),
+    (b"[" * 100 + b"]" * 100, "deeper than 64"),
+    (b'[{"role": "user", "content": "x"' + b"".join(b',"%d":1' % n for n in range(300_000)) + b"}]", "messages.0"),
+    (
+        b'{"format": "notso-chats", "version": 2, "chats": ['
+        + b",".join([b'{"messages": [' + b",".join([b"{}"] * 20_000) + b"]}"] * 2)
+        + b"]}",
+        "more than 25,000 messages",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), FILES, ids=range(len(FILES)))
+def test_a_file_of_much_of_nothing_is_refused_by_its_counts(body: bytes, reason: str) -> None:
+    with pytest.raises(Problem) as refused:
+        read_chats(body, lambda text: text)
+    assert refused.value.status == 400 and reason in refused.value.sentence
