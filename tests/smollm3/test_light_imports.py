@@ -1,0 +1,40 @@
+"""What only talks about an engine stays light: values, errors and the store's protocol load no arrays and no kernels."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("numpy", "notso.qtensor._native", "tokenizers", "jinja2", "huggingface_hub", "llguidance")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Modules after a statement, in an interpreter of its own."""
+    program = f"import sys\n{statement}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["notso.smollm3", "notso.web.store.protocol", "notso.web.engine.port", "notso.web.testing.scripted_engine"],
+)
+def test_no_arrays_and_no_kernels(module: str) -> None:
+    assert not loaded_by(f"import {module}") & set(HEAVY)
+
+
+def test_a_public_name_is_loaded_when_it_is_asked_for() -> None:
+    assert "numpy" in loaded_by("from notso.smollm3 import Engine")
+    light = loaded_by("from notso.smollm3 import pull, local_models")
+    assert "notso.smollm3.hub.download" in light and "numpy" not in light
+
+
+def test_every_public_name_is_there_and_no_other() -> None:
+    program = (
+        "import notso.smollm3 as model\n"
+        "assert all(getattr(model, name) is not None for name in model.__all__)\n"
+        "assert not hasattr(model, 'no_such_name')"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
