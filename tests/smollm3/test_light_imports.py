@@ -1,4 +1,4 @@
-"""What only talks about an engine stays light: values, errors and the store's protocol load no arrays and no kernels."""
+"""What only talks about an engine stays light: values, errors and the protocol of the store load no arrays."""
 
 from __future__ import annotations
 

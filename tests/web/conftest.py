@@ -16,11 +16,13 @@ from typing import Any
 import httpx
 import pytest
 
+from notso.web.api.shared.services import ApiServices
 from notso.web.app import create_app
+from notso.web.chat.services import ChatServices
 from notso.web.engine.models import Shelf
 from notso.web.engine.port import ChatEngine
 from notso.web.server import ChatServer, address_of, listen
-from notso.web.state import State
+from notso.web.services import Shared
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.ids import new_id
 from notso.web.values.settings import Settings
@@ -135,9 +137,19 @@ class Running:
         self.client = httpx.Client(base_url=self.address, timeout=60)
 
     @property
-    def state(self) -> State:
-        state: State = self.app.state.notso
-        return state
+    def shared(self) -> Shared:
+        shared: Shared = self.app.state.parts.shared
+        return shared
+
+    @property
+    def chat(self) -> ChatServices:
+        chat: ChatServices = self.app.state.chat
+        return chat
+
+    @property
+    def api(self) -> ApiServices:
+        api: ApiServices = self.app.state.api
+        return api
 
     def on_loop(self, work: Callable[[], Any]) -> Any:
         """Run a callable on the server's loop and wait for what it returns."""
@@ -146,7 +158,7 @@ class Running:
             result = work()
             return await result if asyncio.iscoroutine(result) else result
 
-        loop = self.state.engine._loop
+        loop = self.shared.engine._loop
         assert loop is not None
         return asyncio.run_coroutine_threadsafe(run(), loop).result(60)
 
@@ -163,11 +175,11 @@ class Running:
 
     def last(self, chat_id: str) -> Asked:
         """The newest answer of a chat."""
-        message = self.on_loop(lambda: self.state.store.messages("local", chat_id))[-1]
+        message = self.on_loop(lambda: self.shared.store.messages("local", chat_id))[-1]
         return Asked(chat_id, message.id, message.generation_id)
 
     def stored(self, asked: Asked) -> Any:
-        return self.on_loop(lambda: self.state.store.message("local", asked.chat_id, asked.message_id))
+        return self.on_loop(lambda: self.shared.store.message("local", asked.chat_id, asked.message_id))
 
     def stream(
         self,

@@ -24,7 +24,7 @@ class LagProbe:
         self.lags: list[float] = []
         self.held: list[float] = []
         self._stop = threading.Event()
-        self._future = asyncio.run_coroutine_threadsafe(self._run(), server.state.engine._loop)
+        self._future = asyncio.run_coroutine_threadsafe(self._run(), server.shared.engine._loop)
 
     async def _run(self) -> None:
         while not self._stop.is_set():

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -23,6 +24,7 @@ from notso.web.api.completions import routes as text_completions
 from notso.web.api.messages import routes as anthropic_messages
 from notso.web.api.responses import routes as responses
 from notso.web.api.server import health, models, monitoring, not_offered, openapi, server_facts, tokens
+from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
 from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.routes import chats as chat_routes
@@ -30,6 +32,7 @@ from notso.web.chat.routes import messages, tools, transfer
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
 from notso.web.chat.routes import settings as settings_routes
+from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
@@ -45,7 +48,7 @@ from notso.web.engine.metrics import Metrics, RequestMetrics
 from notso.web.engine.models import Shelf
 from notso.web.engine.port import EngineSource
 from notso.web.rendering.fair_queue import FairQueue
-from notso.web.state import State
+from notso.web.services import Shared
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.tools.toolbox import Toolbox
@@ -69,6 +72,16 @@ UNDO_SECONDS = 15.0  # the page offers it for 10
 PURGE_SECONDS = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What one application is made of."""
+
+    shared: Shared
+    chat: ChatServices
+    api: ApiServices
+    mcp: McpServers | None
+
+
 def create_app(engine_source: EngineSource, settings: Settings | None = None, *, shelf: Shelf | None = None) -> FastAPI:
     """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs;
     `shelf` loads the others that a person may switch to.
@@ -76,20 +89,20 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
     Starting it may raise StorageError (the data directory is busy, unreadable, or of a newer release).
     """
     settings = settings or Settings()
-    state = _make_state(engine_source, settings, shelf)
+    parts = _parts(engine_source, settings, shelf)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await state.store.open()
-        state.engine.start(asyncio.get_running_loop())
-        if state.mcp is not None:
-            state.mcp.start()
-        purging = asyncio.create_task(_purge_now_and_then(state))
+        await parts.shared.store.open()
+        parts.shared.engine.start(asyncio.get_running_loop())
+        if parts.mcp is not None:
+            parts.mcp.start()
+        purging = asyncio.create_task(_purge_now_and_then(parts))
         try:
             yield
         finally:
             purging.cancel()
-            await _shut_down(state)
+            await _shut_down(parts)
 
     app = FastAPI(
         title="notso",
@@ -99,7 +112,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
         openapi_url=None,
         middleware=[
             Middleware(InPieces),
-            Middleware(RequestMetrics, metrics=state.metrics),
+            Middleware(RequestMetrics, metrics=parts.api.metrics),
             Middleware(SecurityHeaders),
             Middleware(ApiEdge),
             Middleware(StrictHttp),
@@ -109,7 +122,8 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
             Middleware(RequestLimits),
         ],
     )
-    app.state.notso = state
+    app.state.parts = parts
+    app.state.chat, app.state.api, app.state.large_work = parts.chat, parts.api, parts.shared.large_work
     app.state.key_ring = KeyRing(settings.api_key)
     chats = (routes, messages, chat_routes, settings_routes, tools, transfer)
     for router in (
@@ -140,21 +154,21 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
     return app
 
 
-async def begin_stopping(state: State) -> None:
+async def begin_stopping(parts: Parts) -> None:
     """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved."""
-    state.stopping = True
-    state.turns.interrupt_all(asking_only=True)  # nobody would see the question in time
+    parts.shared.stopping = True
+    parts.chat.turns.interrupt_all(asking_only=True)  # nobody would see the question in time
     try:
-        await asyncio.wait_for(_settled(state), state.settings.drain_seconds)
+        await asyncio.wait_for(_settled(parts), parts.shared.settings.drain_seconds)
     except TimeoutError:
-        state.turns.interrupt_all()
-        state.answers.stop_all()
-        await state.turns.settled()
+        parts.chat.turns.interrupt_all()
+        parts.api.answers.stop_all()
+        await parts.chat.turns.settled()
 
 
-async def _settled(state: State) -> None:
-    await state.turns.settled()
-    await state.answers.settled()
+async def _settled(parts: Parts) -> None:
+    await parts.chat.turns.settled()
+    await parts.api.answers.settled()
 
 
 def _mcp_servers(path: Path | None) -> McpServers | None:
@@ -170,7 +184,7 @@ def _mcp_servers(path: Path | None) -> McpServers | None:
     return McpServers(entries)
 
 
-def _make_state(engine_source: EngineSource, settings: Settings, shelf: Shelf | None) -> State:
+def _parts(engine_source: EngineSource, settings: Settings, shelf: Shelf | None) -> Parts:
     store = SQLiteStore(settings.directory)
     engine = EngineHost(engine_source)
     renderer = FairQueue()
@@ -184,51 +198,41 @@ def _make_state(engine_source: EngineSource, settings: Settings, shelf: Shelf | 
     titles = Titles(engine, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
-    return State(
-        settings,
-        store,
-        engine,
-        turns,
-        suggestions,
-        renderer,
-        assets,
-        pages,
-        KeptHtml(store, turns, renderer),
-        feed,
-        metrics=metrics,
-        shelf=shelf,
-        toolbox=toolbox,
-        mcp=mcp,
+    shared = Shared(settings, store, engine)
+    kept_html = KeptHtml(store, turns, renderer)
+    chat = ChatServices(
+        shared, turns, suggestions, renderer, assets, pages, kept_html, feed, shelf=shelf, toolbox=toolbox
     )
+    return Parts(shared, chat, ApiServices(shared, metrics), mcp)
 
 
-async def _purge_now_and_then(state: State) -> None:
+async def _purge_now_and_then(parts: Parts) -> None:
     """What was deleted is gone for good once it is too late to undo that, from the engine's caches too."""
     while True:
         with contextlib.suppress(NotsoError):
-            purged = await state.store.purge(UNDO_SECONDS)
-            if purged and state.engine.engine is not None:
-                await asyncio.to_thread(state.engine.engine.forget)
+            purged = await parts.shared.store.purge(UNDO_SECONDS)
+            if purged and parts.shared.engine.engine is not None:
+                await asyncio.to_thread(parts.shared.engine.engine.forget)
         await asyncio.sleep(PURGE_SECONDS)
 
 
-async def _shut_down(state: State) -> None:
-    state.stopping = True
-    state.turns.interrupt_all()
-    state.engine.close()
+async def _shut_down(parts: Parts) -> None:
+    parts.shared.stopping = True
+    parts.chat.turns.interrupt_all()
+    parts.shared.engine.close()
     try:
-        await asyncio.wait_for(state.turns.settled(), ENGINE_EXIT_SECONDS)
+        await asyncio.wait_for(parts.chat.turns.settled(), ENGINE_EXIT_SECONDS)
     except TimeoutError:
         logger.warning("the engine did not stop in time; what was saved stays saved")
-    if state.mcp is not None:
-        await state.mcp.close()
-    await asyncio.to_thread(state.engine.join, ENGINE_EXIT_SECONDS)
-    await asyncio.to_thread(state.downloads.close, DOWNLOAD_EXIT_SECONDS)
-    await state.store.close()
-    state.renderer.close()
-    state.pages.close()
-    state.large_work.close()
-    state.importing.close()
+    if parts.mcp is not None:
+        await parts.mcp.close()
+    await asyncio.to_thread(parts.shared.engine.join, ENGINE_EXIT_SECONDS)
+    await asyncio.to_thread(parts.chat.downloads.close, DOWNLOAD_EXIT_SECONDS)
+    await parts.shared.store.close()
+    parts.chat.renderer.close()
+    parts.chat.pages.close()
+    parts.shared.large_work.close()
+    parts.chat.importing.close()
 
 
 async def _show_problem(request: Request, error: Exception) -> Response:
@@ -238,29 +242,29 @@ async def _show_problem(request: Request, error: Exception) -> Response:
     headers = dict(getattr(error, "headers", None) or {})
     if problem.retry_after_seconds is not None:
         headers["Retry-After"] = str(problem.retry_after_seconds)
-    state: State = request.app.state.notso
+    services = chat_services(request)
     if is_api(request.scope):
         sentence = words["error_key"] if problem.status == 401 else problem.sentence
         response: Response = PlainTextResponse(sentence, problem.status)  # which ApiEdge puts into its own form
     elif problem.status == 401:
         response = await _ask_for_key(request)
     elif is_fragment(request):
-        response = await state.pages.respond(request, "_problem.html", problem.status, problem=problem.sentence)
-    elif problem.draft and (page := await _page_with_draft(request, state, problem)) is not None:
+        response = await services.pages.respond(request, "_problem.html", problem.status, problem=problem.sentence)
+    elif problem.draft and (page := await _page_with_draft(request, services, problem)) is not None:
         response = page
     else:
-        response = await state.pages.respond(request, "problem.html", problem.status, problem=problem.sentence)
+        response = await services.pages.respond(request, "problem.html", problem.status, problem=problem.sentence)
     response.headers.update(headers)
     return response
 
 
-async def _page_with_draft(request: Request, state: State, problem: Problem) -> Response | None:
+async def _page_with_draft(request: Request, services: ChatServices, problem: Problem) -> Response | None:
     owner = owner_of(request)
     chat_id = request.path_params.get("chat_id", "")
-    chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
+    chat = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
     if chat_id and chat is None:
         return None
-    return await views.chat_page(request, state, owner, chat, problem=problem)
+    return await views.chat_page(request, services, owner, chat, problem=problem)
 
 
 async def _ask_for_key(request: Request) -> Response:

@@ -107,7 +107,7 @@ class ChatServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # Opened here already, so that a busy or damaged data directory is our own error and no traceback of uvicorn's.
-        await self._notso_app.state.notso.store.open()
+        await self._notso_app.state.parts.shared.store.open()
         await super().startup([])  # it would accept without end, and write down each failure
         self._door.open(sockets or [], self._connection)
         if self._on_ready is not None:
@@ -115,7 +115,7 @@ class ChatServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._door.close()
-        self._notso_app.state.notso.feed.close()  # those streams have no end of their own
+        self._notso_app.state.parts.chat.feed.close()  # those streams have no end of their own
         await super().shutdown(sockets)
 
     def _connection(self) -> ClientConnection:
@@ -125,7 +125,7 @@ class ChatServer(uvicorn.Server):
             self.lifespan.state,
             door=self._door,
             lane=self._lane,
-            send_seconds=self._notso_app.state.notso.settings.send_timeout_seconds,
+            send_seconds=self._notso_app.state.parts.shared.settings.send_timeout_seconds,
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -137,7 +137,7 @@ class ChatServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._told_to_stop and self._stopping is None:
-            self._stopping = asyncio.create_task(begin_stopping(self._notso_app.state.notso))
+            self._stopping = asyncio.create_task(begin_stopping(self._notso_app.state.parts))
         if self._stopping is not None and self._stopping.done():
             self.should_exit = True
         return await super().on_tick(counter)

@@ -50,7 +50,7 @@ def calls(messages: Sequence[Message], thinking: bool) -> list[Event]:
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     """One server with the demo model behind it."""
     shared = request.getfixturevalue("shared")
-    settings = type(shared.state.settings)(port=0, data_dir=tmp_path_factory.mktemp("api"))
+    settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("api"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
     yield server.ready()
     server.close()
@@ -294,7 +294,7 @@ def begin_stopping(server: Any) -> threading.Thread:
     """As the first SIGTERM does."""
     thread = threading.Thread(target=lambda: server.on_loop(lambda: stop_serving(server.state)), daemon=True)
     thread.start()
-    server.wait(lambda: server.state.stopping)
+    server.wait(lambda: server.shared.stopping)
     return thread
 
 

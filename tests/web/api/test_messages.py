@@ -40,7 +40,7 @@ def calls(messages: Sequence[Message], thinking: bool) -> list[Event]:
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     """One server with the demo model behind it."""
     shared = request.getfixturevalue("shared")
-    settings = type(shared.state.settings)(port=0, data_dir=tmp_path_factory.mktemp("anthropic"))
+    settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("anthropic"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
     yield server.ready()
     server.close()

@@ -124,7 +124,7 @@ def test_stop_by_the_conversation_s_name(start: Start) -> None:
     assert found[-1][1] == "[DONE]" and json.loads(found[-2][1])["choices"][0]["finish_reason"] == "stop"
     assert found[: len(begun)] == begun and len(said(found)) < len(LONG)
     assert server.client.delete("/v1/stream?conv_id=c1").json()["stopped"] is False
-    server.wait(lambda: not server.state.answers._open)
+    server.wait(lambda: not server.api.answers._open)
 
 
 def test_whole_answers_are_kept_too(start: Start) -> None:
@@ -162,7 +162,7 @@ def test_of_many_at_the_same_moment_one_is_answered(start: Start) -> None:
     for thread in threads:
         thread.join(60)
     assert len(found) == 12 and found.count(200) >= 1 and set(found) <= {200, 409}
-    server.wait(lambda: engine.stats().running == 0 and not server.state.answers._open)
+    server.wait(lambda: engine.stats().running == 0 and not server.api.answers._open)
 
 
 def test_a_failure_is_one_error_for_every_reader(start: Start) -> None:
@@ -179,8 +179,8 @@ def test_kept_for_a_while_and_not_for_ever(start: Start, monkeypatch: pytest.Mon
     server = start(slow(0.0)).ready()
     for number in range(6):
         assert post(server, f"c{number}").status_code == 200
-        assert len(server.state.kept_answers._kept) <= 4
-    server.wait(lambda: not server.state.kept_answers._kept)
+        assert len(server.api.kept_answers._kept) <= 4
+    server.wait(lambda: not server.api.kept_answers._kept)
     assert server.client.get("/v1/stream?conv_id=c5").status_code == 404
 
 
@@ -244,6 +244,6 @@ def test_a_stopping_server_ends_them(start: Start) -> None:
     server = start(slow(0.02, LONG * 100), drain_seconds=0.2).ready()
     leave(server)
     server.on_loop(lambda: begin_stopping(server.state))
-    server.wait(lambda: not server.state.answers._open)
+    server.wait(lambda: not server.api.answers._open)
     found = events(server.client.get("/v1/stream?conv_id=c1").text)
     assert json.loads(found[-1][1])["error"]["code"] == "shutting_down"

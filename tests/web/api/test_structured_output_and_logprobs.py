@@ -31,7 +31,7 @@ TOOLS = [tool("add", a={"type": "integer"}, b={"type": "integer"}), tool("paint"
 def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
     """One server with the demo model behind it."""
     shared = request.getfixturevalue("shared")
-    settings = type(shared.state.settings)(port=0, data_dir=tmp_path_factory.mktemp("held"))
+    settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("held"))
     server = type(shared)(lambda: Engine.load(threads=1), settings)
     yield server.ready()
     server.close()

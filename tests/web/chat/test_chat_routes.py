@@ -122,7 +122,7 @@ def test_a_hit_on_another_branch_is_shown_without_choosing_it(start: Start) -> N
     server.finished(asked)
     url = f"/chats/{asked.chat_id}"
     server.client.post(f"{url}/messages/{asked.message_id}/regenerate", data={"key": new_id()})
-    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
     assert f"msg-{asked.message_id}" not in server.client.get(url).text
     assert f"msg-{asked.message_id}" in server.client.get(f"{url}?at={asked.message_id}").text
     assert f"msg-{asked.message_id}" not in server.client.get(url).text
@@ -140,7 +140,7 @@ def test_suggestions_use_the_chats_own_prompt_in_the_background(start: Start) ->
     server = start(engine).ready()
     asked = server.ask("Hello")
     server.finished(asked)
-    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
     url = f"/chats/{asked.chat_id}/suggestions"
     page = server.client.get(url, headers=FRAGMENT).text
     assert re.findall(r'name="text" value="([^"]*)">', page) == ["What is a walrus?", "Where does it live?", "Why?"]
@@ -154,7 +154,7 @@ def test_suggestions_use_the_chats_own_prompt_in_the_background(start: Start) ->
     server.client.post(f"/chats/{asked.chat_id}/settings", data={"suggestions": "off"})
     other = server.ask("More", asked.chat_id)
     server.finished(other)
-    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
     assert server.client.get(url).status_code == 204 and len(engine.requests) == 3
 
 
@@ -177,7 +177,7 @@ def test_suggestions_give_way_to_a_question(start: Start) -> None:
     server = start(engine).ready()
     asked = server.ask("Hello")
     server.finished(asked)
-    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
     statuses: list[int] = []
     url = f"/chats/{asked.chat_id}/suggestions"
     waiting = threading.Thread(target=lambda: statuses.append(server.client.get(url).status_code))
@@ -236,7 +236,7 @@ def test_a_tab_hears_what_others_do_and_not_what_it_did_itself(start: Start) -> 
 
 def test_a_page_of_another_life_of_the_server_fetches_everything(start: Start) -> None:
     server = start(ScriptedEngine()).ready()
-    for after in ("", "deadbeef-3", "x", "deadbeef-x", f"{server.state.feed.revision.partition('-')[0]}-٣"):
+    for after in ("", "deadbeef-3", "x", "deadbeef-x", f"{server.chat.feed.revision.partition('-')[0]}-٣"):
         reader: list[str] = []
         with server.client.stream("GET", f"/feed?after={after}") as response:
             for line in response.iter_lines():
@@ -277,13 +277,13 @@ def test_streams_are_counted_by_owner(start: Start) -> None:
     opened = [server.client.stream("GET", url) for _ in range(8)]
     responses = [each.__enter__() for each in opened]
     assert {response.status_code for response in responses} == {200}
-    server.wait(lambda: server.state.answer_streams.full("local"))
+    server.wait(lambda: server.chat.answer_streams.full("local"))
     refused = server.client.get(url, headers=FRAGMENT)
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
     for each in opened:
         each.__exit__(None, None, None)
-    server.wait(lambda: not server.state.answer_streams.full("local"))
-    server.wait(lambda: not server.state.answer_streams._open)
+    server.wait(lambda: not server.chat.answer_streams.full("local"))
+    server.wait(lambda: not server.chat.answer_streams._open)
     assert server.stream(asked, until=lambda event: True)
     server.client.post(f"/generations/{asked.generation_id}/stop", data={})
 

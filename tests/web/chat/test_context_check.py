@@ -21,7 +21,7 @@ def server(start: Start) -> Any:
 
 
 def messages_of(server: Any, chat_id: str) -> Any:
-    return server.on_loop(lambda: server.state.store.messages("local", chat_id))
+    return server.on_loop(lambda: server.shared.store.messages("local", chat_id))
 
 
 def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server: Any) -> None:
@@ -29,7 +29,7 @@ def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server:
     assert refused.status_code == 400
     assert "5,021 tokens are needed, the context is 4,096" in refused.text
     assert "w w w" in refused.text, "the text is still in the input"
-    assert server.on_loop(lambda: server.state.store.chats("local")) == []
+    assert server.on_loop(lambda: server.shared.store.chats("local")) == []
     asked = server.ask("Hello")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/messages"

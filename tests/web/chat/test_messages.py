@@ -46,7 +46,7 @@ def press(server: Any, asked: Any, verb: str, **fields: str) -> Any:
 def act(server: Any, asked: Any, verb: str, **fields: str) -> Any:
     """The same, and wait until it is done."""
     answer = press(server, asked, verb, **fields)
-    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
     return answer
 
 
@@ -67,19 +67,19 @@ def question_of(server: Any, asked: Any) -> Any:
 def test_another_answer_stands_beside_the_first(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
-    engine = server.state.engine.engine
+    engine = server.shared.engine.engine
     engine.gate.clear()  # or the answer may be there before the fragment is
     fragment = press(server, asked, "regenerate").text
     assert fragment.count("<article") == 2 and 'hx-sse:connect="/generations/' in fragment
     engine.gate.set()
-    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
     assert "2/2" in server.client.get(f"/chats/{asked.chat_id}").text
     assert shown(server, asked.chat_id) == ["one", "answer 2 to one"]
     act(server, asked, "choose")
     assert shown(server, asked.chat_id) == ["one", "answer 1 to one"]
     server.finished(server.ask("two", asked.chat_id))
     assert shown(server, asked.chat_id) == ["one", "answer 1 to one", "two", "answer 3 to two"]
-    read = [message.content for message in server.state.engine.engine.requests[-1].messages]
+    read = [message.content for message in server.shared.engine.engine.requests[-1].messages]
     assert read == ["one", "answer 1 to one", "two"], "the model reads the branch that is shown"
 
 
@@ -97,7 +97,7 @@ def test_an_edited_question_is_another_branch_and_both_remember_where_they_were(
     act(server, server.last(first.chat_id), "choose")
     act(server, question_of(server, second), "edit", text="two again")
     assert shown(server, first.chat_id)[-2:] == ["two again", "answer 5 to two again"]
-    assert len(server.on_loop(lambda: server.state.store.messages("local", first.chat_id))) == 9
+    assert len(server.on_loop(lambda: server.shared.store.messages("local", first.chat_id))) == 9
 
 
 def test_an_edited_answer_is_marked_and_read_so(server: Any) -> None:
@@ -108,7 +108,7 @@ def test_an_edited_answer_is_marked_and_read_so(server: Any) -> None:
     fragment = act(server, asked, "edit", text="**my** words").text
     assert "<strong>my</strong> words" in fragment and ">edited<" in fragment
     server.finished(server.ask("two", asked.chat_id))
-    assert server.state.engine.engine.requests[-1].messages[1].content == "**my** words"
+    assert server.shared.engine.engine.requests[-1].messages[1].content == "**my** words"
     empty = server.client.post(f"/chats/{asked.chat_id}/messages/{asked.message_id}/edit", data={"text": " "})
     assert empty.status_code == 400
 
@@ -119,7 +119,7 @@ def test_the_same_key_regenerates_once(server: Any) -> None:
     key = new_id()
     for _ in range(2):
         act(server, asked, "regenerate", key=key)
-    assert len(server.on_loop(lambda: server.state.store.messages("local", asked.chat_id))) == 3
+    assert len(server.on_loop(lambda: server.shared.store.messages("local", asked.chat_id))) == 3
 
 
 def test_a_stopped_answer_is_written_on(start: Start) -> None:
@@ -142,10 +142,10 @@ def test_a_stopped_answer_is_written_on(start: Start) -> None:
     assert after.reasoning == before.reasoning == "thoughts"
     assert after.generation_id != before.generation_id
     assert after.numbers.completion_tokens > before.numbers.completion_tokens
-    request = server.state.engine.engine.requests[-1]
+    request = server.shared.engine.engine.requests[-1]
     assert request.continue_last and request.messages[-1].content == before.content
     assert request.messages[-1].reasoning_content == "thoughts"
-    assert len(server.on_loop(lambda: server.state.store.messages("local", asked.chat_id))) == 2
+    assert len(server.on_loop(lambda: server.shared.store.messages("local", asked.chat_id))) == 2
 
 
 @pytest.mark.parametrize("mode", ["thinking", "answer"])
@@ -184,7 +184,7 @@ def test_answer_now_reaches_a_running_thought(start: Start) -> None:
 def test_one_turn_at_a_time_also_for_versions(server: Any) -> None:
     asked = server.ask("one")
     server.finished(asked)
-    server.state.engine.engine.gate.clear()
+    server.shared.engine.engine.gate.clear()
     running = server.ask("two", asked.chat_id)
     for verb in ("regenerate", "continue", "edit"):
         target = question_of(server, asked) if verb == "edit" else asked
@@ -192,7 +192,7 @@ def test_one_turn_at_a_time_also_for_versions(server: Any) -> None:
         answer = server.client.post(url, data={"key": new_id(), "text": "x"}, headers=FRAGMENT)
         assert answer.status_code == 409 and "<html" not in answer.text, verb
     assert server.client.post(f"/chats/{asked.chat_id}/summarize", data={"key": new_id()}).status_code == 409
-    server.state.engine.engine.gate.set()
+    server.shared.engine.engine.gate.set()
     assert server.finished(running).state == "done"
 
 
@@ -202,8 +202,8 @@ def test_a_summary_stands_for_what_is_above_until_it_is_taken_out(server: Any) -
     server.finished(first)
     answer = server.client.post(f"/chats/{first.chat_id}/summarize", data={"key": new_id()}, headers=FRAGMENT)
     assert answer.status_code == 200 and "summary-card" in answer.text
-    server.wait(lambda: server.state.turns.unfinished == 0)
-    engine = server.state.engine.engine
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    engine = server.shared.engine.engine
     before, asked = engine.requests
     assert asked.messages[-1].content == SUMMARY_REQUEST and asked.tool_choice == "none"
     assert (asked.thinking, asked.tools) == (before.thinking, before.tools), "so that what was read of the chat serves"
@@ -228,7 +228,7 @@ def test_nothing_to_summarise(server: Any) -> None:
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/summarize"
     server.client.post(url, data={"key": new_id()})
-    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
     assert server.client.post(url, data={"key": new_id()}).status_code == 400
 
 
@@ -241,7 +241,7 @@ def test_attachments_travel_with_their_question(server: Any) -> None:
     page = server.client.get(f"/chats/{asked.chat_id}").text
     assert "a &lt;b&gt;.txt" in page and "&lt;script&gt;1" in page and "<script>1" not in page
     act(server, question, "edit", text="And now?")
-    text = server.state.engine.engine.requests[-1].messages[0].content
+    text = server.shared.engine.engine.requests[-1].messages[0].content
     assert text.startswith("--- a <b>.txt ---\n<script>1</script>\n---") and text.endswith("And now?")
     only = {
         "file-1-name": "b.md",
@@ -286,7 +286,7 @@ def test_everything_works_without_a_script(server: Any) -> None:
     for verb in ("regenerate", "choose"):
         answer = server.client.post(f"{url}/{verb}", data={"key": new_id()})
         assert (answer.status_code, answer.headers["location"]) == (303, f"/chats/{asked.chat_id}")
-        server.wait(lambda: server.state.turns.unfinished == 0)
+        server.wait(lambda: server.chat.turns.unfinished == 0)
 
 
 def test_what_did_not_fit_is_told_under_the_answer_for_good(start: Start) -> None:

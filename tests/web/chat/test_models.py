@@ -58,8 +58,8 @@ def begin(server: Any, file: registry.KnownFile) -> Any:
 
 
 def wait_for(server: Any, *phases: str) -> Download:
-    server.wait(lambda: server.state.downloads.current is not None and server.state.downloads.current.phase in phases)
-    found: Download = server.state.downloads.current
+    server.wait(lambda: server.chat.downloads.current is not None and server.chat.downloads.current.phase in phases)
+    found: Download = server.chat.downloads.current
     return found
 
 
@@ -81,19 +81,19 @@ def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_
     assert "Use it now</button>" in home and 'value="small:Q4_K_M"' in home
     chosen = server.client.post("/models/switch", data={"model": "small:Q4_K_M", "chat": ""})
     assert chosen.headers["location"] == "/"
-    server.wait(lambda: server.state.engine.info is not None and server.state.engine.info.name == "x")
+    server.wait(lambda: server.shared.engine.info is not None and server.shared.engine.info.name == "x")
 
 
 def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.bytes_per_second, fake_hub.trickles_from = 800_000, 2_200_000
     server = start(ScriptedEngine()).ready()
     begin(server, official_file)
-    server.wait(lambda: (server.state.downloads.current.bytes_per_s or 0) > 0)
+    server.wait(lambda: (server.chat.downloads.current.bytes_per_s or 0) > 0)
     fragment = server.client.get("/models/download", headers={"HX-Request": "true"}).text
     assert re.search(r"of 3 MB, \d+ %, [\d.]+ [kM]B/s, \d+ s left", text_of(fragment)), text_of(fragment)
     assert 'hx-trigger="every 1s"' in fragment and "<html" not in fragment and "/models/download/stop" in fragment
     assert re.search(r'<progress max="3000000" value="[1-9]\d+"', fragment)
-    current = server.state.downloads.current
+    current = server.chat.downloads.current
     assert 10_000 < current.bytes_per_s < 3_000_000  # the machine may be busy, and then get much of it at once
     assert current.seconds_left == pytest.approx((3_000_000 - current.done_bytes) / current.bytes_per_s)
     assert '<meta http-equiv="refresh"' in page(server), "without a script the page still moves"
@@ -256,7 +256,7 @@ def test_a_model_that_fails_says_why_and_the_demo_stands_in(start: Start, folder
         return named("demo", "")
 
     server = start(lambda: load(folder / "one-Q4_K_M.gguf"), shelf=Shelf(load, folder))
-    server.wait(lambda: server.client.get("/livez").status_code == 200 and server.state.engine.state == "failed")
+    server.wait(lambda: server.client.get("/livez").status_code == 200 and server.shared.engine.state == "failed")
     assert server.client.get("/health").status_code == 503
     assert server.client.get("/health").json()["status"] == "failed"
     home = page(server, "/")
@@ -333,7 +333,7 @@ def test_a_model_that_is_loaded_while_the_page_is_made_is_not_waited_for(
 
     def meanwhile(*given: Any) -> Any:
         gate.set()
-        server.wait(lambda: server.state.engine.state == "ready")
+        server.wait(lambda: server.shared.engine.state == "ready")
         return inventory(*given)
 
     server = start(slow)

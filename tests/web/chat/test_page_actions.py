@@ -42,12 +42,12 @@ def test_a_new_question_is_linked_from_the_one_before(start: Start) -> None:
     fields = {"text": "Two", "key": new_id()}
     turn = server.client.post(f"{url}/messages", data=fields, headers=FRAGMENT).text
     first, second = (
-        each.id for each in server.on_loop(lambda: server.state.store.messages("local", asked.chat_id))[::2]
+        each.id for each in server.on_loop(lambda: server.shared.store.messages("local", asked.chat_id))[::2]
     )
     link = re.search(rf'<hx-partial hx-target="#msg-{first}-after"[^>]*>(.*?)</hx-partial>', turn, re.DOTALL)
     assert link and f'href="#msg-{second}"' in link[1]
     assert f'href="#msg-{first}"' in turn
-    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
     page = server.client.get(url).text
     assert page.count('data-question="after"') == 1 and page.count('data-question="before"') == 2
 
@@ -88,7 +88,7 @@ def test_a_command_takes_another_model(start: Start, name: str, status: int) -> 
     assert answer.status_code == status
     if status == 204:
         assert answer.headers["HX-Redirect"] == "/"
-        server.wait(lambda: server.state.engine.info is not None and server.state.engine.info.name == "Another")
+        server.wait(lambda: server.shared.engine.info is not None and server.shared.engine.info.name == "Another")
     else:
         assert "There is no such model" in answer.text
 

@@ -25,7 +25,7 @@ def script(messages: Any, thinking: bool) -> Iterator[Event]:
 
 
 def name_of(server: Any, chat_id: str) -> str:
-    chat = server.on_loop(lambda: server.state.store.chat("local", chat_id))
+    chat = server.on_loop(lambda: server.shared.store.chat("local", chat_id))
     title: str = chat.title
     return title
 
@@ -48,7 +48,7 @@ def test_the_model_names_a_new_chat_once_and_quietly(start: Start) -> None:
         "the chat's prompt, read already"
     )
     server.finished(server.ask("And dogs?", asked.chat_id))
-    server.wait(lambda: not server.state.turns.unfinished)
+    server.wait(lambda: not server.chat.turns.unfinished)
     assert len(asked_for(engine)) == 1
     listed = server.client.get(f"/chats?current={asked.chat_id}", headers={"HX-Request": "true"}).text
     assert 'header h1" hx-swap="textContent">A Chat About Cats<' in listed
@@ -74,7 +74,7 @@ def test_by_default_nothing_is_asked(start: Start) -> None:
     server = start(engine).ready()
     asked = server.ask("Tell me about cats")
     server.finished(asked)
-    server.wait(lambda: not server.state.turns.unfinished)
+    server.wait(lambda: not server.chat.turns.unfinished)
     assert not asked_for(engine) and name_of(server, asked.chat_id) == "Tell me about cats"
 
 

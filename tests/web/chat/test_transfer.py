@@ -31,14 +31,14 @@ def chat_id(server: Any) -> str:
     server.finished(asked)
     url = f"/chats/{asked.chat_id}"
     server.client.post(f"{url}/messages/{asked.message_id}/regenerate", data={"key": new_id()})
-    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
     server.client.post(f"{url}/settings", data={"temperature": "0.3", "seed": "7"})
     server.client.post(f"{url}/title", data={"title": "Übung: a/b"})
     return str(asked.chat_id)
 
 
 def chats(server: Any) -> list[Any]:
-    found: list[Any] = server.on_loop(lambda: server.state.store.chats("local"))
+    found: list[Any] = server.on_loop(lambda: server.shared.store.chats("local"))
     return found
 
 
@@ -103,12 +103,12 @@ def test_a_list_of_messages_as_the_openai_api_has_it(server: Any) -> None:
         chat = chats(server)[0] if send(server, data).status_code == 303 else None
         assert chat is not None
         assert (chat.title, chat.settings) == ("Hello there", {"system_prompt": "Be brief."})
-        stored = server.on_loop(lambda chat=chat: server.state.store.messages("local", chat.id))
+        stored = server.on_loop(lambda chat=chat: server.shared.store.messages("local", chat.id))
         assert [(each.role, each.content, each.reasoning) for each in stored] == [
             *(("user", "Hello there\nfriend", ""), ("assistant", "Hi.", "polite"), ("user", "And?", ""))
         ]
     server.finished(server.ask("More", chat.id))
-    roles = [message.role for message in server.state.engine.engine.requests[-1].messages]
+    roles = [message.role for message in server.shared.engine.engine.requests[-1].messages]
     assert roles == ["system", "user", "assistant", "user", "user"]
 
 
@@ -134,7 +134,7 @@ def test_calls_of_tools_come_along_with_their_results(server: Any) -> None:
     ]
     assert send(server, messages).status_code == 303
     chat = chats(server)[0]
-    stored = server.on_loop(lambda: server.state.store.messages("local", chat.id))
+    stored = server.on_loop(lambda: server.shared.store.messages("local", chat.id))
     assert [(each.role, each.content) for each in stored] == [
         *(("user", messages[0]["content"]), ("assistant", "Noon.\n\nAnd 42.")),
         *(("user", "Thanks"), ("assistant", "")),
@@ -147,7 +147,7 @@ def test_calls_of_tools_come_along_with_their_results(server: Any) -> None:
         "And 42."
     )
     server.finished(server.ask("More", chat.id))
-    read = server.state.engine.engine.requests[-1].messages
+    read = server.shared.engine.engine.requests[-1].messages
     assert [(each.role, each.content) for each in read[:6]] == [
         *(("user", messages[0]["content"]), ("assistant", ""), ("tool", "noon"), ("tool", "42")),
         *(("assistant", "Noon."), ("tool", "later")),

@@ -12,13 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
+from notso.web.api.shared.services import MAX_REREAD_STREAMS
 from notso.web.chat.routes import transfer
+from notso.web.chat.services import MAX_PAGE_STREAMS
 from notso.web.edge import limits
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.door import Door, network_of, room_for_connections
 from notso.web.edge.limits import InPieces
 from notso.web.edge.log_pace import MOST, WINDOW_SECONDS, LogPace
-from notso.web.state import MAX_PAGE_STREAMS, MAX_REREAD_STREAMS
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
@@ -192,7 +193,7 @@ def test_a_burst_of_streams_is_counted_before_it_opens(start: Start, what: str, 
     assert (statuses.count(b"200"), statuses.count(b"429")) == (most, 20)
     for client in clients:
         client.close()
-    for streams in (server.state.page_streams, server.state.reread_streams):
+    for streams in (server.chat.page_streams, server.api.reread_streams):
         server.wait(lambda streams=streams: not streams._open)
 
 
@@ -201,9 +202,9 @@ def test_a_backup_nobody_reads_gives_way(start: Start, monkeypatch: pytest.Monke
     server = start(ScriptedEngine(lambda m, t: say("word " * 100_000, piece=4096)), send_timeout_seconds=600).ready()
     server.finished(server.ask("talk"))
     with unread(server, request(server, "GET /backup HTTP/1.1")):
-        server.wait(lambda: server.state.backup_reader is not None and server.state.backup_reader.unread_since)
+        server.wait(lambda: server.chat.backup_reader is not None and server.chat.backup_reader.unread_since)
         assert server.client.get("/backup").content[:15] == b"SQLite format 3"
-    server.wait(lambda: not server.state.backing_up.locked() and not list(server.state.settings.directory.glob("b*")))
+    server.wait(lambda: not server.chat.backing_up.locked() and not list(server.shared.settings.directory.glob("b*")))
 
 
 def test_what_is_held_for_readers_has_a_bound(talker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

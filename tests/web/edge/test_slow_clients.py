@@ -76,5 +76,5 @@ def test_a_long_stream_is_no_slow_client(server: Any, shown: Any) -> None:
             shown.wait(lambda event: event.event == "message", number)
             time.sleep(0.4)
 
-    server.state.engine.engine.script = slow
+    server.shared.engine.engine.script = slow
     assert server.stream(server.ask("one"), until=shown)[-1].event == "done"

@@ -27,7 +27,7 @@ def test_several_chats_are_answered_at_once(start: Start) -> None:
         asked.append(server.ask(str(number)))
         server.wait(lambda: engine.stats().running + engine.stats().waiting == len(asked))
     server.wait(lambda: all(server.stored(each).content for each in asked[:3]))
-    assert server.state.turns.unfinished == 4 and server.state.turns.waiting == 1
+    assert server.chat.turns.unfinished == 4 and server.chat.turns.waiting == 1
     assert "Queued (1st)" in server.stream(asked[3], until=lambda event: "Queued (1st)" in event.data)[-1].data
     for each in asked:
         server.client.post(f"/generations/{each.generation_id}/stop", data={})
@@ -46,7 +46,7 @@ def test_another_model_takes_over_and_the_chats_stay(start: Start) -> None:
     server = start(old).ready()
     running = server.ask("one")
     server.wait(lambda: server.stored(running).content != "")
-    server.on_loop(lambda: server.state.engine.switch(load))
+    server.on_loop(lambda: server.shared.engine.switch(load))
     assert server.client.get("/health").status_code == 503
     assert server.finished(running).state == "interrupted", "it ends with what it had"
     assert "Continue" in server.client.get(f"/chats/{running.chat_id}").text
@@ -67,11 +67,11 @@ def test_a_model_that_cannot_be_loaded_leaves_the_server_up(start: Start) -> Non
     server = start(ScriptedEngine(name="Old")).ready()
     asked = server.ask("one")
     server.finished(asked)
-    server.on_loop(lambda: server.state.engine.switch(broken))
-    server.wait(lambda: server.state.engine.state == "failed")
+    server.on_loop(lambda: server.shared.engine.switch(broken))
+    server.wait(lambda: server.shared.engine.state == "failed")
     assert server.client.get(f"/chats/{asked.chat_id}").status_code == 200
     assert "not a SmolLM3" in server.client.get("/").text
-    server.on_loop(lambda: server.state.engine.switch(ScriptedEngine))
+    server.on_loop(lambda: server.shared.engine.switch(ScriptedEngine))
     assert server.finished(server.ask("two", asked.chat_id)).state == "done"
 
 
@@ -81,13 +81,13 @@ def test_two_switches_at_once_end_with_the_last(start: Start) -> None:
 
     def switch_twice() -> None:
         for engine in engines:
-            server.state.engine.switch(lambda engine=engine: engine)
+            server.shared.engine.switch(lambda engine=engine: engine)
 
     server.on_loop(switch_twice)
-    server.wait(lambda: server.state.engine.state == "ready")
-    assert server.state.engine.info.name == "B"
-    server.wait(lambda: not server.state.engine._one_at_a_time.locked())
-    assert server.state.engine.engine is engines[1] and not engines[1].closed
+    server.wait(lambda: server.shared.engine.state == "ready")
+    assert server.shared.engine.info.name == "B"
+    server.wait(lambda: not server.shared.engine._one_at_a_time.locked())
+    assert server.shared.engine.engine is engines[1] and not engines[1].closed
 
 
 def test_stop_reaches_a_question_that_waits_for_the_model(start: Start) -> None:

@@ -104,7 +104,7 @@ def test_without_a_model_it_still_answers(start: Start) -> None:
         raise ZeroDivisionError
 
     server = start(fails)
-    server.wait(lambda: server.state.engine.state == "failed")
+    server.wait(lambda: server.shared.engine.state == "failed")
     found = scrape(server)
     assert found["notso_model_loaded"] == 0 and "notso_num_requests_running" not in found
     assert found["notso_process_resident_memory_bytes"] > 1_000_000

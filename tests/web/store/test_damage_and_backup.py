@@ -106,12 +106,12 @@ def test_a_backup_of_a_running_server_is_whole(start: Start, tmp_path: Path) -> 
     db.close()
     server.wait(lambda: not list((tmp_path / "data").glob("backup-*")))
     assert server.client.get("/backup", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
-    server.on_loop(server.state.backing_up.acquire)
+    server.on_loop(server.chat.backing_up.acquire)
     one_more = server.client.get("/backup")
     assert one_more.status_code == 429 and one_more.headers["retry-after"] and "being made already" in one_more.text
-    server.on_loop(server.state.backing_up.release)
+    server.on_loop(server.chat.backing_up.release)
     assert server.client.get("/backup").content[:15] == b"SQLite format 3"
-    server.wait(lambda: not server.state.backing_up.locked())
+    server.wait(lambda: not server.chat.backing_up.locked())
     assert run_command_line(["backup", str(copy), "--from", server.address]) != 0, "an old copy is never overwritten"
 
 

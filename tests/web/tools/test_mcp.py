@@ -226,8 +226,8 @@ def test_a_chat_uses_a_server_and_outlives_it(start: Start, tmp_path: Path) -> N
     for result in ("It said: 42", "It said: error: the server little ended during the call: it has ended"):
         turn = server.ask("Go", chat_id)
         chat_id = turn.chat_id
-        server.wait(lambda turn=turn: server.state.turns.asking(turn.generation_id) is not None)
-        asking = server.state.turns.asking(turn.generation_id)
+        server.wait(lambda turn=turn: server.chat.turns.asking(turn.generation_id) is not None)
+        asking = server.chat.turns.asking(turn.generation_id)
         fields = {"call": asking.id, "answer": "once"}
         server.client.post(f"/generations/{turn.generation_id}/permission", data=fields)
         answer = server.finished(turn)

@@ -67,7 +67,7 @@ def using(start: Start) -> Callable[..., Any]:
     def begin(script: Any = calculating, *tools: str, toolbox: Toolbox | None = None, **settings: Any) -> Any:
         server = start(ScriptedEngine(script), **settings).ready()
         if toolbox is not None:
-            server.state.toolbox = toolbox
+            server.chat.toolbox = toolbox
         fields = {f"tool-{name}": "on" for name in tools or ("calculator",)}
         assert server.client.post("/tools", data=fields).status_code == 303
         return server
@@ -77,8 +77,8 @@ def using(start: Start) -> Callable[..., Any]:
 
 def asked(server: Any, turn: Any) -> ToolUse:
     """The call that waits, once it does."""
-    server.wait(lambda: server.state.turns.asking(turn.generation_id) is not None)
-    use: ToolUse = server.state.turns.asking(turn.generation_id)
+    server.wait(lambda: server.chat.turns.asking(turn.generation_id) is not None)
+    use: ToolUse = server.chat.turns.asking(turn.generation_id)
     return use
 
 
@@ -89,7 +89,7 @@ def permit(server: Any, turn: Any, answer: str = "once", use: ToolUse | None = N
 
 
 def engine_of(server: Any) -> ScriptedEngine:
-    engine: ScriptedEngine = server.state.engine.engine
+    engine: ScriptedEngine = server.shared.engine.engine
     return engine
 
 
@@ -119,7 +119,7 @@ def test_a_call_is_asked_for_run_and_told_to_the_model(using: Callable[..., Any]
     page = server.client.get(f"/chats/{turn.chat_id}").text
     html = re.findall(r'-answer-closed">(.*?)</div><div id="msg-[^"]*-answer-tail">', page, re.DOTALL)[0]
     assert html.index("<strong>Part 0</strong>") < html.index('<details class="tool-card"') < html.index("<code>42<")
-    assert html == server.state.pages.answer_html(answer) == server.state.pages.answer_html(with_html(answer))
+    assert html == server.chat.pages.answer_html(answer) == server.chat.pages.answer_html(with_html(answer))
     said = ("**Part 0**", "It is `42`.", "I need a tool.", "There it is.")
     assert answer.numbers.completion_tokens == sum(-(-len(text) // 4) for text in said), "of both parts"
     assert "permission card" not in page
@@ -143,7 +143,7 @@ def test_the_stream_shows_cards_in_order_and_tells_when_to_ask(using: Callable[.
     permit(server, turn)
     late = server.stream(turn)
     answer = server.finished(turn)
-    whole = str(server.state.pages.answer_html(answer))
+    whole = str(server.chat.pages.answer_html(answer))
     for event in late:
         screen.apply(event)
     assert screen.html(turn.message_id, "answer").count("<details class") == 2
@@ -238,7 +238,7 @@ def test_several_calls_in_one_round(using: Callable[..., Any]) -> None:
     turn = server.ask("Go")
     for _ in range(2):
         permit(server, turn, "once", use := asked(server, turn))
-        server.wait(lambda use=use: getattr(server.state.turns.asking(turn.generation_id), "id", "") != use.id)
+        server.wait(lambda use=use: getattr(server.chat.turns.asking(turn.generation_id), "id", "") != use.id)
     permit(server, turn, "chat")
     answer = server.finished(turn)
     assert [use.result for use in answer.tool_uses][:MAX_CALLS] == [f"{n}0" for n in range(1, MAX_CALLS + 1)]
@@ -250,7 +250,7 @@ def test_several_calls_in_one_round(using: Callable[..., Any]) -> None:
     assert answer.content.endswith("After 10. \n\nDone.") and parts_of(answer)[-1].startswith("After 10.")
     page = server.client.get(f"/chats/{turn.chat_id}").text
     assert "<p>After 10.</p>\n<p>Done.</p>" in page
-    assert server.state.pages.answer_html(answer) == server.state.pages.answer_html(with_html(answer))
+    assert server.chat.pages.answer_html(answer) == server.chat.pages.answer_html(with_html(answer))
     server.finished(server.ask("More", turn.chat_id))
     sent = engine_of(server).requests[-2].messages
     assert sent[-2:] == (Message("assistant", "Done."), Message("user", "More")), "the rest belongs to the call"
@@ -434,9 +434,9 @@ def test_files_out_and_in_carry_the_calls(using: Callable[..., Any]) -> None:
     headers = {"Content-Type": "application/json"}
     imported = server.client.post("/import", content=json.dumps(body), headers=headers)
     assert imported.status_code in (200, 303), imported.text
-    chats = server.on_loop(lambda: server.state.store.chats("local"))
+    chats = server.on_loop(lambda: server.shared.store.chats("local"))
     copy = next(chat for chat in chats if chat.id != turn.chat_id)
-    (_, again) = server.on_loop(lambda: server.state.store.messages("local", copy.id))
+    (_, again) = server.on_loop(lambda: server.shared.store.messages("local", copy.id))
     assert again.tool_uses[0].id != answer.tool_uses[0].id
     assert [replace(use, id="") for use in again.tool_uses] == [replace(use, id="") for use in answer.tool_uses]
     assert (again.content, parts_of(again)) == (answer.content, parts_of(answer))

@@ -121,7 +121,7 @@ def test_a_turn_long_past_is_told_from_the_database(start: Start, screen: Any) -
     server = start(ScriptedEngine(script())).ready()
     asked = server.ask("Hello")
     server.stream(asked)
-    server.on_loop(server.state.turns._finished.clear)
+    server.on_loop(server.chat.turns._finished.clear)
     events = server.stream(asked, "5")
     screen.apply(events[0])
     assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER)
@@ -242,7 +242,7 @@ def test_the_same_key_makes_one_message(start: Start) -> None:
     fields = {"text": "More", "key": key}
     assert server.client.post(f"/chats/{other.chat_id}/messages", data=fields).status_code == 400
     assert len(engine.requests) == 3
-    assert len(server.on_loop(lambda: server.state.store.messages("local", first.chat_id))) == 4
+    assert len(server.on_loop(lambda: server.shared.store.messages("local", first.chat_id))) == 4
 
 
 def test_the_engine_reads_history_date_and_toggle(start: Start) -> None:
@@ -268,7 +268,7 @@ def test_the_date_is_frozen_per_chat(start: Start) -> None:
     asked = server.ask("One")
     server.finished(asked)
     server.on_loop(
-        lambda: server.state.store._change(  # as if the chat had begun long ago
+        lambda: server.shared.store._change(  # as if the chat had begun long ago
             "UPDATE chats SET prompt_date = '2025-07-08' WHERE id = ?", asked.chat_id
         )
     )
@@ -333,7 +333,7 @@ def test_the_page_opens_and_messages_queue_while_the_model_loads(start: Start) -
     gate.set()
     assert server.finished(asked).content == ANSWER
     assert server.client.get("/health").json()["status"] == "ok"
-    server.wait(lambda: server.state.turns.unfinished == 0)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
     answer = server.client.get("/status").text
     assert 'hx-get="/status"' not in answer and '"#status-label" hx-swap="textContent">Idle<' in answer
 
@@ -363,7 +363,7 @@ def test_too_many_waiting_turns_are_refused_with_a_time(start: Start) -> None:
     engine.gate.clear()
     server = start(engine, max_waiting_turns=2).ready()
     server.ask("running")
-    server.wait(lambda: server.state.turns.waiting == 0)
+    server.wait(lambda: server.chat.turns.waiting == 0)
     server.ask("waits")
     server.wait(lambda: engine.stats().waiting == 1)
     second = server.ask("waits too")
@@ -388,8 +388,8 @@ def test_a_lost_turn_does_not_lock_its_chat(start: Start) -> None:
     server = start(ScriptedEngine(script())).ready()
     asked = server.ask("Hello")
     stored = server.finished(asked)
-    server.on_loop(server.state.turns._finished.clear)
-    server.on_loop(lambda: server.state.store.save_answer(replace(stored, state="running")))
+    server.on_loop(server.chat.turns._finished.clear)
+    server.on_loop(lambda: server.shared.store.save_answer(replace(stored, state="running")))
     assert server.finished(server.ask("More", asked.chat_id)).state == "done"
     assert server.stored(asked).state == "interrupted"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from notso.web.chat.services import ChatServices
 from notso.web.engine.port import ChatEngine, ModelError, Tool
-from notso.web.state import State
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.store.tree import branch, line_to
 from notso.web.turns.chat_settings import ChatSettings, settings_from
@@ -14,18 +14,22 @@ from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 
-async def check_fits(state: State, owner: str, chat: Chat, question: StoredMessage, instead_of: str | None) -> None:
+async def check_fits(
+    services: ChatServices, owner: str, chat: Chat, question: StoredMessage, instead_of: str | None
+) -> None:
     """Raises Problem with both numbers. While no model is loaded nothing can be said, and the engine will say it."""
-    engine = state.engine.engine
+    engine = services.shared.engine.engine
     if engine is None:
         return
-    settings = settings_from(await state.store.defaults(owner), chat.settings)
-    messages = await state.store.messages(owner, chat.id)
+    settings = settings_from(await services.shared.store.defaults(owner), chat.settings)
+    messages = await services.shared.store.messages(owner, chat.id)
     shown = branch(messages, chat.chosen_root) if instead_of is None else line_to(messages, instead_of)[:-1]
     try:
-        tools = state.toolbox.definitions(settings.tool_names)
+        tools = services.toolbox.definitions(settings.tool_names)
         line = [*shown, question]
-        used = await state.large_work.run(lambda: _count(engine, line, settings, chat, tools), text_size(line))
+        used = await services.shared.large_work.run(
+            lambda: _count(engine, line, settings, chat, tools), text_size(line)
+        )
     except ModelError:
         return  # the engine is just going away
     kept, total = settings.max_tokens or 1, engine.info.context_tokens

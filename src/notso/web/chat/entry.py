@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import PlainTextResponse, RedirectResponse
 
+from notso.web.chat.services import Services
 from notso.web.edge.access import COOKIE, KeyRing, guarded, public
 from notso.web.edge.assets import FOREVER
 from notso.web.edge.forms import read_form
-from notso.web.state import State, state_of
 from notso.web.values.wording import words
 
 router = APIRouter(dependencies=[Depends(public)])
 sessions = APIRouter(dependencies=[Depends(guarded)])
 
-Shared = Annotated[State, Depends(state_of)]
-
 
 @router.get("/static/{path:path}")
-async def static_file(request: Request, state: Shared, path: str) -> Response:
+async def static_file(request: Request, services: Services, path: str) -> Response:
     """A file by its content's digest and its name, from memory."""
-    asset = state.assets.find(path)
+    asset = services.assets.find(path)
     if asset is None:
         return PlainTextResponse("Not found.\n", 404)
     headers = {"Cache-Control": FOREVER, "Vary": "Accept-Encoding"}
@@ -32,18 +28,18 @@ async def static_file(request: Request, state: Shared, path: str) -> Response:
 
 
 @router.get("/login")
-async def login_page(request: Request, state: Shared) -> Response:
+async def login_page(request: Request, services: Services) -> Response:
     """Asks for the key."""
-    return await state.pages.respond(request, "login.html", problem="")
+    return await services.pages.respond(request, "login.html", problem="")
 
 
 @router.post("/login")
-async def login(request: Request, state: Shared) -> Response:
+async def login(request: Request, services: Services) -> Response:
     """The right key gets a cookie that scripts cannot read and other sites' pages do not send."""
     ring: KeyRing = request.app.state.key_ring
     fields = await read_form(request)
     if not ring.open and not ring.fits(fields.get("api_key", "")):
-        return await state.pages.respond(request, "login.html", 403, problem=words["login_wrong"])
+        return await services.pages.respond(request, "login.html", 403, problem=words["login_wrong"])
     response = RedirectResponse("/", 303)
     response.set_cookie(
         COOKIE, ring.new_session(), httponly=True, samesite="strict", secure=request.scope["scheme"] == "https"

@@ -9,9 +9,9 @@ from datetime import date
 from typing import Literal
 
 from notso.web.chat.context_check import check_fits
+from notso.web.chat.services import ChatServices
 from notso.web.chat.tool_offer import offer_in
 from notso.web.engine.port import Message, Request, SamplingParams
-from notso.web.state import State
 from notso.web.store.protocol import Chat, NewAnswer, NewTurn, StoredMessage, TurnAccepted, TurnRefused
 from notso.web.store.tree import branch, line_to
 from notso.web.turns.attachments import attachments_from
@@ -32,21 +32,29 @@ MAX_SUMMARY_TOKENS = 512
 
 
 async def ask(
-    state: State, owner: str, chat: Chat, fields: dict[str, str], *, is_new: bool = False, instead_of: str | None = None
+    services: ChatServices,
+    owner: str,
+    chat: Chat,
+    fields: dict[str, str],
+    *,
+    is_new: bool = False,
+    instead_of: str | None = None,
 ) -> TurnAccepted:
     """Store the question and start its answer; what comes back is on disk. Raises Problem and
     StorageError, which keep the text."""
     text = fields.get("text", "").strip("\n")
-    limit = state.settings.max_message_characters
+    limit = services.shared.settings.max_message_characters
     try:
         attachments = attachments_from(fields, limit)
         _check_text(text, limit, may_be_empty=bool(attachments))
-        check_admission(state)
+        check_admission(services)
         question = replace(_message(chat, "user", text), attachments=attachments)
-        await check_fits(state, owner, chat, question, instead_of)
+        await check_fits(services, owner, chat, question, instead_of)
         new_turn = NewTurn(question, _new_answer(chat), _key(fields), instead_of)
         new = chat if is_new else None
-        accepted = await _begin(state, owner, chat, new_turn.answer, lambda: state.store.add_turn(owner, new_turn, new))
+        accepted = await _begin(
+            services, owner, chat, new_turn.answer, lambda: services.shared.store.add_turn(owner, new_turn, new)
+        )
         if accepted.repeated and accepted.question.content != text:
             raise Problem(409, words["error_sent_before"])  # its answer was lost on the way, and the text changed since
     except (Problem, StorageError) as error:
@@ -57,55 +65,59 @@ async def ask(
     return accepted
 
 
-async def answer_again(state: State, owner: str, chat: Chat, message_id: str, fields: dict[str, str]) -> TurnAccepted:
+async def answer_again(
+    services: ChatServices, owner: str, chat: Chat, message_id: str, fields: dict[str, str]
+) -> TurnAccepted:
     """Another version of an answer, beside it."""
-    message = await state.store.message(owner, chat.id, message_id)
+    message = await services.shared.store.message(owner, chat.id, message_id)
     if message is None or message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
     new = NewAnswer(_new_answer(chat), message.parent_id, _key(fields))
-    return await _begin(state, owner, chat, new.answer, lambda: state.store.add_answer(owner, new))
+    return await _begin(services, owner, chat, new.answer, lambda: services.shared.store.add_answer(owner, new))
 
 
-async def write_on(state: State, owner: str, chat: Chat, message_id: str, *, hurry: bool = False) -> TurnAccepted:
+async def write_on(
+    services: ChatServices, owner: str, chat: Chat, message_id: str, *, hurry: bool = False
+) -> TurnAccepted:
     """Continue the same answer where it ended; with `hurry`, its unfinished thought is closed first."""
     answer = replace(_new_answer(chat), id=message_id)
     generation_id = answer.generation_id or ""
     return await _begin(
-        *(state, owner, chat, answer),
-        lambda: state.store.resume_answer(owner, chat.id, message_id, generation_id),
+        *(services, owner, chat, answer),
+        lambda: services.shared.store.resume_answer(owner, chat.id, message_id, generation_id),
         hurry=hurry,
     )
 
 
-async def summarise(state: State, owner: str, chat: Chat, fields: dict[str, str]) -> TurnAccepted:
+async def summarise(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> TurnAccepted:
     """A summary after the newest message; for the model it stands in place of what is above it."""
-    shown = branch(await state.store.messages(owner, chat.id), chat.chosen_root)
+    shown = branch(await services.shared.store.messages(owner, chat.id), chat.chosen_root)
     if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
         raise Problem(400, words["error_nothing_to_summarise"])
     answer = replace(_new_answer(chat), kind="summary")
     new = NewAnswer(answer, shown[-1].id, _key(fields) if "key" in fields else new_id())
-    settings = await settings_of(state, owner, chat)
-    check_admission(state)
-    with state.turns.expecting(answer.generation_id or ""):
-        accepted = _accepted(await _once_free(state, lambda: state.store.add_answer(owner, new)))
+    settings = await settings_of(services, owner, chat)
+    check_admission(services)
+    with services.turns.expecting(answer.generation_id or ""):
+        accepted = _accepted(await _once_free(services, lambda: services.shared.store.add_answer(owner, new)))
         if accepted.repeated:
             return accepted
         messages = (
             *prompt_messages(shown, settings.system_prompt, keep_thinking=settings.keep_thinking),
             Message("user", SUMMARY_REQUEST),
         )
-        await state.toolbox.ready(settings.tool_names)
+        await services.toolbox.ready(settings.tool_names)
         request = Request(
             messages,
             SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0),
             thinking=chat.thinking,  # this and the tools as in the chat itself, so that its cached prompt serves
-            tools=state.toolbox.definitions(settings.tool_names),
+            tools=services.toolbox.definitions(settings.tool_names),
             tool_choice="none",
             date=chat.prompt_date,
             owner=owner,
             when_full="drop_oldest",
         )
-        state.turns.start(Turn(accepted.answer, request))
+        services.turns.start(Turn(accepted.answer, request))
     return accepted
 
 
@@ -124,41 +136,43 @@ def title_of(text: str) -> str:
     return (cut.rpartition(" ")[0] if " " in cut[TITLE_WIDTH // 2 :] else cut) + "…"
 
 
-async def settings_of(state: State, owner: str, chat: Chat | None) -> ChatSettings:
+async def settings_of(services: ChatServices, owner: str, chat: Chat | None) -> ChatSettings:
     """What counts in a chat, or in a new one."""
-    return settings_from(await state.store.defaults(owner), chat.settings if chat is not None else {})
+    return settings_from(await services.shared.store.defaults(owner), chat.settings if chat is not None else {})
 
 
-def check_admission(state: State) -> None:
+def check_admission(services: ChatServices) -> None:
     """Whether another turn may begin. Raises Problem."""
-    if state.stopping:
+    if services.shared.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=15)
-    if state.store.read_only:
-        raise Problem(503, words["read_only" if state.store.damage == "unsound" else "read_only_lost"])
-    if state.engine.state in ("failed", "stopped"):
-        raise Problem(503, words["error_not_loaded"].format(reason=state.engine.failure))
-    if state.turns.waiting >= state.settings.max_waiting_turns:
+    if services.shared.store.read_only:
+        raise Problem(503, words["read_only" if services.shared.store.damage == "unsound" else "read_only_lost"])
+    if services.shared.engine.state in ("failed", "stopped"):
+        raise Problem(503, words["error_not_loaded"].format(reason=services.shared.engine.failure))
+    if services.turns.waiting >= services.shared.settings.max_waiting_turns:
         raise Problem(429, words["error_busy"], retry_after_seconds=10)
 
 
 async def _begin(
-    state: State, owner: str, chat: Chat, answer: StoredMessage, store: StoreCall, *, hurry: bool = False
+    services: ChatServices, owner: str, chat: Chat, answer: StoredMessage, store: StoreCall, *, hurry: bool = False
 ) -> TurnAccepted:
     """Store a turn and start it, unless it was there already. Raises Problem: others came while this was looked at."""
-    check_admission(state)
-    with state.turns.expecting(answer.generation_id or ""):
-        accepted = _accepted(await _once_free(state, store))
+    check_admission(services)
+    with services.turns.expecting(answer.generation_id or ""):
+        accepted = _accepted(await _once_free(services, store))
         if not accepted.repeated:
-            await _start(state, owner, chat, accepted, hurry=hurry)
+            await _start(services, owner, chat, accepted, hurry=hurry)
     return accepted
 
 
-async def _start(state: State, owner: str, chat: Chat, accepted: TurnAccepted, *, hurry: bool = False) -> None:
-    settings = await settings_of(state, owner, chat)
+async def _start(
+    services: ChatServices, owner: str, chat: Chat, accepted: TurnAccepted, *, hurry: bool = False
+) -> None:
+    settings = await settings_of(services, owner, chat)
     answer = accepted.answer
-    line = line_to(await state.store.messages(owner, chat.id), accepted.question.id)
-    await state.toolbox.ready(settings.tool_names)
-    offer = offer_in(state, owner, chat, settings, line)
+    line = line_to(await services.shared.store.messages(owner, chat.id), accepted.question.id)
+    await services.toolbox.ready(settings.tool_names)
+    offer = offer_in(services, owner, chat, settings, line)
     request = Request(
         prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking),
         settings.sampling,
@@ -169,26 +183,26 @@ async def _start(state: State, owner: str, chat: Chat, accepted: TurnAccepted, *
         when_full=settings.when_full,
     )
     in_thought = bool(answer.reasoning) and not answer.content
-    state.turns.start(Turn(answer, request, offer, settings.keep_thinking, hurry and in_thought))
+    services.turns.start(Turn(answer, request, offer, settings.keep_thinking, hurry and in_thought))
 
 
-async def _once_free(state: State, store: StoreCall) -> TurnAccepted | TurnRefused:
+async def _once_free(services: ChatServices, store: StoreCall) -> TurnAccepted | TurnRefused:
     """Store, once more if the chat was held by a turn that nobody runs."""
     outcome = await store()
     if isinstance(outcome, TurnRefused) and outcome.running is not None:
-        await _let_go_of_lost(state, outcome.running)
+        await _let_go_of_lost(services, outcome.running)
         outcome = await store()
     return outcome
 
 
-async def _let_go_of_lost(state: State, answer: StoredMessage) -> None:
+async def _let_go_of_lost(services: ChatServices, answer: StoredMessage) -> None:
     """A turn marked running that nobody runs (its last save failed) must not lock its chat for ever."""
     generation_id = answer.generation_id or ""
-    turn = state.turns.find(generation_id)
+    turn = services.turns.find(generation_id)
     if turn is not None and turn.log.finished:
-        await state.store.save_answer(turn.answer)
-    elif state.turns.lost(generation_id):
-        await state.store.save_answer(replace(answer, state="interrupted"))
+        await services.shared.store.save_answer(turn.answer)
+    elif services.turns.lost(generation_id):
+        await services.shared.store.save_answer(replace(answer, state="interrupted"))
 
 
 def _accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from notso.web.state import State
+from notso.web.chat.services import ChatServices
 from notso.web.store.protocol import Chat, SettingValue, StoredMessage
 from notso.web.tools.chat_tool import Surroundings
 from notso.web.turns.chat_settings import NO_LIMIT, ChatSettings
@@ -19,18 +19,18 @@ ALLOWED = "tools_allowed"
 
 
 def offer_in(
-    state: State, owner: str, chat: Chat, settings: ChatSettings, line: Sequence[StoredMessage]
+    services: ChatServices, owner: str, chat: Chat, settings: ChatSettings, line: Sequence[StoredMessage]
 ) -> ToolOffer | None:
     """What the model may call when it answers after `line`; None for nothing."""
-    tools = state.toolbox.chosen(settings.tool_names)
+    tools = services.toolbox.chosen(settings.tool_names)
     if not tools:
         return None
     attachments = tuple(each for message in line for each in message.attachments)
 
     async def grant(name: str) -> None:
-        await _grant(state, owner, chat.id, name)
+        await _grant(services, owner, chat.id, name)
 
-    return ToolOffer(tools, Surroundings(owner, chat.id, state.store, attachments), allowed_in(chat), grant)
+    return ToolOffer(tools, Surroundings(owner, chat.id, services.shared.store, attachments), allowed_in(chat), grant)
 
 
 def allowed_in(chat: Chat | None) -> set[str]:
@@ -49,11 +49,11 @@ def with_tools(
     return changed | ({ALLOWED: " ".join(kept)} if kept else {})
 
 
-async def _grant(state: State, owner: str, chat_id: str, name: str) -> None:
+async def _grant(services: ChatServices, owner: str, chat_id: str, name: str) -> None:
     try:
-        chat = await state.store.chat(owner, chat_id)
+        chat = await services.shared.store.chat(owner, chat_id)
         if chat is not None:
             allowed = " ".join(sorted(allowed_in(chat) | {name}))
-            await state.store.set_settings(owner, chat_id, dict(chat.settings) | {ALLOWED: allowed})
+            await services.shared.store.set_settings(owner, chat_id, dict(chat.settings) | {ALLOWED: allowed})
     except StorageError as error:
         logger.warning("a permission was not kept: %s", error)

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Request, Response
 from starlette.responses import RedirectResponse
 
+from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
 from notso.web.engine.facts import model_facts
 from notso.web.engine.port import thinking_set_by
-from notso.web.state import State, state_of
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.store.tree import Shown, shown_path
 from notso.web.turns.answer_stats import Figures, figures_of
@@ -24,12 +24,11 @@ from notso.web.values.wording import words
 JUST_ENDED_MS = 60_000
 
 Owner = Annotated[str, Depends(owner_of)]
-Shared = Annotated[State, Depends(state_of)]
 
 
 async def chat_page(
     request: Request,
-    state: State,
+    services: ChatServices,
     owner: str,
     chat: Chat | None,
     *,
@@ -41,21 +40,21 @@ async def chat_page(
 
     `through` names a message that the shown branch shall pass, without remembering that.
     """
-    revision = state.feed.revision  # before what is shown is looked up: what changes meanwhile is heard of
-    path = await path_of(state, owner, chat, through) if chat is not None else []
-    settings = await _settings_in(state, owner, chat)
-    path = await state.kept_html.path(path, questions=not settings.raw_questions)
-    return await state.pages.respond(
+    revision = services.feed.revision  # before what is shown is looked up: what changes meanwhile is heard of
+    path = await path_of(services, owner, chat, through) if chat is not None else []
+    settings = await _settings_in(services, owner, chat)
+    path = await services.kept_html.path(path, questions=not settings.raw_questions)
+    return await services.pages.respond(
         request,
         "chat.html",
         problem.status if problem else 200,
-        **composer_context(state, chat, path),
-        **status_context(state),
-        **details_context(state, path),
+        **composer_context(services, chat, path),
+        **status_context(services),
+        **details_context(services, path),
         thinking=chat is None or chat.thinking,
         thinking_fixed=thinking_set_by(settings.system_prompt),
         raw_questions=settings.raw_questions,
-        chats=await state.store.chats(owner),
+        chats=await services.shared.store.chats(owner),
         path=path,
         settled=_just_ended(path),
         problem=problem.sentence if problem else "",
@@ -67,23 +66,23 @@ async def chat_page(
 
 
 async def turns_view(
-    request: Request, state: State, owner: str, chat_id: str, *, toast: dict[str, str] | None = None
+    request: Request, services: ChatServices, owner: str, chat_id: str, *, toast: dict[str, str] | None = None
 ) -> Response:
     """All of a chat's shown branch, for a page that shows the chat already; a page without scripts loads anew."""
-    chat = await find_chat(state, owner, chat_id)
+    chat = await find_chat(services, owner, chat_id)
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
-    in_step = in_step_context(request, state)
-    raw = (await _settings_in(state, owner, chat)).raw_questions
-    path = await state.kept_html.path(await path_of(state, owner, chat), questions=not raw)
-    return await state.pages.respond(
+    in_step = in_step_context(request, services)
+    raw = (await _settings_in(services, owner, chat)).raw_questions
+    path = await services.kept_html.path(await path_of(services, owner, chat), questions=not raw)
+    return await services.pages.respond(
         request,
         "_turns.html",
         **in_step,
-        **composer_context(state, chat, path),
-        **status_context(state),
-        chats=await state.store.chats(owner),
+        **composer_context(services, chat, path),
+        **status_context(services),
+        chats=await services.shared.store.chats(owner),
         raw_questions=raw,
         path=path,
         toast=toast,
@@ -91,35 +90,42 @@ async def turns_view(
 
 
 async def turn_view(
-    request: Request, state: State, owner: str, chat: Chat, message_ids: list[str], *, settled: bool, after: str = ""
+    request: Request,
+    services: ChatServices,
+    owner: str,
+    chat: Chat,
+    message_ids: list[str],
+    *,
+    settled: bool,
+    after: str = "",
 ) -> Response:
     """Some messages as they are now, with the composer's buttons to match. `settled`: their stream has ended;
     `after`: what the page has heard of other tabs' doings.
     """
-    in_step = in_step_context(request, state, after)
-    raw = (await _settings_in(state, owner, chat)).raw_questions
-    path = await path_of(state, owner, chat, through=message_ids[-1])
+    in_step = in_step_context(request, services, after)
+    raw = (await _settings_in(services, owner, chat)).raw_questions
+    path = await path_of(services, owner, chat, through=message_ids[-1])
     shown = [each for each in path if each.message.id in message_ids]
-    return await state.pages.respond(
+    return await services.pages.respond(
         request,
         "_turn.html",
         **in_step,
-        **composer_context(state, chat, path),
-        **status_context(state),
-        chats=await state.store.chats(owner),
+        **composer_context(services, chat, path),
+        **status_context(services),
+        chats=await services.shared.store.chats(owner),
         raw_questions=raw,
-        path=await state.kept_html.path(shown, questions=not raw),
+        path=await services.kept_html.path(shown, questions=not raw),
         settled=settled,
     )
 
 
-def in_step_context(request: Request, state: State, after: str = "") -> dict[str, Any]:
+def in_step_context(request: Request, services: ChatServices, after: str = "") -> dict[str, Any]:
     """What a page needs to hear of other tabs' doings from here on, or from `after` on: to be taken before looking."""
-    return {"tab": tab_of(request), "revision": after or state.feed.revision}
+    return {"tab": tab_of(request), "revision": after or services.feed.revision}
 
 
-async def _settings_in(state: State, owner: str, chat: Chat | None) -> ChatSettings:
-    return settings_from(await state.store.defaults(owner), chat.settings if chat is not None else {})
+async def _settings_in(services: ChatServices, owner: str, chat: Chat | None) -> ChatSettings:
+    return settings_from(await services.shared.store.defaults(owner), chat.settings if chat is not None else {})
 
 
 def _just_ended(path: list[Shown]) -> bool:
@@ -128,14 +134,14 @@ def _just_ended(path: list[Shown]) -> bool:
     return bool(path) and not path[-1].message.active and now_ms - path[-1].message.created_ms < JUST_ENDED_MS
 
 
-def composer_context(state: State, chat: Chat | None, path: list[Shown]) -> dict[str, Any]:
+def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown]) -> dict[str, Any]:
     """What the composer needs to know, and the call that waits for permission."""
     answering = next((shown.message for shown in path if shown.message.active), None)
     values = shown_values(chat.settings if chat is not None else {})
     return {
         "chat": chat,
         "answering": answering,
-        "asking": state.turns.asking(answering.generation_id or "") if answering is not None else None,
+        "asking": services.turns.asking(answering.generation_id or "") if answering is not None else None,
         "key": new_id(),
         "keys": [new_id() for _ in range(4)],
         "last_id": path[-1].message.id if path else "",
@@ -144,9 +150,9 @@ def composer_context(state: State, chat: Chat | None, path: list[Shown]) -> dict
     }
 
 
-def status_context(state: State) -> dict[str, Any]:
+def status_context(services: ChatServices) -> dict[str, Any]:
     """What the status pill and the banner need to know."""
-    engine, download = state.engine, state.downloads.current
+    engine, download = services.shared.engine, services.downloads.current
     polling = engine.state == "loading" or (download is not None and download.active)
     return {
         "engine_state": engine.state,
@@ -155,29 +161,29 @@ def status_context(state: State) -> dict[str, Any]:
         "facts": model_facts(engine),
         "download": download,
         "polling": polling,
-        "damage": state.store.damage,
+        "damage": services.shared.store.damage,
     }
 
 
-def details_context(state: State, path: list[Shown]) -> dict[str, Any]:
+def details_context(services: ChatServices, path: list[Shown]) -> dict[str, Any]:
     """What stands behind the pill, besides the model: the last answer in figures, and what went wrong last."""
     answers = [shown.message for shown in path if shown.message.role == "assistant"]
     last = answers[-1] if answers else None
     figures: Figures | None = None
     if last is not None:
-        figures = state.turns.figures(last.generation_id or "") or figures_of(last)
+        figures = services.turns.figures(last.generation_id or "") or figures_of(last)
     failed = next((answer for answer in reversed(answers) if answer.state == "failed" and answer.note), None)
     return {
         "figures": figures,
         "failed": failed,
         "last_is_active": last is not None and last.active,
-        "working": state.turns.unfinished > 0,
+        "working": services.turns.unfinished > 0,
     }
 
 
-async def path_of(state: State, owner: str, chat: Chat, through: str | None = None) -> list[Shown]:
+async def path_of(services: ChatServices, owner: str, chat: Chat, through: str | None = None) -> list[Shown]:
     """The shown branch of a chat."""
-    return shown_path(await state.store.messages(owner, chat.id), chat.chosen_root, through)
+    return shown_path(await services.shared.store.messages(owner, chat.id), chat.chosen_root, through)
 
 
 def back(request: Request, address: str) -> Response:
@@ -191,36 +197,36 @@ def tab_of(request: Request) -> str:
     return tab if is_id(tab) else ""
 
 
-async def find_chat(state: State, owner: str, chat_id: str) -> Chat:
+async def find_chat(services: ChatServices, owner: str, chat_id: str) -> Chat:
     """A chat. Raises Problem 404."""
-    chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
+    chat = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
     if chat is None:
         raise Problem(404, words["error_unknown_chat"])
     return chat
 
 
-async def _named_chat(request: Request, state: Shared, owner: Owner) -> Chat | None:
+async def _named_chat(request: Request, services: Services, owner: Owner) -> Chat | None:
     chat_id = request.path_params.get("chat_id")
-    return await find_chat(state, owner, chat_id) if chat_id is not None else None
+    return await find_chat(services, owner, chat_id) if chat_id is not None else None
 
 
 NamedChat = Annotated[Chat | None, Depends(_named_chat)]
 """The chat that an address names; None of one that is about new chats. 404 where there is none of that name."""
 
 
-async def find_message(state: State, owner: str, chat_id: str, message_id: str) -> StoredMessage:
+async def find_message(services: ChatServices, owner: str, chat_id: str, message_id: str) -> StoredMessage:
     """A message of a chat. Raises Problem 404."""
     known = is_id(chat_id) and is_id(message_id)
-    message = await state.store.message(owner, chat_id, message_id) if known else None
+    message = await services.shared.store.message(owner, chat_id, message_id) if known else None
     if message is None:
         raise Problem(404, words["error_unknown_page"])
     return message
 
 
-async def find_generation(state: State, owner: str, generation_id: str) -> StoredMessage:
+async def find_generation(services: ChatServices, owner: str, generation_id: str) -> StoredMessage:
     """The answer a generation writes or wrote. Raises Problem 404."""
     known = is_generation_id(generation_id)
-    answer = await state.store.generation(owner, generation_id) if known else None
+    answer = await services.shared.store.generation(owner, generation_id) if known else None
     if answer is None:
         raise Problem(404, words["error_unknown_page"])
     return answer

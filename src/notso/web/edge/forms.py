@@ -6,7 +6,7 @@ from urllib.parse import unquote_to_bytes
 
 from fastapi import Request
 
-from notso.web.state import state_of
+from notso.web.edge.work_line import WorkLine
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
@@ -20,7 +20,8 @@ async def read_form(request: Request) -> dict[str, str]:
     body = await request.body()
     if body and request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
         raise Problem(415, words["error_form"])
-    return await state_of(request).large_work.run(lambda: parse_form(body), len(body))
+    line: WorkLine = request.app.state.large_work
+    return await line.run(lambda: parse_form(body), len(body))
 
 
 def parse_form(body: bytes) -> dict[str, str]:

@@ -15,10 +15,10 @@ from notso.web.api.shared.completion import Completion, fingerprint, model_id
 from notso.web.api.shared.field_reader import invalid, printable, read_fields, unsupported
 from notso.web.api.shared.fields import Fields, Name
 from notso.web.api.shared.resumable import KeptAnswer, numbered
-from notso.web.api.shared.serving import Owner, Shared, answer, frames, read_body, stream_of
+from notso.web.api.shared.services import ApiServices, Services
+from notso.web.api.shared.serving import Owner, answer, frames, read_body, stream_of
 from notso.web.edge.access import guarded
 from notso.web.edge.api_error import ApiError
-from notso.web.state import State
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
@@ -33,23 +33,23 @@ class ControlFields(Fields):
 
 
 @router.post("/v1/chat/completions")
-async def chat_completions(request: Request, state: Shared, owner: Owner) -> Response:
+async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""
     asked = await read_body(request, parse_chat_request)
     return await answer(
-        request, state, owner, asked, lambda info: ChatForm(asked, Completion(model_id(info), fingerprint(info)))
+        request, services, owner, asked, lambda info: ChatForm(asked, Completion(model_id(info), fingerprint(info)))
     )
 
 
 @router.post("/v1/chat/completions/control")
-async def control(request: Request, state: Shared, owner: Owner) -> Response:
+async def control(request: Request, services: Services, owner: Owner) -> Response:
     """Do something to an answer that is being written: end its thinking, so that the answer begins."""
 
     def parse(body: Mapping[str, Any]) -> ControlFields:
         return read_fields(ControlFields, body, {})
 
     fields = await read_body(request, parse)
-    answers = state.answers.find(fields.id, owner)
+    answers = services.answers.find(fields.id, owner)
     if answers is None:
         raise ApiError(404, "not_found", "no answer of that id is being written", param="id")
     answers.answer_now()
@@ -57,36 +57,36 @@ async def control(request: Request, state: Shared, owner: Owner) -> Response:
 
 
 @router.get("/v1/stream")
-async def resume(request: Request, state: Shared, owner: Owner) -> Response:
+async def resume(request: Request, services: Services, owner: Owner) -> Response:
     """The stream of a conversation's newest answer once more, from event number `from` on."""
-    kept = _kept(request, state, owner)
+    kept = _kept(request, services, owner)
     last = request.headers.get("last-event-id")
     named = request.query_params.get("from", "0")
     if not _NUMBER.fullmatch(named if last is None else last):
         raise invalid("from", "from must be the number of an event: 0 or more")
     start = int(named) if last is None else int(last) + 1
-    state.reread_streams.opened(owner)
+    services.reread_streams.opened(owner)
     events = numbered(frames(kept.answers, kept.form.again()), start, kept.form.ping)
-    return stream_of(events, lambda: state.reread_streams.closed(owner))
+    return stream_of(events, lambda: services.reread_streams.closed(owner))
 
 
 @router.delete("/v1/stream")
-async def stop(request: Request, state: Shared, owner: Owner) -> Response:
+async def stop(request: Request, services: Services, owner: Owner) -> Response:
     """Stop a conversation's answer; what there is of it, stays. Nothing happens to one that has ended."""
-    kept = _kept(request, state, owner)
+    kept = _kept(request, services, owner)
     running = not kept.finished
     kept.answers.stop_for_asker()
     return JSONResponse({"conv_id": request.query_params["conv_id"], "id": kept.answers.id, "stopped": running})
 
 
-def _kept(request: Request, state: State, owner: str) -> KeptAnswer:
+def _kept(request: Request, services: ApiServices, owner: str) -> KeptAnswer:
     for name in request.query_params:
         if name not in ("conv_id", "from"):
             raise unsupported(printable(name), "only conv_id and from are known here")
     conversation = request.query_params.get("conv_id", "")
     if not conversation:
         raise invalid("conv_id", "conv_id is required: what was sent as X-Conversation-Id")
-    kept = state.kept_answers.find(owner, conversation)
+    kept = services.kept_answers.find(owner, conversation)
     if kept is None:
         raise ApiError(404, "not_found", "no answer of that conversation is kept", param="conv_id")
     return kept

@@ -9,26 +9,27 @@ from notso.web.api.messages.request import parse_count_request, parse_message_re
 from notso.web.api.messages.stream import MessageForm
 from notso.web.api.shared.completion import model_id, new_id
 from notso.web.api.shared.model_names import require_model
-from notso.web.api.shared.serving import Owner, Shared, answer, known, read_body, ready_engine, with_prompt
+from notso.web.api.shared.services import Services
+from notso.web.api.shared.serving import Owner, answer, known, read_body, ready_engine, with_prompt
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
 
 @router.post("/v1/messages")
-async def messages(request: Request, state: Shared, owner: Owner) -> Response:
+async def messages(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""
     asked = await read_body(request, parse_message_request)
     return await answer(
-        request, state, owner, asked, lambda info: MessageForm(asked, model_id(info), new_id("msg", "_"))
+        request, services, owner, asked, lambda info: MessageForm(asked, model_id(info), new_id("msg", "_"))
     )
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(request: Request, state: Shared) -> Response:
+async def count_tokens(request: Request, services: Services) -> Response:
     """How many tokens the model would read."""
     asked = await read_body(request, parse_count_request)
-    engine, info = ready_engine(state)
+    engine, info = ready_engine(services)
     require_model(asked.model, info)
     try:
         count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.thinking, asked.tools))

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from fastapi import APIRouter, Depends
 from starlette.responses import JSONResponse
 
+from notso.web.api.shared.services import Services
 from notso.web.edge.access import public
-from notso.web.state import State, state_of
 
 router = APIRouter(dependencies=[Depends(public)])
 
 
 @router.get("/health")
 @router.head("/health")
-async def health(state: Annotated[State, Depends(state_of)]) -> JSONResponse:
+async def health(services: Services) -> JSONResponse:
     """200 only when a new turn would be answered; 503 while loading, failed or stopping."""
-    status = "stopping" if state.stopping else state.engine.state
+    status = "stopping" if services.shared.stopping else services.shared.engine.state
     if status != "ready":
         return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
-    info = state.engine.info
+    info = services.shared.engine.info
     return JSONResponse({"status": "ok", "model": info.name if info else "", "demo": bool(info and info.is_demo)})
 
 

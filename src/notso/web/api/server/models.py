@@ -12,24 +12,25 @@ from starlette.responses import JSONResponse, Response
 from notso.smollm3 import ModelInfo
 from notso.web.api.shared.completion import model_id
 from notso.web.api.shared.model_names import names_of, require_model
-from notso.web.api.shared.serving import Shared, ready_engine
+from notso.web.api.shared.services import Services
+from notso.web.api.shared.serving import ready_engine
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
 
 @router.get("/v1/models")
-async def list_models(state: Shared) -> Response:
+async def list_models(services: Services) -> Response:
     """The model that answers; none while it loads."""
-    info = state.engine.info
+    info = services.shared.engine.info
     data = [await asyncio.to_thread(_model_entry, info)] if info is not None else []
     return JSONResponse({"object": "list", "data": data})
 
 
 @router.get("/v1/models/{name:path}")
-async def show_model(state: Shared, name: str) -> Response:
+async def show_model(services: Services, name: str) -> Response:
     """The model that answers, by any of its names."""
-    info = ready_engine(state)[1]
+    info = ready_engine(services)[1]
     require_model(name, info)
     return JSONResponse(await asyncio.to_thread(_model_entry, info))
 

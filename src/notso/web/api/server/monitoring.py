@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from notso.web.api.shared.services import Services
 from notso.web.edge.access import guarded
-from notso.web.state import State, state_of
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
 
 @router.get("/metrics")
-async def metrics(state: Annotated[State, Depends(state_of)]) -> Response:
+async def metrics(services: Services) -> Response:
     """Counters and gauges in Prometheus's text form. They tell how much the owner talks, so the key is asked for."""
-    return Response(await asyncio.to_thread(state.metrics.text), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(await asyncio.to_thread(services.metrics.text), headers={"Content-Type": CONTENT_TYPE_LATEST})

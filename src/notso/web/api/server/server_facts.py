@@ -9,16 +9,17 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import SamplingParams
 from notso.web.api.shared.completion import model_id, release
-from notso.web.api.shared.serving import Shared, ready_engine
+from notso.web.api.shared.services import Services
+from notso.web.api.shared.serving import ready_engine
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
 
 @router.get("/props")
-async def props(state: Shared) -> Response:
+async def props(services: Services) -> Response:
     """The model, the context and what a request that says nothing gets."""
-    _, info = ready_engine(state)
+    _, info = ready_engine(services)
     defaults = SamplingParams()
     return JSONResponse(
         {
@@ -52,9 +53,9 @@ async def props(state: Shared) -> Response:
 
 
 @router.get("/slots")
-async def slots(state: Shared) -> Response:
+async def slots(services: Services) -> Response:
     """Each place for an answer and whether it is taken: counts, and no word of anybody's."""
-    engine, info = ready_engine(state)
+    engine, info = ready_engine(services)
     stats = engine.stats()
     listed: list[dict[str, Any]] = [
         {"id": number, "n_ctx": info.context_tokens, "is_processing": number < stats.running}

@@ -13,7 +13,8 @@ from notso.smollm3 import InvalidRequestError
 from notso.web.api.chat_completions.request import parse_chat_request
 from notso.web.api.shared.field_reader import invalid, read_fields
 from notso.web.api.shared.fields import Fields, Notes, Text, refused, works
-from notso.web.api.shared.serving import Shared, known, read_body, ready_engine, with_prompt
+from notso.web.api.shared.services import Services
+from notso.web.api.shared.serving import known, read_body, ready_engine, with_prompt
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -48,10 +49,10 @@ DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
 
 
 @router.post("/tokenize")
-async def tokenize(request: Request, state: Shared) -> Response:
+async def tokenize(request: Request, services: Services) -> Response:
     """Token ids of a text. What looks like a control token is text, unless `parse_special` says otherwise."""
     asked = await read_body(request, _reader(TokenizeFields, TOKENIZE_NOTES))
-    engine = ready_engine(state)[0]
+    engine = ready_engine(services)[0]
 
     def work() -> Response:
         ids: list[Any] = engine.tokenize(asked.content, special=bool(asked.parse_special))
@@ -63,10 +64,10 @@ async def tokenize(request: Request, state: Shared) -> Response:
 
 
 @router.post("/detokenize")
-async def detokenize(request: Request, state: Shared) -> Response:
+async def detokenize(request: Request, services: Services) -> Response:
     """The text of token ids, control tokens as they are spelt."""
     asked = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
-    engine = ready_engine(state)[0]
+    engine = ready_engine(services)[0]
     try:
         return await with_prompt(request, lambda: JSONResponse({"content": engine.detokenize(asked.tokens)}))
     except InvalidRequestError as error:
@@ -74,10 +75,10 @@ async def detokenize(request: Request, state: Shared) -> Response:
 
 
 @router.post("/apply-template")
-async def apply_template(request: Request, state: Shared) -> Response:
+async def apply_template(request: Request, services: Services) -> Response:
     """The prompt that a chat completion of this body would make the model read, as text, and how long it is."""
     asked = await read_body(request, parse_chat_request)
-    engine = ready_engine(state)[0]
+    engine = ready_engine(services)[0]
     if asked.continue_last:
         raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")
 

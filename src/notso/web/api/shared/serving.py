@@ -20,16 +20,15 @@ from notso.web.api.shared.question import Question
 from notso.web.api.shared.resumable import numbered
 from notso.web.api.shared.running import RunningAnswers
 from notso.web.api.shared.serializer import AnswerForm
+from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.api.shared.strict_json import parse_object
 from notso.web.edge.access import owner_of
 from notso.web.edge.api_error import ApiError, api_error_of
 from notso.web.engine.port import ChatEngine
-from notso.web.state import State, state_of
 
 logger = logging.getLogger("notso.web.api")
 
 Owner = Annotated[str, Depends(owner_of)]
-Shared = Annotated[State, Depends(state_of)]
 T = TypeVar("T")
 
 LONGEST_RETRY_SECONDS = 60
@@ -42,32 +41,34 @@ async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T]) -
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise ApiError(415, "unsupported_media_type", "the body must be application/json")
     body = await request.body()
-    return await state_of(request).large_work.run(lambda: parse(parse_object(body)), len(body))
+    return await api_services(request).shared.large_work.run(lambda: parse(parse_object(body)), len(body))
 
 
 async def with_prompt(request: Request, work: Callable[[], T]) -> T:
     """What takes time in proportion to the request's prompt, which its body bounds."""
-    return await state_of(request).large_work.run(work, len(await request.body()))
+    return await api_services(request).shared.large_work.run(work, len(await request.body()))
 
 
-def ready_engine(state: State) -> tuple[ChatEngine, ModelInfo]:
+def ready_engine(services: ApiServices) -> tuple[ChatEngine, ModelInfo]:
     """The engine that answers. Raises ApiError (503) while there is none."""
-    engine, info = state.engine.engine, state.engine.info
-    if state.stopping:
+    engine, info = services.shared.engine.engine, services.shared.engine.info
+    if services.shared.stopping:
         raise ApiError(503, "shutting_down", "the server is stopping", retry_after_seconds=5)
     if engine is not None and info is not None:
         return engine, info
-    if state.engine.failure:
-        raise ApiError(503, "model_failed", f"no model can answer: {state.engine.failure}", retry_after_seconds=60)
+    if services.shared.engine.failure:
+        raise ApiError(
+            503, "model_failed", f"no model can answer: {services.shared.engine.failure}", retry_after_seconds=60
+        )
     raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
 
 
 async def answer(
-    request: Request, state: State, owner: str, asked: Question, form_of: Callable[[ModelInfo], AnswerForm]
+    request: Request, services: ApiServices, owner: str, asked: Question, form_of: Callable[[ModelInfo], AnswerForm]
 ) -> Response:
     """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
     conversation. Raises ApiError for whatever can be refused before the first byte."""
-    engine, info = ready_engine(state)
+    engine, info = ready_engine(services)
     require_model(asked.model, info)
     choices = len(list(asked.choices))
     if choices > info.max_num_seqs:
@@ -76,8 +77,8 @@ async def answer(
     if conversation is not None:
         if choices > 1:
             raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
-        state.kept_answers.check_free(owner, conversation)
-    _admit(state, engine)
+        services.kept_answers.check_free(owner, conversation)
+    _admit(services, engine)
     form = form_of(info)
     answers = RunningAnswers(
         engine,
@@ -85,16 +86,16 @@ async def answer(
         id=form.id,
         asker=owner,
         owner=secrets.token_hex(16) if asked.fresh else owner,
-        among=state.answers,
-        on_end=state.metrics.observe,
+        among=services.answers,
+        on_end=services.metrics.observe,
     )
     try:
         await answers.start(
             lambda work: with_prompt(request, work)
         )  # all that can be refused is refused before the first byte
         if conversation is not None:
-            _check_still_free(state, owner, conversation, answers)
-            state.kept_answers.keep(owner, conversation, answers, form.again())
+            _check_still_free(services, owner, conversation, answers)
+            services.kept_answers.keep(owner, conversation, answers, form.again())
             if asked.stream:
                 return stream_of(numbered(frames(answers, form), 0, form.ping), lambda: None)
             return JSONResponse(await whole(answers, form))
@@ -105,10 +106,10 @@ async def answer(
         raise known(error, asked.names) from error
 
 
-def _check_still_free(state: State, owner: str, conversation: str, answers: RunningAnswers) -> None:
+def _check_still_free(services: ApiServices, owner: str, conversation: str, answers: RunningAnswers) -> None:
     """Raises ApiError (409) where another request of that name has begun while this one was asked."""
     try:
-        state.kept_answers.check_free(owner, conversation)
+        services.kept_answers.check_free(owner, conversation)
     except ApiError:
         answers.stop()
         raise
@@ -165,13 +166,13 @@ def known(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     return mapped
 
 
-def _admit(state: State, engine: ChatEngine) -> None:
+def _admit(services: ApiServices, engine: ChatEngine) -> None:
     """Raises ApiError (429) where too many wait already, with the time after which it is worth asking again."""
     stats = engine.stats()
-    if stats.waiting < state.settings.max_waiting_turns:
+    if stats.waiting < services.shared.settings.max_waiting_turns:
         return
     rounds = math.ceil(stats.waiting / engine.info.max_num_seqs)
-    seconds = min(LONGEST_RETRY_SECONDS, math.ceil(rounds * state.metrics.mean_answer_seconds))
+    seconds = min(LONGEST_RETRY_SECONDS, math.ceil(rounds * services.metrics.mean_answer_seconds))
     raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
 
 

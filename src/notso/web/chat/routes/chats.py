@@ -8,12 +8,12 @@ from fastapi import APIRouter, Depends, Request, Response
 from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
 
+from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import MAX_TITLE_CHARACTERS, settings_of, summarise
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, Shared, back, find_chat, in_step_context, path_of, tab_of, turns_view
+from notso.web.chat.views import Owner, back, find_chat, in_step_context, path_of, tab_of, turns_view
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
-from notso.web.state import State
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
 from notso.web.turns.prompt import prompt_messages
 from notso.web.values.ids import is_generation_id, is_id, new_id
@@ -27,20 +27,20 @@ MAX_QUERY_CHARACTERS = 200
 
 
 @router.get("/chats")
-async def list_chats(request: Request, state: Shared, owner: Owner, current: str = "") -> Response:
+async def list_chats(request: Request, services: Services, owner: Owner, current: str = "") -> Response:
     """The list of chats in the sidebar; `current` is the one on the page."""
     if not is_fragment(request):
         return RedirectResponse("/", 303)
-    chats = await state.store.chats(owner)
+    chats = await services.shared.store.chats(owner)
     chat = next((each for each in chats if each.id == current), None)
-    return await state.pages.respond(request, "_chat_list.html", chats=chats, chat=chat, part=True)
+    return await services.pages.respond(request, "_chat_list.html", chats=chats, chat=chat, part=True)
 
 
 @router.get("/search")
-async def search(request: Request, state: Shared, owner: Owner, q: str = "") -> Response:
+async def search(request: Request, services: Services, owner: Owner, q: str = "") -> Response:
     """Chats and messages that hold the words."""
     query = q[:MAX_QUERY_CHARACTERS]
-    found = await state.store.search(owner, query, MAX_HITS)
+    found = await services.shared.store.search(owner, query, MAX_HITS)
     hits = [
         {
             "chat_id": hit.chat_id,
@@ -51,13 +51,13 @@ async def search(request: Request, state: Shared, owner: Owner, q: str = "") -> 
         for hit in found
     ]
     template = "_search_results.html" if is_fragment(request) else "search.html"
-    return await state.pages.respond(request, template, hits=hits, query=query)
+    return await services.pages.respond(request, template, hits=hits, query=query)
 
 
 @router.get("/chats/{chat_id}/turns")
-async def show_turns(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def show_turns(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """The messages a page shows, fetched when another tab changed them, or deleted the chat with all of them."""
-    known = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
+    known = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
     if known is None and is_fragment(request):
         gone: dict[str, Any] = {
             "problem": words["error_unknown_chat"],
@@ -65,109 +65,109 @@ async def show_turns(request: Request, state: Shared, owner: Owner, chat_id: str
             "key": new_id(),
             "last_question": "",
         }
-        gone |= in_step_context(request, state) | {"chat": {"id": chat_id}}  # it may be brought back
-        return await state.pages.respond(request, "_gone.html", 404, **gone)
-    return await turns_view(request, state, owner, chat_id)
+        gone |= in_step_context(request, services) | {"chat": {"id": chat_id}}  # it may be brought back
+        return await services.pages.respond(request, "_gone.html", 404, **gone)
+    return await turns_view(request, services, owner, chat_id)
 
 
 @router.post("/chats/{chat_id}/title")
-async def rename(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def rename(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Rename a chat."""
-    chat = await find_chat(state, owner, chat_id)
+    chat = await find_chat(services, owner, chat_id)
     title = " ".join((await read_form(request)).get("title", "").split())
     if not 1 <= len(title) <= MAX_TITLE_CHARACTERS:
         raise Problem(400, words["error_title"].format(limit=MAX_TITLE_CHARACTERS))
-    await state.store.set_title(owner, chat.id, title)
-    state.feed.announce(owner, chat.id, tab_of(request), turns=False)
+    await services.shared.store.set_title(owner, chat.id, title)
+    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
     return RedirectResponse(f"/chats/{chat.id}", 303)
 
 
 @router.post("/chats/{chat_id}/pin")
-async def pin(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def pin(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Keep a chat at the top of the list, or no longer."""
-    chat = await find_chat(state, owner, chat_id)
+    chat = await find_chat(services, owner, chat_id)
     pinned = (await read_form(request)).get("pinned") == "on"
-    await state.store.set_pinned(owner, chat.id, pinned)
-    state.feed.announce(owner, chat.id, tab_of(request), turns=False)
+    await services.shared.store.set_pinned(owner, chat.id, pinned)
+    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
     return back(request, f"/chats/{chat.id}")
 
 
 @router.post("/chats/{chat_id}/delete")
-async def delete(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def delete(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Delete a chat with everything in it, for good after a moment in which that can be undone."""
-    chat = await find_chat(state, owner, chat_id)
+    chat = await find_chat(services, owner, chat_id)
     current = (await read_form(request)).get("current", chat.id)
-    state.turns.stop_chat(chat.id)
-    trash_id = await state.store.trash_chat(owner, chat.id)
+    services.turns.stop_chat(chat.id)
+    trash_id = await services.shared.store.trash_chat(owner, chat.id)
     if trash_id is None:
         raise Problem(404, words["error_unknown_chat"])  # another tab was quicker
-    state.feed.announce(owner, chat.id, tab_of(request))
+    services.feed.announce(owner, chat.id, tab_of(request))
     if not is_fragment(request) or current == chat.id:
         return _to_start(request, f"/?undo={trash_id}")
-    chats = await state.store.chats(owner)  # another chat is on the page: it stays there
+    chats = await services.shared.store.chats(owner)  # another chat is on the page: it stays there
     shown = next((each for each in chats if each.id == current), None)
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{trash_id}"}
-    return await state.pages.respond(request, "_chat_list.html", chats=chats, chat=shown, toast=toast, in_place=True)
+    return await services.pages.respond(request, "_chat_list.html", chats=chats, chat=shown, toast=toast, in_place=True)
 
 
 @router.post("/chats/{chat_id}/clear")
-async def clear(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def clear(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Empty a chat; its settings stay."""
-    return await _empty(request, state, owner, chat_id, reset=False)
+    return await _empty(request, services, owner, chat_id, reset=False)
 
 
 @router.post("/chats/{chat_id}/reset")
-async def reset(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def reset(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Empty a chat and take its settings back to the defaults."""
-    return await _empty(request, state, owner, chat_id, reset=True)
+    return await _empty(request, services, owner, chat_id, reset=True)
 
 
 @router.post("/undo/{trash_id}")
-async def undo(request: Request, state: Shared, owner: Owner, trash_id: str) -> Response:
+async def undo(request: Request, services: Services, owner: Owner, trash_id: str) -> Response:
     """Take back a deletion."""
     await read_form(request)
-    chat_id = await state.store.restore(owner, trash_id) if is_generation_id(trash_id) else None
+    chat_id = await services.shared.store.restore(owner, trash_id) if is_generation_id(trash_id) else None
     if chat_id is None:
         raise Problem(404, words["error_too_late"])
-    state.feed.announce(owner, chat_id, "")
+    services.feed.announce(owner, chat_id, "")
     return _to_start(request, f"/chats/{chat_id}")
 
 
 @router.post("/chats/{chat_id}/summarize")
-async def summarize(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def summarize(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Have the conversation so far summed up, for the model to read instead."""
-    chat = await find_chat(state, owner, chat_id)
-    await summarise(state, owner, chat, await read_form(request))
-    state.feed.announce(owner, chat.id, tab_of(request))
-    return await turns_view(request, state, owner, chat.id)
+    chat = await find_chat(services, owner, chat_id)
+    await summarise(services, owner, chat, await read_form(request))
+    services.feed.announce(owner, chat.id, tab_of(request))
+    return await turns_view(request, services, owner, chat.id)
 
 
 @router.get("/chats/{chat_id}/suggestions")
-async def suggestions(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """What might be asked next: waits for it, and answers 204 when there is nothing to suggest."""
-    chat = await find_chat(state, owner, chat_id)
-    line = [shown.message for shown in await path_of(state, owner, chat)]
+    chat = await find_chat(services, owner, chat_id)
+    line = [shown.message for shown in await path_of(services, owner, chat)]
     if not line or line[-1].role != "assistant" or line[-1].state != "done" or line[-1].kind != "turn":
         return Response(status_code=204)
-    settings = await settings_of(state, owner, chat)
+    settings = await settings_of(services, owner, chat)
     messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
-    tools = state.toolbox.definitions(settings.tool_names)
-    found = await state.suggestions.after(line[-1].id, owner, chat, messages, settings, tools)
+    tools = services.toolbox.definitions(settings.tool_names)
+    found = await services.suggestions.after(line[-1].id, owner, chat, messages, settings, tools)
     if not found:
         return Response(status_code=204)
-    return await state.pages.respond(request, "_suggestions.html", found=found, chat=chat)
+    return await services.pages.respond(request, "_suggestions.html", found=found, chat=chat)
 
 
-async def _empty(request: Request, state: State, owner: str, chat_id: str, *, reset: bool) -> Response:
-    chat = await find_chat(state, owner, chat_id)
+async def _empty(request: Request, services: ChatServices, owner: str, chat_id: str, *, reset: bool) -> Response:
+    chat = await find_chat(services, owner, chat_id)
     await read_form(request)
-    state.turns.stop_chat(chat.id)
-    trash_id = await state.store.trash_messages(owner, chat.id, reset=reset)
+    services.turns.stop_chat(chat.id)
+    trash_id = await services.shared.store.trash_messages(owner, chat.id, reset=reset)
     if trash_id is None:
         raise Problem(404, words["error_unknown_chat"])
-    state.feed.announce(owner, chat.id, tab_of(request))
+    services.feed.announce(owner, chat.id, tab_of(request))
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
-    return await turns_view(request, state, owner, chat.id, toast=toast)
+    return await turns_view(request, services, owner, chat.id, toast=toast)
 
 
 def _to_start(request: Request, address: str) -> Response:

@@ -3,71 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import official_files
+from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.engine.facts import model_facts
 from notso.web.engine.models import Inventory, take_inventory
-from notso.web.state import State, state_of
 from notso.web.values.ids import is_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
-Shared = Annotated[State, Depends(state_of)]
-
 
 @router.get("/models")
-async def models_page(request: Request, state: Shared) -> Response:
+async def models_page(request: Request, services: Services) -> Response:
     """What answers now and what else could."""
-    return await state.pages.respond(request, "models.html", **await _context(state))
+    return await services.pages.respond(request, "models.html", **await _context(services))
 
 
 @router.get("/models/download")
-async def show_download(request: Request, state: Shared) -> Response:
+async def show_download(request: Request, services: Services) -> Response:
     """The page's moving part: what it asks for each second while something is loaded or fetched."""
     if not is_fragment(request):
         return RedirectResponse("/models", 303)
-    return await state.pages.respond(request, "_models.html", **await _context(state))
+    return await services.pages.respond(request, "_models.html", **await _context(services))
 
 
 @router.post("/models/download")
-async def begin_download(request: Request, state: Shared) -> Response:
+async def begin_download(request: Request, services: Services) -> Response:
     """Fetch an official file, or go on where that stopped."""
     name = (await read_form(request)).get("name", "")
     file = next((file for file in official_files() if file.name == name), None)
     if file is None:
         raise Problem(404, words["error_unknown_model"])
-    if state.stopping:
+    if services.shared.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
-    if not state.downloads.start(file):
+    if not services.downloads.start(file):
         raise Problem(409, words["error_downloading"])
-    return await _shown(request, state)
+    return await _shown(request, services)
 
 
 @router.post("/models/download/stop")
-async def stop_download(request: Request, state: Shared) -> Response:
+async def stop_download(request: Request, services: Services) -> Response:
     """End a download; what has arrived is kept."""
     await read_form(request)
-    state.downloads.stop()
-    return await _shown(request, state)
+    services.downloads.stop()
+    return await _shown(request, services)
 
 
 @router.post("/models/switch")
-async def switch_model(request: Request, state: Shared) -> Response:
+async def switch_model(request: Request, services: Services) -> Response:
     """Load another model in place of this one. Chats stay; answers under way end with what they have.
 
     A command names it as a person would, by a part of its name that only one has.
     """
     fields = await read_form(request)
-    name, inventory, shelf = fields.get("model", ""), await _inventory(state), state.shelf
+    name, inventory, shelf = fields.get("model", ""), await _inventory(services), services.shelf
     chosen = inventory.find(name)
     if chosen is None and "command" in fields:
         likely = inventory.like(name)
@@ -77,10 +75,10 @@ async def switch_model(request: Request, state: Shared) -> Response:
         chosen = likely[0] if likely else None
     if chosen is None or shelf is None:
         raise Problem(404, words["error_unknown_model"])
-    if state.stopping:
+    if services.shared.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
     path = chosen.path
-    state.engine.switch(lambda: shelf.load(path))
+    services.shared.engine.switch(lambda: shelf.load(path))
     chat = fields.get("chat", "")
     address = f"/chats/{chat}" if is_id(chat) else "/" if "chat" in fields else "/models"
     if is_fragment(request):
@@ -88,29 +86,29 @@ async def switch_model(request: Request, state: Shared) -> Response:
     return RedirectResponse(address, 303)
 
 
-async def _shown(request: Request, state: State) -> Response:
+async def _shown(request: Request, services: ChatServices) -> Response:
     if not is_fragment(request):
         return RedirectResponse("/models", 303)
-    return await state.pages.respond(request, "_models.html", **await _context(state))
+    return await services.pages.respond(request, "_models.html", **await _context(services))
 
 
-async def _context(state: State) -> dict[str, Any]:
+async def _context(services: ChatServices) -> dict[str, Any]:
     inventory = await _inventory(
-        state
+        services
     )  # first: what is read below is of one moment, or the page may wait for what has come
-    engine, download = state.engine, state.downloads.current
+    engine, download = services.shared.engine, services.downloads.current
     return {
         "engine_state": engine.state,
         "failure": engine.failure,
         "facts": model_facts(engine),
         "download": download,
         "inventory": inventory,
-        "can_switch": state.shelf is not None,
-        "busy": state.turns.unfinished,
+        "can_switch": services.shelf is not None,
+        "busy": services.turns.unfinished,
         "polling": engine.state == "loading" or (download is not None and download.active),
     }
 
 
-async def _inventory(state: State) -> Inventory:
-    folder = state.shelf.folder if state.shelf is not None else None
-    return await asyncio.to_thread(take_inventory, state.engine.info, folder)
+async def _inventory(services: ChatServices) -> Inventory:
+    folder = services.shelf.folder if services.shelf is not None else None
+    return await asyncio.to_thread(take_inventory, services.shared.engine.info, folder)

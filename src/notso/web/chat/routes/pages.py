@@ -9,11 +9,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Request, Response
 from starlette.responses import RedirectResponse
 
+from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import ask, new_chat
 from notso.web.chat.templates import is_fragment, reasoning_html
 from notso.web.chat.views import (
     Owner,
-    Shared,
     back,
     chat_page,
     details_context,
@@ -27,7 +27,6 @@ from notso.web.chat.views import (
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.edge.open_streams import CountedStream
-from notso.web.state import State
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.store.tree import Shown
 from notso.web.turns.chat_settings import changed
@@ -41,91 +40,91 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 
 @router.get("/")
-async def home(request: Request, state: Shared, owner: Owner, undo: str = "") -> Response:
+async def home(request: Request, services: Services, owner: Owner, undo: str = "") -> Response:
     """A greeting and an empty composer."""
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
-    return await chat_page(request, state, owner, None, toast=toast)
+    return await chat_page(request, services, owner, None, toast=toast)
 
 
 @router.post("/chats")
-async def begin_chat(request: Request, state: Shared, owner: Owner) -> Response:
+async def begin_chat(request: Request, services: Services, owner: Owner) -> Response:
     """The first message makes the chat."""
     fields = await read_form(request)
     chat = new_chat(fields.get("text", "") or fields.get("file-1-name", ""), thinking="thinking" in fields)
     if fields.get("thinking_budget"):
         chat = replace(chat, settings=_with_budget(chat, fields).settings)
-    accepted = await ask(state, owner, chat, fields, is_new=True)
-    state.feed.announce(owner, accepted.question.chat_id, tab_of(request))
+    accepted = await ask(services, owner, chat, fields, is_new=True)
+    services.feed.announce(owner, accepted.question.chat_id, tab_of(request))
     return RedirectResponse(f"/chats/{accepted.question.chat_id}", 303)
 
 
 @router.get("/chats/{chat_id}")
 async def show_chat(
-    request: Request, state: Shared, owner: Owner, chat_id: str, at: str = "", undo: str = ""
+    request: Request, services: Services, owner: Owner, chat_id: str, at: str = "", undo: str = ""
 ) -> Response:
     """A chat with its messages; an unfinished answer attaches itself to its stream."""
-    chat = await find_chat(state, owner, chat_id)
+    chat = await find_chat(services, owner, chat_id)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
-    return await chat_page(request, state, owner, chat, through=at if is_id(at) else None, toast=toast)
+    return await chat_page(request, services, owner, chat, through=at if is_id(at) else None, toast=toast)
 
 
 @router.post("/chats/{chat_id}/messages")
-async def send_message(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def send_message(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Create a turn. Both bubbles come back once it is on disk; the answer's bubble attaches to the stream."""
-    chat = await find_chat(state, owner, chat_id)
+    chat = await find_chat(services, owner, chat_id)
     fields = await read_form(request)
-    chat = await _with_toggle(state, owner, chat, fields)
-    accepted = await ask(state, owner, chat, fields)
-    state.feed.announce(owner, chat.id, tab_of(request))
+    chat = await _with_toggle(services, owner, chat, fields)
+    accepted = await ask(services, owner, chat, fields)
+    services.feed.announce(owner, chat.id, tab_of(request))
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}", 303)
-    return await turn_view(request, state, owner, chat, [accepted.question.id, accepted.answer.id], settled=False)
+    return await turn_view(request, services, owner, chat, [accepted.question.id, accepted.answer.id], settled=False)
 
 
 @router.post("/chats/{chat_id}/thinking")
-async def set_thinking(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def set_thinking(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """The toggle beside the input, and its budget; they count from the next message."""
-    chat = await find_chat(state, owner, chat_id)
-    await _with_toggle(state, owner, chat, await read_form(request))
+    chat = await find_chat(services, owner, chat_id)
+    await _with_toggle(services, owner, chat, await read_form(request))
     return back(request, f"/chats/{chat.id}")
 
 
 @router.post("/generations/{generation_id}/stop")
-async def stop(request: Request, state: Shared, owner: Owner, generation_id: str) -> Response:
+async def stop(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """Stop an answer; what it has said so far is kept. Stopping a finished one does nothing."""
-    answer = await find_generation(state, owner, generation_id)
+    answer = await find_generation(services, owner, generation_id)
     await read_form(request)
-    state.turns.stop(generation_id)
+    services.turns.stop(generation_id)
     return back(request, f"/chats/{answer.chat_id}")
 
 
 @router.post("/generations/{generation_id}/answer-now")
-async def answer_now(request: Request, state: Shared, owner: Owner, generation_id: str) -> Response:
+async def answer_now(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """Let it think no further; the answer begins."""
-    answer = await find_generation(state, owner, generation_id)
+    answer = await find_generation(services, owner, generation_id)
     await read_form(request)
-    state.turns.answer_now(generation_id)
+    services.turns.answer_now(generation_id)
     return back(request, f"/chats/{answer.chat_id}")
 
 
-async def attached(state: Shared, owner: Owner, generation_id: str) -> tuple[StoredMessage, TurnLog]:
+async def attached(services: Services, owner: Owner, generation_id: str) -> tuple[StoredMessage, TurnLog]:
     """The answer and log behind a stream. Whatever can be refused is, before anything is rendered for it."""
-    answer = await find_generation(state, owner, generation_id)
-    if state.answer_streams.full(owner):
+    answer = await find_generation(services, owner, generation_id)
+    if services.answer_streams.full(owner):
         raise Problem(429, words["error_streams"], retry_after_seconds=5)
-    turn = state.turns.find(generation_id)
+    turn = services.turns.find(generation_id)
     if turn is not None:
         return answer, turn.log
-    answer = await find_generation(state, owner, generation_id)  # it may have ended between the two looks
-    [answer] = await state.kept_html.messages([answer])
-    html = await asyncio.to_thread(lambda: (str(state.pages.answer_html(answer)), str(reasoning_html(answer))))
+    answer = await find_generation(services, owner, generation_id)  # it may have ended between the two looks
+    [answer] = await services.kept_html.messages([answer])
+    html = await asyncio.to_thread(lambda: (str(services.pages.answer_html(answer)), str(reasoning_html(answer))))
     return answer, finished_log(answer, *html)
 
 
 @router.get("/generations/{generation_id}/events")
 async def events(
     target: Annotated[tuple[StoredMessage, TurnLog], Depends(attached)],
-    state: Shared,
+    services: Services,
     owner: Owner,
     tab: str = "",
     after: str = "",
@@ -138,14 +137,14 @@ async def events(
     answer, log = target
     events = turn_events(answer.id, log, last_number(last_event_id))
     if after:
-        others = feed_events(state.feed, after, owner, answer.chat_id, tab, numbered=False)
+        others = feed_events(services.feed, after, owner, answer.chat_id, tab, numbered=False)
         events = both(events, others)
-    return CountedStream(state.answer_streams, owner, events)
+    return CountedStream(services.answer_streams, owner, events)
 
 
 @router.get("/feed")
 async def feed(
-    state: Shared,
+    services: Services,
     owner: Owner,
     chat: str = "",
     tab: str = "",
@@ -153,43 +152,43 @@ async def feed(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
     """What other tabs do: `chats` when the list of chats changed, `turns` when this chat did."""
-    events = feed_events(state.feed, last_event_id or after, owner, chat, tab)
-    return CountedStream(state.page_streams, owner, events)
+    events = feed_events(services.feed, last_event_id or after, owner, chat, tab)
+    return CountedStream(services.page_streams, owner, events)
 
 
 @router.get("/status")
-async def status(request: Request, state: Shared, owner: Owner, chat: str = "") -> Response:
+async def status(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
     """What the status pill and the banner ask for while a model loads or is fetched, and until questions are answered.
 
     The pill's own words are left alone meanwhile: the stream of an answer on the page sets them.
     """
-    context = status_context(state) | details_context(state, await _path_if_any(state, owner, chat))
-    context["polling"] = context["polling"] or state.turns.unfinished > 0
+    context = status_context(services) | details_context(services, await _path_if_any(services, owner, chat))
+    context["polling"] = context["polling"] or services.turns.unfinished > 0
     where = f"/chats/{chat}" if is_id(chat) else ""
-    return await state.pages.respond(request, "_status.html", **context, where=where)
+    return await services.pages.respond(request, "_status.html", **context, where=where)
 
 
 @router.get("/status/details")
-async def status_details(request: Request, state: Shared, owner: Owner, chat: str = "") -> Response:
+async def status_details(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
     """What stands behind the pill: asked for again and again for as long as a person looks at it."""
-    path = await _path_if_any(state, owner, chat)
-    context = status_context(state) | details_context(state, path)
-    return await state.pages.respond(request, "_status_watch.html", **context, delay_ms=1000 if path else 3000)
+    path = await _path_if_any(services, owner, chat)
+    context = status_context(services) | details_context(services, path)
+    return await services.pages.respond(request, "_status_watch.html", **context, delay_ms=1000 if path else 3000)
 
 
-async def _path_if_any(state: State, owner: str, chat_id: str) -> list[Shown]:
-    chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
-    return await path_of(state, owner, chat) if chat is not None else []
+async def _path_if_any(services: ChatServices, owner: str, chat_id: str) -> list[Shown]:
+    chat = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
+    return await path_of(services, owner, chat) if chat is not None else []
 
 
-async def _with_toggle(state: State, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:
+async def _with_toggle(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:
     """The chat with the composer's own settings, stored where they changed."""
     if chat.thinking != ("thinking" in fields):
         chat = replace(chat, thinking="thinking" in fields)
-        await state.store.set_thinking(owner, chat.id, chat.thinking)
+        await services.shared.store.set_thinking(owner, chat.id, chat.thinking)
     with_budget = _with_budget(chat, fields)
     if with_budget.settings != chat.settings:
-        await state.store.set_settings(owner, chat.id, with_budget.settings)
+        await services.shared.store.set_settings(owner, chat.id, with_budget.settings)
     return with_budget
 
 

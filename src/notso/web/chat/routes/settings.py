@@ -12,13 +12,13 @@ from starlette.responses import RedirectResponse
 
 from notso.smollm3 import process_memory
 from notso.web.chat.context_gauge import Asked, draft_message, measure, read_ahead
+from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import settings_of
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import NamedChat, Owner, Shared, find_chat, path_of
+from notso.web.chat.views import NamedChat, Owner, find_chat, path_of
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.engine.port import ModelError, thinking_set_by
-from notso.web.state import State
 from notso.web.store.folder import DataFolder, look_at
 from notso.web.store.protocol import Chat
 from notso.web.turns.attachments import attachments_from
@@ -32,36 +32,36 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.get("/settings")
 @router.get("/chats/{chat_id}/settings")
-async def show_settings(request: Request, state: Shared, owner: Owner, chat: NamedChat) -> Response:
+async def show_settings(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     """What new chats begin with, or what a chat has otherwise."""
-    return await _show(request, state, owner, chat)
+    return await _show(request, services, owner, chat)
 
 
 @router.post("/settings")
 @router.post("/chats/{chat_id}/settings")
-async def change_settings(request: Request, state: Shared, owner: Owner, chat: NamedChat) -> Response:
+async def change_settings(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     """Change them; fields that are not sent or cannot be stay as they are, empty ones go back to the default."""
-    return await _change(request, state, owner, chat)
+    return await _change(request, services, owner, chat)
 
 
 @router.post("/estimate")
-async def estimate_new(request: Request, state: Shared, owner: Owner) -> Response:
+async def estimate_new(request: Request, services: Services, owner: Owner) -> Response:
     """What the draft of a new chat takes."""
-    return await _estimate(request, state, owner, None)
+    return await _estimate(request, services, owner, None)
 
 
 @router.post("/chats/{chat_id}/estimate")
-async def estimate(request: Request, state: Shared, owner: Owner, chat_id: str) -> Response:
+async def estimate(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """What a chat with the draft at its end takes of the context, and what reading it would cost."""
-    chat = await state.store.chat(owner, chat_id) if is_id(chat_id) else None
+    chat = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
     if chat is None and is_fragment(request):
         return Response(status_code=204)  # deleted a moment ago, and the page is about to leave it
-    return await _estimate(request, state, owner, chat or await find_chat(state, owner, chat_id))
+    return await _estimate(request, services, owner, chat or await find_chat(services, owner, chat_id))
 
 
 async def _show(
     request: Request,
-    state: State,
+    services: ChatServices,
     owner: str,
     chat: Chat | None,
     *,
@@ -71,10 +71,10 @@ async def _show(
     toast: Mapping[str, str] | None = None,
     thinking: bool = True,
 ) -> Response:
-    own = await state.store.defaults(owner)
+    own = await services.shared.store.defaults(owner)
     settings = settings_from(own, chat.settings if chat is not None else {})
     values = shown_values(own if chat is None else chat.settings)
-    return await state.pages.respond(
+    return await services.pages.respond(
         request,
         "_settings.html" if is_fragment(request) else "settings.html",
         400 if problems else 200,
@@ -85,37 +85,37 @@ async def _show(
         problems=dict(problems or {}),
         saved=saved,
         toast=toast,
-        folder=await _folder(state),
+        folder=await _folder(services),
         thinking=thinking if chat is None else chat.thinking,
         thinking_fixed=thinking_set_by(settings.system_prompt),
     )
 
 
-async def _folder(state: State) -> DataFolder:
-    return await asyncio.to_thread(look_at, state.settings.directory)
+async def _folder(services: ChatServices) -> DataFolder:
+    return await asyncio.to_thread(look_at, services.shared.settings.directory)
 
 
-async def _change(request: Request, state: State, owner: str, chat: Chat | None) -> Response:
+async def _change(request: Request, services: ChatServices, owner: str, chat: Chat | None) -> Response:
     form = await read_form(request)
-    own = await state.store.defaults(owner)
+    own = await services.shared.store.defaults(owner)
     settings, problems = changed(own if chat is None else chat.settings, form)
     by_command = "command" in form and is_fragment(request)
     if problems and by_command:
         problem = "; ".join(f"{words['set_' + name]}: {reason}" for name, reason in problems.items())
-        return await state.pages.respond(request, "_problem.html", 400, problem=problem)
+        return await services.pages.respond(request, "_problem.html", 400, problem=problem)
     if chat is None:
-        await state.store.set_defaults(owner, settings)
+        await services.shared.store.set_defaults(owner, settings)
     else:
-        await state.store.set_settings(owner, chat.id, settings)
-        chat = await find_chat(state, owner, chat.id)
+        await services.shared.store.set_settings(owner, chat.id, settings)
+        chat = await find_chat(services, owner, chat.id)
     if problems:  # what else was typed is kept: the sheet may be closed before the rest is mended
         typed = {name: value for name, value in form.items() if name in shown_values({})}
-        return await _show(request, state, owner, chat, typed=typed, problems=problems)
+        return await _show(request, services, owner, chat, typed=typed, problems=problems)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}" if chat is not None else "/", 303)
     toast = {"text": _told(form, chat), "undo_url": ""} if by_command else None
     thinking = "thinking" in form  # of a page that has no chat yet
-    return await _show(request, state, owner, chat, saved=not by_command, toast=toast, thinking=thinking)
+    return await _show(request, services, owner, chat, saved=not by_command, toast=toast, thinking=thinking)
 
 
 def _told(form: Mapping[str, str], chat: Chat | None) -> str:
@@ -125,30 +125,30 @@ def _told(form: Mapping[str, str], chat: Chat | None) -> str:
     return (words["toast_set_default"] if chat is None else words["toast_set_chat"]).format(changes=changes)
 
 
-async def _estimate(request: Request, state: State, owner: str, chat: Chat | None) -> Response:
+async def _estimate(request: Request, services: ChatServices, owner: str, chat: Chat | None) -> Response:
     fields = await read_form(request)
-    engine = state.engine.engine
+    engine = services.shared.engine.engine
     if engine is None:
         return Response(status_code=204)
-    settings = await settings_of(state, owner, chat)
-    path = await path_of(state, owner, chat) if chat is not None else []
+    settings = await settings_of(services, owner, chat)
+    path = await path_of(services, owner, chat) if chat is not None else []
     draft = draft_message(
-        fields.get("text", "").strip("\n"), attachments_from(fields, state.settings.max_message_characters)
+        fields.get("text", "").strip("\n"), attachments_from(fields, services.shared.settings.max_message_characters)
     )
     line = [shown.message for shown in path]
     asked = Asked(
         thinking="thinking" in fields,
-        tools=state.toolbox.definitions(settings.tool_names),
+        tools=services.toolbox.definitions(settings.tool_names),
         date=chat.prompt_date if chat is not None else date.today(),
         owner=owner,
     )
     try:
-        meter = await state.large_work.run(
+        meter = await services.shared.large_work.run(
             lambda: measure(engine, line, draft, settings, **asked), text_size([*line, draft])
         )
     except ModelError:
         return Response(status_code=204)  # the engine is just going away; the next keystroke asks again
-    response = await state.pages.respond(request, "_meter.html", chat=chat, meter=meter, memory=process_memory())
+    response = await services.pages.respond(request, "_meter.html", chat=chat, meter=meter, memory=process_memory())
     says_something = bool(draft.content.strip() or draft.attachments)
     if settings.read_ahead and says_something and not any(message.active for message in line):
         response.background = BackgroundTask(read_ahead, engine, line, draft, settings, **asked)

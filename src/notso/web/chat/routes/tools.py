@@ -10,14 +10,14 @@ from typing import cast
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
+from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import settings_of
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.tool_offer import allowed_in, with_tools
-from notso.web.chat.views import NamedChat, Owner, Shared, find_chat, find_generation
+from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.engine.port import ChatEngine, Message, ModelError
-from notso.web.state import State
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.tools.chat_tool import ChatTool
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
@@ -28,82 +28,82 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 
 @router.get("/generations/{generation_id}/permission")
-async def show_permission(request: Request, state: Shared, owner: Owner, generation_id: str) -> Response:
+async def show_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """The question whether a call may be run; nothing where none waits."""
-    return await _permission(request, state, await find_generation(state, owner, generation_id))
+    return await _permission(request, services, await find_generation(services, owner, generation_id))
 
 
 @router.post("/generations/{generation_id}/permission")
-async def give_permission(request: Request, state: Shared, owner: Owner, generation_id: str) -> Response:
+async def give_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """A person's word on the call that waits. A word given twice, or too late, changes nothing."""
-    answer = await find_generation(state, owner, generation_id)
+    answer = await find_generation(services, owner, generation_id)
     fields = await read_form(request)
     permission = fields.get("answer", "")
     if permission not in PERMISSIONS:
         raise Problem(400, words["error_form"])
-    if not state.turns.permit(generation_id, fields.get("call", ""), cast(Permission, permission)):
+    if not services.turns.permit(generation_id, fields.get("call", ""), cast(Permission, permission)):
         known = any(use.id == fields.get("call") for use in answer.tool_uses)
         if not known:
             raise Problem(409, words["error_permission"])
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{answer.chat_id}", 303)
-    return await _permission(request, state, answer)
+    return await _permission(request, services, answer)
 
 
 @router.get("/tools")
 @router.get("/chats/{chat_id}/tools")
-async def show_tools(request: Request, state: Shared, owner: Owner, chat: NamedChat) -> Response:
+async def show_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     """What new chats or one chat may use, and what that costs of each prompt."""
-    return await _show(request, state, owner, chat)
+    return await _show(request, services, owner, chat)
 
 
 @router.post("/tools")
 @router.post("/chats/{chat_id}/tools")
-async def choose_tools(request: Request, state: Shared, owner: Owner, chat: NamedChat) -> Response:
+async def choose_tools(request: Request, services: Services, owner: Owner, chat: NamedChat) -> Response:
     """Choose it; it counts from the next message."""
     fields = await read_form(request)
-    await state.toolbox.ready()
-    names = [tool.name for tool in state.toolbox.all() if f"tool-{tool.name}" in fields]
+    await services.toolbox.ready()
+    names = [tool.name for tool in services.toolbox.all() if f"tool-{tool.name}" in fields]
     if chat is None:
-        await state.store.set_defaults(owner, with_tools(await state.store.defaults(owner), names))
+        await services.shared.store.set_defaults(owner, with_tools(await services.shared.store.defaults(owner), names))
     else:
         settings = with_tools(chat.settings, names, ask_again="ask-again" in fields)
-        await state.store.set_settings(owner, chat.id, settings)
-        chat = await find_chat(state, owner, chat.id)
+        await services.shared.store.set_settings(owner, chat.id, settings)
+        chat = await find_chat(services, owner, chat.id)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}/tools" if chat is not None else "/tools", 303)
-    return await _show(request, state, owner, chat)
+    return await _show(request, services, owner, chat)
 
 
-async def _permission(request: Request, state: State, answer: StoredMessage) -> Response:
+async def _permission(request: Request, services: ChatServices, answer: StoredMessage) -> Response:
     generation_id = answer.generation_id or ""
-    asking = state.turns.asking(generation_id)
-    return await state.pages.respond(
+    asking = services.turns.asking(generation_id)
+    return await services.pages.respond(
         request, "_tool_permission.html", asking=asking, generation_id=generation_id, message_id=answer.id
     )
 
 
-async def _show(request: Request, state: State, owner: str, chat: Chat | None) -> Response:
-    await state.toolbox.ready()
-    settings = await settings_of(state, owner, chat)
-    chosen = state.toolbox.chosen(settings.tool_names)
-    engine, costs = state.engine.engine, None
+async def _show(request: Request, services: ChatServices, owner: str, chat: Chat | None) -> Response:
+    await services.toolbox.ready()
+    settings = await settings_of(services, owner, chat)
+    chosen = services.toolbox.chosen(settings.tool_names)
+    engine, costs = services.shared.engine.engine, None
     if engine is not None:
         thinking = chat.thinking if chat is not None else True
         day = chat.prompt_date if chat is not None else date.today()
         try:
-            costs = await asyncio.to_thread(_costs, engine, state.toolbox.all(), chosen, thinking, day)
+            costs = await asyncio.to_thread(_costs, engine, services.toolbox.all(), chosen, thinking, day)
         except ModelError:
             costs = None  # the engine is just going away, or its template knows no tools
-    return await state.pages.respond(
+    return await services.pages.respond(
         request,
         "_tools.html" if is_fragment(request) else "tools.html",
         chat=chat,
-        tools=state.toolbox.all(),
+        tools=services.toolbox.all(),
         chosen={tool.name for tool in chosen},
         allowed=allowed_in(chat),
         costs=costs,
-        failures=state.toolbox.failures(),
+        failures=services.toolbox.failures(),
     )
 
 

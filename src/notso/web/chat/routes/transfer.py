@@ -17,14 +17,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from notso.web.chat.export import JSON_HEAD, JSON_TAIL, chat_as_json, export_markdown, file_name
 from notso.web.chat.imports import ImportedChat, read_chats
+from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import title_of
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, Shared, find_chat, tab_of
+from notso.web.chat.views import Owner, find_chat, tab_of
 from notso.web.edge.access import guarded
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
-from notso.web.state import State
 from notso.web.store.protocol import Chat
 from notso.web.store.tree import shown_path
 from notso.web.values.errors import StorageDamagedError
@@ -40,12 +40,12 @@ STYLES = ("surfaces.css", "text.css", "messages.css")
 
 
 @router.get("/chats/{chat_id}/export/{kind}")
-async def export_chat(request: Request, state: Shared, owner: Owner, chat_id: str, kind: Kind) -> Response:
+async def export_chat(request: Request, services: Services, owner: Owner, chat_id: str, kind: Kind) -> Response:
     """One chat: Markdown or a still page of the shown branch, or JSON of all of it."""
-    chat = await find_chat(state, owner, chat_id)
+    chat = await find_chat(services, owner, chat_id)
     name = file_name(chat, kind)
-    async with state.exporting:
-        messages = await state.store.messages(owner, chat.id)
+    async with services.exporting:
+        messages = await services.shared.store.messages(owner, chat.id)
         if kind == "json":
             text = await asyncio.to_thread(chat_as_json, chat, messages)
             return _download(JSON_HEAD + text + JSON_TAIL, "application/json", name)
@@ -53,47 +53,47 @@ async def export_chat(request: Request, state: Shared, owner: Owner, chat_id: st
         if kind == "md":
             markdown = await asyncio.to_thread(export_markdown, chat, [shown.message for shown in path])
             return _download(markdown, "text/markdown; charset=utf-8", name)
-        path = await state.kept_html.path(path, questions=False)
+        path = await services.kept_html.path(path, questions=False)
         css = await asyncio.to_thread(_css)
-        page = await state.pages.respond(request, "export.html", chat=chat, path=path, css=css)
+        page = await services.pages.respond(request, "export.html", chat=chat, path=path, css=css)
         return _download(bytes(page.body), "text/html; charset=utf-8", name)
 
 
 @router.get("/export")
-async def export_all(state: Shared, owner: Owner) -> Response:
+async def export_all(services: Services, owner: Owner) -> Response:
     """Every chat, as JSON; of a damaged database those that can be read, and the file's name says if not all can."""
-    chats, name = await state.store.chats(owner), "notso-chats.json"
-    if state.store.read_only:
-        readable = [chat for chat in chats if await _can_be_read(state, owner, chat)]
+    chats, name = await services.shared.store.chats(owner), "notso-chats.json"
+    if services.shared.store.read_only:
+        readable = [chat for chat in chats if await _can_be_read(services, owner, chat)]
         chats, name = readable, name if len(readable) == len(chats) else "notso-chats-not-all.json"
-    return _download(_as_json(state, owner, chats), "application/json", name)
+    return _download(_as_json(services, owner, chats), "application/json", name)
 
 
 @router.get("/backup")
-async def backup(state: Shared) -> Response:
+async def backup(services: Services) -> Response:
     """All there is, as a file that can stand in the database's place. One at a time: each is as large again.
 
     Who takes nothing of the one that is being sent gives way to who asks for the next.
     """
-    if state.backing_up.locked():
-        reader = state.backup_reader
+    if services.backing_up.locked():
+        reader = services.backup_reader
         if reader is None or reader.unread_since is None or time.monotonic() - reader.unread_since < GIVE_WAY_SECONDS:
             raise Problem(429, words["error_backing_up"], retry_after_seconds=10)
         reader.drop()
-    await state.backing_up.acquire()
-    copy = state.settings.directory / f"backup-{new_id()}.db"
+    await services.backing_up.acquire()
+    copy = services.shared.settings.directory / f"backup-{new_id()}.db"
     try:
-        await state.store.backup(copy)
+        await services.shared.store.backup(copy)
     except BaseException:
         copy.unlink(missing_ok=True)
-        state.backing_up.release()
+        services.backing_up.release()
         raise
     name = f"notso-backup-{date.today().isoformat()}.db"
-    return _PassingFile(state, copy, media_type="application/vnd.sqlite3", filename=name)
+    return _PassingFile(services, copy, media_type="application/vnd.sqlite3", filename=name)
 
 
 @router.post("/import")
-async def import_chats(request: Request, state: Shared, owner: Owner) -> Response:
+async def import_chats(request: Request, services: Services, owner: Owner) -> Response:
     """Chats from a file: our own export, or a list of messages. What is there already is never touched."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in ("application/json", FORM_TYPE):
@@ -103,11 +103,11 @@ async def import_chats(request: Request, state: Shared, owner: Owner) -> Respons
     def read() -> list[ImportedChat]:
         return read_chats(parse_form(body).get("json", "").encode() if kind == FORM_TYPE else body, title_of)
 
-    async with state.importing.turn():  # until it is stored: what is read of a file takes several times its bytes
-        chats = await state.importing.work(read)
+    async with services.importing.turn():  # until it is stored: what is read of a file takes several times its bytes
+        chats = await services.importing.work(read)
         for chat, messages in chats:
-            await state.store.add_chat(owner, chat, messages)
-            state.feed.announce(owner, chat.id, tab_of(request), turns=False)
+            await services.shared.store.add_chat(owner, chat, messages)
+            services.feed.announce(owner, chat.id, tab_of(request), turns=False)
     address = f"/chats/{chats[0][0].id}"
     if is_fragment(request):
         return Response(status_code=204, headers={"HX-Redirect": address})
@@ -121,12 +121,12 @@ class _ReaderGoneError(Exception):
 class _PassingFile(FileResponse):
     """The one backup on its way: it is gone once it was sent, or its reader was; then there may be another."""
 
-    def __init__(self, state: State, path: Path, **options: Any) -> None:
+    def __init__(self, services: ChatServices, path: Path, **options: Any) -> None:
         super().__init__(path, **options)
-        self._state = state
+        self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reader = self._state.backup_reader = connection_of(scope)
+        reader = self._services.backup_reader = connection_of(scope)
 
         async def send_while_read(message: Message) -> None:
             if reader is not None and reader.gone:
@@ -137,17 +137,17 @@ class _PassingFile(FileResponse):
             with contextlib.suppress(_ReaderGoneError):
                 await super().__call__(scope, receive, send_while_read)
         finally:
-            self._state.backup_reader = None
-            self._state.backing_up.release()
+            self._services.backup_reader = None
+            self._services.backing_up.release()
             await asyncio.to_thread(Path(self.path).unlink, missing_ok=True)
 
 
-async def _as_json(state: State, owner: str, chats: Iterable[Chat]) -> AsyncIterator[bytes]:
+async def _as_json(services: ChatServices, owner: str, chats: Iterable[Chat]) -> AsyncIterator[bytes]:
     """Each chat is read when those before it were taken, and no two are made at once, whoever asks for them."""
     yield JSON_HEAD
     for number, chat in enumerate(chats):
-        async with state.exporting:
-            messages = await state.store.messages(owner, chat.id)
+        async with services.exporting:
+            messages = await services.shared.store.messages(owner, chat.id)
             piece = await asyncio.to_thread(chat_as_json, chat, messages)
             del messages
         yield b"\n" if number == 0 else b",\n"
@@ -155,9 +155,9 @@ async def _as_json(state: State, owner: str, chats: Iterable[Chat]) -> AsyncIter
     yield JSON_TAIL
 
 
-async def _can_be_read(state: State, owner: str, chat: Chat) -> bool:
+async def _can_be_read(services: ChatServices, owner: str, chat: Chat) -> bool:
     try:
-        await state.store.messages(owner, chat.id)
+        await services.shared.store.messages(owner, chat.id)
     except StorageDamagedError:
         return False
     return True

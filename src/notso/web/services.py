@@ -1,0 +1,23 @@
+"""What pages and APIs have in common: where things are kept, what answers, and how long this server goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from notso.web.edge.work_line import WorkLine
+from notso.web.engine.host import EngineHost
+from notso.web.store.protocol import ChatStore
+from notso.web.values.settings import Settings
+
+
+@dataclass(slots=True)
+class Shared:
+    """Made once per application. `stopping` is set when the server was told to end: it answers, but admits nothing new.
+    `large_work` is what large bodies and prompts wait in.
+    """
+
+    settings: Settings
+    store: ChatStore
+    engine: EngineHost
+    large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))
+    stopping: bool = False
