@@ -11,7 +11,7 @@
 //   3 bits  a table of 8: the two lower bits first, four groups to a byte (group 4i+j in bits 2j of row i), then the
 //           upper bit, eight groups to a byte (group 8i+j in bit j of row i)
 //
-// Everything but f16 is rotated before it is rounded (kernels/head_vectors.h). A scale is never negative.
+// Everything but f16 is rotated before it is rounded (kernels/portable/head_vectors.h). A scale is never negative.
 #pragma once
 
 #include <cstdint>

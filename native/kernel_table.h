@@ -128,7 +128,7 @@ struct KernelTable {
   // Rounds to half, to nearest even.
   void (*to_half)(const float* x, int64_t n, half* out);
   void (*attention)(const AttentionTask&);
-  // Rotates one head (kernels/head_vectors.h) and rounds it for the cache: with 8 bits top = max|x|, scale =
+  // Rotates one head (kernels/portable/head_vectors.h) and rounds it for the cache: with 8 bits top = max|x|, scale =
   // half(top / 127), levels = 128 + round_to_even(x * (1 / scale)); with less the numbers of the nearest levels.
   void (*round_head)(const float* x, int64_t dim, int bits, uint8_t* levels, half* scale);
   void (*attention_bytes)(const ByteAttentionTask&);

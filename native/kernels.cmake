@@ -8,6 +8,9 @@ option(QTENSOR_GENERIC_ONLY "leave the kernels of particular processors out" OFF
 set(EXACT ${QTENSOR_OPTIMISE} -ffp-contract=off -fno-fast-math -Wall -Wextra -Wno-missing-field-initializers
           -Wno-uninitialized -Wno-maybe-uninitialized)  # gcc 12 warns inside its own intrinsics headers
 
+# Everything is included by its path from here.
+include_directories(${CMAKE_CURRENT_LIST_DIR})
+
 add_library(kernels_generic OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/generic/table.cpp)
 target_compile_options(kernels_generic PRIVATE ${EXACT})
 set(KERNELS $<TARGET_OBJECTS:kernels_generic>)
@@ -36,6 +39,7 @@ endif()
 
 # What runs the kernels and knows nothing of Python.
 set(RUNTIME)
-foreach(name ops attention_ops ceilings dequantise rope_table dispatch cpu_features bus_error threads)
+foreach(name ops/attention ops/dequantise ops/matmul ops/rope_table ops/rows runtime/bus_error runtime/cpu_features
+             runtime/dispatch runtime/roofline runtime/threads)
   list(APPEND RUNTIME ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()

@@ -12,17 +12,17 @@
 #include <algorithm>
 #include <cstring>
 
-#include "../../native/blocks.h"
-#include "../../native/kernel_table.h"
+#include "blocks.h"
+#include "kernel_table.h"
 
 namespace qtensor {
 namespace {
 
 constexpr bool kTouchFarther = false;
 // clang-format off: each of these builds on the ones before it
-#include "../../native/kernels/amx/tiles.h"
-#include "../../native/kernels/avx512/columns.h"
-#include "../../native/kernels/x86_rows.h"
+#include "kernels/amx/tiles.h"
+#include "kernels/avx512/columns.h"
+#include "kernels/x86/rows.h"
 // clang-format on
 
 constexpr int64_t kTile = 16 * 32;  // values: 16 rows of 32, or 16 pairs of 16 columns

@@ -8,10 +8,14 @@
 #include <thread>
 #include <vector>
 
-#include "cpu_features.h"
-#include "dispatch.h"
 #include "guarded.h"
-#include "ops.h"
+#include "ops/attention.h"
+#include "ops/dequantise.h"
+#include "ops/matmul.h"
+#include "ops/rope_table.h"
+#include "ops/rows.h"
+#include "runtime/cpu_features.h"
+#include "runtime/dispatch.h"
 #if defined(QTENSOR_EMULATED_TILES)
 #include "bfloat16_panels.h"
 #include "tile_counts.h"

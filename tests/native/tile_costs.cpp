@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "bfloat16_panels.h"
-#include "cpu_features.h"
 #include "guarded.h"
 #include "kernel_table.h"
+#include "runtime/cpu_features.h"
 #include "tile_counts.h"
 
 namespace qtensor {

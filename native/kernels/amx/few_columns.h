@@ -3,7 +3,7 @@
 //
 // The sixteen rows of a tile come from sixteen equal parts of a panel, a row of each, then the next row of each. So
 // memory is read in sixteen places at a time, each in order, and asked for shortly before its turn, into the first
-// cache: see reads_quarters in x86_rows.h.
+// cache: see reads_quarters in kernels/x86/rows.h.
 //
 // Between the tile instructions of a pair of column tiles lie sixteen gaps, four for each 64 values (a part). They hold
 // a row each of the float step before, the values of the next block by four rows of a part, and now and then the

@@ -1,7 +1,7 @@
 // Kernels for AVX-512 with VNNI and VBMI, and AMX: tiles for many columns, the AVX-512 kernels for few.
 #include <immintrin.h>
 
-#include "../../kernel_table.h"
+#include "kernel_table.h"
 
 namespace qtensor {
 namespace {
@@ -9,16 +9,16 @@ namespace {
 constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 4;
 constexpr bool kTouchFarther = false;
 // clang-format off: each of these builds on the ones before it
-#include "../avx512/vec16.h"
-#include "../fetch_ahead.h"
-#include "../float_kernels.h"
-#include "../x86_rows.h"
-#include "../avx512/four_headers.h"
-#include "../avx512/integer_kernels.h"
-#include "../avx512/four_rows.h"
-#include "../x86_matmul.h"
+#include "kernels/avx512/vec16.h"
+#include "kernels/portable/fetch_ahead.h"
+#include "kernels/portable/float_kernels.h"
+#include "kernels/x86/rows.h"
+#include "kernels/avx512/four_headers.h"
+#include "kernels/avx512/integer_kernels.h"
+#include "kernels/avx512/four_rows.h"
+#include "kernels/x86/matmul.h"
 #include "tiles.h"
-#include "../avx512/columns.h"
+#include "kernels/avx512/columns.h"
 #include "row_planes.h"
 #include "tile_step.h"
 #include "few_columns.h"
@@ -26,13 +26,13 @@ constexpr bool kTouchFarther = false;
 #include "left_columns.h"
 #include "many_columns.h"
 #include "tile_matmul.h"
-#include "../level_tables.h"
-#include "../avx512/byte_dots.h"
-#include "../x86_byte_dots.h"
-#include "../head_vectors.h"
-#include "../byte_attention.h"
+#include "kernels/portable/level_tables.h"
+#include "kernels/avx512/byte_words.h"
+#include "kernels/portable/word_dots.h"
+#include "kernels/portable/head_vectors.h"
+#include "kernels/portable/byte_attention.h"
 #include "tile_attention.h"
-#include "../read_lines.h"
+#include "kernels/portable/read_lines.h"
 #include "byte_peak.h"
 // clang-format on
 
@@ -46,11 +46,11 @@ const KernelTable kAmxKernels = {
 #ifndef QTENSOR_TABLE_NAME  // the emulation of tests/native has another
 #define QTENSOR_TABLE_NAME "amx"
 #endif
-#include "../table_entries.h"
+#include "kernels/portable/table_entries.h"
     .attention_tile_rows = 32,
     .tile_columns = 4,
     .tile_rows = 16 * kPanelTiles,
-#include "../tile_entries.h"
+#include "kernels/portable/tile_entries.h"
 };
 
 }  // namespace qtensor

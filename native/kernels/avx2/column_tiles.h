@@ -1,5 +1,5 @@
-// Eight columns in the lanes of one ymm register: see x86_column_tiles.h. Products of two neighbours are summed in 16
-// bits for as many steps as surely fit, then meet their scale in vpmaddwd.
+// Eight columns in the lanes of one ymm register: see kernels/portable/column_tiles.h. Products of two neighbours are
+// summed in 16 bits for as many steps as surely fit, then meet their scale in vpmaddwd.
 
 struct Columns256 {
   using Packed = PackedColumns;

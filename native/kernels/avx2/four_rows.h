@@ -1,5 +1,5 @@
 // Four rows of K-quants and one or two columns with AVX2. The headers of two rows are taken apart together, one row in
-// each 128-bit lane. See x86_matmul.h for the loops.
+// each 128-bit lane. See kernels/x86/matmul.h for the loops.
 
 // The six-bit scales and mins of two rows, from the first sixteen bytes of their blocks: see unpack_scales.
 struct TwoHeaders {

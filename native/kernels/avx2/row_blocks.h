@@ -1,4 +1,4 @@
-// Four rows of one 256-block, unpacked for broadcasting to columns: see x86_column_tiles.h.
+// Four rows of one 256-block, unpacked for broadcasting to columns: see kernels/portable/column_tiles.h.
 
 constexpr int kTileRows = 4;
 struct alignas(64) RowBlocks {

@@ -1,7 +1,7 @@
 // Kernels for AVX2 with FMA and F16C.
 #include <immintrin.h>
 
-#include "../../kernel_table.h"
+#include "kernel_table.h"
 
 namespace qtensor {
 namespace {
@@ -10,21 +10,21 @@ constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2, kColumnGroup = 
 constexpr bool kTouchFarther = true;
 // clang-format off: each of these builds on the ones before it
 #include "vec16.h"
-#include "../fetch_ahead.h"
-#include "../float_kernels.h"
-#include "../x86_rows.h"
+#include "kernels/portable/fetch_ahead.h"
+#include "kernels/portable/float_kernels.h"
+#include "kernels/x86/rows.h"
 #include "integer_kernels.h"
 #include "four_rows.h"
-#include "../x86_matmul.h"
+#include "kernels/x86/matmul.h"
 #include "row_blocks.h"
-#include "../x86_column_tiles.h"
+#include "kernels/portable/column_tiles.h"
 #include "column_tiles.h"
-#include "../level_tables.h"
-#include "byte_dots.h"
-#include "../x86_byte_dots.h"
-#include "../head_vectors.h"
-#include "../byte_attention.h"
-#include "../read_lines.h"
+#include "kernels/portable/level_tables.h"
+#include "byte_words.h"
+#include "kernels/portable/word_dots.h"
+#include "kernels/portable/head_vectors.h"
+#include "kernels/portable/byte_attention.h"
+#include "kernels/portable/read_lines.h"
 #include "byte_peak.h"
 // clang-format on
 
@@ -37,10 +37,10 @@ void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
 const KernelTable kAvx2Kernels = {
 #define QTENSOR_TABLE_NAME "avx2"
-#include "../table_entries.h"
+#include "kernels/portable/table_entries.h"
     .tile_columns = 6,
     .tile_rows = 64,
-#include "../tile_entries.h"
+#include "kernels/portable/tile_entries.h"
 };
 
 }  // namespace qtensor

@@ -1,4 +1,4 @@
-// Sixteen columns in the lanes of one zmm register, or eight in a ymm register: see x86_column_tiles.h.
+// Sixteen columns in the lanes of one zmm register, or eight in a ymm register: see kernels/portable/column_tiles.h.
 //
 // Sums are multiplied by their scale in one vpdpwssd, which takes words. The sum of a whole sub-block or group fits a
 // word unless its activations are all large: their magnitudes tell, and are taken together when columns are packed.

@@ -1,4 +1,4 @@
-// Four rows of K-quants and one to four columns with VNNI. See x86_matmul.h for the loops.
+// Four rows of K-quants and one to four columns with VNNI. See kernels/x86/matmul.h for the loops.
 
 // Which word of a row's scales belongs to each four products of 64 weights, as pack orders them.
 template <class Quant, bool SPLIT>

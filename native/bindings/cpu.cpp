@@ -9,11 +9,17 @@
 #include <optional>
 #include <stdexcept>
 
-#include "bus_error.h"
-#include "ceilings.h"
-#include "cpu_features.h"
-#include "dispatch.h"
-#include "ops.h"
+#include "ops/attention.h"
+#include "ops/dequantise.h"
+#include "ops/matmul.h"
+#include "ops/program.h"
+#include "ops/rope_table.h"
+#include "ops/rows.h"
+#include "runtime/bus_error.h"
+#include "runtime/cpu_features.h"
+#include "runtime/dispatch.h"
+#include "runtime/roofline.h"
+#include "runtime/threads.h"
 
 namespace nb = nanobind;
 using namespace qtensor;

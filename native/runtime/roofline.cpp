@@ -1,10 +1,10 @@
-#include "ceilings.h"
+#include "runtime/roofline.h"
 
 #include <algorithm>
 #include <atomic>
 
-#include "dispatch.h"
 #include "kernel_table.h"
+#include "runtime/dispatch.h"
 
 namespace qtensor {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "threads.h"
+#include "runtime/threads.h"
 
 namespace qtensor {
 

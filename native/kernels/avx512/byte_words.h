@@ -1,5 +1,5 @@
-// What x86_byte_dots.h builds on, for AVX-512 with VNNI. Scores are sums of four byte products at once, and so are
-// values: a weight of 15 bits is two bytes without a sign, and levels take the operand that has one.
+// What kernels/portable/word_dots.h builds on, for AVX-512 with VNNI. Scores are sums of four byte products at once,
+// and so are values: a weight of 15 bits is two bytes without a sign, and levels take the operand that has one.
 
 using QueryLane = int8_t;
 using Words = __m512i;

@@ -1,4 +1,4 @@
-#include "bus_error.h"
+#include "runtime/bus_error.h"
 
 #include <unistd.h>
 

@@ -1,12 +1,10 @@
-#include "ops.h"
+#include "ops/matmul.h"
 
 #include <algorithm>
-#include <cstring>
-#include <stdexcept>
-#include <string>
 
-#include "dispatch.h"
-#include "work_sharing.h"
+#include "kernel_table.h"
+#include "runtime/dispatch.h"
+#include "runtime/work_sharing.h"
 
 namespace qtensor {
 namespace {
@@ -85,66 +83,6 @@ std::vector<Piece> plan_pieces(const Matmul& op, int threads, int64_t tile_rows)
 inline int64_t pages_apart(int64_t bytes) { return (bytes + 4095) / 4096 * 4096 + 4096; }
 
 constexpr int64_t kPastCacheColumns = 128;  // results of so many columns would only push operands out of the caches
-
-void check_ids(const int32_t* ids, int64_t count, int64_t limit, const char* what) {
-  for (int64_t i = 0; i < count; i++)
-    if (ids[i] < 0 || ids[i] >= limit)
-      refuse(std::string(what) + " " + std::to_string(ids[i]) + " is outside 0.." + std::to_string(limit - 1));
-}
-
-}  // namespace
-
-int64_t bytes_per_row(Format format, int64_t k) {
-  switch (format) {
-    case Format::F32:
-      return 4 * k;
-    case Format::F16:
-    case Format::BF16:
-      return 2 * k;
-    case Format::Q4_0:
-      return k / 32 * int64_t(sizeof(BlockQ4_0));
-    case Format::Q4_1:
-      return k / 32 * int64_t(sizeof(BlockQ4_1));
-    case Format::Q8_0:
-      return k / 32 * int64_t(sizeof(BlockQ8_0));
-    case Format::Q4_K:
-      return k / 256 * int64_t(sizeof(BlockQ4_K));
-    case Format::Q5_K:
-      return k / 256 * int64_t(sizeof(BlockQ5_K));
-    case Format::Q6_K:
-      return k / 256 * int64_t(sizeof(BlockQ6_K));
-  }
-  refuse("this block format is not supported");
-}
-
-Step embed_rows(Weight table, const int32_t* ids, int64_t rows, float* out) {
-  const int64_t row_bytes = bytes_per_row(table.format, table.k);
-  return [=](ThreadPool& pool) {
-    check_ids(ids, rows, table.rows, "row");
-    parallel_pieces(pool, rows, 16, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++)
-        dequantise_row(table.format, table.data + ids[i] * row_bytes, table.k, out + i * table.k);
-    });
-  };
-}
-
-Step gather_rows(const float* x, int64_t x_rows, int64_t width, const int32_t* ids, int64_t rows, float* out) {
-  return [=](ThreadPool&) {
-    check_ids(ids, rows, x_rows, "row");
-    for (int64_t i = 0; i < rows; i++) std::memcpy(out + i * width, x + ids[i] * width, size_t(width) * sizeof(float));
-  };
-}
-
-Step rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width, float* out) {
-  return [=](ThreadPool& pool) {
-    const auto kernel = kernels().rms_norm;
-    parallel_pieces(pool, rows, std::max<int64_t>(1, kSmall / width), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++) kernel(x + i * width, weight, eps, width, out + i * width);
-    });
-  };
-}
-
-namespace {
 
 // Everything one matmul step knows while it runs.
 struct MatmulRun {
@@ -263,51 +201,6 @@ Step matmul(Matmul op) {
     int64_t weights = 0;
     for (const auto& product : op.products) weights += product.weight.rows * k;
     run_tasks(pool, int64_t(plan.size()), weights * columns, task);
-  };
-}
-
-Step rope(float* x, int64_t rows, int64_t heads, int64_t dim, const int32_t* positions, const float* cosine,
-          const float* sine, int64_t table_rows, bool adjacent) {
-  return [=](ThreadPool& pool) {
-    check_ids(positions, rows, table_rows, "position");
-    const auto kernel = adjacent ? kernels().rope_adjacent : kernels().rope_halves;
-    parallel_pieces(pool, rows, std::max<int64_t>(1, kSmall / (heads * dim)), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; i++)
-        for (int64_t h = 0; h < heads; h++)
-          kernel(x + (i * heads + h) * dim, cosine + positions[i] * (dim / 2), sine + positions[i] * (dim / 2), dim);
-    });
-  };
-}
-
-Step silu_mul(const float* gate, const float* up, int64_t n, float* out) {
-  return [=](ThreadPool& pool) {
-    const auto kernel = kernels().silu_mul;
-    parallel_pieces(pool, n, kSmall, [&](int64_t a, int64_t b) { kernel(gate + a, up + a, b - a, out + a); });
-  };
-}
-
-Step add(const float* a, const float* b, int64_t n, float* out) {
-  return [=](ThreadPool& pool) {
-    const auto kernel = kernels().add;
-    parallel_pieces(pool, n, kSmall,
-                    [&](int64_t from, int64_t to) { kernel(a + from, b + from, to - from, out + from); });
-  };
-}
-
-Step softmax(float* x, int64_t rows, int64_t width) {
-  return [=](ThreadPool& pool) {
-    const auto kernel = kernels().softmax;
-    auto task = [&](int64_t row, int) { kernel(x + row * width, width); };
-    pool.run(rows, task);
-  };
-}
-
-Step argmax(const float* x, int64_t rows, int64_t width, int32_t* out) {
-  return [=](ThreadPool&) {
-    for (int64_t row = 0; row < rows; row++) {
-      const float* values = x + row * width;
-      out[row] = int32_t(std::max_element(values, values + width) - values);
-    }
   };
 }
 

@@ -1,8 +1,10 @@
 // Rows of quantised weights back to floats, for embeddings. One plain implementation for every machine: a step reads a
 // handful of rows, so speed does not matter here.
+#include "ops/dequantise.h"
+
 #include <cstring>
 
-#include "ops.h"
+#include "runtime/work_sharing.h"
 
 namespace qtensor {
 namespace {
@@ -44,6 +46,29 @@ void with_mins(const uint8_t* row, int64_t k, float* out, Value value) {
 int nibble(const uint8_t* qs, int j, int l) { return (j % 2 ? qs[32 * (j / 2) + l] >> 4 : qs[32 * (j / 2) + l] & 15); }
 
 }  // namespace
+
+int64_t bytes_per_row(Format format, int64_t k) {
+  switch (format) {
+    case Format::F32:
+      return 4 * k;
+    case Format::F16:
+    case Format::BF16:
+      return 2 * k;
+    case Format::Q4_0:
+      return k / 32 * int64_t(sizeof(BlockQ4_0));
+    case Format::Q4_1:
+      return k / 32 * int64_t(sizeof(BlockQ4_1));
+    case Format::Q8_0:
+      return k / 32 * int64_t(sizeof(BlockQ8_0));
+    case Format::Q4_K:
+      return k / 256 * int64_t(sizeof(BlockQ4_K));
+    case Format::Q5_K:
+      return k / 256 * int64_t(sizeof(BlockQ5_K));
+    case Format::Q6_K:
+      return k / 256 * int64_t(sizeof(BlockQ6_K));
+  }
+  refuse("this block format is not supported");
+}
 
 void dequantise_row(Format format, const uint8_t* row, int64_t k, float* out) {
   switch (format) {

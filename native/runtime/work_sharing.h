@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "threads.h"
+#include "runtime/threads.h"
 
 namespace qtensor {
 

@@ -1,6 +1,6 @@
-// What x86_byte_dots.h builds on, for AVX2. Bytes of a group of four are taken as two pairs of words, 0 with 2 and 1
-// with 3, which is a mask and a shift; whatever is multiplied with them lies in that order. Byte products proper
-// (maddubs) would saturate.
+// What kernels/portable/word_dots.h builds on, for AVX2. Bytes of a group of four are taken as two pairs of words, 0
+// with 2 and 1 with 3, which is a mask and a shift; whatever is multiplied with them lies in that order. Byte products
+// proper (maddubs) would saturate.
 
 using QueryLane = int16_t;
 using Words = __m256i;

@@ -1,11 +1,13 @@
-// The two steps that touch the cache: storing new keys and values, and attention over what is stored.
+#include "ops/attention.h"
+
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <vector>
 
-#include "dispatch.h"
-#include "ops.h"
-#include "work_sharing.h"
+#include "kernel_table.h"
+#include "runtime/dispatch.h"
+#include "runtime/work_sharing.h"
 
 namespace qtensor {
 namespace {

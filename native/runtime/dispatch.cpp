@@ -1,9 +1,9 @@
-#include "dispatch.h"
+#include "runtime/dispatch.h"
 
 #include <atomic>
 #include <stdexcept>
 
-#include "cpu_features.h"
+#include "runtime/cpu_features.h"
 
 namespace qtensor {
 #if defined(QTENSOR_EMULATED_TILES)

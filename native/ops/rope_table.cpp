@@ -1,9 +1,9 @@
 // Cosines and sines for rotary positions, in double precision with our own reduction and polynomials, so that the table
 // does not depend on a machine's mathematics library. Compiled without contraction to fused multiply-add.
+#include "ops/rope_table.h"
+
 #include <stdexcept>
 #include <string>
-
-#include "ops.h"
 
 namespace qtensor {
 namespace {
