@@ -64,7 +64,7 @@ struct AttentionTask {
   float scale;
   float* scratch;  // attention_scratch_floats(queries, dim)
 };
-inline constexpr int64_t attention_scratch_floats(int64_t queries, int64_t dim) {
+static constexpr int64_t attention_scratch_floats(int64_t queries, int64_t dim) {
   return queries * (dim + kTilePositions + 2) + 64;
 }
 

@@ -4,12 +4,11 @@
 
 #include <cstring>
 
+#include "kernels/generic/vec16.h"
 #include "runtime/work_sharing.h"
 
 namespace qtensor {
 namespace {
-
-#include "kernels/generic/vec16.h"
 
 template <class Block, class Write>
 void each_block(const uint8_t* row, int64_t count, Write write) {

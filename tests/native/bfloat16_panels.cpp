@@ -13,17 +13,12 @@
 #include <cstring>
 
 #include "blocks.h"
-#include "kernel_table.h"
-
-namespace qtensor {
-namespace {
-
-constexpr bool kTouchFarther = false;
-// clang-format off: each of these builds on the ones before it
 #include "kernels/amx/tiles.h"
 #include "kernels/avx512/columns.h"
 #include "kernels/x86/rows.h"
-// clang-format on
+
+namespace qtensor {
+namespace {
 
 constexpr int64_t kTile = 16 * 32;  // values: 16 rows of 32, or 16 pairs of 16 columns
 

@@ -10,6 +10,22 @@
 // headers of the block after that. With one pair a part is unpacked to where the tiles read it one part earlier, the
 // last part of the block at hand beside its own first part: so there is one set of planes, and more of L1 is left for
 // the activations. With two pairs every part is read twice, and there are two sets. Rows come in sixteens.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/amx/row_planes.h"
+#include "kernels/amx/tile_step.h"
+#include "kernels/amx/tiles.h"
+#include "kernels/avx512/columns.h"
+#include "kernels/portable/always_inline.h"
+
+namespace qtensor {
+namespace {
+
 constexpr int64_t kBlocksAhead = 3;
 constexpr int kFewTiles = 4, kFewColumns = 16 * kFewTiles, kFewPartRows = 8;
 constexpr int64_t kFewRowsApart = 16 * kFewPartRows,
@@ -176,3 +192,6 @@ void few_columns(const TileTask& t) {
   }
   _tile_release();
 }
+
+}  // namespace
+}  // namespace qtensor

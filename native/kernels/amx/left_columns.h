@@ -7,6 +7,22 @@
 // step lie sixteen gaps, four for each 64 values (a part). They hold the floats of the step before by columns, and the
 // values of the next block by units, each unpacked to where the tiles have read for the last time: so there is one set
 // of planes, and more of L1 is left for the activations. Rows come in sixteens.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/amx/few_columns.h"
+#include "kernels/amx/right_planes.h"
+#include "kernels/amx/tiles.h"
+#include "kernels/avx512/columns.h"
+#include "kernels/portable/always_inline.h"
+
+namespace qtensor {
+namespace {
+
 constexpr int kLeftTiles = 8, kLeftColumns = 16 * kLeftTiles, kLeftPartRows = 8;
 
 struct LeftScratch {
@@ -214,3 +230,6 @@ void left_columns(const TileTask& t) {
   }
   _tile_release();
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -5,6 +5,21 @@
 //
 // A panel of eight row tiles goes through the blocks together, so that the activations of a block come from the third
 // cache once for all of them; two of the eight are unpacked at a time, since two stay in L1.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/amx/row_planes.h"
+#include "kernels/amx/tile_step.h"
+#include "kernels/amx/tiles.h"
+#include "kernels/avx512/columns.h"
+
+namespace qtensor {
+namespace {
+
 constexpr int kPanelTiles = 8, kGroupTiles = 2;
 
 struct RowTile : RowPlanes, RowHeaders {};
@@ -173,3 +188,6 @@ void many_columns(const TileTask& t) {
   if (t.past_cache) _mm_sfence();
   _tile_release();
 }
+
+}  // namespace
+}  // namespace qtensor

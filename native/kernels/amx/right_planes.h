@@ -6,6 +6,21 @@
 // The right operand is [k / 4][16 rows][4 bytes]: dwords of sixteen rows of weights, turned. What belongs to a row is
 // then a lane, be it scales, mins or sums: nothing is spread over a row's values, and nothing is added across lanes.
 // The planes are those of row_planes.h; so are the integers.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/amx/row_planes.h"
+#include "kernels/avx512/columns.h"
+#include "kernels/avx512/four_headers.h"
+#include "kernels/portable/always_inline.h"
+
+namespace qtensor {
+namespace {
 
 // Activations of one column tile of one block. Values begin at a page each, for the reason given in row_planes.h.
 struct LeftValues {
@@ -196,3 +211,6 @@ struct RightMins {
     }
   }
 };
+
+}  // namespace
+}  // namespace qtensor

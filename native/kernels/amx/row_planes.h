@@ -9,6 +9,22 @@
 // (a multiple of 64 up to 64 * 64, and 0..63). A min is given as 128 + m, whose bfloat16 is 0x4300 + m, without any
 // arithmetic; what is too much, 128 times the sum of all, is a ninth pair of products, with -128. Everything stays
 // below 2^24, so float32 holds it exactly in any order.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/avx512/columns.h"
+#include "kernels/avx512/four_headers.h"
+#include "kernels/avx512/integer_kernels.h"
+#include "kernels/portable/always_inline.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // Activations of one column tile of one block. The values of all lie together, a page each, and behind them the rest of
 // all: a load that has the same place in its page as a store shortly before waits for it, and so, with one set of
@@ -204,3 +220,6 @@ QTENSOR_INLINE void for_four(Call call) {
   call(Number<2>());
   call(Number<3>());
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -5,6 +5,21 @@
 // Between the products each query's floats take the steps of TileSteps in the same order, but what is one number per
 // query is computed for sixteen of them in one register. A block of four tiles of sums is worked on while the products
 // of the next one run.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/amx/tiles.h"
+#include "kernels/portable/byte_attention.h"
+#include "kernels/portable/fetch_ahead.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 constexpr int64_t kTileQueries = 16;
 constexpr int64_t kLeastTileQueries = kTileQueries;  // with fewer, tiles that are mostly empty gain little
@@ -301,3 +316,6 @@ void attention_bytes(const ByteAttentionTask& t) {
   attend_bytes(t, read_tile_by_tiles);
   _tile_release();
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,16 @@
 // Products of K-quant weights and 8-bit activations in tiles: the entries of the kernel table.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/amx/few_columns.h"
+#include "kernels/amx/left_columns.h"
+#include "kernels/amx/many_columns.h"
+#include "kernels/avx512/integer_kernels.h"
+
+namespace qtensor {
+namespace {
 
 // The formats with mins.
 template <class Planes, class Right>
@@ -32,3 +44,6 @@ void matmul_tiles_q6_k(const TileTask& t) {
   else
     many_columns<SignedPlanes>(t);
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,14 @@
 // One step of tiles: 16 rows with one or two column tiles over one 256-block, and the floats that are due after it.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/amx/row_planes.h"
+
+namespace qtensor {
+namespace {
 
 // The tiles of one step, as they were stored: [column tile][row][column].
 struct alignas(64) StepSums {
@@ -68,3 +78,6 @@ inline
     _tile_stored(0, sums.mins[0], 64);
   }
 }
+
+}  // namespace
+}  // namespace qtensor

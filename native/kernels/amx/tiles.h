@@ -1,4 +1,12 @@
 // The eight tiles: their shapes, and what must be said to a compiler that does not know what tile instructions read.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace qtensor {
+namespace {
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -27,3 +35,6 @@ inline void configure_tiles(int depth = 64, int rows = 16) {
 
 // What was written before is in memory for the tile loads that follow: to gcc 12 those read nothing.
 inline void before_tile_loads() { __asm__ volatile("" ::: "memory"); }
+
+}  // namespace
+}  // namespace qtensor

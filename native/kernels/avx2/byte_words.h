@@ -1,6 +1,18 @@
 // What kernels/portable/word_dots.h builds on, for AVX2. Bytes of a group of four are taken as two pairs of words, 0
 // with 2 and 1 with 3, which is a mask and a shift; whatever is multiplied with them lies in that order. Byte products
 // proper (maddubs) would saturate.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/portable/always_inline.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 using QueryLane = int16_t;
 using Words = __m256i;
@@ -92,3 +104,6 @@ struct DotSums {
   }
   QTENSOR_INLINE Words total(int i, int v) const { return sum[i][v]; }
 };
+
+}  // namespace
+}  // namespace qtensor

@@ -1,5 +1,19 @@
 // Eight columns in the lanes of one ymm register: see kernels/portable/column_tiles.h. Products of two neighbours are
 // summed in 16 bits for as many steps as surely fit, then meet their scale in vpmaddwd.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "integer_kernels.h"
+#include "kernel_table.h"
+#include "kernels/portable/always_inline.h"
+#include "kernels/portable/column_tiles.h"
+#include "row_blocks.h"
+
+namespace qtensor {
+namespace {
 
 struct Columns256 {
   using Packed = PackedColumns;
@@ -113,3 +127,6 @@ int64_t packed_bytes(int64_t blocks, int64_t columns) {
 void matmul_tiles_q4_k(const TileTask& t) { matmul_columns<Columns256, RowsWithMins<Q4_K256, 15>>(t); }
 void matmul_tiles_q5_k(const TileTask& t) { matmul_columns<Columns256, RowsWithMins<Q5_K256, 31>>(t); }
 void matmul_tiles_q6_k(const TileTask& t) { matmul_columns<Columns256, RowsWithOffset<Q6_K256, 63>>(t); }
+
+}  // namespace
+}  // namespace qtensor

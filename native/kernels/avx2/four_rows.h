@@ -1,5 +1,18 @@
 // Four rows of K-quants and one or two columns with AVX2. The headers of two rows are taken apart together, one row in
 // each 128-bit lane. See kernels/x86/matmul.h for the loops.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "integer_kernels.h"
+#include "kernel_table.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // The six-bit scales and mins of two rows, from the first sixteen bytes of their blocks: see unpack_scales.
 struct TwoHeaders {
@@ -77,3 +90,6 @@ inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t column
   }
   for (int c = 0; c < COLUMNS; c++) store_four_rows(t.y + (column + c) * t.y_stride, rows, acc[c]);
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,5 +1,18 @@
 // K-quant dot products with AVX2: vpmaddubsw gives sums of two products, which fit 16 bits for every format here, and
 // vpmaddwd multiplies them by their sub-block scale. All exact.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+#include "kernels/portable/always_inline.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // The value is in a register here. Left alone, gcc adds products up as a tree and keeps its leaves on the stack.
 inline void in_register(__m256i& value) { __asm__("" : "+x"(value)); }
@@ -136,3 +149,6 @@ struct Q6_K256 : OneRow256<Q6_K256> {
     return {half_at(block + offsetof(BlockQ6_K, d)), _mm_setzero_ps()};
   }
 };
+
+}  // namespace
+}  // namespace qtensor

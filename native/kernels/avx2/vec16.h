@@ -1,4 +1,15 @@
 // The virtual vector of 16 float lanes as two ymm registers. Same names and bits as generic/vec16.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+
+namespace qtensor {
+namespace {
 
 struct V16 {
   __m256 low, high;
@@ -127,3 +138,6 @@ inline void v_store_block(BlockQ8K& block, const V16 (&v)[16], V16 scale) {
   _mm_store_si128((__m128i*)block.sums16 + 1, high);
   _mm_store_si128((__m128i*)block.sums32, _mm_packs_epi32(_mm_madd_epi16(low, ones), _mm_madd_epi16(high, ones)));
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,5 +1,17 @@
 // What kernels/portable/word_dots.h builds on, for AVX-512 with VNNI. Scores are sums of four byte products at once,
 // and so are values: a weight of 15 bits is two bytes without a sign, and levels take the operand that has one.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/portable/always_inline.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 using QueryLane = int8_t;
 using Words = __m512i;
@@ -103,3 +115,6 @@ struct DotSums<int16_t, QUERIES, VECTORS> {
     return _mm512_add_epi32(low[i][v], _mm512_slli_epi32(high[i][v], 8));
   }
 };
+
+}  // namespace
+}  // namespace qtensor

@@ -6,6 +6,23 @@
 // -middle * (the sum of its activations), which is the same for every row and lies ready beside the columns. Then it
 // always fits: middle * narrow * 127 = 32,512. (So Q6_K is counted in any case: its offset is the middle.) Both ways
 // give the same integers.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/avx512/columns.h"
+#include "kernels/avx512/integer_kernels.h"
+#include "kernels/avx512/row_blocks.h"
+#include "kernels/portable/ahead_in_order.h"
+#include "kernels/portable/always_inline.h"
+#include "kernels/portable/column_tiles.h"
+
+namespace qtensor {
+namespace {
 
 struct Vector512 {
   using Int = __m512i;
@@ -295,3 +312,6 @@ int64_t packed_bytes(int64_t blocks, int64_t columns) {
 void matmul_tiles_q4_k(const TileTask& t) { matmul_columns<Columns512, RowsWithMins<Q4_K512, 15>>(t); }
 void matmul_tiles_q5_k(const TileTask& t) { matmul_columns<Columns512, RowsWithMins<Q5_K512, 31>>(t); }
 void matmul_tiles_q6_k(const TileTask& t) { matmul_columns<Columns512, RowsWithOffset<Q6_K512, 63>>(t); }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,12 @@
 // Between rows, as tiles have them, and columns, as everything else does.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace qtensor {
+namespace {
 
 // Four rows of 16 dwords, [row][lane][column], to [column][lane][row].
 inline void turn_fours(__m512i* r) {
@@ -41,3 +49,6 @@ inline void store_columns(RowAt row_at, float* y, int64_t y_stride, int64_t colu
       _mm512_storeu_si512(y + c * y_stride, r[c]);
   }
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,16 @@
 // The headers of the blocks of four rows, taken apart together: one row in each 128-bit lane of a zmm register.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // What the blocks of four rows say besides their values.
 struct FourHeaders {
@@ -66,3 +78,6 @@ inline FourHeaders headers_with_offset(const uint8_t* const* place) {
   h.d = load_halves(place, offsetof(BlockQ6_K, d));
   return h;
 }
+
+}  // namespace
+}  // namespace qtensor

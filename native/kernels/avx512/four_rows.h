@@ -1,4 +1,17 @@
 // Four rows of K-quants and one to four columns with VNNI. See kernels/x86/matmul.h for the loops.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/avx512/four_headers.h"
+#include "kernels/avx512/integer_kernels.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // Which word of a row's scales belongs to each four products of 64 weights, as pack orders them.
 template <class Quant, bool SPLIT>
@@ -76,3 +89,6 @@ inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t column
   }
   for (int c = 0; c < COLUMNS; c++) store_four_rows(t.y + (column + c) * t.y_stride, rows, acc[c]);
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,5 +1,18 @@
 // K-quant dot products with AVX-512 VNNI. 64 weights meet 64 activations in one vpdpbusd; two such results, whose lanes
 // fit 16 bits, are packed and multiplied by their sub-block scales in one vpdpwssd. All exact.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+#include "kernels/avx512/four_headers.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // The value is in a register here. Left alone, gcc loads what is used twice from memory twice.
 inline void in_register(__m512i& value) { __asm__("" : "+v"(value)); }
@@ -150,3 +163,6 @@ struct Q6_K512 : KQuant512 {
     return {half_at(block + offsetof(BlockQ6_K, d)), _mm_setzero_ps()};
   }
 };
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,15 @@
 // The virtual vector of 16 float lanes as one zmm register. Same names and bits as generic/vec16.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+
+namespace qtensor {
+namespace {
 
 using V16 = __m512;
 
@@ -87,3 +98,6 @@ inline void v_store_block(BlockQ8K& block, const V16 (&v)[16], V16 scale) {
   const __m256i two = _mm256_madd_epi16(sixteens, _mm256_set1_epi16(1));
   _mm_store_si128((__m128i*)block.sums32, _mm256_cvtepi32_epi16(two));
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,13 @@
 // Dot products of quantised blocks in plain C++, written to be read: the oracle of the other instruction sets.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 template <class Block>
 inline Block block_at(const MatmulTask& t, int64_t row, int64_t index) {
@@ -143,3 +152,6 @@ void matmul_q4_1(const MatmulTask& t) {
     return f;
   });
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,5 +1,13 @@
 // The virtual vector of 16 float lanes, in plain C++. Its twins in avx2/ and avx512/ have the same names and bits.
-// Included inside an anonymous namespace only, so that no copy of it can be shared between instruction sets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+
+namespace qtensor {
+namespace {
 
 struct V16 {
   float lane[16];
@@ -185,3 +193,6 @@ inline V16 v_one_above(V16 a, V16 b) {
   for (int i = 0; i < 16; i++) r.lane[i] = a.lane[i] > b.lane[i] ? 1.0f : 0.0f;
   return r;
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,5 +1,19 @@
 // Attention over a cache of bytes: the float steps, written once over the virtual vector, around exact integer sums
 // (byte_dots.h of each instruction set). The order of operations stands in kernel_table.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "byte_dots.h"
+#include "kernel_table.h"
+#include "kernels/portable/fetch_ahead.h"
+#include "kernels/portable/float_kernels.h"
+#include "kernels/portable/head_vectors.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 // 2^x: x = n + r, |r| <= 1/2; 2^r by a polynomial fitted for the least relative error (9e-8). x is not
 // positive; below -100 it counts as that, which is as good as nothing, and products with a scale stay normal numbers.
@@ -307,3 +321,6 @@ inline void attend_bytes(const ByteAttentionTask& t, Read read) {
     rotate_head(turned, t.dim, t.out[i]);
   }
 }
+
+}  // namespace
+}  // namespace qtensor

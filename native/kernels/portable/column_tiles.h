@@ -1,7 +1,19 @@
 // Many columns without AMX: sixteen activation columns lie in the lanes of a vector, a weight's bytes are broadcast to
-// all of them. Each column's sum grows in its own lane, so nothing is ever folded. Included inside an anonymous
-// namespace, after row_blocks.h of the instruction set, which has RowBlocks, kTileRows rows of a 256-block unpacked for
-// broadcasting, and for each format Rows::unpack(place, to), which makes them; column_tiles.h then gives Columns.
+// all of them. Each column's sum grows in its own lane, so nothing is ever folded. row_blocks.h
+// of the instruction set has RowBlocks, kTileRows rows of a 256-block unpacked for broadcasting, and for each format
+// Rows::unpack(place, to), which makes them; its column_tiles.h gives Columns.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/portable/ahead_in_order.h"
+#include "kernels/portable/always_inline.h"
+#include "row_blocks.h"
+
+namespace qtensor {
+namespace {
 
 // Sixteen columns of one 256-block.
 struct PackedColumns {
@@ -119,3 +131,6 @@ int64_t tile_scratch_bytes(int64_t columns) {
   const int64_t panels = columns <= 16 ? kFewPanels : (columns + 15) / 16;
   return kPanelGroups * int64_t(sizeof(RowBlocks)) + panels * kTileFloats * int64_t(sizeof(float));
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,6 +1,13 @@
 // The next tile of the cache, fetched while one is worked on: two lines at a time, from either half, as evenly as the
 // time that a tile takes. A burst of requests would hold up everything else, and a phase without any would leave the
 // memory idle. Figures: docs/kernels/attention.md.
+#pragma once
+
+#include <cstdint>
+
+namespace qtensor {
+namespace {
+
 struct FetchAhead {
   const uint8_t* at = nullptr;
   int64_t half = 0, left = 0;              // bytes of a half, and turns until it is all asked for
@@ -38,3 +45,6 @@ struct FetchAhead {
 // What passes in quarters of a nanosecond with four queries: sixteen lanes of each phase between scores and values.
 // Those two have times of their own in byte_dots.h. Only their proportions count.
 constexpr uint32_t kPeakTime = 8, kPowerTime = 11, kWeightTime = 7;
+
+}  // namespace
+}  // namespace qtensor

@@ -1,5 +1,17 @@
-// Every float kernel, written once over the virtual vector of 16 lanes. Each instruction set includes this file inside
-// its own anonymous namespace after its vec16.h, so all of them run the same operations in the same order.
+// Every float kernel, written once over the virtual vector of 16 lanes. Each instruction set compiles this file
+// over its own vec16.h, so all of them run the same operations in the same order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/portable/fetch_ahead.h"
+#include "tuning.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 inline V16 v_zero() { return v_set(0.0f); }
 
@@ -320,3 +332,6 @@ void attention(const AttentionTask& t) {
     for (int64_t d = 0; d < t.dim; d += 16) v_store(t.out[i] + d, v_div(v_load(o + i * t.dim + d), divisor));
   }
 }
+
+}  // namespace
+}  // namespace qtensor

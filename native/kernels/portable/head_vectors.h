@@ -1,4 +1,16 @@
 // One head's vector on its way into the cache: rotated, then rounded to the levels of the cache's format.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/portable/float_kernels.h"
+#include "kernels/portable/level_tables.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 // out = H x / sqrt(n) within each stretch of n = the largest power of two that divides dim: H is Hadamard's matrix,
 // whose entry (i, j) is -1 where i & j has an odd number of ones. It spreads what a few channels hold over all of them,
@@ -102,3 +114,6 @@ void round_head(const float* x, int64_t dim, int bits, uint8_t* levels, half* sc
   else
     round_head_to_levels(turned, dim, bits == 4 ? kLevels4 : kLevels3, levels, scale);
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,5 +1,12 @@
 // Levels of 4 and 3 bits: a table that fits a Gaussian, symmetric about nought, its outermost level at 127. Of the
 // upper half: where a level begins, by how much it is larger than the one before, and where 127 lies in deviations.
+#pragma once
+
+#include <cstdint>
+
+namespace qtensor {
+namespace {
+
 struct LevelTable {
   int half;  // levels on each side
   float begins[7], larger[7];
@@ -18,3 +25,6 @@ constexpr LevelTable kLevels3 = {4,
                                  14.0f,
                                  2.1520f,
                                  {1, 49, 83, 114, 142, 173, 207, 255, 1, 49, 83, 114, 142, 173, 207, 255}};
+
+}  // namespace
+}  // namespace qtensor

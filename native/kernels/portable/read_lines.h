@@ -1,4 +1,11 @@
 // Reads memory and nothing else, with loads as wide as the family has them: what its kernels could reach at the most.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace qtensor {
+namespace {
 
 #if defined(__AVX512F__)
 typedef uint64_t ReadVector __attribute__((vector_size(64), may_alias, aligned(8)));
@@ -50,3 +57,6 @@ inline uint64_t read_lines(const uint8_t* data, int64_t lines, int places) {
          : places == 2 ? read_side_by_side<2>(data, lines)
                        : read_in_order(data, lines);
 }
+
+}  // namespace
+}  // namespace qtensor

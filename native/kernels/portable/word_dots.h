@@ -1,5 +1,15 @@
 // Exact sums of products for attention over bytes (generic/byte_dots.h says which), written once over the registers of
 // AVX2 or AVX-512. Packed levels are looked up on their way into the products, or unpacked once for many queries.
+#pragma once
+
+#include <cstdint>
+
+#include "byte_words.h"
+#include "kernels/portable/fetch_ahead.h"
+#include "kernels/portable/level_tables.h"
+
+namespace qtensor {
+namespace {
 
 // One row of packed bytes: the groups that lie in it, one after another. SIGNED: as levels, else as 128 + level.
 template <int BITS, bool SIGNED>
@@ -111,3 +121,6 @@ inline void unpack_groups(const uint8_t* packed, int64_t groups, int64_t width, 
     }
   }
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,6 +1,19 @@
 // Matrix products of the AVX2 and AVX-512 kernels: the loops over rows, columns and blocks, and the float step per
-// block, around the dot products of each instruction set. Included inside an anonymous namespace, after
-// integer_kernels.h.
+// block, around the dot products of each instruction set.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "four_rows.h"
+#include "integer_kernels.h"
+#include "kernel_table.h"
+#include "kernels/x86/rows.h"
+#include "tuning.h"
+
+namespace qtensor {
+namespace {
 
 // ---- formats with one scale per 32 values ----
 
@@ -109,3 +122,6 @@ inline void matmul_k_quant(const MatmulTask& t) {
   for (int64_t row = t.row_begin + 4 * groups; row < t.row_end; row++)
     for (int64_t c = 0; c < t.columns; c++) k_quant_row<Quant>(t, row, c);
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,7 +1,16 @@
 // What the AVX2 and the AVX-512 kernels build on: scales and folded sums of four rows at a time, and prefetching.
-// Included inside an anonymous namespace, before integer_kernels.h.
+#pragma once
 
-#define QTENSOR_INLINE inline __attribute__((always_inline))
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/portable/always_inline.h"
+
+namespace qtensor {
+namespace {
 
 // The scales of the block headers {half d, dmin} of four rows, as floats.
 struct RowScales {
@@ -114,25 +123,5 @@ class Ahead {
   int64_t over_;
 };
 
-// Without AMX, Intel's processors are shown a line in eight of what is 32 KiB farther than what is asked for.
-constexpr int64_t kFarther = 32768, kFartherStep = 512;
-inline bool touches_farther() { return kTouchFarther && __builtin_cpu_is("intel"); }
-
-// Requests in order, as many bytes of them at a time as the caller has got on: while few products are made between two
-// rows, a burst of requests would stand in the way of the loads.
-class AheadInOrder {
- public:
-  AheadInOrder(const uint8_t* row, int64_t rows, int64_t row_bytes)
-      : next_(row + rows * row_bytes + 8192), due_(next_), farther_(touches_farther()) {}
-  QTENSOR_INLINE void ask(int64_t bytes) {
-    for (due_ += bytes; next_ < due_; next_ += 64) {
-      _mm_prefetch((const char*)next_, _MM_HINT_T1);
-      if (farther_ && (uintptr_t(next_) & (kFartherStep - 64)) == 0)
-        _mm_prefetch((const char*)(next_ + kFarther), _MM_HINT_T2);
-    }
-  }
-
- private:
-  const uint8_t *next_, *due_;
-  bool farther_;
-};
+}  // namespace
+}  // namespace qtensor
