@@ -70,10 +70,10 @@ def rows_of(operation: str, rows: int = 64, width: int = 2048) -> tuple[Call, fl
 
 def main() -> None:
     cases = {
-        "Q4_K, 1 column, GB/s of blocks": product(Q4_K, 1),
-        "Q6_K, 1 column, GB/s of blocks": product(Q6_K, 1),
-        "Q4_K, 256 columns, TF/s": product(Q4_K, 256),
-        "Q6_K, 256 columns, TF/s": product(Q6_K, 256),
+        "Q4_K, M = 1, GB/s of blocks": product(Q4_K, 1),
+        "Q6_K, M = 1, GB/s of blocks": product(Q6_K, 1),
+        "Q4_K, M = 256, TF/s": product(Q4_K, 256),
+        "Q6_K, M = 256, TF/s": product(Q6_K, 256),
         "attention, 1 row at depth 512, GF/s": attention(1, 512),
         "attention, 1 row at depth 4,096, GF/s": attention(1, 4096),
         "attention, 256 rows at depth 512, GF/s": attention(256, 512),

@@ -130,8 +130,8 @@ NB_MODULE(_native, m) {
   m.def("available_kernels", &available_kernels, "Kernel families this CPU runs, best first.");
   m.def("kernels", [] { return std::string(kernels().name); }, "The kernel family in force.");
   m.def("use_kernels", &use_kernels, nb::arg("name"), "Puts a family in force; ValueError lists the choices.");
-  m.def("use_attention", &use_attention, nb::arg("way"), "auto, vectors or tiles; ValueError lists the choices.");
-  m.def("attention_way", &attention_way, "How many queries read a cache of bytes: by vectors or by tiles.");
+  m.def("use_attention", &use_attention, nb::arg("variant"), "auto, vectors or tiles; ValueError lists the choices.");
+  m.def("attention_variant", &attention_variant, "How many queries read a cache of bytes: by vectors or by tiles.");
   m.def("end_on_bus_errors", &end_on_bus_errors, nb::arg("exit_code"), nb::arg("line"),
         "A mapped file that vanishes ends the process with this code and this line on stderr.");
   m.def("thread_count", &thread_count, "Threads that share each operation.");
@@ -222,7 +222,7 @@ NB_MODULE(_native, m) {
         require(!norm || norm->size() == x.shape(1), "the norm needs a weight per column of x");
         Matmul op{};
         op.x = x.data();
-        op.columns = int64_t(x.shape(0));
+        op.m = int64_t(x.shape(0));
         op.k = int64_t(x.shape(1));
         op.combine = static_cast<Combine>(combine);
         op.eps = eps;

@@ -11,7 +11,7 @@ namespace qtensor {
 
 struct Product {
   Weight weight;
-  float* y;  // columns x weight.rows
+  float* y;  // m x weight.rows
 };
 
 // Products of the same activations, which are quantised once. With a norm the activations are rms_norm(x) of each row.
@@ -21,7 +21,7 @@ struct Product {
 enum class Combine { none, add, silu_mul };
 struct Matmul {
   const float* x;
-  int64_t columns, k;
+  int64_t m, k;
   std::vector<Product> products;
   const float* norm = nullptr;
   float eps = 0.0f;

@@ -23,7 +23,7 @@ Step embed_rows(Weight table, const int32_t* ids, int64_t rows, float* out) {
   const int64_t row_bytes = bytes_per_row(table.format, table.k);
   return [=](ThreadPool& pool) {
     check_ids(ids, rows, table.rows, "row");
-    parallel_pieces(pool, rows, 16, [&](int64_t begin, int64_t end) {
+    parallel_for(pool, rows, 16, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++)
         dequantise_row(table.format, table.data + ids[i] * row_bytes, table.k, out + i * table.k);
     });
@@ -40,7 +40,7 @@ Step gather_rows(const float* x, int64_t x_rows, int64_t width, const int32_t* i
 Step rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t width, float* out) {
   return [=](ThreadPool& pool) {
     const auto kernel = kernels().rms_norm;
-    parallel_pieces(pool, rows, std::max<int64_t>(1, kSmall / width), [&](int64_t begin, int64_t end) {
+    parallel_for(pool, rows, std::max<int64_t>(1, kSmall / width), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++) kernel(x + i * width, weight, eps, width, out + i * width);
     });
   };
@@ -51,7 +51,7 @@ Step rope(float* x, int64_t rows, int64_t heads, int64_t dim, const int32_t* pos
   return [=](ThreadPool& pool) {
     check_ids(positions, rows, table_rows, "position");
     const auto kernel = adjacent ? kernels().rope_adjacent : kernels().rope_halves;
-    parallel_pieces(pool, rows, std::max<int64_t>(1, kSmall / (heads * dim)), [&](int64_t begin, int64_t end) {
+    parallel_for(pool, rows, std::max<int64_t>(1, kSmall / (heads * dim)), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++)
         for (int64_t h = 0; h < heads; h++)
           kernel(x + (i * heads + h) * dim, cosine + positions[i] * (dim / 2), sine + positions[i] * (dim / 2), dim);
@@ -62,15 +62,14 @@ Step rope(float* x, int64_t rows, int64_t heads, int64_t dim, const int32_t* pos
 Step silu_mul(const float* gate, const float* up, int64_t n, float* out) {
   return [=](ThreadPool& pool) {
     const auto kernel = kernels().silu_mul;
-    parallel_pieces(pool, n, kSmall, [&](int64_t a, int64_t b) { kernel(gate + a, up + a, b - a, out + a); });
+    parallel_for(pool, n, kSmall, [&](int64_t a, int64_t b) { kernel(gate + a, up + a, b - a, out + a); });
   };
 }
 
 Step add(const float* a, const float* b, int64_t n, float* out) {
   return [=](ThreadPool& pool) {
     const auto kernel = kernels().add;
-    parallel_pieces(pool, n, kSmall,
-                    [&](int64_t from, int64_t to) { kernel(a + from, b + from, to - from, out + from); });
+    parallel_for(pool, n, kSmall, [&](int64_t from, int64_t to) { kernel(a + from, b + from, to - from, out + from); });
   };
 }
 

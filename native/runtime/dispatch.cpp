@@ -81,14 +81,14 @@ void use_kernels(const std::string& name) {
 
 bool attention_by_tiles() { return tiles_wanted.load(std::memory_order_relaxed) && kernels().attention_tile_rows > 0; }
 
-void use_attention(const std::string& way) {
-  if (way != "auto" && way != "vectors" && way != "tiles")
-    throw std::invalid_argument("unknown attention '" + way + "'; NOTSO_ATTENTION takes auto, vectors or tiles");
-  if (way == "tiles" && kernels().attention_tile_rows == 0)
+void use_attention(const std::string& variant) {
+  if (variant != "auto" && variant != "vectors" && variant != "tiles")
+    throw std::invalid_argument("unknown attention '" + variant + "'; NOTSO_ATTENTION takes auto, vectors or tiles");
+  if (variant == "tiles" && kernels().attention_tile_rows == 0)
     throw std::invalid_argument(std::string("the kernels '") + kernels().name + "' have no tiles for attention");
-  tiles_wanted.store(way == "auto" ? kAttentionByTiles : way == "tiles", std::memory_order_relaxed);
+  tiles_wanted.store(variant == "auto" ? kAttentionByTiles : variant == "tiles", std::memory_order_relaxed);
 }
 
-std::string attention_way() { return attention_by_tiles() ? "tiles" : "vectors"; }
+std::string attention_variant() { return attention_by_tiles() ? "tiles" : "vectors"; }
 
 }  // namespace qtensor

@@ -23,8 +23,8 @@ inline constexpr bool kAttentionByTiles = true;
 bool attention_by_tiles();
 // "auto" (the constant), "vectors" or "tiles". Throws std::invalid_argument for anything else, and for tiles where the
 // family in force has none.
-void use_attention(const std::string& way);
+void use_attention(const std::string& variant);
 // The one of the two that is taken.
-std::string attention_way();
+std::string attention_variant();
 
 }  // namespace qtensor

@@ -9,7 +9,7 @@
 namespace qtensor {
 namespace {
 
-constexpr int64_t kPiece = int64_t(1) << 20;
+constexpr int64_t kItemBytes = int64_t(1) << 20;
 constexpr int64_t kLine = 64;
 constexpr int64_t kTasksPerThread = 8;  // so that a thread which was held up leaves some to the others
 
@@ -18,12 +18,12 @@ constexpr int64_t kTasksPerThread = 8;  // so that a thread which was held up le
 uint64_t read_memory(ThreadPool& pool, const uint8_t* data, int64_t bytes, int places) {
   const KernelTable& table = kernels();
   std::atomic<uint64_t> all{0};
-  auto task = [&](int64_t piece, int) {
-    const int64_t start = piece * kPiece;
-    const int64_t lines = std::min(kPiece, bytes - start) / kLine;
+  auto task = [&](int64_t item, int) {
+    const int64_t start = item * kItemBytes;
+    const int64_t lines = std::min(kItemBytes, bytes - start) / kLine;
     all.fetch_xor(table.read_lines(data + start, lines, places), std::memory_order_relaxed);
   };
-  pool.run((bytes + kPiece - 1) / kPiece, task);
+  pool.run((bytes + kItemBytes - 1) / kItemBytes, task);
   return all.load();
 }
 

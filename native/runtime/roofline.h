@@ -7,8 +7,8 @@
 
 namespace qtensor {
 
-// Reads every whole cache line of `bytes` bytes once, the pool's threads taking pieces, each in order (1) or in 2 or 4
-// places at a time; the exclusive or of all words.
+// Reads every whole cache line of `bytes` bytes once, the pool's threads taking work items, each in order (1) or in 2
+// or 4 places at a time; the exclusive or of all words.
 uint64_t read_memory(ThreadPool& pool, const uint8_t* data, int64_t bytes, int places);
 
 // At least `products` products of bytes with the instructions of the family in force, operands in registers; how many.

@@ -41,13 +41,13 @@ class Scratch {
   void* data_ = nullptr;
   size_t size_ = 0;
 };
-// Runs body(begin, end) over [0, n) in pieces of up to `most`, each piece by one worker; as many for every worker, and
+// Runs body(begin, end) over [0, n) in work items of up to `most`, each by one worker; as many for every worker, and
 // all of one size but for the last.
 template <class Body>
-void parallel_pieces(ThreadPool& pool, int64_t n, int64_t most, Body body) {
-  int64_t pieces = (n + most - 1) / most;
-  if (pieces > 1) pieces = (pieces + pool.size() - 1) / pool.size() * pool.size();
-  const int64_t grain = std::max<int64_t>(1, (n + pieces - 1) / std::max<int64_t>(1, pieces));
+void parallel_for(ThreadPool& pool, int64_t n, int64_t most, Body body) {
+  int64_t items = (n + most - 1) / most;
+  if (items > 1) items = (items + pool.size() - 1) / pool.size() * pool.size();
+  const int64_t grain = std::max<int64_t>(1, (n + items - 1) / std::max<int64_t>(1, items));
   auto task = [&](int64_t index, int) { body(index * grain, std::min(n, (index + 1) * grain)); };
   pool.run((n + grain - 1) / grain, task);
 }

@@ -77,11 +77,11 @@ def test_attention_by_tiles_is_a_choice_where_there_are_any(monkeypatch: pytest.
         for way in ("auto", "vectors"):
             monkeypatch.setenv(backend.ATTENTION_VARIABLE, f" {way}\n")
             backend.configure(1)
-        assert backend.attention_way() == "vectors"
+        assert backend.attention_variant() == "vectors"
         monkeypatch.setenv(backend.ATTENTION_VARIABLE, "tiles")
         if family == "amx":
             backend.configure(1)
-            assert backend.attention_way() == "tiles"
+            assert backend.attention_variant() == "tiles"
         else:
             with pytest.raises(KernelChoiceError, match="no tiles"):
                 backend.configure(1)

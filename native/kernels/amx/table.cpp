@@ -1,4 +1,4 @@
-// Kernels for AVX-512 with VNNI and VBMI, and AMX: tiles for many columns, the AVX-512 kernels for few.
+// Kernels for AVX-512 with VNNI and VBMI, and AMX: tiles for many batch rows, the AVX-512 kernels for few.
 #include "kernel_table.h"
 #include "kernels/amx/tile_attention.h"
 #include "kernels/amx/tile_matmul.h"
@@ -19,6 +19,6 @@ void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
 
 }  // namespace
 
-constinit const KernelTable kAmxKernels = tile_entries(QTENSOR_TABLE_NAME, 4, 16 * kPanelTiles, 32);
+constinit const KernelTable kAmxKernels = tile_entries(QTENSOR_TABLE_NAME, 4, 16 * kNTileTiles, 32);
 
 }  // namespace qtensor

@@ -26,8 +26,8 @@ inline void configure_tiles(int depth = 64, int rows = 16) {
   // volatile: gcc 12 believes ldtilecfg to read eight bytes and drops the other stores
   volatile TileConfig config;
   for (int i = 0; i < 8; i++) {
-    const bool is_left = i == 4 || i == 5;
-    config.row_bytes[i] = uint16_t(is_left ? depth : 64);
+    const bool is_a = i == 4 || i == 5;
+    config.row_bytes[i] = uint16_t(is_a ? depth : 64);
     config.rows[i] = uint8_t(i < 6 ? rows : depth / 4);
   }
   QTENSOR_LOAD_TILE_CONFIG(config);

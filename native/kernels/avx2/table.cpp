@@ -1,5 +1,5 @@
 // Kernels for AVX2 with FMA and F16C.
-#include "column_tiles.h"
+#include "batch_lanes.h"
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/byte_attention.h"

@@ -1,4 +1,4 @@
-// Four rows of one 256-block, unpacked for broadcasting to columns: see kernels/portable/column_tiles.h.
+// Four rows of one 256-block, unpacked for broadcasting to batch rows: see kernels/portable/batch_lanes.h.
 #pragma once
 
 #include <immintrin.h>

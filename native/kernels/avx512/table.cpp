@@ -1,5 +1,5 @@
 // Kernels for AVX-512 with VNNI (and BW, DQ, VL).
-#include "column_tiles.h"
+#include "batch_lanes.h"
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/byte_attention.h"

@@ -6,8 +6,8 @@ namespace {
 
 // Of attention over halves: vectors of scores and of values, and queries that share them.
 constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4;
-// Of products with few columns: columns that share an unpacked row.
-constexpr int kColumnGroup = 4;
+// Of products of small M: batch rows that share an unpacked row.
+constexpr int kBatchGroup = 4;
 // See AheadInOrder.
 inline bool touches_farther() { return __builtin_cpu_is("intel"); }
 

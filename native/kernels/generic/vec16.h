@@ -72,12 +72,12 @@ inline V16 v_scale(V16 a, V16 n) {
   }
   return r;
 }
-inline float v_fold_add(V16 a) {
+inline float v_reduce_add(V16 a) {
   for (int width = 8; width >= 1; width /= 2)
     for (int i = 0; i < width; i++) a.lane[i] = a.lane[i] + a.lane[i + width];
   return a.lane[0];
 }
-inline float v_fold_max(V16 a) {
+inline float v_reduce_max(V16 a) {
   for (int width = 8; width >= 1; width /= 2)
     for (int i = 0; i < width; i++) a.lane[i] = a.lane[i] > a.lane[i + width] ? a.lane[i] : a.lane[i + width];
   return a.lane[0];

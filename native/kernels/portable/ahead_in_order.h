@@ -17,16 +17,16 @@ constexpr int64_t kFarther = 32768, kFartherStep = 512;
 class AheadInOrder {
  public:
   AheadInOrder(const uint8_t* row, int64_t rows, int64_t row_bytes)
-      : next_(row + rows * row_bytes + 8192), due_(next_), farther_(touches_farther()) {}
+      : next_(row + rows * row_bytes + 8192), until_(next_), farther_(touches_farther()) {}
   QTENSOR_INLINE void ask(int64_t bytes) {
-    for (due_ += bytes; next_ < due_; next_ += 64) {
+    for (until_ += bytes; next_ < until_; next_ += 64) {
       __builtin_prefetch(next_, 0, 2);
       if (farther_ && (uintptr_t(next_) & (kFartherStep - 64)) == 0) __builtin_prefetch(next_ + kFarther, 0, 1);
     }
   }
 
  private:
-  const uint8_t *next_, *due_;
+  const uint8_t *next_, *until_;
   bool farther_;
 };
 

@@ -120,8 +120,8 @@ inline void begin_query(const ByteAttentionTask& t, int64_t i, const ByteScratch
   for (int64_t d = 0; d < t.dim; d += 16) v_store(turned + d, v_zero());
 }
 
-// What a tile makes of QUERIES queries. Each phase goes through all of them before the next begins, so that the folds
-// of one, which are long chains, hide behind the work of the others.
+// What a tile makes of QUERIES queries. Each phase goes through all of them before the next begins, so that the
+// horizontal reductions of one, which are long chains, hide behind the work of the others.
 template <int QUERIES>
 struct TileSteps {
   const int32_t* chosen;
@@ -147,7 +147,7 @@ struct TileSteps {
         v_store(s.lanes + i * kTilePositions + 16 * v, score);
         peak = v_max(peak, score);
       }
-      const float tile_top = v_fold_max(peak), before = s.top[chosen[i]];
+      const float tile_top = v_reduce_max(peak), before = s.top[chosen[i]];
       const float top = before > tile_top ? before : tile_top;
       correction[i] = 1.0f;
       if (!(before == top)) {
@@ -173,7 +173,7 @@ struct TileSteps {
         largest[0] = v_max_magnitude(largest[0], w);
         v_store(lane, w);
       }
-      s.total[chosen[i]] = __builtin_fmaf(s.total[chosen[i]], correction[i], v_fold_add(sum));
+      s.total[chosen[i]] = __builtin_fmaf(s.total[chosen[i]], correction[i], v_reduce_add(sum));
       const uint32_t bits = v_top_magnitude(largest);
       __builtin_memcpy(&unit[i], &bits, 4);  // NaN, if there is one
     }
@@ -195,7 +195,7 @@ struct TileSteps {
         if (!kSignedValues) sum = v_add(sum, whole);
         lay_weights(row + 16 * v, whole);
       }
-      start[i] = kSignedValues ? 0 : -128 * int32_t(v_fold_add(sum));
+      start[i] = kSignedValues ? 0 : -128 * int32_t(v_reduce_add(sum));
       const int64_t laid = 16 * vectors(counts[i]);
       if (laid < kTilePositions) __builtin_memset(row + laid, 0, size_t(kTilePositions - laid) * 2);
     }

@@ -94,8 +94,8 @@ template <class Load, int ROWS>
 inline void float_rows(const MatmulTask& t, int64_t row) {
   using Value = typename Load::Value;
   const int64_t whole = t.k / 16 * 16, rest = t.k - whole;
-  for (int64_t c = 0; c < t.columns; c++) {
-    const float* x = t.floats + c * t.k;
+  for (int64_t j = 0; j < t.m; j++) {
+    const float* x = t.floats + j * t.k;
     V16 acc[ROWS];
     for (int r = 0; r < ROWS; r++) acc[r] = v_zero();
     for (int64_t k = 0; k < whole; k += 16) {
@@ -112,7 +112,7 @@ inline void float_rows(const MatmulTask& t, int64_t row) {
         for (int64_t i = 0; i < rest; i++) tail[i] = Load::one(w + whole + i);
         acc[r] = v_fma(v_load(tail), v_load_first(x + whole, rest), acc[r]);
       }
-      t.y[c * t.y_stride + row + r] = v_fold_add(acc[r]);
+      t.y[j * t.y_stride + row + r] = v_reduce_add(acc[r]);
     }
   }
 }
@@ -138,7 +138,7 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
     const V16 v = v_load_first(x + i, n - i);
     sum = v_fma(v, v, sum);
   }
-  const V16 scale = v_set(1.0f / __builtin_sqrtf(v_fold_add(sum) / float(n) + eps));
+  const V16 scale = v_set(1.0f / __builtin_sqrtf(v_reduce_add(sum) / float(n) + eps));
   for (i = 0; i + 16 <= n; i += 16) v_store(out + i, v_mul(v_mul(v_load(x + i), scale), v_load(weight + i)));
   if (i < n)
     v_store_first(out + i, v_mul(v_mul(v_load_first(x + i, n - i), scale), v_load_first(weight + i, n - i)), n - i);
@@ -186,11 +186,11 @@ inline float top_of(const float* x, int64_t n) {
   V16 top = v_load(x);
   for (int64_t i = 16; i + 16 <= n; i += 16) top = v_max(top, v_load(x + i));
   top = v_max(top, v_load(x + n - 16));
-  return v_fold_max(top);
+  return v_reduce_max(top);
 }
 
 void softmax(float* x, int64_t n) {
-  const float total = v_fold_add(exp_and_sum(x, n, v_set(top_of(x, n))));
+  const float total = v_reduce_add(exp_and_sum(x, n, v_set(top_of(x, n))));
   const V16 divisor = v_set(total);
   int64_t i = 0;
   for (; i + 16 <= n; i += 16) v_store(x + i, v_div(v_load(x + i), divisor));
@@ -277,7 +277,7 @@ inline void attention_tile(const AttentionTask& t, const half* keys, const half*
     const float new_top = top[i] > tile_top ? top[i] : tile_top;
     float correction[16];
     v_store(correction, v_exp(v_set(top[i] - new_top)));
-    total[i] = __builtin_fmaf(total[i], correction[0], v_fold_add(exp_and_sum(row, count, v_set(new_top))));
+    total[i] = __builtin_fmaf(total[i], correction[0], v_reduce_add(exp_and_sum(row, count, v_set(new_top))));
     top[i] = new_top;
     const V16 shrink = v_set(correction[0]);
     for (int64_t d = 0; d < t.dim; d += 16) v_store(o + i * t.dim + d, v_mul(v_load(o + i * t.dim + d), shrink));

@@ -72,16 +72,16 @@ inline void round_head_to_bytes(const float* x, int64_t dim, uint8_t* levels, ha
   }
 }
 
-inline float fold_products(const float* a, const float* b, int64_t dim) {
+inline float dot_product(const float* a, const float* b, int64_t dim) {
   V16 sum = v_zero();
   for (int64_t i = 0; i < dim; i += 16) sum = v_fma(v_load(a + i), v_load(b + i), sum);
-  return v_fold_add(sum);
+  return v_reduce_add(sum);
 }
 
 // The nearest level of each x, as a number; then the scale that keeps the product of the vector with itself,
 // sum x^2 / sum x level, so that rounding neither widens nor narrows scores.
 inline void round_head_to_levels(const float* x, int64_t dim, const LevelTable& table, uint8_t* numbers, half* scale) {
-  const float squares = fold_products(x, x, dim);
+  const float squares = dot_product(x, x, dim);
   if (!(squares >= 1e-30f && squares < __builtin_inff())) {
     __builtin_memset(numbers, table.half, size_t(dim));
     *scale = as_half(squares < 1e-30f ? 0.0f : __builtin_nanf(""));
@@ -103,7 +103,7 @@ inline void round_head_to_levels(const float* x, int64_t dim, const LevelTable& 
     v_store_bytes(reinterpret_cast<int8_t*>(numbers + i), v_sub(upper, v_mul(negative, span)), one);
     v_store(level + i, v_sub(size, v_mul(v_mul(negative, size), v_set(2.0f))));
   }
-  *scale = as_half(squares / fold_products(x, level, dim));
+  *scale = as_half(squares / dot_product(x, level, dim));
 }
 
 void round_head(const float* x, int64_t dim, int bits, uint8_t* levels, half* scale) {

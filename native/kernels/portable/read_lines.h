@@ -16,7 +16,7 @@ typedef uint64_t ReadVector __attribute__((vector_size(16), may_alias, aligned(8
 #endif
 
 // The exclusive or of the words of a vector.
-inline uint64_t fold_words(ReadVector all) {
+inline uint64_t reduce_words(ReadVector all) {
   uint64_t word = 0;
   for (size_t j = 0; j < sizeof(ReadVector) / 8; j++) word ^= all[j];
   return word;
@@ -31,7 +31,7 @@ inline uint64_t read_in_order(const uint8_t* data, int64_t lines) {
   for (; at + kStep <= bytes; at += kStep)
     for (int j = 0; j < kParts; j++) sums[j] ^= *(const ReadVector*)(data + at + j * int64_t(sizeof(ReadVector)));
   for (; at < bytes; at += int64_t(sizeof(ReadVector))) sums[0] ^= *(const ReadVector*)(data + at);
-  return fold_words(sums[0] ^ sums[1] ^ sums[2] ^ sums[3]);
+  return reduce_words(sums[0] ^ sums[1] ^ sums[2] ^ sums[3]);
 }
 
 // Equal parts side by side, two lines of each in turn, asked for a little earlier.
@@ -49,7 +49,7 @@ inline uint64_t read_side_by_side(const uint8_t* data, int64_t lines) {
     }
   ReadVector all = {};
   for (int p = 0; p < PLACES; p++) all ^= sums[p];
-  return fold_words(all) ^ read_in_order(data + PLACES * part, lines - PLACES * part / 64);
+  return reduce_words(all) ^ read_in_order(data + PLACES * part, lines - PLACES * part / 64);
 }
 
 inline uint64_t read_lines(const uint8_t* data, int64_t lines, int places) {

@@ -9,18 +9,18 @@
 namespace qtensor {
 namespace {
 
-int64_t packed_bytes(int64_t blocks, int64_t columns);
-int64_t tile_scratch_bytes(int64_t columns);
+int64_t packed_bytes(int64_t blocks, int64_t m);
+int64_t tile_scratch_bytes(int64_t m);
 void pack_block(const PackTask& t, int64_t tile, int64_t block);
 void matmul_tiles_q4_k(const TileTask& t);
 void matmul_tiles_q5_k(const TileTask& t);
 void matmul_tiles_q6_k(const TileTask& t);
 
-constexpr KernelTable tile_entries(const char* name, int64_t tile_columns, int64_t tile_rows,
+constexpr KernelTable tile_entries(const char* name, int64_t tiles_from_m, int64_t tile_rows,
                                    int64_t attention_tile_rows = 0) {
   KernelTable t = table_entries(name);
   t.attention_tile_rows = attention_tile_rows;
-  t.tile_columns = tile_columns;
+  t.tiles_from_m = tiles_from_m;
   t.tile_rows = tile_rows;
   t.packed_bytes = packed_bytes;
   t.tile_scratch_bytes = tile_scratch_bytes;

@@ -1,5 +1,5 @@
-// Matrix products of the AVX2 and AVX-512 kernels: the loops over rows, columns and blocks, and the float step per
-// block, around the dot products of each instruction set.
+// Matrix products of the AVX2 and AVX-512 kernels: the loops over weight rows, batch rows and blocks, and the float
+// step per block, around the dot products of each instruction set.
 #pragma once
 
 #include <immintrin.h>
@@ -45,11 +45,11 @@ struct SubBlockQ4_1 {
 };
 
 template <class Sub, int ROWS>
-inline void sub_block_rows(const MatmulTask& t, int64_t row, int64_t column) {
-  const BlockQ8K* x = t.blocks + column * t.blocks_per_column;
+inline void sub_block_rows(const MatmulTask& t, int64_t row, int64_t batch_row) {
+  const BlockQ8K* x = t.blocks + batch_row * t.blocks_per_row;
   const int64_t total = t.k / kSubBlock;
   __m128 acc = _mm_setzero_ps();
-  for (int64_t b = 0; b < t.blocks_per_column; b++) {
+  for (int64_t b = 0; b < t.blocks_per_row; b++) {
     __m128 f = _mm_setzero_ps();
     const int64_t count = total - 8 * b < 8 ? total - 8 * b : 8;
     for (int64_t j = 0; j < count; j++) {
@@ -60,23 +60,23 @@ inline void sub_block_rows(const MatmulTask& t, int64_t row, int64_t column) {
         place[r] = t.weight + (row + (r < ROWS ? r : 0)) * t.row_bytes + (8 * b + j) * Sub::bytes;
         dot[r] = Sub::dot(place[r], xq);
       }
-      __m128i sum = fold_four(dot[0], dot[1], dot[2], dot[3]);
+      __m128i sum = reduce_four(dot[0], dot[1], dot[2], dot[3]);
       if (Sub::offset) sum = _mm_sub_epi32(sum, _mm_set1_epi32(Sub::offset * x[b].sums32[j]));
       f = _mm_fmadd_ps(_mm_cvtepi32_ps(sum), load_halves(place), f);
       if (Sub::has_min) f = _mm_fmadd_ps(_mm_set1_ps(float(x[b].sums32[j])), load_halves(place, Sub::min_at), f);
     }
     acc = _mm_fmadd_ps(f, _mm_set1_ps(x[b].d), acc);
   }
-  store_rows(t.y + column * t.y_stride + row, acc, ROWS);
+  store_rows(t.y + batch_row * t.y_stride + row, acc, ROWS);
 }
 
 template <class Sub>
 inline void matmul_sub_blocks(const MatmulTask& t) {
   int64_t row = t.row_begin;
   for (; row + 4 <= t.row_end; row += 4)
-    for (int64_t c = 0; c < t.columns; c++) sub_block_rows<Sub, 4>(t, row, c);
+    for (int64_t j = 0; j < t.m; j++) sub_block_rows<Sub, 4>(t, row, j);
   for (; row < t.row_end; row++)
-    for (int64_t c = 0; c < t.columns; c++) sub_block_rows<Sub, 1>(t, row, c);
+    for (int64_t j = 0; j < t.m; j++) sub_block_rows<Sub, 1>(t, row, j);
 }
 void matmul_q8_0(const MatmulTask& t) { matmul_sub_blocks<SubBlockQ8_0>(t); }
 void matmul_q4_0(const MatmulTask& t) { matmul_sub_blocks<SubBlockQ4_0>(t); }
@@ -85,23 +85,23 @@ void matmul_q4_1(const MatmulTask& t) { matmul_sub_blocks<SubBlockQ4_1>(t); }
 // ---- K-quants: k_quant_four_rows of the instruction set, and the rows that are left ----
 
 template <class Quant>
-inline void k_quant_row(const MatmulTask& t, int64_t row, int64_t column) {
-  const int64_t blocks = t.blocks_per_column;
+inline void k_quant_row(const MatmulTask& t, int64_t row, int64_t batch_row) {
+  const int64_t blocks = t.blocks_per_row;
   __m128 acc = _mm_setzero_ps();
   for (int64_t b = 0; b < blocks; b++) {
     const uint8_t* block = t.weight + row * t.row_bytes + b * Quant::bytes;
     const typename Quant::Unpacked w = Quant::unpack(block);
-    const BlockQ8K& x = t.blocks[column * blocks + b];
+    const BlockQ8K& x = t.blocks[batch_row * blocks + b];
     const RowScales scale = Quant::row_scales(block);
     const typename Quant::Sum sum = Quant::dot(w, x);
-    __m128 f = _mm_mul_ps(_mm_cvtepi32_ps(fold_four(sum, sum, sum, sum)), scale.d);
+    __m128 f = _mm_mul_ps(_mm_cvtepi32_ps(reduce_four(sum, sum, sum, sum)), scale.d);
     if (Quant::has_min) {
       const __m128i min = _mm_madd_epi16(w.min, _mm_load_si128((const __m128i*)x.sums32));
-      f = _mm_fnmadd_ps(_mm_cvtepi32_ps(fold_four(min, min, min, min)), scale.dmin, f);
+      f = _mm_fnmadd_ps(_mm_cvtepi32_ps(reduce_four(min, min, min, min)), scale.dmin, f);
     }
     acc = _mm_fmadd_ps(f, _mm_set1_ps(x.d), acc);
   }
-  _mm_store_ss(t.y + column * t.y_stride + row, acc);
+  _mm_store_ss(t.y + batch_row * t.y_stride + row, acc);
 }
 
 template <class Quant>
@@ -110,17 +110,17 @@ inline void matmul_k_quant(const MatmulTask& t) {
   const bool quarters = reads_quarters();
   for (int64_t group = 0; group < groups; group++) {
     const FourRows rows = four_rows(t, group, quarters);
-    int64_t c = 0;
-    for (; c + kColumnGroup <= t.columns; c += kColumnGroup) k_quant_four_rows<Quant, kColumnGroup>(t, rows, c);
-    if (c + 3 == t.columns) {  // read once for all three
-      k_quant_four_rows<Quant, 3>(t, rows, c);
+    int64_t j = 0;
+    for (; j + kBatchGroup <= t.m; j += kBatchGroup) k_quant_four_rows<Quant, kBatchGroup>(t, rows, j);
+    if (j + 3 == t.m) {  // read once for all three
+      k_quant_four_rows<Quant, 3>(t, rows, j);
       continue;
     }
-    for (; c + 2 <= t.columns; c += 2) k_quant_four_rows<Quant, 2>(t, rows, c);
-    for (; c < t.columns; c++) k_quant_four_rows<Quant, 1>(t, rows, c);
+    for (; j + 2 <= t.m; j += 2) k_quant_four_rows<Quant, 2>(t, rows, j);
+    for (; j < t.m; j++) k_quant_four_rows<Quant, 1>(t, rows, j);
   }
   for (int64_t row = t.row_begin + 4 * groups; row < t.row_end; row++)
-    for (int64_t c = 0; c < t.columns; c++) k_quant_row<Quant>(t, row, c);
+    for (int64_t j = 0; j < t.m; j++) k_quant_row<Quant>(t, row, j);
 }
 
 }  // namespace

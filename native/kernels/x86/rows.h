@@ -1,4 +1,4 @@
-// What the AVX2 and the AVX-512 kernels build on: scales and folded sums of four rows at a time, and prefetching.
+// What the AVX2 and the AVX-512 kernels build on: scales and reduced sums of four rows at a time, and prefetching.
 #pragma once
 
 #include <immintrin.h>
@@ -52,12 +52,12 @@ inline ScaleBytes unpack_scales(const uint8_t* packed) {
 }
 
 // Sums of the lanes of four vectors, one output lane each.
-inline __m128i fold_four(__m128i a, __m128i b, __m128i c, __m128i d) {
+inline __m128i reduce_four(__m128i a, __m128i b, __m128i c, __m128i d) {
   const __m128i ab = _mm_add_epi32(_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
   const __m128i cd = _mm_add_epi32(_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d));
   return _mm_add_epi32(_mm_unpacklo_epi64(ab, cd), _mm_unpackhi_epi64(ab, cd));
 }
-inline __m128i fold_four(__m256i a, __m256i b, __m256i c, __m256i d) {
+inline __m128i reduce_four(__m256i a, __m256i b, __m256i c, __m256i d) {
   const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
   const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
   const __m256i all = _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
@@ -74,34 +74,34 @@ inline void prefetch_block(const uint8_t* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char*)(p + i), _MM_HINT_T0);
 }
 
-// Which four rows of a piece are read together, block by block, and how memory is asked for later ones. Intel's
+// Which four rows of a work item are read together, block by block, and how memory is asked for later ones. Intel's
 // processors fetch ahead by themselves, page by page and some twenty lines in each: there every row is taken from
-// another quarter of the piece, so that four pages are read at a time, each in order, and lines are asked for shortly
+// another quarter of the item, so that four pages are read at a time, each in order, and lines are asked for shortly
 // before their turn, into the first cache. Elsewhere the rows are neighbours, and every line is asked for in the order
 // of memory, the four rows and 8 KiB ahead, into the second cache. Figures: docs/kernels/gemv.md.
 inline bool reads_quarters() { return __builtin_cpu_is("intel"); }
 
 struct FourRows {
-  int64_t first, apart;
+  int64_t first, stride;
 };
 inline FourRows four_rows(const MatmulTask& t, int64_t group, bool quarters) {
   return quarters ? FourRows{t.row_begin + group, (t.row_end - t.row_begin) / 4} : FourRows{t.row_begin + 4 * group, 1};
 }
 inline void store_four_rows(float* y, FourRows rows, __m128 value) {
-  if (rows.apart == 1) return _mm_storeu_ps(y + rows.first, value);
+  if (rows.stride == 1) return _mm_storeu_ps(y + rows.first, value);
   alignas(16) float all[4];
   _mm_store_ps(all, value);
-  for (int r = 0; r < 4; r++) y[rows.first + r * rows.apart] = all[r];
+  for (int r = 0; r < 4; r++) y[rows.first + r * rows.stride] = all[r];
 }
 
 template <int64_t BLOCK_BYTES>
 class Ahead {
  public:
   Ahead(const MatmulTask& t, FourRows rows)
-      : quarters_(rows.apart > 1),
+      : quarters_(rows.stride > 1),
         next_(t.weight + (rows.first + 4) * t.row_bytes + 8192),
-        end_(t.weight + (t.row_begin + rows.apart) * t.row_bytes),
-        over_(3 * rows.apart * t.row_bytes) {}
+        end_(t.weight + (t.row_begin + rows.stride) * t.row_bytes),
+        over_(3 * rows.stride * t.row_bytes) {}
   // Call for each block, with where it lies in the four rows.
   QTENSOR_INLINE void ask(const uint8_t* const* place) {
     if (!quarters_) {
@@ -109,7 +109,7 @@ class Ahead {
       next_ += 4 * BLOCK_BYTES;
       return;
     }
-    // behind the quarter's end the same quarter of the next piece follows
+    // behind the quarter's end the same quarter of the next item follows
     const int64_t later = place[0] + kShortly < end_ ? kShortly : kShortly + over_;
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++)

@@ -1,10 +1,10 @@
-// Sixteen columns in the lanes of one zmm register, or eight in a ymm register: see kernels/portable/column_tiles.h.
+// Sixteen batch rows in the lanes of one zmm register, or eight in a ymm register: see kernels/portable/batch_lanes.h.
 //
 // Sums are multiplied by their scale in one vpdpwssd, which takes words. The sum of a whole sub-block or group fits a
-// word unless its activations are all large: their magnitudes tell, and are taken together when columns are packed.
+// word unless its activations are all large: their magnitudes tell, and are taken together when batch rows are packed.
 // Where it might not fit, weights are counted from the middle of their range: the sum of `narrow` products begins with
-// -middle * (the sum of its activations), which is the same for every row and lies ready beside the columns. Then it
-// always fits: middle * narrow * 127 = 32,512. (So Q6_K is counted in any case: its offset is the middle.) Both ways
+// -middle * (the sum of its activations), which is the same for every row and lies ready beside the batch rows. Then it
+// always fits: middle * narrow * 127 = 32,512. (So Q6_K is counted in any case: its offset is the middle.) Both
 // give the same integers.
 #pragma once
 
@@ -14,12 +14,12 @@
 #include <cstdint>
 
 #include "kernel_table.h"
-#include "kernels/avx512/columns.h"
 #include "kernels/avx512/integer_kernels.h"
 #include "kernels/avx512/row_blocks.h"
+#include "kernels/avx512/transpose.h"
 #include "kernels/portable/ahead_in_order.h"
 #include "kernels/portable/always_inline.h"
-#include "kernels/portable/column_tiles.h"
+#include "kernels/portable/batch_lanes.h"
 
 namespace qtensor {
 namespace {
@@ -38,11 +38,11 @@ struct Vector512 {
   static Int left(Int a, int bits) { return _mm512_slli_epi32(a, unsigned(bits)); }
   static Float floats(Int a) { return _mm512_cvtepi32_ps(a); }
   static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
-  static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
-  static Float fnma(Float a, Float b, Float c) { return _mm512_fnmadd_ps(a, b, c); }
+  static Float fma(Float a, Float b, Float j) { return _mm512_fmadd_ps(a, b, j); }
+  static Float fnma(Float a, Float b, Float j) { return _mm512_fnmadd_ps(a, b, j); }
   static void keep(Int& a) { __asm__("" : "+v"(a)); }  // in a register
 };
-struct Columns512 {
+struct BatchLanes512 {
   // How many products' sum always fits a word, by the largest weight: 15, 31, 63.
   template <class Rows>
   static constexpr int narrow = Rows::largest == 15   ? 32
@@ -51,7 +51,7 @@ struct Columns512 {
 
   // What sums begin with, -middle * (activations): sums of 32 (middle 8), of 16 (middle 16), of 8 and of 16 (middle
   // 32).
-  struct Packed : PackedColumns {
+  struct Packed : PackedBatch {
     int32_t start[72][16];
     int32_t largest32, largest16;  // the largest sum of magnitudes, of 32 with that of their sum, and of 16
     int32_t padding[14];
@@ -66,29 +66,27 @@ struct Columns512 {
   template <class Rows>  // what a product usually reads of a tile and block
   static constexpr int64_t tile_bytes = 4096 + 320 + 64 + (Rows::has_min ? 0 : 1024);
 
-  // Up to sixteen columns lie in pairs of fours (see `pair`), up to eight all in the first half.
-  static int column_at(int lane, int64_t columns) {
-    return columns > 8 ? lane : lane % 4 < 2 ? lane / 4 * 2 + lane % 4 : 16;
-  }
+  // Up to sixteen batch rows lie in pairs of fours (see `pair`), up to eight all in the first half.
+  static int batch_row_at(int lane, int64_t m) { return m > 8 ? lane : lane % 4 < 2 ? lane / 4 * 2 + lane % 4 : 16; }
 
-  static void pack(const BlockQ8K* x, int64_t blocks, int64_t columns, int64_t count, Packed& out) {
+  static void pack(const BlockQ8K* x, int64_t blocks, int64_t m, int64_t count, Packed& out) {
     static_assert(offsetof(BlockQ8K, sums32) == 288 && offsetof(BlockQ8K, d) == 304);
-    for (int line = 0; line < 5; line++) {  // the last has sums16, sums32 and d: as dwords, the order of PackedColumns
+    for (int line = 0; line < 5; line++) {  // the last has sums16, sums32 and d: as dwords, the order of PackedBatch
       __m512i r[16];
       for (int lane = 0; lane < 16; lane++) {
-        const int c = column_at(lane, columns);
-        r[lane] = c < count ? _mm512_load_si512((const uint8_t*)(x + c * blocks) + 64 * line) : _mm512_setzero_si512();
+        const int j = batch_row_at(lane, m);
+        r[lane] = j < count ? _mm512_load_si512((const uint8_t*)(x + j * blocks) + 64 * line) : _mm512_setzero_si512();
       }
       transpose16(r);
       for (int i = 0; i < (line < 4 ? 16 : 13); i++) _mm512_store_si512((uint8_t*)&out + 1024 * line + 64 * i, r[i]);
     }
-    if (columns <= 16)
+    if (m <= 16)
       pair(out);
     else
       complete(out);
   }
 
-  // [k / 8][half of the columns][8 of them][8 bytes]: 0, 1, 4, 5, 8, 9, 12, 13 and the others.
+  // [k / 8][half of the batch rows][8 of them][8 bytes]: 0, 1, 4, 5, 8, 9, 12, 13 and the others.
   static void pair(Packed& x) {
     const __m512i ones = _mm512_set1_epi8(1), none = _mm512_setzero_si512();
     __m512i sum[2];
@@ -103,9 +101,10 @@ struct Columns512 {
     }
   }
 
-  // The first HALVES * 8 columns of two groups of rows.
+  // The first HALVES * 8 batch rows of two groups of rows.
   template <class Rows, int HALVES>
-  static __attribute__((noinline)) void few(const RowBlocks* rows, const Packed* x, float* acc, AheadInOrder& ahead) {
+  static __attribute__((noinline)) void some_lanes(const RowBlocks* rows, const Packed* x, float* acc,
+                                                   AheadInOrder& ahead) {
     // A lane sums half of so many products: 15 * 16 * 127 fits a word, 31 * 8 * 127 too.
     constexpr int count = 2 * kTileRows, span = Rows::largest == 15 ? 32 : 16, steps = span / 8;
     const auto block = [&](int r) -> const RowBlocks& { return rows[r / kTileRows]; };
@@ -212,12 +211,12 @@ struct Columns512 {
       some<Rows, GROUPS, TILES, false>(rows, x, acc);
   }
   template <class Rows>
-  static QTENSOR_INLINE void few_columns(const RowBlocks* rows, const Packed* x, int64_t columns, float* acc,
-                                         AheadInOrder& ahead) {
-    if (columns <= 8)
-      few<Rows, 1>(rows, x, acc, ahead);
+  static QTENSOR_INLINE void small_m(const RowBlocks* rows, const Packed* x, int64_t m, float* acc,
+                                     AheadInOrder& ahead) {
+    if (m <= 8)
+      some_lanes<Rows, 1>(rows, x, acc, ahead);
     else
-      few<Rows, 2>(rows, x, acc, ahead);
+      some_lanes<Rows, 2>(rows, x, acc, ahead);
   }
 
   template <class Rows, int GROUPS, int TILES, bool FITS>
@@ -293,25 +292,25 @@ struct Columns512 {
     }
   }
 
-  static void store_panel(const float* acc, float* y, int64_t y_stride, int64_t columns, int64_t count) {
+  static void store_n_tile(const float* acc, float* y, int64_t y_stride, int64_t m, int64_t count) {
     __m512i r[16];
     for (int i = 0; i < 16; i++) r[i] = _mm512_load_si512(acc + 16 * i);
     transpose16(r);
 #pragma GCC unroll 16
     for (int lane = 0; lane < 16; lane++) {
-      const int c = column_at(lane, columns);
-      if (c < count) _mm512_storeu_si512(y + c * y_stride, r[lane]);
+      const int j = batch_row_at(lane, m);
+      if (j < count) _mm512_storeu_si512(y + j * y_stride, r[lane]);
     }
   }
 };
 
-void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_columns<Columns512>(t, tile, block); }
-int64_t packed_bytes(int64_t blocks, int64_t columns) {
-  return (columns + 15) / 16 * blocks * int64_t(sizeof(Columns512::Packed));
+void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_batch<BatchLanes512>(t, tile, block); }
+int64_t packed_bytes(int64_t blocks, int64_t m) {
+  return (m + 15) / 16 * blocks * int64_t(sizeof(BatchLanes512::Packed));
 }
-void matmul_tiles_q4_k(const TileTask& t) { matmul_columns<Columns512, RowsWithMins<Q4_K512, 15>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_columns<Columns512, RowsWithMins<Q5_K512, 31>>(t); }
-void matmul_tiles_q6_k(const TileTask& t) { matmul_columns<Columns512, RowsWithOffset<Q6_K512, 63>>(t); }
+void matmul_tiles_q4_k(const TileTask& t) { matmul_batch_lanes<BatchLanes512, RowsWithMins<Q4_K512, 15>>(t); }
+void matmul_tiles_q5_k(const TileTask& t) { matmul_batch_lanes<BatchLanes512, RowsWithMins<Q5_K512, 31>>(t); }
+void matmul_tiles_q6_k(const TileTask& t) { matmul_batch_lanes<BatchLanes512, RowsWithOffset<Q6_K512, 63>>(t); }
 
 }  // namespace
 }  // namespace qtensor

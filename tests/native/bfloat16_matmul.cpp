@@ -1,5 +1,5 @@
-// See bfloat16_panels.h. Compiled three times: with tiles, emulated, and with the tiles left out.
-#include "bfloat16_panels.h"
+// See bfloat16_matmul.h. Compiled three times: with tiles, emulated, and with the tiles left out.
+#include "bfloat16_matmul.h"
 
 #if defined(QTENSOR_TILES_EMULATED)
 #include "emulated_tiles.h"
@@ -14,13 +14,13 @@
 
 #include "blocks.h"
 #include "kernels/amx/tiles.h"
-#include "kernels/avx512/columns.h"
+#include "kernels/avx512/transpose.h"
 #include "kernels/x86/rows.h"
 
 namespace qtensor {
 namespace {
 
-constexpr int64_t kTile = 16 * 32;  // values: 16 rows of 32, or 16 pairs of 16 columns
+constexpr int64_t kTile = 16 * 32;  // values: 16 rows of 32, or 16 pairs of 16 batch rows
 
 // Rounds sixteen floats to the nearest, to even; there are no NaNs here.
 inline __m256i rounded(__m512 x) {
@@ -34,18 +34,18 @@ inline __m256i rounded(__m512 x) {
 #endif
 }
 
-void pack(const float* x, int64_t k, int64_t columns, uint16_t* packed) {
-  for (int64_t c = 0; c < columns; c++)
+void pack(const float* x, int64_t k, int64_t m, uint16_t* packed) {
+  for (int64_t c = 0; c < m; c++)
     for (int64_t i = 0; i < k; i += 16) {
       alignas(32) uint16_t sixteen[16];
       _mm256_store_si256((__m256i*)sixteen, rounded(_mm512_loadu_ps(x + c * k + i)));
-      uint16_t* const to = packed + ((i / 32) * (columns / 16) + c / 16) * kTile + (i % 32) * 16 + c % 16 * 2;
+      uint16_t* const to = packed + ((i / 32) * (m / 16) + c / 16) * kTile + (i % 32) * 16 + c % 16 * 2;
       for (int pair = 0; pair < 8; pair++) std::memcpy(to + 32 * pair, sixteen + 2 * pair, 4);
     }
 }
 
-// A row's block of 256 to eight rows of 32 values, a tile apart. A sub-block has sixteen values: a table of them is
-// rounded once and looked up.
+// A row's block of 256 to eight rows of 32 values, with a stride of a tile. A sub-block has sixteen values: a table of
+// them is rounded once and looked up.
 inline void dequantise(const uint8_t* block, uint16_t* to) {
   const ScaleBytes packed = unpack_scales(block + 4);
   alignas(32) float scales[8], mins[8];
@@ -68,9 +68,9 @@ inline void dequantise(const uint8_t* block, uint16_t* to) {
   }
 }
 
-// Two row tiles with two column tiles over `steps` times 32 values; sums: [row tile][column tile][16][16].
-inline void two_by_two(const uint16_t* left, int64_t left_stride, const uint16_t* right, int64_t right_stride,
-                       int64_t steps, bool first, float* sums) {
+// Two weight tiles with two M tiles over `steps` times 32 values; sums: [weight tile][M tile][16][16].
+inline void two_by_two(const uint16_t* left, int64_t a_stride, const uint16_t* right, int64_t b_stride, int64_t steps,
+                       bool first, float* sums) {
   before_tile_loads();
   if (first) {
     _tile_zero(0);
@@ -85,9 +85,9 @@ inline void two_by_two(const uint16_t* left, int64_t left_stride, const uint16_t
   }
   for (int64_t i = 0; i < steps; i++) {
     _tile_loadd(4, left + i * kTile, 64);
-    _tile_loadd(6, right + i * right_stride, 64);
-    _tile_loadd(5, left + left_stride + i * kTile, 64);
-    _tile_loadd(7, right + i * right_stride + kTile, 64);
+    _tile_loadd(6, right + i * b_stride, 64);
+    _tile_loadd(5, left + a_stride + i * kTile, 64);
+    _tile_loadd(7, right + i * b_stride + kTile, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     _tile_dpbf16ps(2, 5, 6);
@@ -99,34 +99,33 @@ inline void two_by_two(const uint16_t* left, int64_t left_stride, const uint16_t
   _tile_stored(3, sums + 768, 64);
 }
 
-// A stretch of 512 values in depth at a time: two column tiles of it stay in L1, a panel of 128 rows in L2.
-void product(const uint8_t* weight, int64_t rows, int64_t k, const uint16_t* packed, int64_t columns, float* y,
+// A stretch of 512 values in depth at a time: two M tiles of it stay in L1, an N tile of 128 rows in L2.
+void product(const uint8_t* weight, int64_t rows, int64_t k, const uint16_t* packed, int64_t m, float* y,
              int64_t y_stride, uint8_t* scratch) {
-  const int64_t row_bytes = k / 256 * int64_t(sizeof(BlockQ4_K)), right_stride = columns / 16 * kTile;
-  auto* const panel = reinterpret_cast<uint16_t*>(scratch);  // [row tile][step][16][32]
-  auto* const sums = reinterpret_cast<float*>(panel + kBfloatPanelRows * kBfloatDepth);
+  const int64_t row_bytes = k / 256 * int64_t(sizeof(BlockQ4_K)), b_stride = m / 16 * kTile;
+  auto* const n_tile = reinterpret_cast<uint16_t*>(scratch);  // [weight tile][step][16][32]
+  auto* const sums = reinterpret_cast<float*>(n_tile + kBfloatTileRows * kBfloatDepth);
   configure_tiles();
-  for (int64_t row = 0; row < rows; row += kBfloatPanelRows) {
-    const int64_t count = std::min(kBfloatPanelRows, rows - row);
+  for (int64_t row = 0; row < rows; row += kBfloatTileRows) {
+    const int64_t count = std::min(kBfloatTileRows, rows - row);
     for (int64_t at = 0; at < k; at += kBfloatDepth) {
       const int64_t depth = std::min(kBfloatDepth, k - at), steps = depth / 32;
       for (int64_t r = 0; r < count; r++)
         for (int64_t b = 0; b < depth / 256; b++) {
           const uint8_t* const block = weight + (row + r) * row_bytes + (at / 256 + b) * int64_t(sizeof(BlockQ4_K));
           prefetch_block(block + depth / 256 * int64_t(sizeof(BlockQ4_K)), sizeof(BlockQ4_K));
-          dequantise(block, panel + (r / 16 * steps + 8 * b) * kTile + r % 16 * 32);
+          dequantise(block, n_tile + (r / 16 * steps + 8 * b) * kTile + r % 16 * 32);
         }
-      for (int64_t c = 0; c < columns; c += 32)
+      for (int64_t c = 0; c < m; c += 32)
         for (int64_t r = 0; r < count; r += 32)
-          two_by_two(panel + r / 16 * steps * kTile, steps * kTile, packed + at / 32 * right_stride + c / 16 * kTile,
-                     right_stride, steps, at == 0, sums + (c / 32 * kBfloatPanelRows / 32 + r / 32) * 1024);
+          two_by_two(n_tile + r / 16 * steps * kTile, steps * kTile, packed + at / 32 * b_stride + c / 16 * kTile,
+                     b_stride, steps, at == 0, sums + (c / 32 * kBfloatTileRows / 32 + r / 32) * 1024);
     }
-    for (int64_t c = 0; c < columns; c += 16)
+    for (int64_t c = 0; c < m; c += 16)
       for (int64_t r = 0; r < count; r += 16) {
         const float* const from =
-            sums + (c / 32 * kBfloatPanelRows / 32 + r / 32) * 1024 + r % 32 / 16 * 512 + c % 32 / 16 * 256;
-        store_columns([&](int64_t i) { return from + 16 * i; }, y + c * y_stride + row + r, y_stride, 16,
-                      columns >= 128);
+            sums + (c / 32 * kBfloatTileRows / 32 + r / 32) * 1024 + r % 32 / 16 * 512 + c % 32 / 16 * 256;
+        store_transposed([&](int64_t i) { return from + 16 * i; }, y + c * y_stride + row + r, y_stride, 16, m >= 128);
       }
   }
   _mm_sfence();
@@ -136,11 +135,11 @@ void product(const uint8_t* weight, int64_t rows, int64_t k, const uint16_t* pac
 }  // namespace
 
 #if defined(QTENSOR_TILES_EMULATED)
-const Bfloat16Panels kBfloat16PanelsEmulated = {pack, product};
+const Bfloat16Matmul kBfloat16MatmulEmulated = {pack, product};
 #elif defined(QTENSOR_TILES_SKIPPED)
-const Bfloat16Panels kBfloat16PanelsSkipped = {pack, product};
+const Bfloat16Matmul kBfloat16MatmulSkipped = {pack, product};
 #else
-const Bfloat16Panels kBfloat16Panels = {pack, product};
+const Bfloat16Matmul kBfloat16Matmul = {pack, product};
 #endif
 
 }  // namespace qtensor

@@ -1,11 +1,11 @@
-// What tiles multiply where columns are few: activations as the left operand, weights as the right one. A product of
-// tiles takes the longer the more rows its left operand has, and a sum has as many rows as that; here they are columns,
-// so that seventeen columns cost little more than sixteen, and not what thirty-two do. (row_planes.h has it the other
-// way round, which lets a pair of planes meet more columns.)
+// What tiles multiply where M is small: activations as the A operand, weights as B. A product of tiles takes the longer
+// the more rows its A operand has, and a sum has as many rows as that; here they are batch rows,
+// so that seventeen of them cost little more than sixteen, and not what thirty-two do. (weights_as_a.h has it the other
+// way round, which lets a pair of planes meet more batch rows.)
 //
-// The right operand is [k / 4][16 rows][4 bytes]: dwords of sixteen rows of weights, turned. What belongs to a row is
+// The B operand is [k / 4][16 rows][4 bytes]: dwords of sixteen rows of weights, turned. What belongs to a row is
 // then a lane, be it scales, mins or sums: nothing is spread over a row's values, and nothing is added across lanes.
-// The planes are those of row_planes.h; so are the integers.
+// The planes are those of weights_as_a.h; so are the integers.
 #pragma once
 
 #include <immintrin.h>
@@ -14,68 +14,66 @@
 #include <cstdint>
 
 #include "kernel_table.h"
-#include "kernels/amx/row_planes.h"
-#include "kernels/avx512/columns.h"
+#include "kernels/amx/weights_as_a.h"
 #include "kernels/avx512/four_headers.h"
+#include "kernels/avx512/transpose.h"
 #include "kernels/portable/always_inline.h"
 
 namespace qtensor {
 namespace {
 
-// Activations of one column tile of one block. Values begin at a page each, for the reason given in row_planes.h.
-struct LeftValues {
-  int8_t q[4][16][64];  // [64 values][column][value]
+// Activations of one M tile of one block. Values begin at a page each, for the reason given in weights_as_a.h.
+struct AValues {
+  int8_t q[4][16][64];  // [64 values][batch row][value]
 };
-struct alignas(64) LeftSums {
+struct alignas(64) ASums {
   int16_t sums32[16][8];
   float d[16];
 };
-static_assert(sizeof(LeftValues) == 4096 && sizeof(LeftSums) % 64 == 0);
+static_assert(sizeof(AValues) == 4096 && sizeof(ASums) % 64 == 0);
 
 // They lie behind what the formats without mins take, from the next page on.
-struct LeftTiles {
-  const LeftValues* values;
-  const LeftSums* sums;
+struct ATiles {
+  const AValues* values;
+  const ASums* sums;
 };
-inline int64_t left_begin(int64_t blocks, int64_t columns) {
-  return (packed_right_bytes(blocks, columns) + 4095) / 4096 * 4096;
-}
-inline LeftTiles left_tiles(const uint8_t* packed, int64_t blocks, int64_t columns, int64_t block) {
-  const int64_t tiles = (columns + 15) / 16;
-  const auto* const values = reinterpret_cast<const LeftValues*>(packed + left_begin(blocks, columns));
-  const auto* const sums = reinterpret_cast<const LeftSums*>(values + blocks * tiles);
+inline int64_t a_begin(int64_t blocks, int64_t m) { return (packed_b_bytes(blocks, m) + 4095) / 4096 * 4096; }
+inline ATiles a_tiles(const uint8_t* packed, int64_t blocks, int64_t m, int64_t block) {
+  const int64_t tiles = (m + 15) / 16;
+  const auto* const values = reinterpret_cast<const AValues*>(packed + a_begin(blocks, m));
+  const auto* const sums = reinterpret_cast<const ASums*>(values + blocks * tiles);
   return {values + block * tiles, sums + block * tiles};
 }
-inline int64_t packed_left_bytes(int64_t blocks, int64_t columns) {
-  return (columns + 15) / 16 * blocks * int64_t(sizeof(LeftValues) + sizeof(LeftSums));
+inline int64_t packed_a_bytes(int64_t blocks, int64_t m) {
+  return (m + 15) / 16 * blocks * int64_t(sizeof(AValues) + sizeof(ASums));
 }
 
-// Columns are shared out evenly among their tiles; the last tile may end in columns of zeros.
-inline int64_t columns_of_a_tile(int64_t columns) {
-  const int64_t tiles = (columns + 15) / 16;
-  return (columns + tiles - 1) / tiles;
+// Batch rows are shared out evenly among their tiles; the last tile may end in batch rows of zeros.
+inline int64_t batch_rows_per_tile(int64_t m) {
+  const int64_t tiles = (m + 15) / 16;
+  return (m + tiles - 1) / tiles;
 }
 
-inline void pack_left(const PackTask& t, int64_t tile, int64_t block) {
-  const int64_t each = columns_of_a_tile(t.columns), first = each * tile;
-  const LeftTiles to = left_tiles(t.packed, t.blocks, t.columns, block);
-  auto& values = const_cast<LeftValues&>(to.values[tile]);
-  auto& sums = const_cast<LeftSums&>(to.sums[tile]);
+inline void pack_a(const PackTask& t, int64_t tile, int64_t block) {
+  const int64_t each = batch_rows_per_tile(t.m), first = each * tile;
+  const ATiles to = a_tiles(t.packed, t.blocks, t.m, block);
+  auto& values = const_cast<AValues&>(to.values[tile]);
+  auto& sums = const_cast<ASums&>(to.sums[tile]);
   alignas(64) static constexpr BlockQ8K kZeros = {};
-  for (int64_t c = 0; c < each; c++) {
-    const BlockQ8K& from = first + c < t.columns ? t.x[(first + c) * t.blocks + block] : kZeros;
-    for (int part = 0; part < 4; part++) _mm512_store_si512(values.q[part][c], _mm512_load_si512(from.q + 64 * part));
-    _mm_store_si128((__m128i*)sums.sums32[c], _mm_load_si128((const __m128i*)from.sums32));
-    sums.d[c] = from.d;
+  for (int64_t j = 0; j < each; j++) {
+    const BlockQ8K& from = first + j < t.m ? t.x[(first + j) * t.blocks + block] : kZeros;
+    for (int part = 0; part < 4; part++) _mm512_store_si512(values.q[part][j], _mm512_load_si512(from.q + 64 * part));
+    _mm_store_si128((__m128i*)sums.sums32[j], _mm_load_si128((const __m128i*)from.sums32));
+    sums.d[j] = from.d;
   }
 }
 
 // Sixteen rows of weights for one block: what the tiles read, and what the floats need, a lane for each row.
-struct alignas(64) RightPlanes {
+struct alignas(64) BPlanes {
   uint8_t high[4][16][64];  // [64 values][k / 4][row, k % 4]
   uint8_t low[4][16][64];
 };
-struct alignas(64) RightHeaders {
+struct alignas(64) BHeaders {
   uint8_t scales[16][64];  // words: eight high parts and eight low ones
   uint8_t mins[4][64];     // words, two of a row together
   uint8_t fifth[8][64];    // of Q5_K: the bits that do not fit a nibble, as they lie in the block
@@ -90,14 +88,14 @@ inline __m512i every_dword(int a, int b, int c, int d) {  // a shuffle of bytes 
   return every_lane(in(0), in(1), in(2), in(3));
 }
 
-// The same block of sixteen rows, `apart` bytes from one to the next.
+// The same block of sixteen rows, `stride` bytes from one to the next.
 struct SixteenBlocks {
   const uint8_t* group[4];  // rows 0, 4, 8 and 12
-  int64_t apart, apart3;    // three times as far: a row's address is then part of an instruction
+  int64_t stride, stride3;  // three times as far: a row's address is then part of an instruction
 
   // Sixteen bytes of rows m, 4 + m, 8 + m and 12 + m.
   QTENSOR_INLINE __m512i four_rows(int m, int64_t at) const {
-    const int64_t off = (m == 3 ? apart3 : m * apart) + at;
+    const int64_t off = (m == 3 ? stride3 : m * stride) + at;
     const auto load = [&](int g) { return _mm_loadu_si128((const __m128i*)(group[g] + off)); };
     __m512i rows = _mm512_castsi128_si512(load(0));
     rows = _mm512_mask_broadcast_i32x4(rows, 0x00f0, load(1));
@@ -116,7 +114,7 @@ inline __m512 floats_of_halves(__m512i dwords) { return _mm512_cvtph_ps(_mm512_c
 // Q4_K and Q5_K, a nibble of values with even sub-blocks and one with odd ones. What an odd one's nibble holds stays in
 // the upper half of its byte and is multiplied by a scale in the upper half of a word: the upper word of that product
 // is the two byte products, as the lower word is with even ones.
-struct RightQ4_K {
+struct BQ4_K {
   static constexpr int64_t bytes = sizeof(BlockQ4_K), values_at = offsetof(BlockQ4_K, qs);
   static constexpr bool has_fifth = false;
   static constexpr int odd_up = 4;  // so many bits an odd one's values lie up in a byte
@@ -129,7 +127,7 @@ struct RightQ4_K {
     return _mm512_and_si512(q, _mm512_set1_epi8(char(0xf0)));
   }
 };
-struct RightQ5_K {
+struct BQ5_K {
   static constexpr int64_t bytes = sizeof(BlockQ5_K), values_at = offsetof(BlockQ5_K, qs);
   static constexpr bool has_fifth = true;
   static constexpr int odd_up = 3;
@@ -151,11 +149,11 @@ struct RightQ5_K {
 
 // Q4_K and Q5_K in planes as MinPlanes makes them, a unit being 32 values.
 template <class Quant>
-struct RightMins {
+struct BMins {
   static constexpr int shift = 3;
   static constexpr int64_t bytes = Quant::bytes;
 
-  static QTENSOR_INLINE void headers(const SixteenBlocks& from, int64_t later, RightHeaders& to) {
+  static QTENSOR_INLINE void headers(const SixteenBlocks& from, int64_t later, BHeaders& to) {
     __m512i h[4];  // d and dmin, then the twelve bytes of scales and mins
     from.dwords(later, h);
     _mm512_store_ps(to.d, floats_of_halves(h[0]));
@@ -192,7 +190,7 @@ struct RightMins {
   }
 
   template <int UNIT>
-  static QTENSOR_INLINE void values(const SixteenBlocks& from, int64_t later, const RightHeaders& h, RightPlanes& to) {
+  static QTENSOR_INLINE void values(const SixteenBlocks& from, int64_t later, const BHeaders& h, BPlanes& to) {
     constexpr int group = UNIT / 2, row = 4 * (UNIT % 2);  // a group is 64 values: an even sub-block and an odd one
     __m512i q[4];
     from.dwords(later + Quant::values_at + 16 * UNIT, q);

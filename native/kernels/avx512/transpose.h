@@ -1,4 +1,4 @@
-// Between rows, as tiles have them, and columns, as everything else does.
+// Between rows of weights, as tiles have them, and rows of the batch, as everything else does.
 #pragma once
 
 #include <immintrin.h>
@@ -36,17 +36,17 @@ inline void transpose16(__m512i (&r)[16]) {
   }
 }
 
-// Sixteen rows, each of sixteen columns at row_at(its number), to y, whose columns are y_stride apart.
+// Sixteen rows of weights, each of sixteen batch rows at row_at(its number), to y, whose batch rows have y_stride.
 template <class RowAt>
-inline void store_columns(RowAt row_at, float* y, int64_t y_stride, int64_t columns, bool past_cache) {
+inline void store_transposed(RowAt row_at, float* y, int64_t y_stride, int64_t m, bool past_cache) {
   __m512i r[16];
   for (int i = 0; i < 16; i++) r[i] = _mm512_load_si512(row_at(i));
   transpose16(r);
-  for (int64_t c = 0; c < columns; c++) {
+  for (int64_t j = 0; j < m; j++) {
     if (past_cache)
-      _mm512_stream_si512((__m512i*)(y + c * y_stride), r[c]);
+      _mm512_stream_si512((__m512i*)(y + j * y_stride), r[j]);
     else
-      _mm512_storeu_si512(y + c * y_stride, r[c]);
+      _mm512_storeu_si512(y + j * y_stride, r[j]);
   }
 }
 

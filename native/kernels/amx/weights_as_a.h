@@ -3,7 +3,7 @@
 // A weight's integer q*sc needs more than a byte, so it is split as high * 2^shift + low into two byte planes; both are
 // multiplied exactly and joined as integers, which gives the very sum that the vector kernels compute. How the planes
 // are made cheaply is each format's business (see below). Weights are the A operand, 16 rows of 64 values; activations
-// are packed beforehand as B, [k/4][16 columns][4 bytes].
+// are packed beforehand as B, [k/4][16 batch rows][4 bytes].
 //
 // The sums of mins run through the tiles too: sum_j m_j * sums32_j as bfloat16 with sums32 = high + low, both exact
 // (a multiple of 64 up to 64 * 64, and 0..63). A min is given as 128 + m, whose bfloat16 is 0x4300 + m, without any
@@ -17,36 +17,37 @@
 #include <cstdint>
 
 #include "kernel_table.h"
-#include "kernels/avx512/columns.h"
 #include "kernels/avx512/four_headers.h"
 #include "kernels/avx512/integer_kernels.h"
+#include "kernels/avx512/transpose.h"
 #include "kernels/portable/always_inline.h"
 #include "kernels/x86/rows.h"
 
 namespace qtensor {
 namespace {
 
-// Activations of one column tile of one block. The values of all lie together, a page each, and behind them the rest of
+// Activations of one M tile of one block. The values of all lie together, a page each, and behind them the rest of
 // all: a load that has the same place in its page as a store shortly before waits for it, and so, with one set of
-// planes, none of the tiles that few_columns.h loads for 64 values meets those that it unpacks meanwhile.
+// planes, none of the tiles that small_m.h loads for 64 values meets those that it unpacks meanwhile.
 struct PackedValues {
-  int8_t q[4][16][16][4];  // [64 values][k / 4][column][k % 4]
+  int8_t q[4][16][16][4];  // [64 values][k / 4][batch row][k % 4]
 };
 struct PackedSums {
-  // bfloat16 [k / 2][column][k % 2] as the rows' mins have them: rows 0 to 3 high, 4 to 7 low, then that of all, zeros
+  // bfloat16 [k / 2][batch row][k % 2] as the rows' mins have them: rows 0 to 3 high, 4 to 7 low, then that of all,
+  // zeros
   uint16_t mins[16][16][2];
   float d[16];
 };
 static_assert(sizeof(PackedValues) == 4096 && sizeof(PackedSums) % 64 == 0);
 
-// The column tiles of one block, one after another.
+// The M tiles of one block, one after another.
 struct PackedTiles {
   const PackedValues* values;
   const PackedSums* sums;
   PackedTiles operator+(int64_t tiles) const { return {values + tiles, sums + tiles}; }
 };
-inline int64_t packed_right_bytes(int64_t blocks, int64_t columns) {
-  return (columns + 15) / 16 * blocks * int64_t(sizeof(PackedValues) + sizeof(PackedSums));
+inline int64_t packed_b_bytes(int64_t blocks, int64_t m) {
+  return (m + 15) / 16 * blocks * int64_t(sizeof(PackedValues) + sizeof(PackedSums));
 }
 inline PackedTiles packed_tiles(const uint8_t* packed, int64_t blocks, int64_t tiles, int64_t block) {
   const auto* const values = reinterpret_cast<const PackedValues*>(packed);
@@ -58,7 +59,7 @@ inline __m256i bfloat16_of(__m256i exact) {
   return _mm256_srli_epi32(_mm256_castps_si256(_mm256_cvtepi32_ps(exact)), 16);
 }
 
-// What a column's mins are multiplied with, as its dwords of PackedSums::mins.
+// What a batch row's mins are multiplied with, as its dwords of PackedSums::mins.
 inline __m512i packed_sums(const BlockQ8K& x) {
   const __m128i words = _mm_load_si128((const __m128i*)x.sums32);
   const __m256i sums = _mm256_cvtepi16_epi32(words), low = _mm256_and_si256(sums, _mm256_set1_epi32(63));
@@ -73,23 +74,23 @@ inline __m512i packed_sums(const BlockQ8K& x) {
                             _mm256_cvtepi32_epi16(bfloat16_of(both)), 2);
 }
 
-inline void pack_right(const PackTask& t, int64_t tile, int64_t block) {
-  const int64_t blocks = t.blocks, first = 16 * tile, count = t.columns - first < 16 ? t.columns - first : 16;
-  const BlockQ8K* const from = t.x + first * blocks + block;  // columns are `blocks` apart
-  const PackedTiles to = packed_tiles(t.packed, blocks, (t.columns + 15) / 16, block) + tile;
+inline void pack_b(const PackTask& t, int64_t tile, int64_t block) {
+  const int64_t blocks = t.blocks, first = 16 * tile, count = t.m - first < 16 ? t.m - first : 16;
+  const BlockQ8K* const from = t.x + first * blocks + block;  // a stride of `blocks` between batch rows
+  const PackedTiles to = packed_tiles(t.packed, blocks, (t.m + 15) / 16, block) + tile;
   auto& values = const_cast<PackedValues&>(*to.values);
   auto& sums = const_cast<PackedSums&>(*to.sums);
   for (int part = 0; part < 4; part++) {
     __m512i r[16];
-    for (int c = 0; c < 16; c++)
-      r[c] = c < count ? _mm512_load_si512(from[c * blocks].q + 64 * part) : _mm512_setzero_si512();
+    for (int j = 0; j < 16; j++)
+      r[j] = j < count ? _mm512_load_si512(from[j * blocks].q + 64 * part) : _mm512_setzero_si512();
     transpose16(r);
     for (int k = 0; k < 16; k++) _mm512_store_si512(values.q[part][k], r[k]);
   }
   __m512i mins[16];
-  for (int c = 0; c < 16; c++) {
-    sums.d[c] = c < count ? from[c * blocks].d : 0.0f;
-    mins[c] = c < count ? packed_sums(from[c * blocks]) : _mm512_setzero_si512();
+  for (int j = 0; j < 16; j++) {
+    sums.d[j] = j < count ? from[j * blocks].d : 0.0f;
+    mins[j] = j < count ? packed_sums(from[j * blocks]) : _mm512_setzero_si512();
   }
   transpose16(mins);
   for (int k = 0; k < 16; k++) _mm512_store_si512(sums.mins[k], mins[k]);
@@ -130,11 +131,11 @@ struct alignas(64) ScaleOrders {
 };
 constexpr ScaleOrders kScaleOrders;
 
-// The same block of four rows, `apart` bytes from one to the next.
+// The same block of four rows, `stride` bytes from one to the next.
 struct FourBlocks {
   const uint8_t* first;
-  int64_t apart, apart3;  // three times as far: a row's address is then part of an instruction
-  const uint8_t* at(int r) const { return first + (r == 3 ? apart3 : r * apart); }
+  int64_t stride, stride3;  // three times as far: a row's address is then part of an instruction
+  const uint8_t* at(int r) const { return first + (r == 3 ? stride3 : r * stride); }
 };
 
 // Q4_K and Q5_K: sc = 8 * (sc >> 3) + (sc & 7), so high = q * (sc >> 3) and low = q * (sc & 7) stay below 256, and one

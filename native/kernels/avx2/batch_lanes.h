@@ -1,4 +1,4 @@
-// Eight columns in the lanes of one ymm register: see kernels/portable/column_tiles.h. Products of two neighbours are
+// Eight batch rows in the lanes of one ymm register: see kernels/portable/batch_lanes.h. Products of two neighbours are
 // summed in 16 bits for as many steps as surely fit, then meet their scale in vpmaddwd.
 #pragma once
 
@@ -9,31 +9,31 @@
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
-#include "kernels/portable/column_tiles.h"
+#include "kernels/portable/batch_lanes.h"
 #include "row_blocks.h"
 
 namespace qtensor {
 namespace {
 
-struct Columns256 {
-  using Packed = PackedColumns;
+struct BatchLanes256 {
+  using Packed = PackedBatch;
   static void pack(const BlockQ8K* x, int64_t blocks, int64_t, int64_t count, Packed& out) {
     if (count < 16) __builtin_memset(&out, 0, sizeof out);
-    for (int64_t c = 0; c < count; c++) {
-      const BlockQ8K& from = x[c * blocks];
-      for (int k = 0; k < 64; k++) __builtin_memcpy(out.q[k][c], from.q + 4 * k, 4);
-      for (int i = 0; i < 8; i++) __builtin_memcpy(out.sums16[i][c], from.sums16 + 2 * i, 4);
-      for (int i = 0; i < 4; i++) __builtin_memcpy(out.sums32[i][c], from.sums32 + 2 * i, 4);
-      out.d[c] = from.d;
+    for (int64_t j = 0; j < count; j++) {
+      const BlockQ8K& from = x[j * blocks];
+      for (int k = 0; k < 64; k++) __builtin_memcpy(out.q[k][j], from.q + 4 * k, 4);
+      for (int i = 0; i < 8; i++) __builtin_memcpy(out.sums16[i][j], from.sums16 + 2 * i, 4);
+      for (int i = 0; i < 4; i++) __builtin_memcpy(out.sums32[i][j], from.sums32 + 2 * i, 4);
+      out.d[j] = from.d;
     }
   }
   static constexpr int most_tiles = 2;
   template <class Rows>
-  static constexpr int64_t tile_bytes = sizeof(PackedColumns);
+  static constexpr int64_t tile_bytes = sizeof(PackedBatch);
 
   // Four rows share the loaded activations where few scales are needed; with many, two rows' totals stay in registers.
   template <class Rows, int GROUPS, int TILES>
-  static void block(const RowBlocks* rows, const PackedColumns* x, float* acc) {
+  static void block(const RowBlocks* rows, const PackedBatch* x, float* acc) {
     constexpr int together = Rows::group == 32 ? 4 : 2;
     for (int g = 0; g < GROUPS; g++)
       for (int t = 0; t < TILES; t++)
@@ -42,16 +42,15 @@ struct Columns256 {
   }
 
   template <class Rows>
-  static void few_columns(const RowBlocks* rows, const PackedColumns* x, int64_t columns, float* acc,
-                          AheadInOrder& ahead) {
+  static void small_m(const RowBlocks* rows, const PackedBatch* x, int64_t m, float* acc, AheadInOrder& ahead) {
     ahead.ask(2 * kTileRows * Rows::bytes);
-    if (columns > 8) return block<Rows, 2, 1>(rows, x, acc);
+    if (m > 8) return block<Rows, 2, 1>(rows, x, acc);
     for (int g = 0; g < 2; g++) some_rows<Rows, kTileRows, 1>(rows[g], 0, *x, acc + g * kTileRows * 16);
   }
 
-  // ROWS rows and the first eight columns of a tile, or all sixteen.
+  // ROWS rows and the first eight batch rows of a tile, or all sixteen.
   template <class Rows, int ROWS, int HALVES>
-  static QTENSOR_INLINE void some_rows(const RowBlocks& rows, int row, const PackedColumns& x, float* acc) {
+  static QTENSOR_INLINE void some_rows(const RowBlocks& rows, int row, const PackedBatch& x, float* acc) {
     constexpr int fit = 32767 / (2 * Rows::largest * 127);  // vpmaddubsw results that 16 bits hold
     constexpr int steps = fit >= 8 ? 8 : fit >= 4 ? 4 : 2;
     static_assert(fit >= 2 && Rows::group / 4 % steps == 0);
@@ -94,7 +93,7 @@ struct Columns256 {
   }
 
   template <class Rows>
-  static QTENSOR_INLINE void finish(const RowBlocks& rows, int row, const PackedColumns& x, int h, __m256i total,
+  static QTENSOR_INLINE void finish(const RowBlocks& rows, int row, const PackedBatch& x, int h, __m256i total,
                                     float* acc) {
     __m256i side = _mm256_setzero_si256();
     for (int i = 0; i < (Rows::has_min ? 4 : 8); i++) {
@@ -114,19 +113,17 @@ struct Columns256 {
     _mm256_store_ps(acc, _mm256_fmadd_ps(f, _mm256_load_ps(x.d + 8 * h), _mm256_load_ps(acc)));
   }
 
-  static void store_panel(const float* acc, float* y, int64_t y_stride, int64_t, int64_t count) {
-    for (int64_t c = 0; c < count; c++)
-      for (int r = 0; r < 16; r++) y[c * y_stride + r] = acc[r * 16 + c];
+  static void store_n_tile(const float* acc, float* y, int64_t y_stride, int64_t, int64_t count) {
+    for (int64_t j = 0; j < count; j++)
+      for (int r = 0; r < 16; r++) y[j * y_stride + r] = acc[r * 16 + j];
   }
 };
 
-void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_columns<Columns256>(t, tile, block); }
-int64_t packed_bytes(int64_t blocks, int64_t columns) {
-  return (columns + 15) / 16 * blocks * int64_t(sizeof(PackedColumns));
-}
-void matmul_tiles_q4_k(const TileTask& t) { matmul_columns<Columns256, RowsWithMins<Q4_K256, 15>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_columns<Columns256, RowsWithMins<Q5_K256, 31>>(t); }
-void matmul_tiles_q6_k(const TileTask& t) { matmul_columns<Columns256, RowsWithOffset<Q6_K256, 63>>(t); }
+void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_batch<BatchLanes256>(t, tile, block); }
+int64_t packed_bytes(int64_t blocks, int64_t m) { return (m + 15) / 16 * blocks * int64_t(sizeof(PackedBatch)); }
+void matmul_tiles_q4_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithMins<Q4_K256, 15>>(t); }
+void matmul_tiles_q5_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithMins<Q5_K256, 31>>(t); }
+void matmul_tiles_q6_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithOffset<Q6_K256, 63>>(t); }
 
 }  // namespace
 }  // namespace qtensor
