@@ -32,11 +32,11 @@ def least_seconds(call: Call, repeats: int) -> float:
     return min(spent)
 
 
-def product(format: Format, columns: int, rows: int = 1024, k: int = 2048) -> tuple[Call, float]:
-    """`rows` x `k` weights times `columns`; GB of blocks for one column, else TF."""
+def product(format: Format, m: int, rows: int = 1024, k: int = 2048) -> tuple[Call, float]:
+    """`rows` x `k` weights times `m` rows of a batch; GB of blocks for one, else TF."""
     weight = QTensor("w", format, (rows, k), random_blocks(format, rows * k // 256, RNG).reshape(-1))
-    x, y = RNG.standard_normal((columns, k), np.float32), ops.empty(columns, rows)
-    amount = weight.nbytes / 1e9 if columns == 1 else 2 * columns * rows * k / 1e12
+    x, y = RNG.standard_normal((m, k), np.float32), ops.empty(m, rows)
+    amount = weight.nbytes / 1e9 if m == 1 else 2 * m * rows * k / 1e12
     return lambda: ops.matmul(x, weight, y), amount
 
 
