@@ -151,7 +151,7 @@ def main() -> None:
     measured: dict[str, Any] = {}
     for family in given.kernels:
         backend.use_kernels(family)
-        has_tiles = backend.attention_way() == "tiles"
+        has_tiles = backend.attention_variant() == "tiles"
         cases = [case for case in every_case if has_tiles or case.attention == "auto"]
         read, multiply = [], []
         rates: dict[str, list[float]] = {case.name: [] for case in cases}

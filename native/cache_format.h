@@ -5,13 +5,14 @@
 //
 //   f16     keys [dim][128] and values [128][dim] as halves
 //   8 bits  128 + q as a byte: keys [dim/4][128][4], values [128/4][dim][4]; the four of a group lie together, so that
-//           the lanes of a score are positions, the lanes of an output are dimensions, and no sum is ever folded
+//           the lanes of a score are positions, the lanes of an output are dimensions, and no sum needs a horizontal
+//           reduction
 //   4 bits  the number of a level in a table of 16. Groups of four as above, two to a byte: group 2i is the low half of
 //           row i, group 2i+1 the high one
 //   3 bits  a table of 8: the two lower bits first, four groups to a byte (group 4i+j in bits 2j of row i), then the
 //           upper bit, eight groups to a byte (group 8i+j in bit j of row i)
 //
-// Everything but f16 is rotated before it is rounded (kernels/head_vectors.h). A scale is never negative.
+// Everything but f16 is rotated before it is rounded (kernels/portable/head_vectors.h). A scale is never negative.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 //
 // One arithmetic, one answer: every table must give the bits of the generic one. Dot products over quantised blocks are
 // exact integers; floats meet once per 256 values, in the order written at each entry, with fused multiply-add; float
-// reductions run over a virtual vector of 16 lanes that is folded as (l, l+8), (l, l+4), (l, l+2), (l, l+1).
+// reductions run over a virtual vector of 16 lanes that is reduced as (l, l+8), (l, l+4), (l, l+2), (l, l+1).
 //
 // Kernels never allocate, throw or print. Their callers have checked every size.
 #pragma once
@@ -14,45 +14,47 @@
 
 namespace qtensor {
 
-// y[c][n] = dot(weight row n, activation column c) for n in [row_begin, row_end), every column.
+// y[j][n] = dot(row n of the weight, row j of the batch) for n in [row_begin, row_end) and the M rows of the batch.
+// Here a `row` alone is one of the weight. What Python calls a row is a row of the batch: it turns round in this
+// product, for to the kernels a row of the batch is a column of what they pack, of a tile, or a lane of a vector.
 struct MatmulTask {
   const uint8_t* weight;   // first row of the matrix
   int64_t row_bytes;       // distance between rows
   int64_t k;               // values per row
-  const BlockQ8K* blocks;  // quantised weights: columns x blocks_per_column activations
-  int64_t blocks_per_column;
-  const float* floats;  // float weights: columns x k activations
-  int64_t columns;
+  const BlockQ8K* blocks;  // quantised weights: m x blocks_per_row activations
+  int64_t blocks_per_row;
+  const float* floats;  // float weights: m x k activations
+  int64_t m;
   float* y;
-  int64_t y_stride;  // floats between columns of y
+  int64_t y_stride;  // floats between batch rows of y
   int64_t row_begin, row_end;
 };
 
-// The same product for many columns by kernels that work on tiles of 16 x 16: activations are packed beforehand, one
-// call of pack_block for each 16 columns and each block. Rows come in multiples of 16.
+// The same product for large M by kernels that work on tiles of 16 x 16: activations are packed beforehand, one
+// call of pack_block for each 16 batch rows and each block. Rows come in multiples of 16.
 struct PackTask {
-  const BlockQ8K* x;  // columns x blocks
-  int64_t blocks, columns;
+  const BlockQ8K* x;  // m x blocks
+  int64_t blocks, m;
   bool for_mins, for_signed;  // for weights that have mins (Q4_K and Q5_K), and for those that have none (Q6_K)
-  uint8_t* packed;            // packed_bytes(blocks, columns)
+  uint8_t* packed;            // packed_bytes(blocks, m)
 };
 struct TileTask {
   const uint8_t* weight;
   int64_t row_bytes;
   int64_t blocks;         // per row
-  const uint8_t* packed;  // every column tile, as pack_block wrote it for the format; begins at a page, for speed alone
-  int64_t columns;
+  const uint8_t* packed;  // every M tile, as pack_block wrote it for the format; begins at a page, for speed alone
+  int64_t m;
   float* y;
   int64_t y_stride;
   int64_t row_begin, row_end;
-  bool past_cache;   // y is too large to be kept in a cache, and its columns begin at cache lines
-  uint8_t* scratch;  // tile_scratch_bytes(columns), for this worker alone; begins at a page as well
+  bool past_cache;   // y is too large to be kept in a cache, and its batch rows begin at cache lines
+  uint8_t* scratch;  // tile_scratch_bytes(m), for this worker alone; begins at a page as well
 };
 
 // Causal attention of `queries` vectors that share one KV head, over halves. Query i sees positions [0, limits[i]).
 // Keys lie as [dim][kTilePositions] halves per tile, values as [kTilePositions][dim].
 // Per tile, in order of position: s_j = scale * (fma chain over dim); m' = max(m, max_j s_j); p_j = exp(s_j - m');
-// l = fma(l, exp(m - m'), fold16(p)); o = o * exp(m - m') then o = fma(p_j, v_j, o) in order of j. Result o / l.
+// l = fma(l, exp(m - m'), reduce16(p)); o = o * exp(m - m') then o = fma(p_j, v_j, o) in order of j. Result o / l.
 struct AttentionTask {
   const float* const* q;  // queries pointers to dim floats
   float* const* out;      // queries pointers to dim floats
@@ -64,14 +66,14 @@ struct AttentionTask {
   float scale;
   float* scratch;  // attention_scratch_floats(queries, dim)
 };
-inline constexpr int64_t attention_scratch_floats(int64_t queries, int64_t dim) {
+static constexpr int64_t attention_scratch_floats(int64_t queries, int64_t dim) {
   return queries * (dim + kTilePositions + 2) + 64;
 }
 
 // The same over a cache of bytes or less. q is rotated and rounded to bytes, q = dq * bytes; keys are k = dk_j * bytes,
 // values v = dv_j * bytes. Per tile, in order of position, everything in units of log2:
 //   s_j = float(exact sum q k) * (dk_j * u), u = dq * scale * log2(e)
-//   m' = max(m, max_j s_j);  p_j = exp2(s_j - m');  c = exp2(m - m');  l = fma(l, c, fold16(p))
+//   m' = max(m, max_j s_j);  p_j = exp2(s_j - m');  c = exp2(m - m');  l = fma(l, c, reduce16(p))
 //   w_j = p_j * dv_j;  t = max_j w_j;  P_j = round_to_even(w_j * (32767 / t)), 15 bits of the tile's largest
 //   o = fma(float(exact sum P_j v_j), t / 32767, o * c)
 // t < 1e-30 leaves o * c. The result is o / l, rotated back. NaN in what is stored shows as NaN.
@@ -110,7 +112,7 @@ struct KernelTable {
   void (*matmul_q8_0)(const MatmulTask&);
   void (*matmul_q4_0)(const MatmulTask&);
   void (*matmul_q4_1)(const MatmulTask&);
-  // Float weights: lane l takes fma(w, x, acc) over k = l, l+16, ...; then the fold.
+  // Float weights: lane l takes fma(w, x, acc) over k = l, l+16, ...; then the reduction.
   void (*matmul_f32)(const MatmulTask&);
   void (*matmul_f16)(const MatmulTask&);
   void (*matmul_bf16)(const MatmulTask&);
@@ -128,7 +130,7 @@ struct KernelTable {
   // Rounds to half, to nearest even.
   void (*to_half)(const float* x, int64_t n, half* out);
   void (*attention)(const AttentionTask&);
-  // Rotates one head (kernels/head_vectors.h) and rounds it for the cache: with 8 bits top = max|x|, scale =
+  // Rotates one head (kernels/portable/head_vectors.h) and rounds it for the cache: with 8 bits top = max|x|, scale =
   // half(top / 127), levels = 128 + round_to_even(x * (1 / scale)); with less the numbers of the nearest levels.
   void (*round_head)(const float* x, int64_t dim, int bits, uint8_t* levels, half* scale);
   void (*attention_bytes)(const ByteAttentionTask&);
@@ -143,11 +145,11 @@ struct KernelTable {
   // Rows of a sequence that attention over bytes best takes together by tiles (0: the family has none for it).
   int64_t attention_tile_rows;
 
-  // Tiles, where there are any: from how many columns on they are the faster way (0: never).
-  int64_t tile_columns;
+  // Tiles, where there are any: from which M on they are faster (0: never).
+  int64_t tiles_from_m;
   int64_t tile_rows;  // of the weight, that are best taken together
-  int64_t (*packed_bytes)(int64_t blocks, int64_t columns);
-  int64_t (*tile_scratch_bytes)(int64_t columns);
+  int64_t (*packed_bytes)(int64_t blocks, int64_t m);
+  int64_t (*tile_scratch_bytes)(int64_t m);
   void (*pack_block)(const PackTask&, int64_t tile, int64_t block);
   void (*matmul_tiles_q4_k)(const TileTask&);
   void (*matmul_tiles_q5_k)(const TileTask&);

@@ -8,8 +8,17 @@ option(QTENSOR_GENERIC_ONLY "leave the kernels of particular processors out" OFF
 set(EXACT ${QTENSOR_OPTIMISE} -ffp-contract=off -fno-fast-math -Wall -Wextra -Wno-missing-field-initializers
           -Wno-uninitialized -Wno-maybe-uninitialized)  # gcc 12 warns inside its own intrinsics headers
 
+# Everything is included by its path from here. A header named without a folder (vec16.h, tuning.h, ...) is the family's
+# own, so that what stands in kernels/portable and kernels/x86 compiles for each; what AMX lacks is AVX-512's.
+include_directories(${CMAKE_CURRENT_LIST_DIR})
+set(GENERIC_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/generic)
+set(AVX2_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/avx2)
+set(AVX512_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/avx512)
+set(AMX_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/amx ${AVX512_HEADERS})
+
 add_library(kernels_generic OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/generic/table.cpp)
 target_compile_options(kernels_generic PRIVATE ${EXACT})
+target_include_directories(kernels_generic PRIVATE ${GENERIC_HEADERS})
 set(KERNELS $<TARGET_OBJECTS:kernels_generic>)
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
@@ -22,6 +31,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
     string(TOUPPER ${family} flags)
     add_library(kernels_${family} OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/${family}/table.cpp)
     target_compile_options(kernels_${family} PRIVATE ${EXACT} ${${flags}})
+    target_include_directories(kernels_${family} PRIVATE ${${flags}_HEADERS})
     target_compile_definitions(kernels_${family} PRIVATE QTENSOR_X86)
     list(APPEND KERNELS $<TARGET_OBJECTS:kernels_${family}>)
   endforeach()
@@ -30,12 +40,14 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
   if(EXISTS ${EMULATED})
     add_library(kernels_amx_emulated OBJECT EXCLUDE_FROM_ALL ${EMULATED})
     target_compile_options(kernels_amx_emulated PRIVATE ${EXACT} ${AVX512} ${QTENSOR_EMULATED_OPTIMISE})
+    target_include_directories(kernels_amx_emulated PRIVATE ${AMX_HEADERS})
     target_compile_definitions(kernels_amx_emulated PRIVATE QTENSOR_X86)
   endif()
 endif()
 
 # What runs the kernels and knows nothing of Python.
 set(RUNTIME)
-foreach(name ops attention_ops ceilings dequantise rope_table dispatch cpu_features bus_error threads)
+foreach(name ops/attention ops/dequantise ops/matmul ops/rope_table ops/rows runtime/bus_error runtime/cpu_features
+             runtime/dispatch runtime/roofline runtime/threads)
   list(APPEND RUNTIME ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()

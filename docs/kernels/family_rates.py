@@ -32,11 +32,11 @@ def least_seconds(call: Call, repeats: int) -> float:
     return min(spent)
 
 
-def product(format: Format, columns: int, rows: int = 1024, k: int = 2048) -> tuple[Call, float]:
-    """`rows` x `k` weights times `columns`; GB of blocks for one column, else TF."""
+def product(format: Format, m: int, rows: int = 1024, k: int = 2048) -> tuple[Call, float]:
+    """`rows` x `k` weights times `m` rows of a batch; GB of blocks for one, else TF."""
     weight = QTensor("w", format, (rows, k), random_blocks(format, rows * k // 256, RNG).reshape(-1))
-    x, y = RNG.standard_normal((columns, k), np.float32), ops.empty(columns, rows)
-    amount = weight.nbytes / 1e9 if columns == 1 else 2 * columns * rows * k / 1e12
+    x, y = RNG.standard_normal((m, k), np.float32), ops.empty(m, rows)
+    amount = weight.nbytes / 1e9 if m == 1 else 2 * m * rows * k / 1e12
     return lambda: ops.matmul(x, weight, y), amount
 
 
@@ -70,10 +70,10 @@ def rows_of(operation: str, rows: int = 64, width: int = 2048) -> tuple[Call, fl
 
 def main() -> None:
     cases = {
-        "Q4_K, 1 column, GB/s of blocks": product(Q4_K, 1),
-        "Q6_K, 1 column, GB/s of blocks": product(Q6_K, 1),
-        "Q4_K, 256 columns, TF/s": product(Q4_K, 256),
-        "Q6_K, 256 columns, TF/s": product(Q6_K, 256),
+        "Q4_K, M = 1, GB/s of blocks": product(Q4_K, 1),
+        "Q6_K, M = 1, GB/s of blocks": product(Q6_K, 1),
+        "Q4_K, M = 256, TF/s": product(Q4_K, 256),
+        "Q6_K, M = 256, TF/s": product(Q6_K, 256),
         "attention, 1 row at depth 512, GF/s": attention(1, 512),
         "attention, 1 row at depth 4,096, GF/s": attention(1, 4096),
         "attention, 256 rows at depth 512, GF/s": attention(256, 512),

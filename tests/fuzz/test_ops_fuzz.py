@@ -27,8 +27,8 @@ ONE_SEED = os.environ.get("FUZZ_SEED")
 TOLERANCE = 2e-5  # relative to the largest output; sharp bounds are the kernel tests' business
 CANARY = 0x5A
 CONTROL = {
-    "Program", "attention_way", "available_kernels", "cpu_features", "end_on_bus_errors", "kernels", "known_kernels",
-    "multiply_bytes", "set_thread_count", "thread_count", "use_attention", "use_kernels",
+    "Program", "attention_variant", "available_kernels", "cpu_features", "end_on_bus_errors", "kernels",
+    "known_kernels", "multiply_bytes", "set_thread_count", "thread_count", "use_attention", "use_kernels",
 }  # fmt: skip
 
 Array = npt.NDArray[Any]

@@ -1,6 +1,6 @@
 // In place of the AMX kernels on a processor without tiles, where nobody could call them: half of what a sanitizer's
 // build takes. The emulated ones are the same source.
-#include "../../native/kernel_table.h"
+#include "kernel_table.h"
 
 namespace qtensor {
 const KernelTable kAmxKernels = {.name = "amx"};

@@ -3,7 +3,7 @@
 
 #define kAmxKernels kAmxEmulatedKernels
 #define QTENSOR_TABLE_NAME "amx-emulated"
-#include "../../native/kernels/amx/table.cpp"
+#include "kernels/amx/table.cpp"
 
 TileCounts& tile_counts() {
   static TileCounts counts;

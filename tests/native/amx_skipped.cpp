@@ -3,4 +3,4 @@
 
 #define kAmxKernels kAmxSkippedKernels
 #define QTENSOR_TABLE_NAME "amx without tiles"
-#include "../../native/kernels/amx/table.cpp"
+#include "kernels/amx/table.cpp"

@@ -8,12 +8,16 @@
 #include <thread>
 #include <vector>
 
-#include "cpu_features.h"
-#include "dispatch.h"
 #include "guarded.h"
-#include "ops.h"
+#include "ops/attention.h"
+#include "ops/dequantise.h"
+#include "ops/matmul.h"
+#include "ops/rope_table.h"
+#include "ops/rows.h"
+#include "runtime/cpu_features.h"
+#include "runtime/dispatch.h"
 #if defined(QTENSOR_EMULATED_TILES)
-#include "bfloat16_panels.h"
+#include "bfloat16_matmul.h"
 #include "tile_counts.h"
 #endif
 
@@ -77,10 +81,10 @@ void compare(const char* what, Guarded<float>& out, Guarded<float>& expected, Ma
   for (const auto& family : available_kernels()) {
     use_kernels(family);
     set_thread_count(int(random.from(1, 3)));
-    for (const char* way : {"vectors", "tiles"}) {
+    for (const char* variant : {"vectors", "tiles"}) {
       if (kernels().attention_tile_rows > 0)
-        use_attention(way);
-      else if (std::string(way) == "tiles")
+        use_attention(variant);
+      else if (std::string(variant) == "tiles")
         continue;
       make(out.data())(thread_pool());
       if (!same_bits(out, expected)) fail(std::string(what) + " differs from generic");
@@ -95,19 +99,19 @@ void compare(const char* what, Guarded<float>& out, Guarded<float>& expected, Ma
 void matmul_case(Random& random) {
   const Format f = kFormats[random.below(9)];
   const int64_t work = is_plain(f) ? 200'000 : 2'000'000;  // generic fused multiply-adds are slow
-  int64_t columns, rows, k;
+  int64_t m, rows, k;
   do {
-    columns = random.often(20) ? random.from(30, 140) : random.from(1, 24);
+    m = random.often(20) ? random.from(30, 140) : random.from(1, 24);
     rows = random.often(20) ? random.from(100, 300) : random.from(1, 50);
     k = row_length(f, random);
-  } while (rows * columns * k > work);
-  Guarded<float> x(columns * k, random), out(columns * rows, random), expected(columns * rows, random);
+  } while (rows * m * k > work);
+  Guarded<float> x(m * k, random), out(m * rows, random), expected(m * rows, random);
   Guarded<uint8_t> weight(rows * bytes_per_row(f, k), random);
   fill(x, random);
   fill(weight, f, random);
   compare(
-      "matmul", out, expected,
-      [&](float* y) { return matmul({x.data(), columns, k, {{{f, weight.data(), rows, k}, y}}}); }, random);
+      "matmul", out, expected, [&](float* y) { return matmul({x.data(), m, k, {{{f, weight.data(), rows, k}, y}}}); },
+      random);
   Guarded<float> norm(k, random);
   Guarded<uint8_t> second(weight.size(), random);
   fill(norm, random);
@@ -116,9 +120,9 @@ void matmul_case(Random& random) {
       "matmul with a norm, added", out, expected,
       [&](float* y) -> Step {
         const Step step =
-            matmul({x.data(), columns, k, {{{f, weight.data(), rows, k}, y}}, norm.data(), 1e-6f, Combine::add});
+            matmul({x.data(), m, k, {{{f, weight.data(), rows, k}, y}}, norm.data(), 1e-6f, Combine::add});
         return [&, y, step](ThreadPool& pool) {
-          for (int64_t i = 0; i < columns * rows; i++) y[i] = float(i % 7);
+          for (int64_t i = 0; i < m * rows; i++) y[i] = float(i % 7);
           step(pool);
         };
       },
@@ -127,7 +131,7 @@ void matmul_case(Random& random) {
       "matmul, gated", out, expected,
       [&](float* y) {
         return matmul({x.data(),
-                       columns,
+                       m,
                        k,
                        {{{f, weight.data(), rows, k}, y}, {{f, second.data(), rows, k}, y}},
                        norm.data(),
@@ -141,10 +145,9 @@ void matmul_case(Random& random) {
         return [&, y](ThreadPool&) {
           const KernelTable& t = kernels();
           const int64_t blocks = (k + 255) / 256, begin = random.below(rows);
-          Guarded<BlockQ8K> q(columns * blocks, random, 64);
-          for (int64_t c = 0; c < columns; c++) t.quantize_q8k(x.data() + c * k, k, q.data() + c * blocks);
-          MatmulTask task{weight.data(), bytes_per_row(f, k), k, q.data(), blocks, x.data(), columns, y, rows, 0,
-                          begin};
+          Guarded<BlockQ8K> q(m * blocks, random, 64);
+          for (int64_t c = 0; c < m; c++) t.quantize_q8k(x.data() + c * k, k, q.data() + c * blocks);
+          MatmulTask task{weight.data(), bytes_per_row(f, k), k, q.data(), blocks, x.data(), m, y, rows, 0, begin};
           void (*kernel)(const MatmulTask&) = f == Format::F32    ? t.matmul_f32
                                               : f == Format::F16  ? t.matmul_f16
                                               : f == Format::BF16 ? t.matmul_bf16
@@ -310,27 +313,27 @@ void attention_case(Random& random) {
 #if defined(QTENSOR_EMULATED_TILES)
 // The scheme that is there for comparison only: near the product in double precision, as near as two roundings allow.
 void bfloat16_case(Random& random) {
-  const int64_t k = 256 * random.from(1, 5), columns = 32 * random.from(1, 3), rows = 32 * random.from(1, 6);
+  const int64_t k = 256 * random.from(1, 5), m = 32 * random.from(1, 3), rows = 32 * random.from(1, 6);
   Guarded<uint8_t> weight(rows * bytes_per_row(Format::Q4_K, k), random, 16);
-  Guarded<float> x(columns * k, random), y(columns * rows, random, 64), row(k, random);
-  Guarded<uint16_t> packed(columns * k, random, 64);
-  Guarded<uint8_t> scratch(bfloat16_scratch(columns), random, 64);
+  Guarded<float> x(m * k, random), y(m * rows, random, 64), row(k, random);
+  Guarded<uint16_t> packed(m * k, random, 64);
+  Guarded<uint8_t> scratch(bfloat16_scratch(m), random, 64);
   fill(weight, Format::Q4_K, random);
   for (float& v : x) v = random.real();
-  kBfloat16PanelsEmulated.pack(x.data(), k, columns, packed.data());
-  kBfloat16PanelsEmulated.product(weight.data(), rows, k, packed.data(), columns, y.data(), rows, scratch.data());
+  kBfloat16MatmulEmulated.pack(x.data(), k, m, packed.data());
+  kBfloat16MatmulEmulated.product(weight.data(), rows, k, packed.data(), m, y.data(), rows, scratch.data());
   for (int64_t n = 0; n < rows; n += random.from(1, 7)) {
     dequantise_row(Format::Q4_K, weight.data() + n * bytes_per_row(Format::Q4_K, k), k, row.data());
-    for (int64_t c = 0; c < columns; c++) {
+    for (int64_t c = 0; c < m; c++) {
       double sum = 0, size = 0;
       for (int64_t i = 0; i < k; i++) {
         sum += double(row[i]) * double(x[c * k + i]);
         size += std::abs(double(row[i]) * double(x[c * k + i]));
       }
-      if (!(std::abs(sum - double(y[c * rows + n])) <= size / 240)) fail("bfloat16 panels are off");
+      if (!(std::abs(sum - double(y[c * rows + n])) <= size / 240)) fail("bfloat16 N tiles are off");
     }
   }
-  if (tile_counts().in_use != 0) fail("bfloat16 panels left tiles configured");
+  if (tile_counts().in_use != 0) fail("bfloat16 N tiles left tiles configured");
 }
 #endif
 

@@ -51,7 +51,7 @@ struct Unit {
 };
 inline thread_local Unit unit{};
 
-// A deliberate fault, by EMULATED_TILE_FAULT: tests must notice it. "short" takes one row less of every sum and left
+// A deliberate fault, by EMULATED_TILE_FAULT: tests must notice it. "short" takes one row less of every sum and A
 // operand, which the hardware would do without a word; "uneven" of the sums only, which it would refuse.
 inline int missing_rows(int tile) {
   static const char* const fault = std::getenv("EMULATED_TILE_FAULT");
@@ -116,15 +116,15 @@ inline void store(int from, void* to, int64_t stride) {
 
 struct Operands {
   Tile& sum;
-  const Tile &left, &right;
+  const Tile &a, &b;
 };
-inline Operands operands(int sum, int left, int right, const char* name) {
-  if (sum == left || sum == right || left == right) refuse(name, "a product takes three different tiles");
-  const Operands o{unit.used(sum, name), unit.used(left, name), unit.used(right, name)};
-  if (o.sum.rows != o.left.rows) refuse(name, "sums and left operand differ in rows");
-  if (o.sum.row_bytes != o.right.row_bytes) refuse(name, "sums and right operand differ in columns");
-  if (o.left.row_bytes != 4 * o.right.rows) refuse(name, "the operands differ in depth");
-  if (o.left.row_bytes % 4 != 0 || o.sum.row_bytes % 4 != 0) refuse(name, "a row is no whole number of dwords");
+inline Operands operands(int sum, int a, int b, const char* name) {
+  if (sum == a || sum == b || a == b) refuse(name, "a product takes three different tiles");
+  const Operands o{unit.used(sum, name), unit.used(a, name), unit.used(b, name)};
+  if (o.sum.rows != o.a.rows) refuse(name, "sums and A operand differ in rows");
+  if (o.sum.row_bytes != o.b.row_bytes) refuse(name, "sums and B operand differ in columns");
+  if (o.a.row_bytes != 4 * o.b.rows) refuse(name, "the operands differ in depth");
+  if (o.a.row_bytes % 4 != 0 || o.sum.row_bytes % 4 != 0) refuse(name, "a row is no whole number of dwords");
   return o;
 }
 
@@ -135,18 +135,18 @@ inline __m512i words_of(__m512i bytes) {
   return ODD ? _mm512_srli_epi16(bytes, 8) : _mm512_and_si512(bytes, _mm512_set1_epi16(255));
 }
 
-// sum[m][n] += left[m][4k + i] * right[k][4n + i], 32 bits that wrap. Columns beyond the shape are zero and stay so.
-template <bool LEFT_SIGNED, bool RIGHT_SIGNED>
-inline void byte_product(int sum, int left, int right, const char* name) {
-  const Operands o = operands(sum, left, right, name);
+// sum[m][n] += a[m][4k + i] * b[k][4n + i], 32 bits that wrap. Columns beyond the shape are zero and stay so.
+template <bool A_SIGNED, bool B_SIGNED>
+inline void byte_product(int sum, int a, int b, const char* name) {
+  const Operands o = operands(sum, a, b, name);
   for (int m = 0; m < o.sum.rows; m++) {
     __m512i row = _mm512_load_si512(o.sum.bytes[m]);
-    for (int k = 0; k < o.right.rows; k++) {
+    for (int k = 0; k < o.b.rows; k++) {
       int32_t four;
-      std::memcpy(&four, o.left.bytes[m] + 4 * k, 4);
-      const __m512i a = _mm512_set1_epi32(four), b = _mm512_load_si512(o.right.bytes[k]);
-      row = _mm512_dpwssd_epi32(row, words_of<LEFT_SIGNED, 0>(a), words_of<RIGHT_SIGNED, 0>(b));
-      row = _mm512_dpwssd_epi32(row, words_of<LEFT_SIGNED, 1>(a), words_of<RIGHT_SIGNED, 1>(b));
+      std::memcpy(&four, o.a.bytes[m] + 4 * k, 4);
+      const __m512i x = _mm512_set1_epi32(four), y = _mm512_load_si512(o.b.bytes[k]);
+      row = _mm512_dpwssd_epi32(row, words_of<A_SIGNED, 0>(x), words_of<B_SIGNED, 0>(y));
+      row = _mm512_dpwssd_epi32(row, words_of<A_SIGNED, 1>(x), words_of<B_SIGNED, 1>(y));
     }
     _mm512_store_si512(o.sum.bytes[m], row);
   }
@@ -171,16 +171,16 @@ inline float bfloat16_at(const uint8_t* place) {
 
 // Even and odd products in two chains of fused multiply-adds, which are added to each other and then to the sum;
 // denormals are zero at every step, and rounding is to nearest even.
-inline void bfloat16_product(int sum, int left, int right) {
-  const Operands o = operands(sum, left, right, "tdpbf16ps");
+inline void bfloat16_product(int sum, int a, int b) {
+  const Operands o = operands(sum, a, b, "tdpbf16ps");
   for (int m = 0; m < o.sum.rows; m++)
     for (int n = 0; n < o.sum.row_bytes / 4; n++) {
       float chain[2] = {0.0f, 0.0f}, total;
-      for (int k = 0; k < o.right.rows; k++)
+      for (int k = 0; k < o.b.rows; k++)
         for (int i = 0; i < 2; i++) {
-          const float a = bfloat16_at(o.left.bytes[m] + 4 * k + 2 * i);
-          const float b = bfloat16_at(o.right.bytes[k] + 4 * n + 2 * i);
-          chain[i] = flushed(__builtin_fmaf(a, b, chain[i]));
+          const float x = bfloat16_at(o.a.bytes[m] + 4 * k + 2 * i);
+          const float y = bfloat16_at(o.b.bytes[k] + 4 * n + 2 * i);
+          chain[i] = flushed(__builtin_fmaf(x, y, chain[i]));
         }
       std::memcpy(&total, o.sum.bytes[m] + 4 * n, 4);
       total = flushed(flushed(total) + flushed(chain[0] + chain[1]));
@@ -207,8 +207,8 @@ inline void bfloat16_product(int sum, int left, int right) {
 #define _tile_stream_loadd(to, from, stride) emulated_tiles::load(to, from, stride)
 #define _tile_stored(from, to, stride) emulated_tiles::store(from, to, stride)
 #define _tile_release() emulated_tiles::release()
-#define _tile_dpbssd(sum, left, right) emulated_tiles::byte_product<true, true>(sum, left, right, "tdpbssd")
-#define _tile_dpbsud(sum, left, right) emulated_tiles::byte_product<true, false>(sum, left, right, "tdpbsud")
-#define _tile_dpbusd(sum, left, right) emulated_tiles::byte_product<false, true>(sum, left, right, "tdpbusd")
-#define _tile_dpbuud(sum, left, right) emulated_tiles::byte_product<false, false>(sum, left, right, "tdpbuud")
-#define _tile_dpbf16ps(sum, left, right) emulated_tiles::bfloat16_product(sum, left, right)
+#define _tile_dpbssd(sum, a, b) emulated_tiles::byte_product<true, true>(sum, a, b, "tdpbssd")
+#define _tile_dpbsud(sum, a, b) emulated_tiles::byte_product<true, false>(sum, a, b, "tdpbsud")
+#define _tile_dpbusd(sum, a, b) emulated_tiles::byte_product<false, true>(sum, a, b, "tdpbusd")
+#define _tile_dpbuud(sum, a, b) emulated_tiles::byte_product<false, false>(sum, a, b, "tdpbuud")
+#define _tile_dpbf16ps(sum, a, b) emulated_tiles::bfloat16_product(sum, a, b)

@@ -19,8 +19,8 @@
 #define _tile_loadd(to, from, stride) QTENSOR_SKIPPED_TILE
 #define _tile_stored(from, to, stride) QTENSOR_SKIPPED_TILE
 #define _tile_release() QTENSOR_SKIPPED_TILE
-#define _tile_dpbssd(sum, left, right) QTENSOR_SKIPPED_TILE
-#define _tile_dpbsud(sum, left, right) QTENSOR_SKIPPED_TILE
-#define _tile_dpbusd(sum, left, right) QTENSOR_SKIPPED_TILE
-#define _tile_dpbuud(sum, left, right) QTENSOR_SKIPPED_TILE
-#define _tile_dpbf16ps(sum, left, right) QTENSOR_SKIPPED_TILE
+#define _tile_dpbssd(sum, a, b) QTENSOR_SKIPPED_TILE
+#define _tile_dpbsud(sum, a, b) QTENSOR_SKIPPED_TILE
+#define _tile_dpbusd(sum, a, b) QTENSOR_SKIPPED_TILE
+#define _tile_dpbuud(sum, a, b) QTENSOR_SKIPPED_TILE
+#define _tile_dpbf16ps(sum, a, b) QTENSOR_SKIPPED_TILE

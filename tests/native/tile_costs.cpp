@@ -1,4 +1,4 @@
-// What the AMX kernels ask of tiles and of vectors, and what the other scheme of bfloat16_panels.h does, on one thread:
+// What the AMX kernels ask of tiles and of vectors, and what the other scheme of bfloat16_matmul.h does, on one thread:
 // tile instructions counted by the emulation, all else timed with the tiles left out, AVX-512 for comparison, and the
 // real thing where the processor has it. Prints a table; docs/kernels/tile_costs.py builds and runs it.
 #include <algorithm>
@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "bfloat16_panels.h"
-#include "cpu_features.h"
+#include "bfloat16_matmul.h"
 #include "guarded.h"
 #include "kernel_table.h"
+#include "runtime/cpu_features.h"
 #include "tile_counts.h"
 
 namespace qtensor {
@@ -56,16 +56,16 @@ double least_seconds(const std::function<void()>& call) {
   return best;
 }
 
-// One way of doing it: a family, and the other scheme with the same kind of tiles (null: it has none).
-struct Way {
+// One variant: a family, and the other scheme with the same kind of tiles (null: it has none).
+struct Variant {
   const KernelTable& table;
-  const Bfloat16Panels* panels;
+  const Bfloat16Matmul* bfloat16;
 };
 struct Case {
   std::string name;
   double units;       // what the figures are per
   double operations;  // per unit, a multiply-add counted as two
-  std::function<void(const Way&)> prepare, run;
+  std::function<void(const Variant&)> prepare, run;
 };
 
 struct Memory {
@@ -77,7 +77,7 @@ struct Memory {
 };
 
 // Pieces of 128 rows over 1,024 x 2,048 weights, which the second cache holds; per 16 rows and block of 256.
-Case product(const char* name, Format format, int64_t columns, bool other_scheme = false) {
+Case product(const char* name, Format format, int64_t m, bool other_scheme = false) {
   constexpr int64_t kRows = 1024, kBlocks = 8;
   const int64_t bytes = format == Format::Q4_K ? sizeof(BlockQ4_K) : sizeof(BlockQ6_K), row_bytes = kBlocks * bytes;
   Random random{7};
@@ -90,16 +90,16 @@ Case product(const char* name, Format format, int64_t columns, bool other_scheme
     const half ordinary[2] = {0x2c00, 0x2c00};
     std::memcpy(weight + i * bytes + (format == Format::Q4_K ? 0 : 208), ordinary, format == Format::Q4_K ? 4 : 2);
   }
-  auto* const x = reinterpret_cast<BlockQ8K*>(Memory(columns * kBlocks * int64_t(sizeof(BlockQ8K))).at);
-  std::vector<float> floats(size_t(columns * kBlocks * 256));
+  auto* const x = reinterpret_cast<BlockQ8K*>(Memory(m * kBlocks * int64_t(sizeof(BlockQ8K))).at);
+  std::vector<float> floats(size_t(m * kBlocks * 256));
   for (float& v : floats) v = random.real();
-  for (int64_t c = 0; c < columns; c++)
+  for (int64_t c = 0; c < m; c++)
     kGenericKernels.quantize_q8k(floats.data() + c * kBlocks * 256, kBlocks * 256, x + c * kBlocks);
-  float* const y = reinterpret_cast<float*>(Memory(columns * kRows * 4).at);
+  float* const y = reinterpret_cast<float*>(Memory(m * kRows * 4).at);
   uint8_t *const packed = Memory(1 << 24).at, *const scratch = Memory(1 << 24).at;
   std::memset(scratch, 0, 1 << 24);
-  const PackTask packing{x, kBlocks, columns, format == Format::Q4_K, format == Format::Q6_K, packed};
-  auto* const bfloats = reinterpret_cast<uint16_t*>(Memory(columns * kBlocks * 512).at);
+  const PackTask packing{x, kBlocks, m, format == Format::Q4_K, format == Format::Q6_K, packed};
+  auto* const bfloats = reinterpret_cast<uint16_t*>(Memory(m * kBlocks * 512).at);
   const auto by_bytes = [=](const KernelTable& t) {
     for (int64_t row = 0; row < kRows; row += 128) {
       TileTask task{};
@@ -107,32 +107,32 @@ Case product(const char* name, Format format, int64_t columns, bool other_scheme
       task.row_bytes = row_bytes;
       task.blocks = kBlocks;
       task.packed = packed;
-      task.columns = columns;
+      task.m = m;
       task.y = y + row;
       task.y_stride = kRows;
       task.row_end = std::min<int64_t>(128, kRows - row);
-      task.past_cache = columns >= 128;
+      task.past_cache = m >= 128;
       task.scratch = scratch;
       (format == Format::Q4_K ? t.matmul_tiles_q4_k : t.matmul_tiles_q6_k)(task);
     }
   };
-  const auto by_bfloats = [=](const Bfloat16Panels& panels) {
-    panels.product(weight, kRows, kBlocks * 256, bfloats, columns, y, kRows, scratch);
+  const auto by_bfloats = [=](const Bfloat16Matmul& bfloat16) {
+    bfloat16.product(weight, kRows, kBlocks * 256, bfloats, m, y, kRows, scratch);
   };
-  return {std::string(name) + ", " + std::to_string(columns) + " columns", double(kRows / 16 * kBlocks),
-          2.0 * 16 * 256 * double(columns),
-          [=](const Way& way) {
-            if (other_scheme && way.panels != nullptr)
-              way.panels->pack(floats.data(), kBlocks * 256, columns, bfloats);
+  return {std::string(name) + ", " + std::to_string(m) + " batch rows", double(kRows / 16 * kBlocks),
+          2.0 * 16 * 256 * double(m),
+          [=](const Variant& variant) {
+            if (other_scheme && variant.bfloat16 != nullptr)
+              variant.bfloat16->pack(floats.data(), kBlocks * 256, m, bfloats);
             else
-              for (int64_t tile = 0; tile < (columns + 15) / 16; tile++)
-                for (int64_t block = 0; block < kBlocks; block++) way.table.pack_block(packing, tile, block);
+              for (int64_t tile = 0; tile < (m + 15) / 16; tile++)
+                for (int64_t block = 0; block < kBlocks; block++) variant.table.pack_block(packing, tile, block);
           },
-          [=](const Way& way) {
-            if (other_scheme && way.panels != nullptr)
-              by_bfloats(*way.panels);
+          [=](const Variant& variant) {
+            if (other_scheme && variant.bfloat16 != nullptr)
+              by_bfloats(*variant.bfloat16);
             else
-              by_bytes(way.table);
+              by_bytes(variant.table);
           }};
 }
 
@@ -171,9 +171,9 @@ Case attention(CacheFormat format, const char* name, int64_t rows) {
   uint8_t* const scratch = Memory(byte_attention_scratch(queries, kDim)).at;
   std::memset(scratch, 0, size_t(byte_attention_scratch(queries, kDim)));
   return {std::string("attention ") + name + ", " + std::to_string(rows) + " rows", double(queries * kTiles),
-          4.0 * kDim * kTilePositions, [](const Way&) {},
-          [=](const Way& way) {
-            const KernelTable& t = way.table;
+          4.0 * kDim * kTilePositions, [](const Variant&) {},
+          [=](const Variant& variant) {
+            const KernelTable& t = variant.table;
             ByteAttentionTask task{};
             task.q = from->data();
             task.out = to->data();
@@ -207,29 +207,28 @@ int main() {
       "amx | TF/s |\n");
   std::printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|\n");
   std::vector<Case> cases;
-  for (int64_t columns : {8, 16, 18, 24, 32, 48, 64, 512}) cases.push_back(product("Q4_K", Format::Q4_K, columns));
-  for (int64_t columns : {32, 64, 512})
-    cases.push_back(product("Q4_K by bfloat16 panels", Format::Q4_K, columns, true));
-  for (int64_t columns : {8, 16, 18, 24, 32, 48, 64, 512}) cases.push_back(product("Q6_K", Format::Q6_K, columns));
+  for (int64_t m : {8, 16, 18, 24, 32, 48, 64, 512}) cases.push_back(product("Q4_K", Format::Q4_K, m));
+  for (int64_t m : {32, 64, 512}) cases.push_back(product("Q4_K by bfloat16 N tiles", Format::Q4_K, m, true));
+  for (int64_t m : {8, 16, 18, 24, 32, 48, 64, 512}) cases.push_back(product("Q6_K", Format::Q6_K, m));
   for (int64_t rows : {4, 16, 32}) cases.push_back(attention(CacheFormat::k8v8, "k8v8", rows));
   cases.push_back(attention(CacheFormat::k4v4, "k4v4", 32));
   for (const Case& c : cases) {
     TileCounts& counts = tile_counts();
     const int64_t before[] = {counts.byte_products + counts.float_products, counts.loads, counts.stores};
-    c.prepare({kAmxEmulatedKernels, &kBfloat16PanelsEmulated});
-    c.run({kAmxEmulatedKernels, &kBfloat16PanelsEmulated});
+    c.prepare({kAmxEmulatedKernels, &kBfloat16MatmulEmulated});
+    c.run({kAmxEmulatedKernels, &kBfloat16MatmulEmulated});
     const double products = double(counts.byte_products + counts.float_products - before[0]) / c.units;
     const double loads = double(counts.loads - before[1]) / c.units,
                  stores = double(counts.stores - before[2]) / c.units;
     const double unit = std::max(products * kProductCycles, loads * kLoadCycles);
-    const auto cycles = [&](const Way& way) {
-      c.prepare(way);
-      return least_seconds([&] { c.run(way); }) * ghz * 1e9 / c.units;
+    const auto cycles = [&](const Variant& variant) {
+      c.prepare(variant);
+      return least_seconds([&] { c.run(variant); }) * ghz * 1e9 / c.units;
     };
     std::printf("| %s | %.3g | %.3g | %.3g | %.0f | %.0f | %.0f | ", c.name.c_str(), products, loads, stores, unit,
-                cycles({kAmxSkippedKernels, &kBfloat16PanelsSkipped}), cycles({kAvx512Kernels, nullptr}));
+                cycles({kAmxSkippedKernels, &kBfloat16MatmulSkipped}), cycles({kAvx512Kernels, nullptr}));
     if (cpu.amx_int8) {
-      const double real = cycles({kAmxKernels, &kBfloat16Panels});
+      const double real = cycles({kAmxKernels, &kBfloat16Matmul});
       std::printf("%.0f | %.3g |\n", real, c.operations / real * ghz / 1000);
     } else {
       std::printf("no AMX | |\n");

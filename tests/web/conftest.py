@@ -206,7 +206,7 @@ class Running:
     def finished(self, asked: Asked) -> Any:
         """The stored answer once it has ended and everybody was told."""
         self._wait(lambda: not self.stored(asked).active)
-        self._wait(lambda: self.on_loop(lambda: self.state.turns.figures(asked.generation_id)) is None)
+        self._wait(lambda: self.on_loop(lambda: self.chat.turns.figures(asked.generation_id)) is None)
         return self.stored(asked)
 
     def raw(self, request: bytes) -> bytes:

@@ -1,4 +1,14 @@
 // The ceiling of byte products with tiles (generic/byte_peak.h tells what for): four accumulators, as the kernels have.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/amx/tiles.h"
+
+namespace qtensor {
+namespace {
 
 constexpr int64_t kPeakProducts = 4 * 16 * 16 * 64;
 
@@ -34,3 +44,6 @@ inline int32_t byte_peak(const int8_t* random, int64_t rounds) {
   _tile_release();
   return total;
 }
+
+}  // namespace
+}  // namespace qtensor

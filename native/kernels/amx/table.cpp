@@ -1,40 +1,17 @@
-// Kernels for AVX-512 with VNNI and VBMI, and AMX: tiles for many columns, the AVX-512 kernels for few.
-#include <immintrin.h>
+// Kernels for AVX-512 with VNNI and VBMI, and AMX: tiles for many batch rows, the AVX-512 kernels for few.
+#include "kernel_table.h"
+#include "kernels/amx/tile_attention.h"
+#include "kernels/amx/tile_matmul.h"
+#include "kernels/avx512/integer_kernels.h"
+#include "kernels/portable/tile_entries.h"
+#include "kernels/x86/matmul.h"
 
-#include "../../kernel_table.h"
+#ifndef QTENSOR_TABLE_NAME  // the emulation of tests/native has another
+#define QTENSOR_TABLE_NAME "amx"
+#endif
 
 namespace qtensor {
 namespace {
-
-constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 4;
-constexpr bool kTouchFarther = false;
-// clang-format off: each of these builds on the ones before it
-#include "../avx512/vec16.h"
-#include "../fetch_ahead.h"
-#include "../float_kernels.h"
-#include "../x86_rows.h"
-#include "../avx512/four_headers.h"
-#include "../avx512/integer_kernels.h"
-#include "../avx512/four_rows.h"
-#include "../x86_matmul.h"
-#include "tiles.h"
-#include "../avx512/columns.h"
-#include "row_planes.h"
-#include "tile_step.h"
-#include "few_columns.h"
-#include "right_planes.h"
-#include "left_columns.h"
-#include "many_columns.h"
-#include "tile_matmul.h"
-#include "../level_tables.h"
-#include "../avx512/byte_dots.h"
-#include "../x86_byte_dots.h"
-#include "../head_vectors.h"
-#include "../byte_attention.h"
-#include "tile_attention.h"
-#include "../read_lines.h"
-#include "byte_peak.h"
-// clang-format on
 
 void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }
 void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K512>(t); }
@@ -42,15 +19,6 @@ void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
 
 }  // namespace
 
-const KernelTable kAmxKernels = {
-#ifndef QTENSOR_TABLE_NAME  // the emulation of tests/native has another
-#define QTENSOR_TABLE_NAME "amx"
-#endif
-#include "../table_entries.h"
-    .attention_tile_rows = 32,
-    .tile_columns = 4,
-    .tile_rows = 16 * kPanelTiles,
-#include "../tile_entries.h"
-};
+constinit const KernelTable kAmxKernels = tile_entries(QTENSOR_TABLE_NAME, 4, 16 * kNTileTiles, 32);
 
 }  // namespace qtensor

@@ -5,22 +5,37 @@
 // Between the products each query's floats take the steps of TileSteps in the same order, but what is one number per
 // query is computed for sixteen of them in one register. A block of four tiles of sums is worked on while the products
 // of the next one run.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/amx/tiles.h"
+#include "kernels/portable/byte_attention.h"
+#include "kernels/portable/fetch_ahead.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 constexpr int64_t kTileQueries = 16;
 constexpr int64_t kLeastTileQueries = kTileQueries;  // with fewer, tiles that are mostly empty gain little
 
-// Lane i is the fold of a[i], in the order (l, l+8), (l, l+4), (l, l+2), (l, l+1).
-template <class Fold>
-inline V16 fold_sixteen(const V16 (&a)[16], Fold fold) {
+// Lane i is the horizontal reduction of a[i], in the order (l, l+8), (l, l+4), (l, l+2), (l, l+1).
+template <class Join>
+inline V16 reduce_sixteen(const V16 (&a)[16], Join join) {
   V16 eight[8], four[4], two[2];
   for (int i = 0; i < 8; i++)
-    eight[i] = fold(_mm512_shuffle_f32x4(a[i], a[i + 8], 0x44), _mm512_shuffle_f32x4(a[i], a[i + 8], 0xee));
+    eight[i] = join(_mm512_shuffle_f32x4(a[i], a[i + 8], 0x44), _mm512_shuffle_f32x4(a[i], a[i + 8], 0xee));
   for (int i = 0; i < 4; i++)
     four[i] =
-        fold(_mm512_shuffle_f32x4(eight[i], eight[i + 4], 0x88), _mm512_shuffle_f32x4(eight[i], eight[i + 4], 0xdd));
+        join(_mm512_shuffle_f32x4(eight[i], eight[i + 4], 0x88), _mm512_shuffle_f32x4(eight[i], eight[i + 4], 0xdd));
   for (int i = 0; i < 2; i++)
-    two[i] = fold(_mm512_shuffle_ps(four[i], four[i + 2], 0x44), _mm512_shuffle_ps(four[i], four[i + 2], 0xee));
-  const V16 one = fold(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd));
+    two[i] = join(_mm512_shuffle_ps(four[i], four[i + 2], 0x44), _mm512_shuffle_ps(four[i], four[i + 2], 0xee));
+  const V16 one = join(_mm512_shuffle_ps(two[0], two[1], 0x88), _mm512_shuffle_ps(two[0], two[1], 0xdd));
   const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
   return _mm512_permutexvar_ps(order, one);
 }
@@ -30,7 +45,7 @@ struct alignas(64) TileQueries {
   float lanes[kTileQueries][kTilePositions];  // sums, then scores, then powers times the scale of their value
   uint8_t high[kTileQueries][kTilePositions], low[kTileQueries][kTilePositions];  // weights = 256 * high + low
   int32_t sums[2][2][2][kTileQueries][16];  // [turn][high, low][tile of dimensions]: weights times values
-  V16 folded[kTileQueries];                 // what is still to be folded of each query
+  V16 partial[kTileQueries];                // of each query, by lanes: still to be reduced
   float score_unit[16], value_unit[16], correction[16], top[16], inverse[16];
   int32_t score_start[16], value_start[16];
   int64_t count[16];  // positions of this tile that the query sees
@@ -110,7 +125,7 @@ inline void scale_scores(TileQueries& w, const ByteScratch& s, int64_t half, int
   for (int64_t q = from; q < to; q++) {
     const V16 unit = v_set(w.score_unit[q]);
     const __m512i start = _mm512_set1_epi32(w.score_start[q]);
-    V16 peak = half == 0 ? nothing : w.folded[q];
+    V16 peak = half == 0 ? nothing : w.partial[q];
     for (int64_t at = 64 * half; at < 64 * half + 64; at += 16) {
       const V16 sums = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_load_si512(w.lanes[q] + at), start));
       V16 score = v_mul(sums, v_mul(v_load(s.key_scales + at), unit));
@@ -118,7 +133,7 @@ inline void scale_scores(TileQueries& w, const ByteScratch& s, int64_t half, int
       v_store(w.lanes[q] + at, score);
       peak = v_max(peak, score);
     }
-    w.folded[q] = peak;
+    w.partial[q] = peak;
   }
 }
 
@@ -142,7 +157,7 @@ inline void raise_powers(TileQueries& w, const ByteScratch& s, int64_t queries, 
       most = v_max_magnitude(most, weight);
       v_store(w.lanes[q] + at, weight);
     }
-    w.folded[q] = sum;
+    w.partial[q] = sum;
     largest[q] = most;
   }
 }
@@ -165,7 +180,7 @@ inline void lay_planes(TileQueries& w, int64_t queries, int64_t laid) {
       _mm512_store_si512(w.high[q] + at, _mm512_permutexvar_epi32(order, high));
       _mm512_store_si512(w.low[q] + at, _mm512_permutexvar_epi32(order, low));
     }
-    w.folded[q] = _mm512_castsi512_ps(sum);
+    w.partial[q] = _mm512_castsi512_ps(sum);
   }
 }
 
@@ -224,7 +239,7 @@ inline void tile_queries(const ByteAttentionTask& t, const uint8_t* keys, const 
   }
 
   const V16 top_before = _mm512_mask_i32gather_ps(v_zero(), real, which, s.top, 4);
-  const V16 top = v_max(top_before, fold_sixteen(w.folded, [](V16 a, V16 b) { return v_max(a, b); }));
+  const V16 top = v_max(top_before, reduce_sixteen(w.partial, [](V16 a, V16 b) { return v_max(a, b); }));
   const __mmask16 same = _mm512_cmp_ps_mask(top_before, top, _CMP_EQ_OQ);
   const V16 correction = _mm512_mask_mov_ps(v_exp2(v_sub(top_before, top)), same, v_set(1.0f));
   v_store(w.top, top);
@@ -234,10 +249,10 @@ inline void tile_queries(const ByteAttentionTask& t, const uint8_t* keys, const 
   V16 largest[16];
   for (int64_t q = queries; q < kTileQueries; q++) largest[q] = v_zero();
   raise_powers<WHOLE>(w, s, queries, laid, largest, ahead, turns);
-  const V16 powers = fold_sixteen(w.folded, [](V16 a, V16 b) { return v_add(a, b); });
+  const V16 powers = reduce_sixteen(w.partial, [](V16 a, V16 b) { return v_add(a, b); });
   const V16 total = v_fma(_mm512_mask_i32gather_ps(v_zero(), real, which, s.total, 4), correction, powers);
   _mm512_mask_i32scatter_ps(s.total, real, which, total, 4);
-  const V16 weight = fold_sixteen(largest, [](V16 a, V16 b) {
+  const V16 weight = reduce_sixteen(largest, [](V16 a, V16 b) {
     return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
   });
   const V16 least = v_set(1e-30f), full = v_set(32767.0f), infinity = v_set(__builtin_inff());
@@ -249,7 +264,7 @@ inline void tile_queries(const ByteAttentionTask& t, const uint8_t* keys, const 
   v_store(w.value_unit, _mm512_mask_div_ps(other, usable, weight, full));
 
   lay_planes(w, queries, laid);
-  const V16 sum = fold_sixteen(w.folded, [](V16 a, V16 b) {
+  const V16 sum = reduce_sixteen(w.partial, [](V16 a, V16 b) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
   });
   const __m512i sums_of_weights = _mm512_castps_si512(sum);
@@ -301,3 +316,6 @@ void attention_bytes(const ByteAttentionTask& t) {
   attend_bytes(t, read_tile_by_tiles);
   _tile_release();
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,34 +1,50 @@
 // Products of K-quant weights and 8-bit activations in tiles: the entries of the kernel table.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/amx/activations_as_a.h"
+#include "kernels/amx/large_m.h"
+#include "kernels/amx/small_m.h"
+#include "kernels/avx512/integer_kernels.h"
+
+namespace qtensor {
+namespace {
 
 // The formats with mins.
-template <class Planes, class Right>
+template <class Planes, class AsB>
 inline void matmul_tiles(const TileTask& t) {
   if (t.row_begin >= t.row_end) return;
-  if (t.columns <= kLeftColumns)
-    left_columns<Right>(t);
+  if (t.m <= kMostMAsA)
+    activations_as_a<AsB>(t);
   else
-    many_columns<Planes>(t);
+    large_m<Planes>(t);
 }
-int64_t packed_bytes(int64_t blocks, int64_t columns) {
-  if (columns > kLeftColumns) return packed_right_bytes(blocks, columns);
-  return left_begin(blocks, columns) + packed_left_bytes(blocks, columns);
+int64_t packed_bytes(int64_t blocks, int64_t m) {
+  if (m > kMostMAsA) return packed_b_bytes(blocks, m);
+  return a_begin(blocks, m) + packed_a_bytes(blocks, m);
 }
 void pack_block(const PackTask& t, int64_t tile, int64_t block) {
-  if (t.for_signed || t.columns > kLeftColumns) pack_right(t, tile, block);
-  if (t.for_mins && t.columns <= kLeftColumns) pack_left(t, tile, block);
+  if (t.for_signed || t.m > kMostMAsA) pack_b(t, tile, block);
+  if (t.for_mins && t.m <= kMostMAsA) pack_a(t, tile, block);
 }
-int64_t tile_scratch_bytes(int64_t columns) {
-  constexpr int64_t left = sizeof(LeftScratch), few = sizeof(FewScratch);
-  const int64_t many = int64_t(sizeof(ManyScratch)) + (columns + 31) / 32 * kPanelTiles * 512 * 4;
-  const int64_t with_mins = columns <= kLeftColumns ? left : many, without = columns <= kFewColumns ? few : many;
+int64_t tile_scratch_bytes(int64_t m) {
+  constexpr int64_t as_a = sizeof(AsAScratch), small_m_bytes = sizeof(SmallMScratch);
+  const int64_t large_m_bytes = int64_t(sizeof(LargeMScratch)) + (m + 31) / 32 * kNTileTiles * 512 * 4;
+  const int64_t with_mins = m <= kMostMAsA ? as_a : large_m_bytes,
+                without = m <= kMostSmallM ? small_m_bytes : large_m_bytes;
   return with_mins > without ? with_mins : without;
 }
-void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>, RightMins<RightQ4_K>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<Q5_K512>, RightMins<RightQ5_K>>(t); }
+void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>, BMins<BQ4_K>>(t); }
+void matmul_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<Q5_K512>, BMins<BQ5_K>>(t); }
 void matmul_tiles_q6_k(const TileTask& t) {
   if (t.row_begin >= t.row_end) return;
-  if (t.columns <= kFewColumns)
-    few_columns<SignedPlanes>(t);
+  if (t.m <= kMostSmallM)
+    small_m<SignedPlanes>(t);
   else
-    many_columns<SignedPlanes>(t);
+    large_m<SignedPlanes>(t);
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,12 @@
 // The eight tiles: their shapes, and what must be said to a compiler that does not know what tile instructions read.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace qtensor {
+namespace {
 
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -18,8 +26,8 @@ inline void configure_tiles(int depth = 64, int rows = 16) {
   // volatile: gcc 12 believes ldtilecfg to read eight bytes and drops the other stores
   volatile TileConfig config;
   for (int i = 0; i < 8; i++) {
-    const bool is_left = i == 4 || i == 5;
-    config.row_bytes[i] = uint16_t(is_left ? depth : 64);
+    const bool is_a = i == 4 || i == 5;
+    config.row_bytes[i] = uint16_t(is_a ? depth : 64);
     config.rows[i] = uint8_t(i < 6 ? rows : depth / 4);
   }
   QTENSOR_LOAD_TILE_CONFIG(config);
@@ -27,3 +35,6 @@ inline void configure_tiles(int depth = 64, int rows = 16) {
 
 // What was written before is in memory for the tile loads that follow: to gcc 12 those read nothing.
 inline void before_tile_loads() { __asm__ volatile("" ::: "memory"); }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,12 @@
 // The ceiling of byte products with AVX2 (generic/byte_peak.h tells what for): vpmaddubsw, vpmaddwd, vpaddd.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace qtensor {
+namespace {
 
 constexpr int kPeakOperands = 8;
 constexpr int64_t kPeakProducts = 32 * kPeakOperands;
@@ -21,3 +29,6 @@ inline int32_t byte_peak(const int8_t* random, int64_t rounds) {
   }
   return total;
 }
+
+}  // namespace
+}  // namespace qtensor

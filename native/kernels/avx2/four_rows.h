@@ -1,5 +1,18 @@
-// Four rows of K-quants and one or two columns with AVX2. The headers of two rows are taken apart together, one row in
-// each 128-bit lane. See x86_matmul.h for the loops.
+// Four rows of K-quants and one or two batch rows with AVX2. The headers of two rows are taken apart together, one row
+// in each 128-bit lane. See kernels/x86/matmul.h for the loops.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "integer_kernels.h"
+#include "kernel_table.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // The six-bit scales and mins of two rows, from the first sixteen bytes of their blocks: see unpack_scales.
 struct TwoHeaders {
@@ -24,20 +37,20 @@ inline __m128i first_dwords(__m256i rows01, __m256i rows23) {
   return _mm_unpacklo_epi32(_mm256_castsi256_si128(even_odd), _mm256_extracti128_si256(even_odd, 1));
 }
 // The sum of the dwords of each lane likewise.
-inline __m128i fold_lanes(__m256i rows01, __m256i rows23) {
+inline __m128i reduce_lanes(__m256i rows01, __m256i rows23) {
   const __m256i pairs = _mm256_hadd_epi32(rows01, rows23), sums = _mm256_hadd_epi32(pairs, pairs);
   return _mm_unpacklo_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
 }
 
-template <class Quant, int COLUMNS>
-inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t column) {
-  const int64_t blocks = t.blocks_per_column;
+template <class Quant, int M>
+inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_row) {
+  const int64_t blocks = t.blocks_per_row;
   const uint8_t* place[4];
-  for (int r = 0; r < 4; r++) place[r] = t.weight + (rows.first + r * rows.apart) * t.row_bytes;
+  for (int r = 0; r < 4; r++) place[r] = t.weight + (rows.first + r * rows.stride) * t.row_bytes;
   Ahead<Quant::bytes> ahead(t, rows);
-  __m128 acc[COLUMNS];
-  for (int c = 0; c < COLUMNS; c++) acc[c] = _mm_setzero_ps();
-  const BlockQ8K* x = t.blocks + column * blocks;
+  __m128 acc[M];
+  for (int j = 0; j < M; j++) acc[j] = _mm_setzero_ps();
+  const BlockQ8K* x = t.blocks + batch_row * blocks;
   for (int64_t b = 0; b < blocks; b++, x++) {
     ahead.ask(place);
     TwoHeaders headers[2];
@@ -49,7 +62,7 @@ inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t column
     } else {
       scale.d = load_halves(place, offsetof(BlockQ6_K, d));
     }
-    __m256i sum[4][COLUMNS];
+    __m256i sum[4][M];
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
       if constexpr (Quant::has_min) {
@@ -63,17 +76,20 @@ inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t column
       place[r] += Quant::bytes;
     }
 #pragma GCC unroll 2
-    for (int c = 0; c < COLUMNS; c++) {
-      const BlockQ8K& xb = x[c * blocks];
-      __m128 f = _mm_mul_ps(_mm_cvtepi32_ps(fold_four(sum[0][c], sum[1][c], sum[2][c], sum[3][c])), scale.d);
+    for (int j = 0; j < M; j++) {
+      const BlockQ8K& xb = x[j * blocks];
+      __m128 f = _mm_mul_ps(_mm_cvtepi32_ps(reduce_four(sum[0][j], sum[1][j], sum[2][j], sum[3][j])), scale.d);
       if constexpr (Quant::has_min) {
         const __m256i sums = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)xb.sums32));
         const __m128i mins =
-            fold_lanes(_mm256_madd_epi16(headers[0].mins, sums), _mm256_madd_epi16(headers[1].mins, sums));
+            reduce_lanes(_mm256_madd_epi16(headers[0].mins, sums), _mm256_madd_epi16(headers[1].mins, sums));
         f = _mm_fnmadd_ps(_mm_cvtepi32_ps(mins), scale.dmin, f);
       }
-      acc[c] = _mm_fmadd_ps(f, _mm_set1_ps(xb.d), acc[c]);
+      acc[j] = _mm_fmadd_ps(f, _mm_set1_ps(xb.d), acc[j]);
     }
   }
-  for (int c = 0; c < COLUMNS; c++) store_four_rows(t.y + (column + c) * t.y_stride, rows, acc[c]);
+  for (int j = 0; j < M; j++) store_four_rows(t.y + (batch_row + j) * t.y_stride, rows, acc[j]);
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,5 +1,18 @@
 // K-quant dot products with AVX2: vpmaddubsw gives sums of two products, which fit 16 bits for every format here, and
 // vpmaddwd multiplies them by their sub-block scale. All exact.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+#include "kernels/portable/always_inline.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // The value is in a register here. Left alone, gcc adds products up as a tree and keeps its leaves on the stack.
 inline void in_register(__m256i& value) { __asm__("" : "+x"(value)); }
@@ -10,25 +23,25 @@ inline __m256i dot_u8_s8(__m256i u, __m256i s) {
 
 // A format gives two sub-blocks at a time, unpacked (pair<C>), and scale<J>: the 16-bit scales of sub-block J in the
 // lanes of its products. Sub-blocks are used up as they are unpacked: sixteen registers do not hold a block.
-template <class Quant, int C, int COLUMNS>
+template <class Quant, int C, int M>
 QTENSOR_INLINE void add_pair(const uint8_t* block, const typename Quant::Scales& scales, const BlockQ8K* x,
-                             int64_t stride, __m256i (&sum)[COLUMNS]) {
+                             int64_t stride, __m256i (&sum)[M]) {
   __m256i even, odd;
   Quant::template pair<C>(block, even, odd);
   const __m256i scale0 = Quant::template scale<2 * C>(scales), scale1 = Quant::template scale<2 * C + 1>(scales);
-  for (int c = 0; c < COLUMNS; c++) {
-    const auto* q = (const __m256i*)x[c * stride].q + 2 * C;
+  for (int j = 0; j < M; j++) {
+    const auto* q = (const __m256i*)x[j * stride].q + 2 * C;
     const __m256i a = _mm256_madd_epi16(_mm256_maddubs_epi16(even, _mm256_load_si256(q)), scale0);
     const __m256i b = _mm256_madd_epi16(_mm256_maddubs_epi16(odd, _mm256_load_si256(q + 1)), scale1);
-    sum[c] = _mm256_add_epi32(sum[c], _mm256_add_epi32(a, b));
-    in_register(sum[c]);
+    sum[j] = _mm256_add_epi32(sum[j], _mm256_add_epi32(a, b));
+    in_register(sum[j]);
   }
 }
-// One block of a row with columns that are `stride` blocks apart.
-template <class Quant, int COLUMNS>
+// One block of a row with batch rows that are `stride` blocks apart.
+template <class Quant, int M>
 QTENSOR_INLINE void row_sums(const uint8_t* block, const typename Quant::Scales& scales, const BlockQ8K* x,
-                             int64_t stride, __m256i (&sum)[COLUMNS]) {
-  for (int c = 0; c < COLUMNS; c++) sum[c] = Quant::start(scales, x[c * stride]);
+                             int64_t stride, __m256i (&sum)[M]) {
+  for (int j = 0; j < M; j++) sum[j] = Quant::start(scales, x[j * stride]);
   add_pair<Quant, 0>(block, scales, x, stride, sum);
   add_pair<Quant, 1>(block, scales, x, stride, sum);
   add_pair<Quant, 2>(block, scales, x, stride, sum);
@@ -136,3 +149,6 @@ struct Q6_K256 : OneRow256<Q6_K256> {
     return {half_at(block + offsetof(BlockQ6_K, d)), _mm_setzero_ps()};
   }
 };
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,18 @@
-// Four rows of one 256-block, unpacked for broadcasting to columns: see x86_column_tiles.h.
+// Four rows of one 256-block, unpacked for broadcasting to batch rows: see kernels/portable/batch_lanes.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+#include "kernels/portable/always_inline.h"
+#include "kernels/x86/rows.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 constexpr int kTileRows = 4;
 struct alignas(64) RowBlocks {
@@ -75,3 +89,6 @@ struct RowsWithOffset {
     }
   }
 };
+
+}  // namespace
+}  // namespace qtensor

@@ -1,32 +1,13 @@
 // Kernels for AVX2 with FMA and F16C.
-#include <immintrin.h>
-
-#include "../../kernel_table.h"
+#include "batch_lanes.h"
+#include "integer_kernels.h"
+#include "kernel_table.h"
+#include "kernels/portable/byte_attention.h"
+#include "kernels/portable/tile_entries.h"
+#include "kernels/x86/matmul.h"
 
 namespace qtensor {
 namespace {
-
-constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2, kColumnGroup = 4;
-constexpr bool kTouchFarther = true;
-// clang-format off: each of these builds on the ones before it
-#include "vec16.h"
-#include "../fetch_ahead.h"
-#include "../float_kernels.h"
-#include "../x86_rows.h"
-#include "integer_kernels.h"
-#include "four_rows.h"
-#include "../x86_matmul.h"
-#include "row_blocks.h"
-#include "../x86_column_tiles.h"
-#include "column_tiles.h"
-#include "../level_tables.h"
-#include "byte_dots.h"
-#include "../x86_byte_dots.h"
-#include "../head_vectors.h"
-#include "../byte_attention.h"
-#include "../read_lines.h"
-#include "byte_peak.h"
-// clang-format on
 
 void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K256>(t); }
 void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K256>(t); }
@@ -35,12 +16,6 @@ void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
 }  // namespace
 
-const KernelTable kAvx2Kernels = {
-#define QTENSOR_TABLE_NAME "avx2"
-#include "../table_entries.h"
-    .tile_columns = 6,
-    .tile_rows = 64,
-#include "../tile_entries.h"
-};
+constinit const KernelTable kAvx2Kernels = tile_entries("avx2", 6, 64);
 
 }  // namespace qtensor

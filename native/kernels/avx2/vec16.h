@@ -1,4 +1,15 @@
 // The virtual vector of 16 float lanes as two ymm registers. Same names and bits as generic/vec16.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+
+namespace qtensor {
+namespace {
 
 struct V16 {
   __m256 low, high;
@@ -39,13 +50,13 @@ inline __m256 power_of_two(__m256 n) {
 inline V16 v_scale(V16 a, V16 n) {
   return {_mm256_mul_ps(a.low, power_of_two(n.low)), _mm256_mul_ps(a.high, power_of_two(n.high))};
 }
-inline float v_fold_add(V16 a) {
+inline float v_reduce_add(V16 a) {
   const __m256 eight = _mm256_add_ps(a.low, a.high);
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-inline float v_fold_max(V16 a) {
+inline float v_reduce_max(V16 a) {
   const __m256 eight = _mm256_max_ps(a.low, a.high);
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
@@ -127,3 +138,6 @@ inline void v_store_block(BlockQ8K& block, const V16 (&v)[16], V16 scale) {
   _mm_store_si128((__m128i*)block.sums16 + 1, high);
   _mm_store_si128((__m128i*)block.sums32, _mm_packs_epi32(_mm_madd_epi16(low, ones), _mm_madd_epi16(high, ones)));
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,12 @@
 // The ceiling of byte products with VNNI (generic/byte_peak.h tells what for): vpdpbusd.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace qtensor {
+namespace {
 
 constexpr int kPeakSums = 16;
 constexpr int64_t kPeakProducts = 64 * kPeakSums;
@@ -15,3 +23,6 @@ inline int32_t byte_peak(const int8_t* random, int64_t rounds) {
   for (int i = 1; i < kPeakSums; i++) total = _mm512_add_epi32(total, sums[i]);
   return _mm512_reduce_add_epi32(total);
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,16 @@
 // The headers of the blocks of four rows, taken apart together: one row in each 128-bit lane of a zmm register.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // What the blocks of four rows say besides their values.
 struct FourHeaders {
@@ -16,7 +28,7 @@ inline __m512i rows_16(const uint8_t* const* place, int64_t at) {  // sixteen by
 inline __m512i every_lane(int a, int b, int c, int d) { return _mm512_broadcast_i32x4(_mm_setr_epi32(a, b, c, d)); }
 
 // The sum of each lane's dwords, as the dword of that row.
-inline __m128i fold_lanes(__m512i a) {
+inline __m128i reduce_lanes(__m512i a) {
   a = _mm512_add_epi32(a, _mm512_shuffle_epi32(a, _MM_PERM_BADC));
   a = _mm512_add_epi32(a, _mm512_shuffle_epi32(a, _MM_PERM_CDAB));
   return _mm512_castsi512_si128(
@@ -43,8 +55,8 @@ inline __m512i scale_and_min_bytes(__m512i raw) {
 inline __m256 d_and_dmin(__m512i raw) {
   const __m512i order = _mm512_zextsi128_si512(_mm_setr_epi32(0, 4, 8, 12));
   const __m128i pairs = _mm512_castsi512_si128(_mm512_permutexvar_epi32(order, raw));
-  const __m128i apart = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
-  return _mm256_cvtph_ps(_mm_shuffle_epi8(pairs, apart));
+  const __m128i stride = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+  return _mm256_cvtph_ps(_mm_shuffle_epi8(pairs, stride));
 }
 
 inline FourHeaders headers_with_mins(const uint8_t* const* place) {
@@ -66,3 +78,6 @@ inline FourHeaders headers_with_offset(const uint8_t* const* place) {
   h.d = load_halves(place, offsetof(BlockQ6_K, d));
   return h;
 }
+
+}  // namespace
+}  // namespace qtensor

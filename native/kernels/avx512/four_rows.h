@@ -1,4 +1,17 @@
-// Four rows of K-quants and one to four columns with VNNI. See x86_matmul.h for the loops.
+// Four rows of K-quants and one to four batch rows with VNNI. See kernels/x86/matmul.h for the loops.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/avx512/four_headers.h"
+#include "kernels/avx512/integer_kernels.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // Which word of a row's scales belongs to each four products of 64 weights, as pack orders them.
 template <class Quant, bool SPLIT>
@@ -21,25 +34,25 @@ inline void load_activations(const BlockQ8K& x, __m512i (&to)[4]) {
   }
 }
 
-// Columns share the unpacking of a row. With one or two of them activations are taken apart as the nibbles of 64 bytes
+// Batch rows share the unpacking of a row. With one or two of them activations are split as the nibbles of 64 bytes
 // are, which saves unpacking and costs nothing while they stay in registers.
-template <class Quant, int COLUMNS>
-inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t column) {
-  constexpr bool split = COLUMNS <= 2 && Quant::can_split;
-  const int64_t blocks = t.blocks_per_column;
+template <class Quant, int M>
+inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_row) {
+  constexpr bool split = M <= 2 && Quant::can_split;
+  const int64_t blocks = t.blocks_per_row;
   const __m512i zero = _mm512_setzero_si512(), pattern = scale_order<Quant, split>();
   const uint8_t* place[4];
-  for (int r = 0; r < 4; r++) place[r] = t.weight + (rows.first + r * rows.apart) * t.row_bytes;
+  for (int r = 0; r < 4; r++) place[r] = t.weight + (rows.first + r * rows.stride) * t.row_bytes;
   Ahead<Quant::bytes> ahead(t, rows);
-  __m128 acc[COLUMNS];
-  for (int c = 0; c < COLUMNS; c++) acc[c] = _mm_setzero_ps();
-  const BlockQ8K* x = t.blocks + column * blocks;
+  __m128 acc[M];
+  for (int j = 0; j < M; j++) acc[j] = _mm_setzero_ps();
+  const BlockQ8K* x = t.blocks + batch_row * blocks;
   for (int64_t b = 0; b < blocks; b++, x++) {
     ahead.ask(place);
     const FourHeaders h = Quant::headers(place);
     const __m512i second = Quant::has_min ? _mm512_add_epi16(pattern, _mm512_set1_epi16(4)) : pattern;
-    __m512i xv[COLUMNS][4], sum[COLUMNS][4];
-    for (int c = 0; c < COLUMNS; c++) load_activations<split>(x[c * blocks], xv[c]);
+    __m512i xv[M][4], sum[M][4];
+    for (int j = 0; j < M; j++) load_activations<split>(x[j * blocks], xv[j]);
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
       __m512i q[4];
@@ -50,29 +63,32 @@ inline void k_quant_four_rows(const MatmulTask& t, FourRows rows, int64_t column
       place[r] += Quant::bytes;
       const __m512i scale0 = spread_scales(h.scales[0], r, pattern), scale1 = spread_scales(h.scales[1], r, second);
 #pragma GCC unroll 4
-      for (int c = 0; c < COLUMNS; c++) {
+      for (int j = 0; j < M; j++) {
         __m512i dot[4];
-        for (int i = 0; i < 4; i++) dot[i] = _mm512_dpbusd_epi32(zero, q[i], xv[c][i]);
-        sum[c][r] = _mm512_dpwssd_epi32(zero, _mm512_packs_epi32(dot[0], dot[1]), scale0);
-        sum[c][r] = _mm512_dpwssd_epi32(sum[c][r], _mm512_packs_epi32(dot[2], dot[3]), scale1);
+        for (int i = 0; i < 4; i++) dot[i] = _mm512_dpbusd_epi32(zero, q[i], xv[j][i]);
+        sum[j][r] = _mm512_dpwssd_epi32(zero, _mm512_packs_epi32(dot[0], dot[1]), scale0);
+        sum[j][r] = _mm512_dpwssd_epi32(sum[j][r], _mm512_packs_epi32(dot[2], dot[3]), scale1);
       }
     }
 #pragma GCC unroll 4
-    for (int c = 0; c < COLUMNS; c++) {
-      const BlockQ8K& xb = x[c * blocks];
-      __m128i products = fold_four(sum[c][0], sum[c][1], sum[c][2], sum[c][3]);
+    for (int j = 0; j < M; j++) {
+      const BlockQ8K& xb = x[j * blocks];
+      __m128i products = reduce_four(sum[j][0], sum[j][1], sum[j][2], sum[j][3]);
       __m128 f;
       if (Quant::has_min) {
-        const __m128i mins = fold_lanes(_mm512_madd_epi16(h.mins, sums_of(xb.sums32)));
+        const __m128i mins = reduce_lanes(_mm512_madd_epi16(h.mins, sums_of(xb.sums32)));
         f = _mm_fnmadd_ps(_mm_cvtepi32_ps(mins), h.dmin, _mm_mul_ps(_mm_cvtepi32_ps(products), h.d));
       } else {
         __m512i offset = _mm512_madd_epi16(h.scales[0], sums_of(xb.sums16));
         offset = _mm512_add_epi32(offset, _mm512_madd_epi16(h.scales[1], sums_of(xb.sums16 + 8)));
-        products = _mm_sub_epi32(products, _mm_slli_epi32(fold_lanes(offset), 5));
+        products = _mm_sub_epi32(products, _mm_slli_epi32(reduce_lanes(offset), 5));
         f = _mm_mul_ps(_mm_cvtepi32_ps(products), h.d);
       }
-      acc[c] = _mm_fmadd_ps(f, _mm_set1_ps(xb.d), acc[c]);
+      acc[j] = _mm_fmadd_ps(f, _mm_set1_ps(xb.d), acc[j]);
     }
   }
-  for (int c = 0; c < COLUMNS; c++) store_four_rows(t.y + (column + c) * t.y_stride, rows, acc[c]);
+  for (int j = 0; j < M; j++) store_four_rows(t.y + (batch_row + j) * t.y_stride, rows, acc[j]);
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,12 +1,25 @@
 // K-quant dot products with AVX-512 VNNI. 64 weights meet 64 activations in one vpdpbusd; two such results, whose lanes
 // fit 16 bits, are packed and multiplied by their sub-block scales in one vpdpwssd. All exact.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+#include "kernels/avx512/four_headers.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
 
 // The value is in a register here. Left alone, gcc loads what is used twice from memory twice.
 inline void in_register(__m512i& value) { __asm__("" : "+v"(value)); }
 
 inline __m256i dot_u8_s8(__m256i u, __m256i s) { return _mm256_dpbusd_epi32(_mm256_setzero_si256(), u, s); }
 
-inline __m128i fold_four(__m512i a, __m512i b, __m512i c, __m512i d) {
+inline __m128i reduce_four(__m512i a, __m512i b, __m512i c, __m512i d) {
   const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
   const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
   const __m512i all = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
@@ -150,3 +163,6 @@ struct Q6_K512 : KQuant512 {
     return {half_at(block + offsetof(BlockQ6_K, d)), _mm_setzero_ps()};
   }
 };
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,15 @@
-// Four rows of one 256-block, unpacked for broadcasting to columns: see x86_column_tiles.h.
+// Four rows of one 256-block, unpacked for broadcasting to batch rows: see kernels/portable/batch_lanes.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "kernels/avx512/four_headers.h"
+#include "kernels/portable/always_inline.h"
+
+namespace qtensor {
+namespace {
 
 constexpr int kTileRows = 4;
 struct alignas(64) RowBlocks {
@@ -62,3 +73,6 @@ struct RowsWithOffset {
     for (int r = 0; r < kTileRows; r++) store_values<Quant>(place[r], to.q[r]);
   }
 };
+
+}  // namespace
+}  // namespace qtensor

@@ -1,34 +1,13 @@
 // Kernels for AVX-512 with VNNI (and BW, DQ, VL).
-#include <immintrin.h>
-
-#include "../../kernel_table.h"
+#include "batch_lanes.h"
+#include "integer_kernels.h"
+#include "kernel_table.h"
+#include "kernels/portable/byte_attention.h"
+#include "kernels/portable/tile_entries.h"
+#include "kernels/x86/matmul.h"
 
 namespace qtensor {
 namespace {
-
-constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4, kColumnGroup = 4;
-constexpr bool kTouchFarther = true;
-// clang-format off: each of these builds on the ones before it
-#include "vec16.h"
-#include "../fetch_ahead.h"
-#include "../float_kernels.h"
-#include "../x86_rows.h"
-#include "four_headers.h"
-#include "integer_kernels.h"
-#include "four_rows.h"
-#include "../x86_matmul.h"
-#include "columns.h"
-#include "row_blocks.h"
-#include "../x86_column_tiles.h"
-#include "column_tiles.h"
-#include "../level_tables.h"
-#include "byte_dots.h"
-#include "../x86_byte_dots.h"
-#include "../head_vectors.h"
-#include "../byte_attention.h"
-#include "../read_lines.h"
-#include "byte_peak.h"
-// clang-format on
 
 void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }
 void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K512>(t); }
@@ -37,12 +16,6 @@ void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
 }  // namespace
 
-const KernelTable kAvx512Kernels = {
-#define QTENSOR_TABLE_NAME "avx512"
-#include "../table_entries.h"
-    .tile_columns = 5,
-    .tile_rows = 64,
-#include "../tile_entries.h"
-};
+constinit const KernelTable kAvx512Kernels = tile_entries("avx512", 5, 64);
 
 }  // namespace qtensor

@@ -1,4 +1,15 @@
 // The virtual vector of 16 float lanes as one zmm register. Same names and bits as generic/vec16.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+
+namespace qtensor {
+namespace {
 
 using V16 = __m512;
 
@@ -17,13 +28,13 @@ inline V16 v_min(V16 a, V16 b) { return _mm512_min_ps(a, b); }
 inline V16 v_fma(V16 a, V16 b, V16 c) { return _mm512_fmadd_ps(a, b, c); }
 inline V16 v_round(V16 a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline V16 v_scale(V16 a, V16 n) { return _mm512_scalef_ps(a, n); }
-inline float v_fold_add(V16 a) {
+inline float v_reduce_add(V16 a) {
   const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
-inline float v_fold_max(V16 a) {
+inline float v_reduce_max(V16 a) {
   const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
@@ -87,3 +98,6 @@ inline void v_store_block(BlockQ8K& block, const V16 (&v)[16], V16 scale) {
   const __m256i two = _mm256_madd_epi16(sixteens, _mm256_set1_epi16(1));
   _mm_store_si128((__m128i*)block.sums32, _mm256_cvtepi32_epi16(two));
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -4,6 +4,16 @@
 // positions, for values a are weights and the lanes are dimensions. b may be packed in 4 or 3 bits (cache_format.h);
 // then it is read to the end of a row, so a is nought up to a multiple of 32. `FetchAhead` is what to fetch meanwhile.
 // Sums stay below 2^31: 1024 dimensions of 127 * 255, and 128 positions of 32767 * 255.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/portable/fetch_ahead.h"
+#include "kernels/portable/level_tables.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 using QueryLane = int16_t;
 constexpr int64_t kBlockLanes = 64;
@@ -53,3 +63,6 @@ inline void byte_dots(const int16_t* const* a, const uint8_t* b, int64_t groups,
     }
   }
 }
+
+}  // namespace
+}  // namespace qtensor

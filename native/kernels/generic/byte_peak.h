@@ -1,5 +1,11 @@
 // How many byte products a family's own instructions make when nothing has to come from memory: a ceiling to judge the
 // matrix kernels by. Random bytes, for zeros run at a higher clock.
+#pragma once
+
+#include <cstdint>
+
+namespace qtensor {
+namespace {
 
 constexpr int64_t kPeakProducts = 64 * 64;
 
@@ -10,3 +16,6 @@ inline int32_t byte_peak(const int8_t* random, int64_t rounds) {
       for (int j = 0; j < 64; j++) sum += int32_t(random[64 * i + j]) * int8_t(random[j] + r);
   return sum;
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -1,4 +1,13 @@
 // Dot products of quantised blocks in plain C++, written to be read: the oracle of the other instruction sets.
+#pragma once
+
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "vec16.h"
+
+namespace qtensor {
+namespace {
 
 template <class Block>
 inline Block block_at(const MatmulTask& t, int64_t row, int64_t index) {
@@ -11,11 +20,11 @@ inline Block block_at(const MatmulTask& t, int64_t row, int64_t index) {
 template <class Step>
 inline void for_each_output(const MatmulTask& t, Step step) {
   for (int64_t row = t.row_begin; row < t.row_end; row++)
-    for (int64_t c = 0; c < t.columns; c++) {
-      const BlockQ8K* x = t.blocks + c * t.blocks_per_column;
+    for (int64_t j = 0; j < t.m; j++) {
+      const BlockQ8K* x = t.blocks + j * t.blocks_per_row;
       float acc = 0.0f;
-      for (int64_t b = 0; b < t.blocks_per_column; b++) acc = __builtin_fmaf(step(row, b, x[b]), x[b].d, acc);
-      t.y[c * t.y_stride + row] = acc;
+      for (int64_t b = 0; b < t.blocks_per_row; b++) acc = __builtin_fmaf(step(row, b, x[b]), x[b].d, acc);
+      t.y[j * t.y_stride + row] = acc;
     }
 }
 
@@ -143,3 +152,6 @@ void matmul_q4_1(const MatmulTask& t) {
     return f;
   });
 }
+
+}  // namespace
+}  // namespace qtensor

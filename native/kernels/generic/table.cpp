@@ -1,29 +1,16 @@
 // Kernels for any CPU, and the bit oracle of all others.
-#include "../../kernel_table.h"
+#include "integer_kernels.h"
+#include "kernel_table.h"
+#include "kernels/portable/byte_attention.h"
+#include "kernels/portable/table_entries.h"
 
 namespace qtensor {
 namespace {
 
-constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 4;
-// clang-format off: each of these builds on the ones before it
-#include "vec16.h"
-#include "../fetch_ahead.h"
-#include "../float_kernels.h"
-#include "integer_kernels.h"
-#include "../level_tables.h"
-#include "byte_dots.h"
-#include "../head_vectors.h"
-#include "../byte_attention.h"
-#include "../read_lines.h"
-#include "byte_peak.h"
-// clang-format on
 void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
 }  // namespace
 
-const KernelTable kGenericKernels = {
-#define QTENSOR_TABLE_NAME "generic"
-#include "../table_entries.h"
-};
+constinit const KernelTable kGenericKernels = table_entries("generic");
 
 }  // namespace qtensor

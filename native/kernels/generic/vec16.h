@@ -1,5 +1,13 @@
 // The virtual vector of 16 float lanes, in plain C++. Its twins in avx2/ and avx512/ have the same names and bits.
-// Included inside an anonymous namespace only, so that no copy of it can be shared between instruction sets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.h"
+
+namespace qtensor {
+namespace {
 
 struct V16 {
   float lane[16];
@@ -64,12 +72,12 @@ inline V16 v_scale(V16 a, V16 n) {
   }
   return r;
 }
-inline float v_fold_add(V16 a) {
+inline float v_reduce_add(V16 a) {
   for (int width = 8; width >= 1; width /= 2)
     for (int i = 0; i < width; i++) a.lane[i] = a.lane[i] + a.lane[i + width];
   return a.lane[0];
 }
-inline float v_fold_max(V16 a) {
+inline float v_reduce_max(V16 a) {
   for (int width = 8; width >= 1; width /= 2)
     for (int i = 0; i < width; i++) a.lane[i] = a.lane[i] > a.lane[i + width] ? a.lane[i] : a.lane[i + width];
   return a.lane[0];
@@ -185,3 +193,6 @@ inline V16 v_one_above(V16 a, V16 b) {
   for (int i = 0; i < 16; i++) r.lane[i] = a.lane[i] > b.lane[i] ? 1.0f : 0.0f;
   return r;
 }
+
+}  // namespace
+}  // namespace qtensor

@@ -24,10 +24,10 @@ def kernels() -> str:
 def use_kernels(name: str) -> None:
     """Puts a family in force; ValueError lists the choices."""
 
-def use_attention(way: str) -> None:
+def use_attention(variant: str) -> None:
     """auto, vectors or tiles; ValueError lists the choices."""
 
-def attention_way() -> str:
+def attention_variant() -> str:
     """How many queries read a cache of bytes: by vectors or by tiles."""
 
 def end_on_bus_errors(exit_code: int, line: str) -> None:

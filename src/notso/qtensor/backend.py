@@ -14,7 +14,7 @@ ATTENTION_VARIABLE = "NOTSO_ATTENTION"
 __all__ = [
     "ATTENTION_VARIABLE",
     "KERNELS_VARIABLE",
-    "attention_way",
+    "attention_variant",
     "available_kernels",
     "configure",
     "cpu_features",
@@ -52,18 +52,18 @@ def use_kernels(name: str) -> None:
         raise KernelChoiceError(str(error)) from None
 
 
-def attention_way() -> str:
+def attention_variant() -> str:
     """How many queries read a cache of 8 bits and less: by `vectors` or by `tiles`. Both give the same bits."""
-    return str(native.attention_way())
+    return str(native.attention_variant())
 
 
-def use_attention(way: str) -> None:
+def use_attention(variant: str) -> None:
     """Take `vectors` or `tiles` for many queries, or what should be faster (`auto`).
 
     Raises KernelChoiceError for anything else, and for tiles where the kernels in force have none.
     """
     try:
-        native.use_attention(way)
+        native.use_attention(variant)
     except ValueError as error:
         raise KernelChoiceError(str(error)) from None
 
@@ -89,9 +89,9 @@ def configure(thread_count: int | None = None) -> None:
     wanted = os.environ.get(KERNELS_VARIABLE, "").strip()
     if wanted:
         use_kernels(wanted)
-    way = os.environ.get(ATTENTION_VARIABLE, "").strip()
-    if way:
-        use_attention(way)
+    variant = os.environ.get(ATTENTION_VARIABLE, "").strip()
+    if variant:
+        use_attention(variant)
     set_threads(default_threads() if thread_count is None else thread_count)
 
 

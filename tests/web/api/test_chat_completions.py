@@ -292,7 +292,7 @@ def test_what_is_not_offered_says_so(served: Any, name: str) -> None:
 
 def begin_stopping(server: Any) -> threading.Thread:
     """As the first SIGTERM does."""
-    thread = threading.Thread(target=lambda: server.on_loop(lambda: stop_serving(server.state)), daemon=True)
+    thread = threading.Thread(target=lambda: server.on_loop(lambda: stop_serving(server.app.state.parts)), daemon=True)
     thread.start()
     server.wait(lambda: server.shared.stopping)
     return thread

@@ -243,7 +243,7 @@ def test_a_stopping_server_ends_them(start: Start) -> None:
 
     server = start(slow(0.02, LONG * 100), drain_seconds=0.2).ready()
     leave(server)
-    server.on_loop(lambda: begin_stopping(server.state))
+    server.on_loop(lambda: begin_stopping(server.app.state.parts))
     server.wait(lambda: not server.api.answers._open)
     found = events(server.client.get("/v1/stream?conv_id=c1").text)
     assert json.loads(found[-1][1])["error"]["code"] == "shutting_down"

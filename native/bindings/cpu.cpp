@@ -1,0 +1,337 @@
+// The only file that knows Python. Shapes and dtypes are checked here once more than in ops.py, pointers go no further
+// than the step that uses them, and no lock of Python's is held while a step runs.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <stdexcept>
+
+#include "ops/attention.h"
+#include "ops/dequantise.h"
+#include "ops/matmul.h"
+#include "ops/program.h"
+#include "ops/rope_table.h"
+#include "ops/rows.h"
+#include "runtime/bus_error.h"
+#include "runtime/cpu_features.h"
+#include "runtime/dispatch.h"
+#include "runtime/roofline.h"
+#include "runtime/threads.h"
+
+namespace nb = nanobind;
+using namespace qtensor;
+
+namespace {
+
+template <class T, size_t N>
+using In = nb::ndarray<const T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+template <class T, size_t N>
+using Out = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void require(bool condition, const char* message) {
+  if (!condition) throw std::invalid_argument(message);
+}
+
+// An array is taken as it is or refused: a converted copy of an output would swallow the result.
+auto exact(const char* name) { return nb::arg(name).noconvert(); }
+
+template <class... Arguments>
+void require_aligned(const nb::ndarray<Arguments...>& array) {
+  const auto size = uintptr_t(array.itemsize());
+  require(reinterpret_cast<uintptr_t>(array.data()) % size == 0, "an array is not aligned to its items");
+}
+template <class Array>
+void require_aligned(const std::optional<Array>& array) {
+  if (array) require_aligned(*array);
+}
+template <class Array>
+void require_aligned(const std::vector<Array>& arrays) {
+  for (const auto& array : arrays) require_aligned(array);
+}
+template <class A, class B>
+void require_same_shape(const A& a, const B& b) {
+  bool same = a.ndim() == b.ndim();
+  for (size_t i = 0; same && i < a.ndim(); i++) same = a.shape(i) == b.shape(i);
+  require(same, "shapes differ");
+}
+
+// A program and the arrays its steps point into.
+struct Recording {
+  Program program;
+  nb::list kept;
+};
+thread_local Recording* recording = nullptr;
+
+template <class... Kept>
+void emit(Step step, const Kept&... kept) {
+  (require_aligned(kept), ...);
+  if (recording != nullptr) {
+    recording->program.add(std::move(step));
+    (recording->kept.append(nb::cast(kept)), ...);
+    return;
+  }
+  const nb::gil_scoped_release released;
+  const std::lock_guard<std::mutex> lock(engine_mutex());
+  step(thread_pool());
+}
+
+Weight weight_of(const Bytes& data, int format, int64_t rows, int64_t k) {
+  require(rows > 0 && k > 0 && rows < (int64_t(1) << 40) / k, "a weight needs rows and columns");
+  const auto f = static_cast<Format>(format);
+  const bool super = f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K;
+  const bool plain = f == Format::F32 || f == Format::F16 || f == Format::BF16;
+  require(plain || k % (super ? kSuperBlock : kSubBlock) == 0, "the row length is not a multiple of the block");
+  require(int64_t(data.size()) == rows * bytes_per_row(f, k), "the weight's bytes do not match its shape");
+  return {f, data.data(), rows, k};
+}
+
+KeyValuePool pool_of(const Out<uint8_t, 4>& data, int format, int64_t kv_heads, int64_t dim) {
+  require(format >= 0 && format < kCacheFormats, "this cache format does not exist");
+  const int64_t run = int64_t(data.shape(2));
+  const KeyValuePool pool{data.data(), int64_t(data.shape(0)) * run,    run, kv_heads,
+                          dim,         static_cast<CacheFormat>(format)};
+  require(dim % 16 == 0 && dim > 0 && dim <= kMostByteDim, "the head dimension must be a multiple of 16, up to 1024");
+  require(pool.blocks > 0 && kv_heads > 0, "a cache needs blocks and heads");
+  require(int64_t(data.shape(1)) == kv_heads && int64_t(data.shape(3)) == head_bytes(pool.format, dim),
+          "blocks are not as long as their format");
+  require(reinterpret_cast<uintptr_t>(data.data()) % 64 == 0, "the cache must begin at a cache line");
+  return pool;
+}
+
+RecentTiles recent_of(const KeyValuePool& pool, const std::optional<In<int32_t, 2>>& tables,
+                      const std::optional<Out<uint8_t, 4>>& data, const RowPlaces& places) {
+  const bool small = pool.format > CacheFormat::k8v8;
+  require(tables.has_value() == small && data.has_value() == small,
+          "recent tiles belong to formats below 8 bits, and to no others");
+  if (!small) return {};
+  require(int64_t(tables->shape(0)) == places.table_count && int64_t(tables->shape(1)) == places.table_length,
+          "the tables of recent tiles must have the shape of the others");
+  return {tables->data(), pool_of(*data, int(CacheFormat::k8v8), pool.kv_heads, pool.dim)};
+}
+
+RowPlaces places_of(const In<int32_t, 1>& positions, const In<int32_t, 1>& sequences, const In<int32_t, 2>& tables) {
+  require(positions.size() == sequences.size(), "positions and sequences differ in length");
+  return {positions.data(),          sequences.data(),         tables.data(),
+          int64_t(positions.size()), int64_t(tables.shape(0)), int64_t(tables.shape(1))};
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // programs that live until the interpreter ends are no leak
+  m.doc() = "Kernels over quantised tensors. Use notso.qtensor.ops, which explains errors before they arise here.";
+
+  m.def("cpu_features", [] { return detect_cpu_features().names(); }, "Instruction sets usable here, as names.");
+  m.def("known_kernels", &known_kernels, "Kernel families compiled in, best first.");
+  m.def("available_kernels", &available_kernels, "Kernel families this CPU runs, best first.");
+  m.def("kernels", [] { return std::string(kernels().name); }, "The kernel family in force.");
+  m.def("use_kernels", &use_kernels, nb::arg("name"), "Puts a family in force; ValueError lists the choices.");
+  m.def("use_attention", &use_attention, nb::arg("variant"), "auto, vectors or tiles; ValueError lists the choices.");
+  m.def("attention_variant", &attention_variant, "How many queries read a cache of bytes: by vectors or by tiles.");
+  m.def("end_on_bus_errors", &end_on_bus_errors, nb::arg("exit_code"), nb::arg("line"),
+        "A mapped file that vanishes ends the process with this code and this line on stderr.");
+  m.def("thread_count", &thread_count, "Threads that share each operation.");
+  m.def(
+      "set_thread_count",
+      [](int threads) {
+        require(threads >= 1 && threads <= 1024, "the number of threads must be 1 to 1024");
+        const nb::gil_scoped_release released;
+        set_thread_count(threads);
+      },
+      nb::arg("threads"), "Replaces the thread pool; waits for running work.");
+
+  m.def(
+      "read_memory",
+      [](Bytes data, int places) {
+        require(places == 1 || places == 2 || places == 4, "memory is read in 1, 2 or 4 places at a time");
+        const nb::gil_scoped_release released;
+        const std::lock_guard<std::mutex> lock(engine_mutex());
+        return read_memory(thread_pool(), data.data(), int64_t(data.size()), places);
+      },
+      exact("data"), nb::arg("places") = 1,
+      "Reads every whole cache line once, on all threads, each in so many places at a time; the exclusive or of their "
+      "64-bit words.");
+  m.def(
+      "multiply_bytes",
+      [](int64_t products) {
+        require(products > 0, "there is nothing to multiply");
+        const nb::gil_scoped_release released;
+        const std::lock_guard<std::mutex> lock(engine_mutex());
+        return multiply_bytes(thread_pool(), products);
+      },
+      nb::arg("products"), "Makes at least so many byte products on all threads, from registers; how many it made.");
+
+  nb::class_<Recording>(m, "Program", "Steps recorded once and replayed in one call without Python's lock.")
+      .def(nb::init<>())
+      .def("__len__", [](const Recording& r) { return r.program.size(); })
+      .def(
+          "begin",
+          [](Recording& r) {
+            require(recording == nullptr, "another program is being recorded in this thread");
+            recording = &r;
+          },
+          "Operations called from this thread are recorded from here on instead of run.")
+      .def(
+          "end", [](Recording&) { recording = nullptr; }, "Ends the recording.")
+      .def(
+          "run",
+          [](const Recording& r) {
+            const nb::gil_scoped_release released;
+            r.program.run();
+          },
+          "Runs every step in order. ValueError where an array holds a row, position or block out of range.");
+
+  m.def(
+      "embed_rows",
+      [](Bytes data, int format, int64_t rows, int64_t k, In<int32_t, 1> ids, Out<float, 2> out) {
+        require(out.shape(0) == ids.size() && int64_t(out.shape(1)) == k, "out must have a row of k values per id");
+        emit(embed_rows(weight_of(data, format, rows, k), ids.data(), int64_t(ids.size()), out.data()), data, ids, out);
+      },
+      exact("data"), nb::arg("format"), nb::arg("rows"), nb::arg("k"), exact("ids"), exact("out"));
+  m.def(
+      "gather_rows",
+      [](In<float, 2> x, In<int32_t, 1> ids, Out<float, 2> out) {
+        require(out.shape(0) == ids.size() && out.shape(1) == x.shape(1), "out must have a row of x's width per id");
+        emit(gather_rows(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), ids.data(), int64_t(ids.size()),
+                         out.data()),
+             x, ids, out);
+      },
+      exact("x"), exact("ids"), exact("out"));
+  m.def(
+      "rms_norm",
+      [](In<float, 2> x, In<float, 1> weight, float eps, Out<float, 2> out) {
+        require_same_shape(x, out);
+        require(x.shape(1) > 0 && weight.size() == x.shape(1), "the weight must be as long as a row, which has values");
+        emit(rms_norm(x.data(), weight.data(), eps, int64_t(x.shape(0)), int64_t(x.shape(1)), out.data()), x, weight,
+             out);
+      },
+      exact("x"), exact("weight"), nb::arg("eps"), exact("out"));
+  // combine: 0 none, 1 add to out, 2 silu(first) * second into the first output. norm may be None.
+  m.def(
+      "matmul",
+      [](In<float, 2> x, const std::vector<Bytes>& data, const std::vector<int>& formats,
+         const std::vector<Out<float, 2>>& outs, std::optional<In<float, 1>> norm, float eps, int combine) {
+        require(data.size() == formats.size() && data.size() == outs.size(), "one output per weight");
+        require(x.size() > 0 && !data.empty(), "matmul needs at least one weight and one row");
+        require(combine == 0 || (combine == 1 && data.size() == 1) || (combine == 2 && data.size() == 2),
+                "adding takes one weight, gating two");
+        require(!norm || norm->size() == x.shape(1), "the norm needs a weight per column of x");
+        Matmul op{};
+        op.x = x.data();
+        op.m = int64_t(x.shape(0));
+        op.k = int64_t(x.shape(1));
+        op.combine = static_cast<Combine>(combine);
+        op.eps = eps;
+        if (norm) op.norm = norm->data();
+        for (size_t i = 0; i < data.size(); i++) {
+          require(outs[i].shape(0) == x.shape(0), "an output needs a row per row of x");
+          require(combine != 2 || outs[i].shape(1) == outs[0].shape(1), "gate and up differ in rows");
+          op.products.push_back(
+              {weight_of(data[i], formats[i], int64_t(outs[i].shape(1)), op.k), const_cast<float*>(outs[i].data())});
+        }
+        emit(matmul(std::move(op)), x, data, outs, norm);
+      },
+      exact("x"), exact("data"), nb::arg("formats"), exact("outs"), exact("norm").none(), nb::arg("eps"),
+      nb::arg("combine"));
+  m.def(
+      "rope",
+      [](Out<float, 3> x, In<int32_t, 1> positions, In<float, 2> cosine, In<float, 2> sine, bool adjacent) {
+        require(positions.size() == x.shape(0), "one position per row");
+        require(x.shape(1) > 0 && x.shape(2) > 0, "rope needs heads and dimensions");
+        require(
+            2 * cosine.shape(1) == x.shape(2) && sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
+            "the tables must hold half a head per position");
+        emit(rope(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), int64_t(x.shape(2)), positions.data(),
+                  cosine.data(), sine.data(), int64_t(cosine.shape(0)), adjacent),
+             x, positions, cosine, sine);
+      },
+      exact("x"), exact("positions"), exact("cosine"), exact("sine"), nb::arg("adjacent"));
+  // format: a CacheFormat by number. recent_tables and recent (k8v8) go with formats below 8 bits, else they are None.
+  m.def(
+      "store_key_values",
+      [](In<float, 3> k, In<float, 3> v, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
+         Out<uint8_t, 4> pool, int format, std::optional<In<int32_t, 2>> recent_tables,
+         std::optional<Out<uint8_t, 4>> recent) {
+        require_same_shape(k, v);
+        const RowPlaces places = places_of(positions, sequences, tables);
+        require(int64_t(k.shape(0)) == places.rows, "k and v must be (rows, kv heads, dim)");
+        const KeyValuePool blocks = pool_of(pool, format, int64_t(k.shape(1)), int64_t(k.shape(2)));
+        const RecentTiles tiles = recent_of(blocks, recent_tables, recent, places);
+        emit(store_key_values(k.data(), v.data(), places, blocks, tiles), k, v, positions, sequences, tables, pool,
+             recent_tables, recent);
+      },
+      exact("k"), exact("v"), exact("positions"), exact("sequences"), exact("tables"), exact("pool"), nb::arg("format"),
+      exact("recent_tables").none(), exact("recent").none());
+  m.def(
+      "attention",
+      [](In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
+         Out<uint8_t, 4> pool, int format, int64_t kv_heads, std::optional<In<int32_t, 2>> recent_tables,
+         std::optional<Out<uint8_t, 4>> recent, float scale, Out<float, 3> out) {
+        const RowPlaces places = places_of(positions, sequences, tables);
+        const KeyValuePool blocks = pool_of(pool, format, kv_heads, int64_t(q.shape(2)));
+        const RecentTiles tiles = recent_of(blocks, recent_tables, recent, places);
+        require(int64_t(q.shape(0)) == places.rows, "q must be (rows, heads, dim)");
+        require(q.shape(1) > 0 && int64_t(q.shape(1)) % kv_heads == 0, "heads must divide among the kv heads");
+        require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == q.shape(2),
+                "out must be shaped like q");
+        emit(attention(q.data(), int64_t(q.shape(1)), places, blocks, tiles, scale, out.data()), q, positions,
+             sequences, tables, pool, recent_tables, recent, out);
+      },
+      exact("q"), exact("positions"), exact("sequences"), exact("tables"), exact("pool"), nb::arg("format"),
+      nb::arg("kv_heads"), exact("recent_tables").none(), exact("recent").none(), nb::arg("scale"), exact("out"));
+  m.def(
+      "silu_mul",
+      [](In<float, 2> gate, In<float, 2> up, Out<float, 2> out) {
+        require_same_shape(gate, up);
+        require_same_shape(gate, out);
+        emit(silu_mul(gate.data(), up.data(), int64_t(gate.size()), out.data()), gate, up, out);
+      },
+      exact("gate"), exact("up"), exact("out"));
+  m.def(
+      "add",
+      [](In<float, 2> a, In<float, 2> b, Out<float, 2> out) {
+        require_same_shape(a, b);
+        require_same_shape(a, out);
+        emit(add(a.data(), b.data(), int64_t(a.size()), out.data()), a, b, out);
+      },
+      exact("a"), exact("b"), exact("out"));
+  m.def(
+      "softmax",
+      [](Out<float, 2> x) {
+        require(x.shape(1) > 0, "softmax of nothing");
+        emit(softmax(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1))), x);
+      },
+      exact("x"));
+  m.def(
+      "argmax",
+      [](In<float, 2> x, Out<int32_t, 1> out) {
+        require(x.shape(1) > 0 && out.size() == x.shape(0), "argmax needs values and an output per row");
+        emit(argmax(x.data(), int64_t(x.shape(0)), int64_t(x.shape(1)), out.data()), x, out);
+      },
+      exact("x"), exact("out"));
+  m.def(
+      "rope_table",
+      [](In<double, 1> frequency, In<int32_t, 1> positions, double factor, Out<float, 2> cosine, Out<float, 2> sine) {
+        require(cosine.shape(0) == positions.size() && cosine.shape(1) == frequency.size() &&
+                    sine.shape(0) == cosine.shape(0) && sine.shape(1) == cosine.shape(1),
+                "the tables need a row per position and a column per frequency");
+        emit(rope_table(frequency.data(), int64_t(frequency.size()), positions.data(), int64_t(positions.size()),
+                        factor, cosine.data(), sine.data()),
+             frequency, positions, cosine, sine);
+      },
+      exact("frequency"), exact("positions"), nb::arg("factor"), exact("cosine"), exact("sine"));
+  m.def(
+      "dequantise",
+      [](Bytes data, int format, Out<float, 2> out) {
+        const Weight w = weight_of(data, format, int64_t(out.shape(0)), int64_t(out.shape(1)));
+        require_aligned(out);
+        const nb::gil_scoped_release released;
+        for (int64_t row = 0; row < w.rows; row++)
+          dequantise_row(w.format, w.data + row * bytes_per_row(w.format, w.k), w.k, out.data() + row * w.k);
+      },
+      exact("data"), nb::arg("format"), exact("out"));
+}

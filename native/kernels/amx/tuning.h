@@ -1,0 +1,15 @@
+// How much this family takes together, and how it asks for memory.
+#pragma once
+
+namespace qtensor {
+namespace {
+
+// Of attention over halves: vectors of scores and of values, and queries that share them.
+constexpr int kScoreLanes = 4, kValueLanes = 4, kQueryGroup = 4;
+// Of products of small M: batch rows that share an unpacked row.
+constexpr int kBatchGroup = 4;
+// See AheadInOrder.
+inline bool touches_farther() { return false; }
+
+}  // namespace
+}  // namespace qtensor

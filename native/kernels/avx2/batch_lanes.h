@@ -1,0 +1,129 @@
+// Eight batch rows in the lanes of one ymm register: see kernels/portable/batch_lanes.h. Products of two neighbours are
+// summed in 16 bits for as many steps as surely fit, then meet their scale in vpmaddwd.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "integer_kernels.h"
+#include "kernel_table.h"
+#include "kernels/portable/always_inline.h"
+#include "kernels/portable/batch_lanes.h"
+#include "row_blocks.h"
+
+namespace qtensor {
+namespace {
+
+struct BatchLanes256 {
+  using Packed = PackedBatch;
+  static void pack(const BlockQ8K* x, int64_t blocks, int64_t, int64_t count, Packed& out) {
+    if (count < 16) __builtin_memset(&out, 0, sizeof out);
+    for (int64_t j = 0; j < count; j++) {
+      const BlockQ8K& from = x[j * blocks];
+      for (int k = 0; k < 64; k++) __builtin_memcpy(out.q[k][j], from.q + 4 * k, 4);
+      for (int i = 0; i < 8; i++) __builtin_memcpy(out.sums16[i][j], from.sums16 + 2 * i, 4);
+      for (int i = 0; i < 4; i++) __builtin_memcpy(out.sums32[i][j], from.sums32 + 2 * i, 4);
+      out.d[j] = from.d;
+    }
+  }
+  static constexpr int most_tiles = 2;
+  template <class Rows>
+  static constexpr int64_t tile_bytes = sizeof(PackedBatch);
+
+  // Four rows share the loaded activations where few scales are needed; with many, two rows' totals stay in registers.
+  template <class Rows, int GROUPS, int TILES>
+  static void block(const RowBlocks* rows, const PackedBatch* x, float* acc) {
+    constexpr int together = Rows::group == 32 ? 4 : 2;
+    for (int g = 0; g < GROUPS; g++)
+      for (int t = 0; t < TILES; t++)
+        for (int r = 0; r < kTileRows; r += together)
+          some_rows<Rows, together, 2>(rows[g], r, x[t], acc + t * kTileFloats + (g * kTileRows + r) * 16);
+  }
+
+  template <class Rows>
+  static void small_m(const RowBlocks* rows, const PackedBatch* x, int64_t m, float* acc, AheadInOrder& ahead) {
+    ahead.ask(2 * kTileRows * Rows::bytes);
+    if (m > 8) return block<Rows, 2, 1>(rows, x, acc);
+    for (int g = 0; g < 2; g++) some_rows<Rows, kTileRows, 1>(rows[g], 0, *x, acc + g * kTileRows * 16);
+  }
+
+  // ROWS rows and the first eight batch rows of a tile, or all sixteen.
+  template <class Rows, int ROWS, int HALVES>
+  static QTENSOR_INLINE void some_rows(const RowBlocks& rows, int row, const PackedBatch& x, float* acc) {
+    constexpr int fit = 32767 / (2 * Rows::largest * 127);  // vpmaddubsw results that 16 bits hold
+    constexpr int steps = fit >= 8 ? 8 : fit >= 4 ? 4 : 2;
+    static_assert(fit >= 2 && Rows::group / 4 % steps == 0);
+    __m256i total[ROWS][HALVES];
+    for (auto& halves : total)
+      for (auto& sum : halves) sum = _mm256_setzero_si256();
+    for (int g = 0; g < 256 / Rows::group; g++) {
+      __m256i scale[ROWS];
+      for (int r = 0; r < ROWS; r++) scale[r] = _mm256_set1_epi32(rows.scale[row + r][g]);
+#pragma GCC unroll 2
+      for (int part = 0; part < Rows::group / 4; part += steps) {
+        const int k = g * Rows::group / 4 + part;
+        __m256i sum[ROWS][HALVES];
+#pragma GCC unroll 8
+        for (int i = 0; i < steps; i++) {
+          __m256i xv[HALVES];
+          for (int h = 0; h < HALVES; h++) {
+            xv[h] = _mm256_load_si256((const __m256i*)x.q[k + i] + h);
+            in_register(xv[h]);
+          }
+#pragma GCC unroll 4
+          for (int r = 0; r < ROWS; r++) {
+            const __m256i w = _mm256_set1_epi32(dword_at(rows.q[row + r], k + i));
+#pragma GCC unroll 2
+            for (int h = 0; h < HALVES; h++) {
+              const __m256i products = _mm256_maddubs_epi16(w, xv[h]);
+              sum[r][h] = i == 0 ? products : _mm256_add_epi16(sum[r][h], products);
+              in_register(sum[r][h]);
+            }
+          }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++)
+          for (int h = 0; h < HALVES; h++)
+            total[r][h] = _mm256_add_epi32(total[r][h], _mm256_madd_epi16(sum[r][h], scale[r]));
+      }
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int h = 0; h < HALVES; h++) finish<Rows>(rows, row + r, x, h, total[r][h], acc + r * 16 + 8 * h);
+  }
+
+  template <class Rows>
+  static QTENSOR_INLINE void finish(const RowBlocks& rows, int row, const PackedBatch& x, int h, __m256i total,
+                                    float* acc) {
+    __m256i side = _mm256_setzero_si256();
+    for (int i = 0; i < (Rows::has_min ? 4 : 8); i++) {
+      const int16_t* pairs = Rows::has_min ? rows.min_pairs[row] : rows.scale_pairs[row];
+      const auto* sums = Rows::has_min ? (const __m256i*)x.sums32[i] : (const __m256i*)x.sums16[i];
+      side =
+          _mm256_add_epi32(side, _mm256_madd_epi16(_mm256_load_si256(sums + h), _mm256_set1_epi32(dword_at(pairs, i))));
+    }
+    const __m256 d = _mm256_set1_ps(rows.d[row]);
+    __m256 f;
+    if (Rows::has_min) {
+      f = _mm256_mul_ps(_mm256_cvtepi32_ps(total), d);
+      f = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(side), _mm256_set1_ps(rows.dmin[row]), f);
+    } else {
+      f = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(total, _mm256_slli_epi32(side, 5))), d);
+    }
+    _mm256_store_ps(acc, _mm256_fmadd_ps(f, _mm256_load_ps(x.d + 8 * h), _mm256_load_ps(acc)));
+  }
+
+  static void store_n_tile(const float* acc, float* y, int64_t y_stride, int64_t, int64_t count) {
+    for (int64_t j = 0; j < count; j++)
+      for (int r = 0; r < 16; r++) y[j * y_stride + r] = acc[r * 16 + j];
+  }
+};
+
+void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_batch<BatchLanes256>(t, tile, block); }
+int64_t packed_bytes(int64_t blocks, int64_t m) { return (m + 15) / 16 * blocks * int64_t(sizeof(PackedBatch)); }
+void matmul_tiles_q4_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithMins<Q4_K256, 15>>(t); }
+void matmul_tiles_q5_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithMins<Q5_K256, 31>>(t); }
+void matmul_tiles_q6_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithOffset<Q6_K256, 63>>(t); }
+
+}  // namespace
+}  // namespace qtensor

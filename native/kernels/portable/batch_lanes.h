@@ -1,0 +1,135 @@
+// Large M without AMX: sixteen batch rows lie in the lanes of a vector, a weight's bytes are broadcast to all of them.
+// Each batch row's sum grows in its own lane, so there is no horizontal reduction. row_blocks.h
+// of the instruction set has RowBlocks, kTileRows rows of a 256-block unpacked for broadcasting, and for each format
+// Rows::unpack(place, to), which makes them; its batch_lanes.h gives Lanes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernel_table.h"
+#include "kernels/portable/ahead_in_order.h"
+#include "kernels/portable/always_inline.h"
+#include "row_blocks.h"
+
+namespace qtensor {
+namespace {
+
+// Sixteen batch rows of one 256-block.
+struct PackedBatch {
+  int8_t q[64][16][4];       // [k / 4][batch row][k % 4]
+  int16_t sums16[8][16][2];  // [pair of groups of 16][batch row][group]
+  int16_t sums32[4][16][2];  // [pair of sub-blocks][batch row][sub-block]
+  float d[16];
+};
+static_assert(sizeof(PackedBatch) == 4928 && sizeof(PackedBatch) % 64 == 0);
+
+inline int32_t dword_at(const void* from, int index) {
+  int32_t value;
+  __builtin_memcpy(&value, (const uint8_t*)from + 4 * index, 4);
+  return value;
+}
+
+// What Lanes gives. Packed: PackedBatch and whatever else it wants to find beside the batch rows; how up to sixteen
+// batch rows lie in it is for Lanes alone to know.
+// pack(x, blocks, m, count, out): one block of `count` batch rows of all, with a stride of `blocks`; zeros beside
+// them. block<Rows, GROUPS, TILES>(rows, packed, acc) makes acc[GROUPS * kTileRows][16] = fma(f, d of the batch row,
+// acc) for each of up to most_tiles tiles, with a stride of kTileFloats. small_m<Rows>(rows, packed, m, acc, ahead):
+// the same for two groups and up to sixteen batch rows, while it asks for what comes later. store_n_tile(acc, y,
+// y_stride, m, count): sixteen rows of a tile's `count` batch rows.
+constexpr int kNTileGroups = 16 / kTileRows, kTileFloats = 256;
+
+template <class Lanes>
+inline void pack_batch(const PackTask& t, int64_t tile, int64_t block) {
+  const int64_t first = 16 * tile, tiles = (t.m + 15) / 16, left = t.m - first, count = left < 16 ? left : 16;
+  Lanes::pack(t.x + first * t.blocks + block, t.blocks, t.m, count,
+              reinterpret_cast<typename Lanes::Packed*>(t.packed)[block * tiles + tile]);
+}
+
+// Tiles [first, first + count) of the batch rows.
+struct TileRange {
+  int64_t first, count;
+};
+
+template <class Rows>
+QTENSOR_INLINE void unpack_group(const TileTask& t, int64_t row, int64_t block, RowBlocks& to) {
+  const uint8_t* place[kTileRows];
+  for (int r = 0; r < kTileRows; r++) place[r] = t.weight + (row + r) * t.row_bytes + block * Rows::bytes;
+  Rows::unpack(place, to);
+}
+
+// An N tile of sixteen rows, as many as a cache line of the result has, goes through every block of several tiles of
+// batch rows. acc: [M tile][group][row][batch row].
+template <class Lanes, class Rows>
+inline void n_tile_product(const TileTask& t, TileRange range, int64_t row, RowBlocks* rows, float* acc) {
+  const int64_t every = (t.m + 15) / 16, tiles = range.count;
+  __builtin_memset(acc, 0, size_t(tiles * kTileFloats) * sizeof(float));
+  AheadInOrder ahead(t.weight + row * t.row_bytes, 16, t.row_bytes);
+  for (int64_t b = 0; b < t.blocks; b++) {
+    for (int g = 0; g < kNTileGroups; g++) {
+      ahead.ask(kTileRows * Rows::bytes);
+      unpack_group<Rows>(t, row + g * kTileRows, b, rows[g]);
+    }
+    const auto* packed = reinterpret_cast<const typename Lanes::Packed*>(t.packed) + b * every + range.first;
+    int64_t tile = 0;
+    const auto group = [&](int g) { return acc + tile * kTileFloats + g * kTileRows * 16; };
+    if constexpr (Lanes::most_tiles >= 3)
+      for (; tile + 3 <= tiles && tile + 4 != tiles; tile += 3)  // 4 are 2 and 2
+        for (int g = 0; g < kNTileGroups; g++) Lanes::template block<Rows, 1, 3>(rows + g, packed + tile, group(g));
+    for (; tile + 2 <= tiles; tile += 2)
+      for (int g = 0; g < kNTileGroups; g++) Lanes::template block<Rows, 1, 2>(rows + g, packed + tile, group(g));
+    if (tile == tiles) continue;
+    for (int g = 0; g < kNTileGroups; g += 2) Lanes::template block<Rows, 2, 1>(rows + g, packed + tile, group(g));
+  }
+  for (int64_t tile = 0; tile < tiles; tile++) {
+    const int64_t at = 16 * (range.first + tile), count = t.m - at < 16 ? t.m - at : 16;
+    Lanes::store_n_tile(acc + tile * kTileFloats, t.y + at * t.y_stride + row, t.y_stride, t.m, count);
+  }
+}
+
+// The same for no more than sixteen batch rows. The unpacking of two groups runs beside the products of those before.
+template <class Lanes, class Rows, int N_TILES>
+inline void n_tiles_small_m(const TileTask& t, int64_t row, RowBlocks* rows, float* acc) {
+  __builtin_memset(acc, 0, N_TILES * kTileFloats * sizeof(float));
+  AheadInOrder ahead(t.weight + row * t.row_bytes, 16 * N_TILES, t.row_bytes);
+  const auto* packed = reinterpret_cast<const typename Lanes::Packed*>(t.packed);
+  for (int64_t b = 0; b < t.blocks; b++)
+    for (int g = 0; g < N_TILES * kNTileGroups; g += 2) {
+      RowBlocks* const two = rows + g % kNTileGroups;
+      unpack_group<Rows>(t, row + g * kTileRows, b, two[0]);
+      unpack_group<Rows>(t, row + (g + 1) * kTileRows, b, two[1]);
+      Lanes::template small_m<Rows>(two, packed + b, t.m, acc + g * kTileRows * 16, ahead);
+    }
+  for (int p = 0; p < N_TILES; p++)
+    Lanes::store_n_tile(acc + p * kTileFloats, t.y + row + 16 * p, t.y_stride, t.m, t.m);
+}
+
+// Of a large batch only so many are taken at once as the second cache holds: every N tile of rows reads them all.
+constexpr int64_t kBatchCache = int64_t(768) << 10;
+constexpr int kSmallMNTiles = 2;  // whose rows share a reading of few batch rows
+template <class Lanes, class Rows>
+inline void matmul_batch_lanes(const TileTask& t) {
+  auto* rows = reinterpret_cast<RowBlocks*>(t.scratch);
+  auto* acc = reinterpret_cast<float*>(rows + kNTileGroups);
+  const int64_t tiles = (t.m + 15) / 16;
+  if (tiles == 1) {
+    int64_t row = t.row_begin;
+    for (; row + 16 * kSmallMNTiles <= t.row_end; row += 16 * kSmallMNTiles)
+      n_tiles_small_m<Lanes, Rows, kSmallMNTiles>(t, row, rows, acc);
+    for (; row < t.row_end; row += 16) n_tiles_small_m<Lanes, Rows, 1>(t, row, rows, acc);
+    return;
+  }
+  const int64_t fit = kBatchCache / (t.blocks * Lanes::template tile_bytes<Rows>) / 6 * 6;
+  const int64_t most = fit < 6 ? 6 : fit;
+  for (int64_t first = 0; first < tiles; first += most)
+    for (int64_t row = t.row_begin; row < t.row_end; row += 16)
+      n_tile_product<Lanes, Rows>(t, {first, tiles - first < most ? tiles - first : most}, row, rows, acc);
+}
+
+int64_t tile_scratch_bytes(int64_t m) {
+  const int64_t n_tiles = m <= 16 ? kSmallMNTiles : (m + 15) / 16;
+  return kNTileGroups * int64_t(sizeof(RowBlocks)) + n_tiles * kTileFloats * int64_t(sizeof(float));
+}
+
+}  // namespace
+}  // namespace qtensor

@@ -1,0 +1,20 @@
+// Quantised weights, and their rows back to floats.
+#pragma once
+
+#include <cstdint>
+
+#include "blocks.h"
+
+namespace qtensor {
+
+struct Weight {
+  Format format;
+  const uint8_t* data;
+  int64_t rows, k;
+};
+int64_t bytes_per_row(Format format, int64_t k);
+
+// The generic dequantisation of `k` values from a row's blocks.
+void dequantise_row(Format format, const uint8_t* row, int64_t k, float* out);
+
+}  // namespace qtensor

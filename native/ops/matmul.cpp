@@ -1,0 +1,208 @@
+#include "ops/matmul.h"
+
+#include <algorithm>
+
+#include "kernel_table.h"
+#include "runtime/dispatch.h"
+#include "runtime/work_sharing.h"
+
+namespace qtensor {
+namespace {
+
+enum class Use { normed, quantised, packed, items, count };
+Scratch& memory(Use use) {
+  static Scratch shared[size_t(Use::count)];
+  return shared[size_t(use)];
+}
+
+bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
+
+using MatmulKernel = void (*)(const MatmulTask&);
+MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
+  switch (format) {
+    case Format::F32:
+      return table.matmul_f32;
+    case Format::F16:
+      return table.matmul_f16;
+    case Format::BF16:
+      return table.matmul_bf16;
+    case Format::Q4_0:
+      return table.matmul_q4_0;
+    case Format::Q4_1:
+      return table.matmul_q4_1;
+    case Format::Q8_0:
+      return table.matmul_q8_0;
+    case Format::Q4_K:
+      return table.matmul_q4_k;
+    case Format::Q5_K:
+      return table.matmul_q5_k;
+    case Format::Q6_K:
+      return table.matmul_q6_k;
+  }
+  refuse("this block format has no kernel");
+}
+
+bool has_tiles(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
+
+using TileKernel = void (*)(const TileTask&);
+TileKernel tile_kernel(const KernelTable& table, Format format) {
+  return format == Format::Q4_K   ? table.matmul_tiles_q4_k
+         : format == Format::Q5_K ? table.matmul_tiles_q5_k
+                                  : table.matmul_tiles_q6_k;
+}
+
+// A quarter of so many rows is nowhere near a multiple of a page in the usual formats and widths: four rows that are
+// read together, one from each quarter, stay off each other's cache sets. A gated product goes from one weight to the
+// other with each work item, and takes twice as many: docs/kernels/gemv.md.
+constexpr int64_t kSmallMRows = 96;
+
+// Rows of one product that one worker computes.
+struct WorkItem {
+  const Product* product;
+  int64_t begin, end;
+};
+// Enough work items that a thread which loses its CPU for a while holds nobody up, none so small that claiming it
+// costs.
+std::vector<WorkItem> plan_work(const Matmul& op, int threads, int64_t tile_rows) {
+  int64_t rows = 0;
+  for (const auto& product : op.products) rows += product.weight.rows;
+  const int64_t even = std::max<int64_t>(rows / (threads * 8) / 16 * 16, 16);
+  int64_t grain = tile_rows > 0 ? tile_rows : op.m > 8 ? 64 : kSmallMRows;
+  if (op.m <= 8 && op.combine == Combine::silu_mul) grain = std::max(grain, 2 * kSmallMRows);
+  grain = std::min(grain, even);
+  std::vector<WorkItem> plan;
+  for (const auto& product : op.products) {
+    for (int64_t at = 0; at < product.weight.rows; at += grain)
+      plan.push_back({&product, at, std::min(product.weight.rows, at + grain)});
+    if (op.combine == Combine::silu_mul) break;  // the second product goes with the first
+  }
+  return plan;
+}
+
+// Packed activations and each thread's scratch begin at pages and leave one between them: what runs ahead of a thread's
+// reading would otherwise take lines that another thread is writing.
+inline int64_t page_stride(int64_t bytes) { return (bytes + 4095) / 4096 * 4096 + 4096; }
+
+constexpr int64_t kPastCacheM = 128;  // results of so many batch rows would only push operands out of the caches
+
+// Everything one matmul step knows while it runs.
+struct MatmulRun {
+  const KernelTable& table;
+  const Matmul& op;
+  int64_t blocks = 0;
+  const float* x = nullptr;       // m x k, normed if that was asked for
+  BlockQ8K* quantised = nullptr;  // m x blocks
+  uint8_t* packed = nullptr;      // the same in tiles
+  uint8_t* tile_scratch = nullptr;
+  int64_t tile_scratch_bytes = 0;
+
+  // Rows [begin, end) of one weight into y, whose batch rows have that stride; y points at row `begin`.
+  void product(const Weight& w, int64_t begin, int64_t end, float* y, int64_t y_stride, bool past_cache, int worker) {
+    const int64_t row_bytes = bytes_per_row(w.format, op.k);
+    const uint8_t* weight = w.data + begin * row_bytes;
+    const int64_t tiled = packed != nullptr && has_tiles(w.format) ? (end - begin) / 16 * 16 : 0;
+    if (tiled > 0) {
+      TileTask t{};
+      t.weight = weight;
+      t.row_bytes = row_bytes;
+      t.blocks = blocks;
+      t.packed = packed;
+      t.m = op.m;
+      t.y = y;
+      t.y_stride = y_stride;
+      t.row_end = tiled;
+      t.past_cache = past_cache && y_stride % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0;
+      t.scratch = tile_scratch + tile_scratch_bytes * worker;
+      tile_kernel(table, w.format)(t);
+    }
+    if (tiled == end - begin) return;
+    const MatmulKernel kernel = matmul_kernel(table, w.format);
+    // as many batch rows at once as stay in L2 while the rows pass by
+    const int64_t chunk = std::max<int64_t>(16, (int64_t(512) << 10) / (blocks * int64_t(sizeof(BlockQ8K))));
+    for (int64_t j = 0; j < op.m; j += chunk) {
+      MatmulTask t{};
+      t.weight = weight;
+      t.row_bytes = row_bytes;
+      t.k = op.k;
+      t.blocks = quantised == nullptr ? nullptr : quantised + j * blocks;
+      t.blocks_per_row = blocks;
+      t.floats = x + j * op.k;
+      t.m = std::min(chunk, op.m - j);
+      t.y = y + j * y_stride;
+      t.y_stride = y_stride;
+      t.row_begin = tiled;
+      t.row_end = end - begin;
+      kernel(t);
+    }
+  }
+};
+
+}  // namespace
+
+Step matmul(Matmul op) {
+  bool any_quantised = false, any_mins = false, any_signed = false;
+  for (const auto& product : op.products) {
+    any_quantised |= !is_float(product.weight.format);
+    any_signed |= product.weight.format == Format::Q6_K;
+    any_mins |= has_tiles(product.weight.format) && product.weight.format != Format::Q6_K;
+  }
+  return [=](ThreadPool& pool) {
+    const KernelTable& table = kernels();
+    const int64_t m = op.m, k = op.k;
+    MatmulRun run{table, op};
+    run.blocks = (k + kSuperBlock - 1) / kSuperBlock;
+    run.x = op.x;
+    float* normed = nullptr;
+    if (op.norm != nullptr) run.x = normed = memory(Use::normed).floats(m * k);
+    if (any_quantised) {
+      const size_t bytes = size_t(m * run.blocks) * sizeof(BlockQ8K);
+      run.quantised = static_cast<BlockQ8K*>(memory(Use::quantised).get(bytes));
+    }
+    parallel_for(pool, m, std::max<int64_t>(1, kSmall / k), [&](int64_t begin, int64_t end) {
+      for (int64_t j = begin; j < end; j++) {
+        if (normed != nullptr) table.rms_norm(op.x + j * k, op.norm, op.eps, k, normed + j * k);
+        if (any_quantised) table.quantize_q8k(run.x + j * k, k, run.quantised + j * run.blocks);
+      }
+    });
+    if ((any_mins || any_signed) && table.tiles_from_m > 0 && m >= table.tiles_from_m) {
+      const int64_t tiles = (m + 15) / 16;
+      const int64_t packed_bytes = page_stride(table.packed_bytes(run.blocks, m));
+      run.tile_scratch_bytes = page_stride(table.tile_scratch_bytes(m));
+      run.packed =
+          static_cast<uint8_t*>(memory(Use::packed).get(size_t(packed_bytes + run.tile_scratch_bytes * pool.size())));
+      run.tile_scratch = run.packed + packed_bytes;
+      const PackTask packing{run.quantised, run.blocks, m, any_mins, any_signed, run.packed};
+      auto pack = [&](int64_t index, int) { table.pack_block(packing, index / run.blocks, index % run.blocks); };
+      run_tasks(pool, tiles * run.blocks, m * k * 64, pack);
+    }
+    const std::vector<WorkItem> plan = plan_work(op, pool.size(), run.packed != nullptr ? table.tile_rows : 0);
+    int64_t longest = 0;
+    for (const WorkItem& item : plan) longest = std::max(longest, item.end - item.begin);
+    const int64_t item_floats = (longest * m + 15) / 16 * 16;
+    float* items = op.combine == Combine::none ? nullptr : memory(Use::items).floats(2 * item_floats * pool.size());
+    auto task = [&](int64_t index, int worker) {
+      const WorkItem& item = plan[size_t(index)];
+      const Weight& w = item.product->weight;
+      const int64_t rows = item.end - item.begin;
+      float* y = item.product->y + item.begin;
+      if (op.combine == Combine::none) {
+        run.product(w, item.begin, item.end, y, w.rows, m >= kPastCacheM, worker);
+        return;
+      }
+      float* first = items + 2 * item_floats * worker;
+      run.product(w, item.begin, item.end, first, rows, false, worker);
+      if (op.combine == Combine::add) {
+        for (int64_t j = 0; j < m; j++) table.add(y + j * w.rows, first + j * rows, rows, y + j * w.rows);
+        return;
+      }
+      float* second = first + item_floats;
+      run.product(op.products[1].weight, item.begin, item.end, second, rows, false, worker);
+      for (int64_t j = 0; j < m; j++) table.silu_mul(first + j * rows, second + j * rows, rows, y + j * w.rows);
+    };
+    int64_t weights = 0;
+    for (const auto& product : op.products) weights += product.weight.rows * k;
+    run_tasks(pool, int64_t(plan.size()), weights * m, task);
+  };
+}
+
+}  // namespace qtensor

@@ -1,0 +1,32 @@
+// Products of quantised weights and rows of floats, with what comes before and after them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ops/dequantise.h"
+#include "ops/program.h"
+
+namespace qtensor {
+
+struct Product {
+  Weight weight;
+  float* y;  // m x weight.rows
+};
+
+// Products of the same activations, which are quantised once. With a norm the activations are rms_norm(x) of each row.
+// Combine::add adds the product to what y holds; Combine::silu_mul takes two products of one shape and writes
+// silu(first) * second to the first's y. What happens between is float arithmetic in the order of the single
+// operations.
+enum class Combine { none, add, silu_mul };
+struct Matmul {
+  const float* x;
+  int64_t m, k;
+  std::vector<Product> products;
+  const float* norm = nullptr;
+  float eps = 0.0f;
+  Combine combine = Combine::none;
+};
+Step matmul(Matmul op);
+
+}  // namespace qtensor

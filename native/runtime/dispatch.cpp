@@ -1,0 +1,94 @@
+#include "runtime/dispatch.h"
+
+#include <atomic>
+#include <stdexcept>
+
+#include "runtime/cpu_features.h"
+
+namespace qtensor {
+#if defined(QTENSOR_EMULATED_TILES)
+extern const KernelTable kAmxEmulatedKernels;  // tests/native/amx_emulated.cpp
+#endif
+namespace {
+
+struct Family {
+  const KernelTable* table;
+  bool supported;
+};
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> all = [] {
+    [[maybe_unused]] const CpuFeatures cpu = detect_cpu_features();
+    return std::vector<Family>{
+#if defined(QTENSOR_X86)
+        {&kAmxKernels, cpu.amx_int8},
+        {&kAvx512Kernels, cpu.avx512_vnni},
+        {&kAvx2Kernels, cpu.avx2},
+#endif
+#if defined(QTENSOR_EMULATED_TILES)
+        {&kAmxEmulatedKernels, cpu.avx512_vnni},  // never the first: there is avx512 before it
+#endif
+        {&kGenericKernels, true},
+    };
+  }();
+  return all;
+}
+
+std::atomic<const KernelTable*> in_force{nullptr};
+std::atomic<bool> tiles_wanted{kAttentionByTiles};
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string> known_kernels() {
+  std::vector<std::string> names;
+  for (const auto& family : families()) names.emplace_back(family.table->name);
+  return names;
+}
+
+std::vector<std::string> available_kernels() {
+  std::vector<std::string> names;
+  for (const auto& family : families())
+    if (family.supported) names.emplace_back(family.table->name);
+  return names;
+}
+
+const KernelTable& kernels() {
+  const KernelTable* table = in_force.load(std::memory_order_acquire);
+  if (table == nullptr) {
+    use_kernels(available_kernels().front());
+    table = in_force.load(std::memory_order_acquire);
+  }
+  return *table;
+}
+
+void use_kernels(const std::string& name) {
+  for (const auto& family : families()) {
+    if (name != family.table->name) continue;
+    if (!family.supported)
+      throw std::invalid_argument("this CPU cannot run the kernels '" + name +
+                                  "'; choices here: " + joined(available_kernels()));
+    in_force.store(family.table, std::memory_order_release);
+    return;
+  }
+  throw std::invalid_argument("unknown kernels '" + name + "'; choices here: " + joined(available_kernels()));
+}
+
+bool attention_by_tiles() { return tiles_wanted.load(std::memory_order_relaxed) && kernels().attention_tile_rows > 0; }
+
+void use_attention(const std::string& variant) {
+  if (variant != "auto" && variant != "vectors" && variant != "tiles")
+    throw std::invalid_argument("unknown attention '" + variant + "'; NOTSO_ATTENTION takes auto, vectors or tiles");
+  if (variant == "tiles" && kernels().attention_tile_rows == 0)
+    throw std::invalid_argument(std::string("the kernels '") + kernels().name + "' have no tiles for attention");
+  tiles_wanted.store(variant == "auto" ? kAttentionByTiles : variant == "tiles", std::memory_order_relaxed);
+}
+
+std::string attention_variant() { return attention_by_tiles() ? "tiles" : "vectors"; }
+
+}  // namespace qtensor

@@ -1,0 +1,158 @@
+#include "runtime/threads.h"
+
+#include <pthread.h>
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+#include <algorithm>
+#include <chrono>
+
+namespace qtensor {
+namespace {
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+// Long enough to bridge the gap between two operations of a step, short enough to leave an idle CPU idle.
+constexpr auto kSpin = std::chrono::microseconds(60);
+
+int cpu_at_hand() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// Go to another CPU than that one, if there is one we may use. Linux may wake a thread where the one that woke it is
+// at work, and leaves both there for a while: the first step after a pause took 3 to 25 ms longer than the next.
+void leave_cpu(int cpu) {
+#if defined(__linux__)
+  cpu_set_t all;
+  if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof(all), &all) != 0) return;
+  cpu_set_t others = all;
+  CPU_CLR(cpu, &others);
+  if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof(others), &others) != 0) return;
+  sched_setaffinity(0, sizeof(all), &all);  // it may go anywhere later on
+#else
+  (void)cpu;
+#endif
+}
+
+// Threads do not survive a fork; the child works alone.
+std::atomic<bool> forked{false};
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) : size_(std::max(threads, 1)), next_(std::make_unique<Counter[]>(size_t(size_))) {
+  try {
+    for (int worker = 1; worker < threads; worker++) workers_.emplace_back([this, worker] { work(worker); });
+  } catch (...) {  // no memory for another thread: those that came to be must not outlive the pool
+    stop();
+    throw;
+  }
+}
+
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
+  if (forked.load()) {
+    for (auto& thread : workers_) thread.detach();
+    return;
+  }
+  stopping_.store(true);
+  epoch_.value.fetch_add(1);
+  epoch_.value.notify_all();
+  for (auto& thread : workers_) thread.join();
+}
+
+void ThreadPool::drain(int worker) {
+  for (int i = 0; i < size_; i++) {
+    const int owner = (worker + i) % size_;
+    const int64_t end = tasks_ * (owner + 1) / size_;
+    while (next_[size_t(owner)].value.load(std::memory_order_relaxed) < end) {
+      const int64_t index = next_[size_t(owner)].value.fetch_add(1, std::memory_order_relaxed);
+      if (index < end) call_(context_, index, worker);
+    }
+  }
+}
+
+void ThreadPool::run_erased(int64_t tasks, Call call, void* context) {
+  if (tasks <= 0) return;
+  if (workers_.empty() || tasks == 1 || forked.load(std::memory_order_relaxed)) {
+    for (int64_t index = 0; index < tasks; index++) call(context, index, 0);
+    return;
+  }
+  call_ = call;
+  context_ = context;
+  tasks_ = tasks;
+  caller_cpu_.store(cpu_at_hand(), std::memory_order_relaxed);
+  for (int worker = 0; worker < size_; worker++)
+    next_[size_t(worker)].value.store(tasks * worker / size_, std::memory_order_relaxed);
+  busy_.value.store(int64_t(workers_.size()), std::memory_order_relaxed);
+  epoch_.value.fetch_add(1, std::memory_order_release);
+  epoch_.value.notify_all();
+  drain(0);
+  for (int spins = 0; busy_.value.load(std::memory_order_acquire) != 0; spins++) {
+    if (spins < 20000)
+      relax();
+    else
+      std::this_thread::yield();  // a worker lost its CPU: let it have ours
+  }
+}
+
+void ThreadPool::work(int worker) {
+  uint32_t seen = 0;
+  for (;;) {
+    const auto until = std::chrono::steady_clock::now() + kSpin;
+    bool slept = false;
+    while (epoch_.value.load(std::memory_order_acquire) == seen) {
+      for (int i = 0; i < 64 && epoch_.value.load(std::memory_order_relaxed) == seen; i++) relax();
+      if (std::chrono::steady_clock::now() < until) continue;
+      epoch_.value.wait(seen, std::memory_order_acquire);
+      slept = true;
+    }
+    seen = epoch_.value.load(std::memory_order_acquire);
+    if (stopping_.load()) return;
+    const int crowded = slept ? caller_cpu_.load(std::memory_order_relaxed) : -1;
+    if (crowded >= 0 && cpu_at_hand() == crowded) leave_cpu(crowded);
+    drain(worker);
+    busy_.value.fetch_sub(1, std::memory_order_release);
+  }
+}
+
+namespace {
+std::atomic<int> threads_in_force{1};
+
+std::unique_ptr<ThreadPool>& pool_slot() {
+  static std::unique_ptr<ThreadPool> pool = [] {
+    pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+    return std::make_unique<ThreadPool>(1);
+  }();
+  return pool;
+}
+}  // namespace
+
+ThreadPool& thread_pool() { return *pool_slot(); }
+
+int thread_count() { return threads_in_force.load(); }
+
+std::mutex& engine_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+void set_thread_count(int threads) {
+  const std::lock_guard<std::mutex> lock(engine_mutex());
+  if (thread_pool().size() == threads) return;
+  pool_slot() = std::make_unique<ThreadPool>(threads);
+  threads_in_force.store(threads);
+}
+
+}  // namespace qtensor

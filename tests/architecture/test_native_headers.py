@@ -1,0 +1,142 @@
+"""Native headers stand alone: each compiles by itself for the family it belongs to, and shares nothing with another."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+NATIVE = Path(__file__).parents[2] / "native"
+CONTRACTS = sorted(NATIVE.glob("*.h"))
+KERNELS = sorted((NATIVE / "kernels").rglob("*.h"))
+# What every family shares is compiled for one that has all of it.
+SHARED = {"portable": "avx512", "x86": "avx512"}
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(NATIVE))
+
+
+@cache
+def settings() -> dict[str, list[str]]:
+    """What kernels.cmake sets, each variable in the values of those before it."""
+    found: dict[str, list[str]] = {"CMAKE_CURRENT_LIST_DIR": [str(NATIVE)]}
+    text = re.sub(r"#.*", "", (NATIVE / "kernels.cmake").read_text("utf-8"))
+    for name, words in re.findall(r"\bset\((\w+) ([^()]*)\)", text):
+        value: list[str] = []
+        for word in words.split():
+            whole = re.fullmatch(r"\$\{(\w+)\}", word)
+            value += found.get(whole[1], []) if whole else [re.sub(r"\$\{(\w+)\}", lambda m: found[m[1]][0], word)]
+        found[name] = value
+    return found
+
+
+def flags(path: Path) -> list[str]:
+    """Of the family whose folder the header stands in."""
+    folder = path.parent.name if path.parent != NATIVE else "generic"
+    family = SHARED.get(folder, folder).upper()
+    options = [] if family == "GENERIC" else [*settings()[family], "-DQTENSOR_X86"]
+    return [*options, "-I", str(NATIVE), *(word for at in settings()[f"{family}_HEADERS"] for word in ("-I", at))]
+
+
+@cache
+def compiler() -> list[str]:
+    found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if not found:
+        pytest.skip("there is no C++ compiler")
+    return shlex.split(found)
+
+
+def complaints(path: Path, text: str) -> str:
+    """What the compiler says about a file of this text that stands where `path` does."""
+    command = [*compiler(), "-std=c++20", "-fsyntax-only", "-x", "c++", *flags(path), "-iquote", str(path.parent), "-"]
+    run = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
+    return "" if run.returncode == 0 else run.stderr[:2000] or "failed"
+
+
+def headers_of_this_machine() -> list[Path]:
+    on_x86 = platform.machine() in ("x86_64", "AMD64")
+    return [*CONTRACTS, *(path for path in KERNELS if on_x86 or path.parent.name == "generic")]
+
+
+def test_every_header_compiles_alone() -> None:
+    headers = headers_of_this_machine()
+    assert len(CONTRACTS) == 3 and len(KERNELS) > 40
+    compiler()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        said = list(pool.map(lambda path: complaints(path, f'#include "{named(path)}"\n'), headers))
+    wrong = [f"{named(path)}: {words}" for path, words in zip(headers, said, strict=True) if words]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_missing_include_is_noticed() -> None:
+    """Most would break something; these three each bring what nobody else does."""
+    for name, include in (
+        ("kernels/portable/float_kernels.h", "vec16.h"),
+        ("kernels/generic/byte_dots.h", "kernels/portable/level_tables.h"),
+        ("kernel_table.h", "blocks.h"),
+    ):
+        path = NATIVE / name
+        if path not in headers_of_this_machine():
+            continue
+        text = path.read_text("utf-8")
+        assert f'#include "{include}"\n' in text
+        assert not complaints(path, text)
+        assert complaints(path, text.replace(f'#include "{include}"\n', "")), f"{name} without {include}"
+
+
+def test_every_header_is_guarded() -> None:
+    wrong = [named(path) for path in NATIVE.rglob("*.h") if "\n#pragma once\n" not in path.read_text("utf-8")]
+    assert not wrong
+
+
+def test_what_kernel_headers_hold_is_nobody_elses() -> None:
+    """A copy compiled for one instruction set must never be linked into another's code (performance 6.3)."""
+    wrong = []
+    for path in KERNELS:
+        text = path.read_text("utf-8")
+        code = re.sub(r"//.*|^#.*$", "", text, flags=re.MULTILINE).strip()
+        inside = code.startswith("namespace qtensor {\nnamespace {\n") and text.endswith(
+            "\n}  // namespace\n}  // namespace qtensor\n"
+        )
+        if code and not inside:
+            wrong.append(named(path))
+    assert not wrong
+
+
+def test_sources_begin_with_their_own_header() -> None:
+    """So what stands in runtime and ops compiles alone as well."""
+    wrong = []
+    for path in [*(NATIVE / "runtime").glob("*.cpp"), *(NATIVE / "ops").glob("*.cpp")]:
+        first = re.search(r'^#include ["<]([^">]+)', path.read_text("utf-8"), re.MULTILINE)
+        if first is None or first[1] != named(path.with_suffix(".h")):
+            wrong.append(named(path))
+    assert not wrong
+
+
+# What each room may include of the others; the contracts at the top are everybody's.
+ROOMS = {"runtime": {"runtime"}, "ops": {"ops", "runtime"}, "kernels": {"kernels"}, "bindings": {"ops", "runtime"}}
+# The generic kernels are the oracle: rows of weights become floats by their conversion.
+ORACLE = ("ops/dequantise.cpp", "kernels/generic/vec16.h")
+
+
+def test_rooms_know_their_neighbours_only() -> None:
+    wrong = []
+    for path in NATIVE.rglob("*"):
+        room = path.relative_to(NATIVE).parts[0]
+        if path.suffix not in (".h", ".cpp") or room not in ROOMS:
+            continue
+        for include in re.findall(r'#include "([^"]+)"', path.read_text("utf-8")):
+            there = include.split("/")[0] if "/" in include else ""
+            if there in ROOMS and there not in ROOMS[room] and (named(path), include) != ORACLE:
+                wrong.append(f"{named(path)} includes {include}")
+    assert not wrong
+    assert {path.name for path in NATIVE.iterdir() if path.is_dir()} == set(ROOMS)
