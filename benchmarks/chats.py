@@ -37,7 +37,7 @@ from notso.smollm3.diagnostics.engine_meter import AnswerWatch, EngineMeter
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 from notso.smollm3.engine import input_processor
 from notso.smollm3.kv.formats import KVChoice
-from notso.smollm3.model.weight_placement import Residency
+from notso.smollm3.model.weight_placement import Placement
 
 PROMPT_TOKENS = 4096
 FIRST_TURN_TOKENS = 512
@@ -312,7 +312,7 @@ def memory_mb(name: str) -> float:
 def load(file: Path, context: int, kv: KVChoice = "auto", cache_dir: str | None = None) -> Engine:
     """As `notso serve` would, but without guessing ahead, and the weights where they are to stay: just after a start,
     which is when conversations come back, in the file."""
-    weights: Residency = "hugepages" if cache_dir is None else "mmap"
+    weights: Placement = "hugepages" if cache_dir is None else "mmap"
     engine = Engine.load(file, context_tokens=context, kv=kv, cache_dir=cache_dir, speculation=False, weights=weights)
     engine.settle(SETTLE_SECONDS)
     return engine
@@ -321,7 +321,7 @@ def load(file: Path, context: int, kv: KVChoice = "auto", cache_dir: str | None 
 def about(engine: Engine) -> Figures:
     """What the figures hold for."""
     info = engine.info
-    return {"kernels": info.kernels, "threads": info.threads, "weights": engine.weights_residency}
+    return {"kernels": info.kernels, "threads": info.threads, "weights": engine.weight_placement}
 
 
 def gaps(watch: AnswerWatch) -> list[tuple[float, float]]:

@@ -35,8 +35,8 @@ import tokenizers
 from notso import Engine, Message, SamplingParams, __version__
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 from notso.smollm3.model.transformer import Step
-from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, Proposer
-from notso.smollm3.scheduling.step_latency import StepCosts, planned
+from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, NgramDrafter
+from notso.smollm3.scheduling.step_latency import StepLatency, planned
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "src" / "notso" / "smollm3"
@@ -86,26 +86,26 @@ class Outcome:
 
 
 def run(
-    task: Task, price: Callable[[int], float], costs: StepCosts, tried: Counter[tuple[int, bool]] | None = None
+    task: Task, price: Callable[[int], float], latency: StepLatency, tried: Counter[tuple[int, bool]] | None = None
 ) -> Outcome:
-    """Answer the task with guesses. `tried` counts right and wrong tokens by the class of the match; `costs` goes from
-    task to task, as in an engine."""
+    """Answer the task with draft tokens. `tried` counts right and wrong ones by the class of the match; `latency` goes
+    from task to task, as in an engine."""
     outcome = Outcome(tokens=len(task.answer))
-    proposer = Proposer(task.prompt, costs=costs)
+    drafter = NgramDrafter(task.prompt, latency=latency)
     at = 0
     while at < len(task.answer):
         started = time.perf_counter()
-        drafts = proposer.propose(limit=len(task.answer) - at - 1)
+        drafts = drafter.propose(limit=len(task.answer) - at - 1)
         accepted = 0
         while accepted < len(drafts) and drafts[accepted] == task.answer[at + accepted]:
             accepted += 1
-        proposer.judge(len(drafts), accepted)
-        proposer.extend(task.answer[at : at + accepted + 1])
+        drafter.judge(len(drafts), accepted)
+        drafter.extend(task.answer[at : at + accepted + 1])
         outcome.proposing_s += time.perf_counter() - started
         if tried is not None and drafts:
-            tried[proposer._class, True] += accepted
-            tried[proposer._class, False] += accepted < len(drafts)
-        costs.observe(1 + len(drafts), price(1 + len(drafts)))
+            tried[drafter._class, True] += accepted
+            tried[drafter._class, False] += accepted < len(drafts)
+        latency.observe(1 + len(drafts), price(1 + len(drafts)))
         outcome.cost += price(1 + len(drafts))
         outcome.drafted += len(drafts)
         outcome.accepted += accepted
@@ -212,14 +212,14 @@ def main() -> None:
     else:
         with Engine.load() as engine:
             encode = engine.tokenizer.encode
-    costs = StepCosts()
+    latency = StepLatency()
     totals: dict[str, Outcome] = {}
     worst: dict[str, float] = {}
     tried: dict[str, Counter[tuple[int, bool]]] = {}
     print("| work | tokens | steps | guessed | right | us per token | speed-up | worst task |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for task in tasks(encode, not given.no_demo):
-        outcome = run(task, price, costs, tried.setdefault(task.kind, Counter()))
+        outcome = run(task, price, latency, tried.setdefault(task.kind, Counter()))
         if given.each:
             show(f"{task.kind}: {task.name}", outcome, outcome.speed_up)
         total = totals.setdefault(task.kind, Outcome())

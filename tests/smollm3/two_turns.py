@@ -25,7 +25,7 @@ def told(events: list[Event]) -> Message:
 
 
 def wait(engine: Engine) -> None:
-    turns = engine._core.idle_work.next_turns
+    turns = engine._core.background.prefix_warmup
     until(lambda: not (engine._core._inbox or turns._notes or turns._drafts))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -49,6 +50,7 @@ from notso.web.engine.models import Shelf
 from notso.web.engine.port import EngineSource
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.services import Shared
+from notso.web.store.protocol import Conversation
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.tools.toolbox import Toolbox
@@ -207,12 +209,19 @@ def _parts(engine_source: EngineSource, settings: Settings, shelf: Shelf | None)
 
 
 async def _purge_now_and_then(parts: Parts) -> None:
-    """What was deleted is gone for good once it is too late to undo that, from the engine's caches too."""
+    """What was deleted is gone for good once it is too late to undo that, from the engine's caches first: if that fails
+    it is tried again."""
+    store, host = parts.shared.store, parts.shared.engine
+    unforgotten: dict[Conversation, None] = {}  # while no engine is there
     while True:
         with contextlib.suppress(NotsoError):
-            purged = await parts.shared.store.purge(UNDO_SECONDS)
-            if purged and parts.shared.engine.engine is not None:
-                await asyncio.to_thread(parts.shared.engine.engine.forget)
+            now = time.monotonic()
+            unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
+            if host.engine is not None:
+                for each in list(unforgotten):
+                    await asyncio.to_thread(host.engine.forget, each.owner, each.first_message_id)
+                    del unforgotten[each]
+            await store.purge(UNDO_SECONDS, now)
         await asyncio.sleep(PURGE_SECONDS)
 
 

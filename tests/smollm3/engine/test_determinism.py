@@ -20,7 +20,7 @@ from notso.smollm3 import Engine, Event, SamplingParams
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.model.transformer import SmolLM3, Step
+from notso.smollm3.model.transformer import InputBatch, SmolLM3
 from notso.smollm3.model.weights import SmolLM3Weights
 
 LENGTH = 135
@@ -48,7 +48,7 @@ def logits_in_pieces(model: SmolLM3, ids: list[int], cut: Cut) -> Floats:
     """(L, V), the prompt read in the pieces that `cut` makes of it."""
     parts = []
     for start, end in pairwise(cut(len(ids))):
-        step = Step(model.config, end - start, end - start)
+        step = InputBatch(model.config, end - start, end - start)
         step.fill(ids[start:end], range(start, end), [0] * (end - start), range(end - start))
         model.forward(step)
         parts.append(step.logits)
@@ -106,7 +106,7 @@ def test_recorded_decoding_gives_the_bits_of_reading(case: Case, own_kernels: No
     backend.set_threads(2)
     start = len(case.ids) - 25  # for the long ones before the edge of a tile
     with loaded(case.path, LENGTH) as model:
-        step = Step(model.config, rows=1, sampled=1)
+        step = InputBatch(model.config, rows=1, sampled=1)
         program = ops.Program()
         with program.record():
             model.forward(step)
@@ -145,7 +145,7 @@ def texts(events: Iterator[Event]) -> list[Event]:
 
 def forget(engine: Engine) -> None:
     """Empty the prefix cache."""
-    engine._core.call(engine._blocks.clear)
+    engine._core.call(engine._pool.clear)
 
 
 SAMPLED = SamplingParams(max_tokens=24, temperature=1.5, top_p=1.0, seed=11)

@@ -20,11 +20,11 @@ from golden.random_models import RANDOM
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3 import CompleteOptions, Engine, EngineError, Event, InvalidRequestError, Message, SamplingParams
 from notso.smollm3.config import SmolLM3Config
-from notso.smollm3.engine import engine_core
-from notso.smollm3.engine.memory_plan import RECENT_BLOCKS, STEP_RECENT_BLOCKS
+from notso.smollm3.engine import work_signal
+from notso.smollm3.engine.memory_plan import STEP_WINDOW_BLOCKS, WINDOW_BLOCKS
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.scheduling.block_pool import PrefixCache
+from notso.smollm3.scheduling.block_pool import BlockPool
 from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.sequence import Sequence
 
@@ -59,8 +59,7 @@ def test_closing_is_heard_at_any_moment(small: Path, monkeypatch: pytest.MonkeyP
                 time.sleep(0.2)
             return super().__enter__()
 
-    slow = SimpleNamespace(Condition=Slow, Thread=threading.Thread, current_thread=threading.current_thread)
-    monkeypatch.setattr(engine_core, "threading", slow)
+    monkeypatch.setattr(work_signal, "threading", SimpleNamespace(Condition=Slow))
     engine = load(small)
     monkeypatch.undo()
     assert reason(engine.submit([1, 2], GREEDY)) == "length"
@@ -218,18 +217,18 @@ class Places:
     """A scheduler over a cache in k4v3, steps without the model."""
 
     def __init__(self, path: Path, sequences: int) -> None:
+        windows = WINDOW_BLOCKS * sequences + STEP_WINDOW_BLOCKS
+        self.pool = BlockPool(16 * sequences, windows)
         self.cache = KVCache(
             SmolLM3Config.from_metadata(metadata(path)),
             2048,
             max_num_seqs=sequences,
             blocks=16 * sequences,
             kv_format="k4v3",
-            recent_blocks=RECENT_BLOCKS * sequences + STEP_RECENT_BLOCKS,
+            window_blocks=windows,
+            windows=self.pool.windows,
         )
-        self.blocks = PrefixCache(self.cache.blocks, on_forget=self.cache.forget)
-        self.cache.make_room = self.blocks.drop_one
-        self.scheduler = Scheduler(self.blocks, sequences, can_be_cut=self.cache.can_be_cut)
-        self.scheduler.copy = self.cache.copy_block
+        self.scheduler = Scheduler(self.pool, sequences)
 
     def add(self, sequence: Sequence) -> Sequence:
         self.scheduler.add(sequence)
@@ -239,11 +238,10 @@ class Places:
         """Those that have an answer token more."""
         plan = self.scheduler.schedule(prompt_tokens, 512)
         for chunk in plan.chunks:
-            self.cache.place(chunk, chunk.sequence.slot or 0)
+            self.cache.place(chunk, chunk.sequence.batch_index or 0)
         for chunk in plan.chunks:
             right = rng.randrange(len(chunk.drafts) + 1)
             chunk.sequence.tokens += [1] * ((right + 1) * chunk.samples)
-            self.cache.settle(chunk)
             self.scheduler.advance(chunk, right)
         return [chunk.sequence for chunk in plan.chunks if chunk.samples]
 
@@ -252,8 +250,8 @@ class Places:
 def test_prompts_that_interrupt_each_other_have_companions_enough(small: Path, sequences: int) -> None:
     """Each is stopped in the middle of a tile, after a step that touched as many as one can."""
     rng, places = random.Random(sequences), Places(small, sequences)
-    for rank in (2, 1, 0)[-sequences:]:
-        places.add(Sequence(rng.choices(range(50), k=2000), rank=rank))
+    for priority in (2, 1, 0)[-sequences:]:
+        places.add(Sequence(rng.choices(range(50), k=2000), priority=priority))
         for tokens in (16, 512, 512):
             places.step(tokens, rng)
 
@@ -267,7 +265,9 @@ def test_companions_suffice_whatever_comes(small: Path, sequences: int) -> None:
         to_come = 12
         while to_come or live:
             if to_come and rng.random() < 0.5:
-                live.append(places.add(Sequence(rng.choices(range(50), k=rng.randrange(1, 2000)), rank=to_come % 3)))
+                live.append(
+                    places.add(Sequence(rng.choices(range(50), k=rng.randrange(1, 2000)), priority=to_come % 3))
+                )
                 to_come -= 1
             for sequence in places.scheduler.running:
                 ahead = max(0, min(15, 2047 - len(sequence.tokens))) if sequence.pending == 1 else 0
@@ -276,9 +276,9 @@ def test_companions_suffice_whatever_comes(small: Path, sequences: int) -> None:
                 if len(sequence.tokens) >= 2040 or rng.random() < 0.03:
                     places.scheduler.remove(sequence)
                     live.remove(sequence)
-        assert places.blocks.available == places.cache.blocks
-        places.blocks.clear()
-        assert not places.cache._companions
+        assert places.pool.available == places.cache.blocks
+        places.pool.clear()
+        assert not places.pool.windows
 
 
 def metadata(path: Path) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def metadata(path: Path) -> dict[str, Any]:
 
 
 def test_prompts_that_interrupt_each_other_are_all_answered(small: Path) -> None:
-    """In a format with companions, where each holds as many as a step can touch."""
+    """In a format with windows, where each holds as many as a step can touch."""
     rng = random.Random(3)
     prompts = [rng.choices(range(300), k=1900) for _ in range(2)]
     with load(small, context_tokens=2048, kv="k4v3", max_num_seqs=2) as engine:
@@ -304,20 +304,20 @@ def test_prompts_that_interrupt_each_other_are_all_answered(small: Path) -> None
 def test_what_waits_to_be_written_does_not_grow_without_end(small: Path, tmp_path: Path) -> None:
     """More ends than the disk is given time for."""
     with load(small, cache_dir=tmp_path, kv="k8v8") as engine:
-        shelf = engine._core._shelf
-        assert shelf is not None
-        shelf.work = lambda: False  # type: ignore[method-assign]
+        offload = engine._core._offload
+        assert offload is not None
+        offload.work = lambda: False  # type: ignore[method-assign]
         for number in range(30):
             list(engine.generate([*range(150), *range(number, number + 150)], SamplingParams(max_tokens=2)))
-        assert len(shelf._offers) <= engine._blocks.blocks
+        assert len(offload._offers) <= engine._pool.blocks
 
 
 def test_a_budget_too_small_for_one_block_is_none(small: Path, tmp_path: Path) -> None:
     with load(small, cache_dir=tmp_path, cache_bytes=1000) as engine:
         list(engine.generate(list(range(300)), GREEDY))
-        shelf = engine._core._shelf
+        offload = engine._core._offload
         time.sleep(0.1)
-        assert shelf is not None and not shelf.has_work
+        assert offload is not None and not offload.has_work
     assert not list(tmp_path.rglob("*.kv*"))
 
 
@@ -326,18 +326,18 @@ def test_a_tail_that_is_another_by_now_is_not_used(small: Path, tmp_path: Path) 
     with load(small, cache_dir=tmp_path) as engine:
         expected = said(engine.generate(ids, GREEDY))
     with load(small, cache_dir=tmp_path) as engine:
-        shelf = engine._core._shelf
-        assert shelf is not None
+        offload = engine._core._offload
+        assert offload is not None
         other = [*ids[:150], 7, *ids[150:]]
-        tail, asked = shelf._files.tail, list[bytes]()
+        partial, asked = offload._files.partial, list[bytes]()
 
         def first_another(parent: bytes) -> list[int]:
             asked.append(parent)
-            return other[128:] if len(asked) == 1 else tail(parent)
+            return other[128:] if len(asked) == 1 else partial(parent)
 
-        shelf._files.tail = first_another  # type: ignore[method-assign]
+        offload._files.partial = first_another  # type: ignore[method-assign]
         begun = said(engine.generate(other, GREEDY))
-        shelf._files.tail = tail  # type: ignore[method-assign]
+        offload._files.partial = partial  # type: ignore[method-assign]
         assert said(engine.generate(ids, GREEDY)) == expected
     with load(small) as engine:
         assert said(engine.generate(other, GREEDY)) == begun
@@ -349,13 +349,13 @@ def test_a_shelf_that_breaks_is_a_miss(small: Path, tmp_path: Path, kv: str) -> 
     with load(small, cache_dir=tmp_path, kv=kv) as engine:
         expected = said(engine.generate(ids, GREEDY))
     with load(small, cache_dir=tmp_path, kv=kv) as engine:
-        shelf = engine._core._shelf
-        assert shelf is not None
+        offload = engine._core._offload
+        assert offload is not None
 
         def broken(*_: object) -> None:
             raise MemoryError
 
-        shelf._cache.write_block = broken  # type: ignore[method-assign, assignment]
+        offload._cache.write_block = broken  # type: ignore[method-assign, assignment]
         assert said(engine.generate(ids, GREEDY)) == expected
         assert said(engine.generate(ids, GREEDY)) == expected
 
@@ -380,7 +380,7 @@ def test_more_answers_than_rows_of_a_step(small: Path) -> None:
 def test_one_place_and_a_full_cache(small: Path) -> None:
     """Prompt and answer fill the context to the last token, again and again, with and without something cached."""
     with load(small, context_tokens=256, max_num_seqs=1) as engine:
-        assert engine._blocks.blocks == 2
+        assert engine._pool.blocks == 2
         ids = random.Random(4).choices(range(300), k=256)
         answers = []
         for length in (255, 250, 128, 127, 129, 255, 250, 128, 127, 129):

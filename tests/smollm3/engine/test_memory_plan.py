@@ -15,9 +15,9 @@ from notso.smollm3.engine.memory_plan import (
     BLOCK_TOKENS,
     CONTEXT_FLOOR_TOKENS,
     PROCESS_BYTES,
-    RECENT_BLOCKS,
     SHARED_TOKENS,
-    STEP_RECENT_BLOCKS,
+    STEP_WINDOW_BLOCKS,
+    WINDOW_BLOCKS,
     EnginePlan,
     kv_bytes_per_token,
     largest_context,
@@ -188,11 +188,11 @@ def test_sequences_of_a_tiny_context_have_a_tile_each() -> None:
 def test_formats_under_8_bits_have_tiles_of_k8v8_beside_and_fewer_sequences_where_memory_asks() -> None:
     roomy, tight = plan(64, context_tokens=65_536), plan(4.0, context_tokens=65_536, kv="k8v4")
 
-    assert roomy.recent_blocks == 16 * RECENT_BLOCKS + STEP_RECENT_BLOCKS and 1 <= tight.max_num_seqs < 16
-    assert tight.recent_blocks == tight.max_num_seqs * RECENT_BLOCKS + STEP_RECENT_BLOCKS
+    assert roomy.window_blocks == 16 * WINDOW_BLOCKS + STEP_WINDOW_BLOCKS and 1 <= tight.max_num_seqs < 16
+    assert tight.window_blocks == tight.max_num_seqs * WINDOW_BLOCKS + STEP_WINDOW_BLOCKS
     beside = roomy.kv_bytes - 65_536 * kv_bytes_per_token(SMOLLM3_3B, "k8v4")
-    assert beside == roomy.recent_blocks * BLOCK_TOKENS * kv_bytes_per_token(SMOLLM3_3B, "k8v8")
-    assert plan(64, kv="f16").recent_blocks == plan(64).recent_blocks == 0
+    assert beside == roomy.window_blocks * BLOCK_TOKENS * kv_bytes_per_token(SMOLLM3_3B, "k8v8")
+    assert plan(64, kv="f16").window_blocks == plan(64).window_blocks == 0
 
 
 @given(

@@ -18,7 +18,7 @@ from notso.qtensor import backend
 from notso.smollm3 import CompleteOptions, Engine, Message, SamplingParams
 from notso.smollm3.kv.formats import KVFormat
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.scheduling.block_pool import root_key
+from notso.smollm3.scheduling.block_pool import cache_salt
 
 ANSWERS = 1_000 if "FUZZ_SECONDS" in os.environ else 48
 SEED = int(os.environ.get("FUZZ_SEED", SystemRandom().getrandbits(32)))
@@ -84,11 +84,11 @@ def company(engine: Engine, source: random.Random, asked: list[Asked]) -> list[G
 
 def forget(engine: Engine, source: random.Random) -> None:
     """All, or some of what is remembered in memory; what is on disk stays."""
-    blocks = engine._blocks
+    blocks = engine._pool
     if source.random() < 0.5:
         engine._core.call(blocks.clear)
     else:
-        engine._core.call(lambda: blocks.drop_one(lambda block: block % 2 == 0))
+        engine._core.call(lambda: blocks.evict_one(lambda block: block % 2 == 0))
 
 
 @pytest.mark.timeout(0 if ANSWERS > 100 else 240)
@@ -138,11 +138,11 @@ def test_each_way_by_itself(kv: KVFormat, tmp_path: Path) -> None:
                 for one in asked:
                     one.finish(one.begin(engine, owner=f"{number}"))  # cold
                     one.finish(one.begin(engine, owner=f"{number}"))  # warm
-            engine._core.call(engine._blocks.clear)
+            engine._core.call(engine._pool.clear)
         with load(kv, tmp_path, speculation=speculation) as engine:
-            root = root_key(engine._fingerprint, "1")
-            shelf = engine._core._shelf
-            assert shelf is not None and engine._blocks.find(root, asked[0].prompt[:128]) is None
+            salt = cache_salt(engine._cache_version, "1")
+            offload = engine._core._offload
+            assert offload is not None and engine._pool.find(salt, asked[0].prompt[:128]) is None
             for one in asked:
                 begun = one.begin(engine, owner="1")
                 one.finish(begun)

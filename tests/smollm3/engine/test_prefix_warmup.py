@@ -32,7 +32,7 @@ from smollm3.two_turns import (
 from notso.smollm3 import Engine, Grammar, Message, SamplingParams
 from notso.smollm3.engine import prefix_warmup
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
-from notso.smollm3.scheduling.block_pool import PrefixCache, block_key
+from notso.smollm3.scheduling.block_pool import BlockPool, block_hash
 
 DAY_LONG = 86_400.0
 THOUGHT = "They ask about the sea. " * 30
@@ -131,7 +131,7 @@ def test_the_beginning_holds_for_any_words(demo_engine: Engine, words: str) -> N
 def test_only_answers_that_another_turn_may_follow_are_noted(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_warmup, "QUIET_S", DAY_LONG)
     with load() as engine:
-        notes = engine._core.idle_work.next_turns._notes
+        notes = engine._core.background.prefix_warmup._notes
         ask(engine, "Once upon a time")
         ask(engine, [10, 20, 30])
         ask(engine, [SHORT], max_tokens=4)  # ended for its length
@@ -175,10 +175,10 @@ def test_a_template_that_runs_apart_is_not_asked_twice(ask: Ask, monkeypatch: py
 def test_what_others_have_cached_stays(ask: Ask) -> None:
     """Where no block is blank, those of the thought make room for the answer, not those of other conversations."""
     with load(context=1024) as engine:
-        cache = engine._blocks
+        cache = engine._pool
         other = [QUESTION, ask(engine, [QUESTION], SAID, thinking=False)]
         wait(engine)
-        taken = engine._core.call(lambda: [cache.take() for _ in range(cache.blank - 8)])
+        taken = engine._core.call(lambda: [cache.allocate() for _ in range(cache.blank - 8)])
         found = engine.estimate([*other, SHORT], thinking=False).cached_tokens
         said = f"<think>\n{THOUGHT}\n</think>\n{SAID}"
         history = [SHORT, ask(engine, [SHORT], said, thinking=True)]
@@ -186,7 +186,7 @@ def test_what_others_have_cached_stays(ask: Ask) -> None:
         wait(engine)
         assert engine.estimate([*history, SHORT]).cached_tokens == before_words(engine, history)
         assert engine.estimate([*other, SHORT], thinking=False).cached_tokens == found
-        engine._core.call(lambda: [cache.release(block) for block in taken])
+        engine._core.call(lambda: [cache.free(block) for block in taken])
 
 
 def test_the_statistics_know_nothing_of_it(ask: Ask) -> None:
@@ -207,7 +207,7 @@ def test_the_statistics_know_nothing_of_it(ask: Ask) -> None:
         for name in ("prompt_tokens_total", "cached_tokens_total", "generated_tokens_total", "preemptions_total"):
             assert getattr(after, name) == getattr(before, name)
         assert after.kv_blocks_used == 0
-        until(lambda: engine._core.idle_s > 0)
+        until(lambda: engine._core._signal.idle_s > 0)
         second_turn(engine, history)
 
 
@@ -232,7 +232,7 @@ def test_a_request_need_not_wait(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> N
 
         engine._core.runner.run = meanwhile  # type: ignore[method-assign]
         monkeypatch.setattr(prefix_warmup, "QUIET_S", 0.02)
-        engine._core.poke()
+        engine._core._signal.wake()
         until(lambda: bool(asked))
         events = list(asked[0].events())
         assert layers[:2] == [(True, 0), (True, 1)]
@@ -345,17 +345,17 @@ def test_chats_side_by_side_say_what_each_says_alone(
 
 
 def test_a_chain_of_blocks_and_who_goes_first() -> None:
-    cache, tokens = PrefixCache(4), list(range(400))
+    cache, tokens = BlockPool(4), list(range(400))
     parent, blocks = b"", []
     for at in (0, 128, 256):
-        blocks.append(cache.take())
+        blocks.append(cache.allocate())
         cache.register(blocks[-1], parent, tokens[at : at + 128])
-        parent = block_key(parent, tokens[at : at + 128])
+        parent = block_hash(parent, tokens[at : at + 128])
     assert cache.chain(b"", tokens) == cache.chain(b"", tokens[:384]) == blocks
     assert cache.chain(b"", tokens[:383]) == blocks[:2]
     assert cache.chain(os.urandom(4), tokens) == []
     for block in (blocks[1], blocks[0]):
-        cache.release(block)
+        cache.free(block)
     assert (cache.blank, cache.available) == (1, 3)
-    assert cache.let_go_first(blocks) == 2, "one of them is in use"
-    assert [cache.take() for _ in range(3)][1:] == [blocks[1], blocks[0]]
+    assert cache.deprioritise(blocks) == 2, "one of them is in use"
+    assert [cache.allocate() for _ in range(3)][1:] == [blocks[1], blocks[0]]

@@ -106,7 +106,7 @@ def test_an_answer_waits_quietly_while_others_hold_the_cache(engine: Engine, mon
         return schedule(*given)
 
     monkeypatch.setattr(core.scheduler, "schedule", counted)
-    held = core.call(lambda: [cache.take() for _ in range(cache.available)])
+    held = core.call(lambda: [cache.allocate() for _ in range(cache.available)])
     preempted = engine.stats().preemptions_total
     answer = engine.submit(IDS, SamplingParams(max_tokens=2, temperature=0.0))
     assert answer.wait(0, 60) and answer.read()[0].kind == "queued"
@@ -114,5 +114,5 @@ def test_an_answer_waits_quietly_while_others_hold_the_cache(engine: Engine, mon
     for _ in range(calls):
         core.call(lambda: None)
     assert planned <= calls + 5 and engine.stats().preemptions_total == preempted
-    core.call(lambda: [cache.release(block) for block in held])
+    core.call(lambda: [cache.free(block) for block in held])
     assert list(answer.events())[-1].finish_reason == "length"

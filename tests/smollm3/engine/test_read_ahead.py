@@ -68,7 +68,7 @@ def test_what_is_typed_last_takes_its_beginning_up(kv: KVFormat, more: str) -> N
 
 def test_where_the_turn_begins(demo_engine: Engine) -> None:
     for messages in (draft("And?"), [SHORT], [Message("system", "Be brief."), SHORT]):
-        ids, turn_at = demo_engine._requests.draft(messages, SamplingParams(), CompleteOptions(tools=TOOLS))
+        ids, turn_at = demo_engine._inputs.draft(messages, SamplingParams(), CompleteOptions(tools=TOOLS))
         assert ids == demo_engine.encode_chat(messages, tools=TOOLS)
         assert demo_engine.detokenize(ids[turn_at:]).startswith(f"user\n{messages[-1].content}<|im_end|>\n")
 
@@ -88,7 +88,7 @@ def test_old_turns_are_left_out_as_when_it_is_sent() -> None:
 
 def test_a_newer_draft_takes_the_place_of_the_last() -> None:
     with load() as engine:
-        turns = engine._core.idle_work.next_turns
+        turns = engine._core.background.prefix_warmup
         with held(engine):
             for text in ("One thing. ", "Another thing. "):
                 engine.read_ahead(draft(text * 40))
@@ -108,7 +108,7 @@ def test_a_newer_draft_takes_the_place_of_the_last() -> None:
 
 def test_a_draft_that_is_sent_or_forgotten_is_not_read() -> None:
     with load() as engine:
-        reads, turns = counted(engine), engine._core.idle_work.next_turns
+        reads, turns = counted(engine), engine._core.background.prefix_warmup
         with held(engine):
             engine.read_ahead(draft(TYPED.content))
             generation = engine.submit([SHORT], GREEDY, thinking=False)
@@ -148,7 +148,7 @@ def test_what_cannot_be_sent_is_refused() -> None:
         for messages, options, error in bad:
             with pytest.raises(error):
                 engine.read_ahead(messages, **options)
-        assert not engine._core.idle_work.next_turns._drafts
+        assert not engine._core.background.prefix_warmup._drafts
     with pytest.raises(InvalidRequestError):
         engine.read_ahead([SHORT])
 
@@ -164,12 +164,12 @@ def test_nothing_of_a_draft_goes_to_the_disk(tmp_path: Path) -> None:
 def test_drafts_take_each_others_room() -> None:
     """Where no block is blank, however often the words change it is their own blocks that are written anew."""
     with load(context=1024) as engine:
-        cache = engine._blocks
+        cache = engine._pool
         others = [Message("user", f"{number} {QUESTION.content}") for number in range(3)]
         for other in others:
             list(engine.generate([other], SamplingParams(max_tokens=1), thinking=False))
         typed(engine, draft("Something. " * 30), thinking=False)
-        taken = engine._core.call(lambda: [cache.take() for _ in range(cache.blank)])
+        taken = engine._core.call(lambda: [cache.allocate() for _ in range(cache.blank)])
         found = [engine.estimate([other], thinking=False).cached_tokens for other in others]
         for number in range(12):
             words = f"{number} fish. " * 30
@@ -177,7 +177,7 @@ def test_drafts_take_each_others_room() -> None:
             assert engine.estimate(draft(words), thinking=False).cached_tokens > 300
         now = [engine.estimate([other], thinking=False).cached_tokens for other in others]
         assert sum(found) - sum(now) <= 2 * 128
-        engine._core.call(lambda: [cache.release(block) for block in taken])
+        engine._core.call(lambda: [cache.free(block) for block in taken])
 
 
 def test_a_request_need_not_wait_for_a_draft() -> None:

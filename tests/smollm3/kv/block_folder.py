@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from notso.smollm3.kv.block_file import BlockName
-from notso.smollm3.kv.disk_store import BlockFiles
+from notso.smollm3.kv.disk_store import DiskStore
 
 SIZE = 96  # bytes of a block
 MODEL = b"one model, one format"
 TOKENS = [5, 0, 128_255, 7]
-Open = Callable[..., BlockFiles]
+Open = Callable[..., DiskStore]
 
 
 def key(number: int) -> bytes:
@@ -29,8 +29,8 @@ def opening(folder: Path) -> Iterator[Open]:
     """Opens the folder as often as one likes; what is still open is closed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def open_files(fingerprint: bytes = MODEL, budget: int = 1 << 20, size: int = SIZE, **how: int) -> BlockFiles:
-            files = BlockFiles(folder, fingerprint, size, budget, **({"free_bytes": 0} | how))
+        def open_files(cache_version: bytes = MODEL, budget: int = 1 << 20, size: int = SIZE, **how: int) -> DiskStore:
+            files = DiskStore(folder, cache_version, size, budget, **({"free_bytes": 0} | how))
             stack.callback(files.close)
             return files
 
@@ -42,4 +42,4 @@ def stored(opened: Open, tmp_path: Path) -> Path:
     files = opened()
     assert files.put(key(1), TOKENS, content(1))
     files.close()
-    return tmp_path / "kv" / str(BlockName.of(MODEL, key(1), b"", is_tail=False))
+    return tmp_path / "kv" / str(BlockName.of(MODEL, key(1), b"", is_partial=False))

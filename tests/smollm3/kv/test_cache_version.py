@@ -12,8 +12,8 @@ import pytest
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.kv import cache_version
-from notso.smollm3.kv.cache_version import cache_fingerprint
+from notso.smollm3.kv import cache_version as module
+from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
 
 
@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> Path:
 
 def taken(path: Path, kv_format: KVFormat = "k8v8", context: int = 1024) -> bytes:
     with GGUFFile.open(path) as file:
-        return cache_fingerprint(file, SmolLM3Config.from_metadata(file.metadata), kv_format, context)
+        return cache_version(file, SmolLM3Config.from_metadata(file.metadata), kv_format, context)
 
 
 def test_the_same_file_has_the_same_one(model: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_file_that_was_written_again_differs(model: Path) -> None:
 def test_config_and_arithmetic_count(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with GGUFFile.open(model) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
-        before = cache_fingerprint(file, config, "f16", 100)
-        assert cache_fingerprint(file, replace(config, rms_norm_eps=1e-5), "f16", 100) != before
-        monkeypatch.setattr(cache_version, "ARITHMETIC", cache_version.ARITHMETIC + 1)
-        assert cache_fingerprint(file, config, "f16", 100) != before
+        before = cache_version(file, config, "f16", 100)
+        assert cache_version(file, replace(config, rms_norm_eps=1e-5), "f16", 100) != before
+        monkeypatch.setattr(module, "ARITHMETIC", module.ARITHMETIC + 1)
+        assert cache_version(file, config, "f16", 100) != before

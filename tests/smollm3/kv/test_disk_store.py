@@ -56,18 +56,18 @@ def test_other_tokens_under_the_same_key_are_a_miss(opened: Open) -> None:
 def test_a_tail_tells_its_tokens_and_the_later_one_takes_its_place(opened: Open) -> None:
     files = opened()
     files.put(key(1), TOKENS, content(1))
-    assert files.tail(key(1)) == []
+    assert files.partial(key(1)) == []
     for seed, tokens in ((2, [1, 2, 3]), (3, [1, 2, 3, 4, 5])):
-        assert files.put(key(1), tokens, content(seed), is_tail=True)
-        assert files.tail(key(1)) == tokens
+        assert files.put(key(1), tokens, content(seed), is_partial=True)
+        assert files.partial(key(1)) == tokens
         files.flush(60)
-        assert files.tail(key(1)) == tokens
-        assert files.get(key(1), tokens, is_tail=True) == content(seed)
+        assert files.partial(key(1)) == tokens
+        assert files.get(key(1), tokens, is_partial=True) == content(seed)
     assert files.get(key(1), TOKENS) == content(1)
     files.close()
 
     again = opened()
-    assert again.tail(key(1)) == again.tail(key(1)) == [1, 2, 3, 4, 5] and again.tail(key(2)) == []
+    assert again.partial(key(1)) == again.partial(key(1)) == [1, 2, 3, 4, 5] and again.partial(key(2)) == []
     assert again.used_bytes == file_bytes(4, SIZE) + file_bytes(5, SIZE)
 
 

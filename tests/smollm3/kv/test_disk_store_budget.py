@@ -14,7 +14,7 @@ from smollm3.kv.block_folder import MODEL, SIZE, TOKENS, Open, content, key
 
 from notso.smollm3.kv import disk_store
 from notso.smollm3.kv.block_file import file_bytes
-from notso.smollm3.kv.disk_store import BlockFiles
+from notso.smollm3.kv.disk_store import DiskStore
 
 
 def test_over_the_budget_the_least_recently_read_goes_first(opened: Open) -> None:
@@ -52,7 +52,7 @@ def test_never_over_budget_whatever_comes(opened: Open, tmp_path: Path) -> None:
     files = opened(budget=budget)
     for _ in range(300):
         number, tokens = source.randrange(60), list(range(source.randrange(128)))
-        files.put(key(number), tokens, content(number), is_tail=source.random() < 0.5, tag=bytes([number % 5]))
+        files.put(key(number), tokens, content(number), is_partial=source.random() < 0.5, tag=bytes([number % 5]))
         files.get(key(source.randrange(60)), tokens)
         if source.random() < 0.02:
             files.remove(bytes([source.randrange(5)]))
@@ -113,7 +113,7 @@ def test_some_of_the_disk_is_left_free(opened: Open, caplog: pytest.LogCaptureFi
 
 def test_a_folder_that_cannot_be_used_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("in the way")
-    files = BlockFiles(tmp_path / "file" / "kv", MODEL, SIZE, 1 << 20)
+    files = DiskStore(tmp_path / "file" / "kv", MODEL, SIZE, 1 << 20)
     assert not files.put(key(1), TOKENS, content(1)) and files.get(key(1), TOKENS) is None and files.flush(1)
     files.remove(b"")
     files.close()

@@ -33,7 +33,7 @@ def test_every_flipped_bit_is_found(opened: Open, tmp_path: Path) -> None:
     for at in range(len(whole)):
         for bit in range(8):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
-            files._scan(sweep=True)
+            files._folder._scan(sweep=True)
             assert files.has(key(1)) and files.get(key(1), TOKENS) is None, (at, bit)
             assert not files.has(key(1)) and not path.exists()
 
@@ -44,7 +44,7 @@ def test_every_shorter_or_longer_file_is_found(opened: Open, tmp_path: Path) -> 
     files = opened()
     for length in [*range(len(whole)), len(whole) + 1, 2 * len(whole)]:
         path.write_bytes((whole + whole)[:length])
-        files._scan(sweep=True)
+        files._folder._scan(sweep=True)
         assert files.get(key(1), TOKENS) is None and not path.exists(), length
 
 
@@ -69,38 +69,38 @@ def test_thousands_of_accidents_are_found(opened: Open, tmp_path: Path) -> None:
         if harmed == whole:
             continue
         path.write_bytes(harmed)
-        files._scan(sweep=True)
+        files._folder._scan(sweep=True)
         assert files.get(key(1), TOKENS) is None and not path.exists()
 
 
 def test_damage_is_told_once(opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = stored(opened, tmp_path)
+    path, files = stored(opened, tmp_path), opened()
     for i in range(2, 9):
-        path.with_name(str(BlockName.of(MODEL, key(i), b"", is_tail=False))).write_bytes(path.read_bytes())
-    files = opened()
+        path.with_name(str(BlockName.of(MODEL, key(i), b"", is_partial=False))).write_bytes(path.read_bytes())
+    files._folder._scan(sweep=False)
     assert not any(files.get(key(i), TOKENS) for i in range(2, 9))
     assert [record.levelname for record in caplog.records if record.levelno > logging.DEBUG] == ["WARNING"]
 
 
 def test_a_damaged_tail_is_not_offered_or_not_believed(opened: Open, tmp_path: Path) -> None:
     files = opened()
-    files.put(key(1), TOKENS, content(1), is_tail=True)
+    files.put(key(1), TOKENS, content(1), is_partial=True)
     files.flush(10)
     (path,) = (tmp_path / "kv").glob("*-t.kv*")
     whole = path.read_bytes()
     for at in range(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
-        files._scan(sweep=True)
-        tokens = files.tail(key(1))
+        files._folder._scan(sweep=True)
+        tokens = files.partial(key(1))
         assert at < HEADER_BYTES + 4 * len(TOKENS) or tokens == TOKENS
-        assert files.get(key(1), tokens, is_tail=True) is None
-        assert not path.exists() and files.tail(key(1)) == []
+        assert files.get(key(1), tokens, is_partial=True) is None
+        assert not path.exists() and files.partial(key(1)) == []
 
 
-@pytest.mark.parametrize("fingerprint", [b"another model", MODEL + b"\0", b""])
-def test_blocks_of_another_model_are_not_found_but_kept(opened: Open, tmp_path: Path, fingerprint: bytes) -> None:
+@pytest.mark.parametrize("cache_version", [b"another model", MODEL + b"\0", b""])
+def test_blocks_of_another_model_are_not_found_but_kept(opened: Open, tmp_path: Path, cache_version: bytes) -> None:
     path = stored(opened, tmp_path)
-    other = opened(fingerprint)
+    other = opened(cache_version)
     assert not other.has(key(1)) and other.get(key(1), TOKENS) is None
     other.close()
     assert is_found(opened, path)
@@ -109,16 +109,16 @@ def test_blocks_of_another_model_are_not_found_but_kept(opened: Open, tmp_path: 
 def test_a_file_under_a_name_that_is_not_its_own_is_not_believed(opened: Open, tmp_path: Path) -> None:
     """Of another model, another key, another owner, another kind."""
     for name in (
-        BlockName.of(b"another model", key(1), b"", is_tail=False),
-        BlockName.of(MODEL, key(2), b"", is_tail=False),
-        BlockName.of(MODEL, key(1), b"ann", is_tail=False),
-        BlockName.of(MODEL, key(1), b"", is_tail=True),
+        BlockName.of(b"another model", key(1), b"", is_partial=False),
+        BlockName.of(MODEL, key(2), b"", is_partial=False),
+        BlockName.of(MODEL, key(1), b"ann", is_partial=False),
+        BlockName.of(MODEL, key(1), b"", is_partial=True),
     ):
         path = stored(opened, tmp_path)
         path.rename(path.with_name(str(name)))
-        for fingerprint in (MODEL, b"another model"):
-            files = opened(fingerprint)
-            assert files.get(name.key, TOKENS, is_tail=name.is_tail) is None
+        for cache_version in (MODEL, b"another model"):
+            files = opened(cache_version)
+            assert files.get(name.key, TOKENS, is_partial=name.is_partial) is None
             files.close()
         assert not path.with_name(str(name)).exists()
 
@@ -150,12 +150,12 @@ def test_leftovers_are_swept_and_what_is_not_ours_is_left_alone(opened: Open, tm
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.ENOMEM, errno.EACCES])
-@pytest.mark.parametrize("is_tail", [False, True])
+@pytest.mark.parametrize("is_partial", [False, True])
 def test_what_cannot_be_read_for_now_stays(
-    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_tail: bool
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_partial: bool
 ) -> None:
     files = opened()
-    files.put(key(1), TOKENS, content(1), is_tail=is_tail)
+    files.put(key(1), TOKENS, content(1), is_partial=is_partial)
     assert files.flush(10)
 
     def failing(*_: object) -> int:
@@ -163,9 +163,9 @@ def test_what_cannot_be_read_for_now_stays(
 
     with monkeypatch.context() as patch:
         patch.setattr(block_file.os, "open", failing)
-        assert files.get(key(1), TOKENS, is_tail=is_tail) is None
-        assert not files.tail(key(1))
-    assert files.get(key(1), TOKENS, is_tail=is_tail) == content(1)
+        assert files.get(key(1), TOKENS, is_partial=is_partial) is None
+        assert not files.partial(key(1))
+    assert files.get(key(1), TOKENS, is_partial=is_partial) == content(1)
     assert len(list((tmp_path / "kv").glob("*.kv1"))) == 1
 
 

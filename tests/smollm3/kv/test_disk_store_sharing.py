@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from smollm3.kv.block_folder import SIZE, TOKENS, Open, content, key, stored
 
-from notso.smollm3.kv import disk_store
+from notso.smollm3.kv import block_folder
 from notso.smollm3.kv.block_file import file_bytes
 
 
@@ -28,11 +28,11 @@ def test_nobody_else_may_look(opened: Open, tmp_path: Path) -> None:
 def test_what_was_written_under_a_tag_can_be_removed(opened: Open, tmp_path: Path) -> None:
     files = opened()
     for i in range(6):
-        files.put(key(i), TOKENS, content(i), tag=b"ann" if i % 2 else b"bob", is_tail=i == 5)
+        files.put(key(i), TOKENS, content(i), tag=b"ann" if i % 2 else b"bob", is_partial=i == 5)
         if i == 3:
             files.flush(60)
     files.remove(b"ann")
-    assert [files.has(key(i)) for i in range(5)] == [True, False, True, False, True] and not files.tail(key(5))
+    assert [files.has(key(i)) for i in range(5)] == [True, False, True, False, True] and not files.partial(key(5))
     files.close()
     assert len(list((tmp_path / "kv").glob("*.kv1"))) == 3
     again = opened()
@@ -77,8 +77,8 @@ def test_a_second_process_reads_and_does_not_write(opened: Open, tmp_path: Path)
 
 def test_a_kill_leaves_nothing_but_whole_blocks(opened: Open, tmp_path: Path) -> None:
     code = (
-        "import sys, random\nfrom pathlib import Path\nfrom notso.smollm3.kv.disk_store import BlockFiles\n"
-        "files = BlockFiles(Path(sys.argv[1]), b'one model, one format', 60000, 1 << 30, free_bytes=0)\n"
+        "import sys, random\nfrom pathlib import Path\nfrom notso.smollm3.kv.disk_store import DiskStore\n"
+        "files = DiskStore(Path(sys.argv[1]), b'one model, one format', 60000, 1 << 30, free_bytes=0)\n"
         "print('on', flush=True)\n"
         "for i in range(100000):\n"
         "    while not files.put(i.to_bytes(16, 'little'), [i], random.Random(i).randbytes(60000)): files.flush(1)\n"
@@ -94,7 +94,7 @@ def test_a_kill_leaves_nothing_but_whole_blocks(opened: Open, tmp_path: Path) ->
         child.stdout.close()
         files = opened(size=60_000)
         assert not list((tmp_path / "kv").glob("*.tmp"))
-        kept = [int.from_bytes(key, "little") for key, _ in files._known]
+        kept = [int.from_bytes(key, "little") for key, _ in files._folder.known]
         assert all(files.get(key(i), [i]) == content(i, 60_000) for i in kept)
         files.close()
     assert kept
@@ -110,9 +110,9 @@ def test_many_threads_at_once(opened: Open) -> None:
             number = source.randrange(80)
             what = source.randrange(12)
             if what < 4:
-                files.put(key(number), [number], content(number), is_tail=bool(what & 1), tag=bytes([number % 7]))
+                files.put(key(number), [number], content(number), is_partial=bool(what & 1), tag=bytes([number % 7]))
             elif what < 11:
-                found = files.get(key(number), [number], is_tail=bool(what & 1))
+                found = files.get(key(number), [number], is_partial=bool(what & 1))
                 if found not in (None, content(number)):
                     wrong.append(f"{number} held something else")
             else:
@@ -128,14 +128,14 @@ def test_many_threads_at_once(opened: Open) -> None:
 
 
 def test_a_second_process_finds_what_the_first_one_writes_later(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_store, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(block_folder, "LOOK_AGAIN_S", 0.0)
     first, second = opened(), opened()
-    assert not second.has(key(1)) and not second.tail(key(2))
+    assert not second.has(key(1)) and not second.partial(key(2))
     first.put(key(1), TOKENS, content(1))
-    first.put(key(2), TOKENS, content(2), is_tail=True)
+    first.put(key(2), TOKENS, content(2), is_partial=True)
     assert first.flush(60)
     assert second.has(key(1)) and second.get(key(1), TOKENS) == content(1)
-    assert second.tail(key(2)) == TOKENS
+    assert second.partial(key(2)) == TOKENS
     first.remove(b"")
     assert not second.has(key(1)) and second.used_bytes == 0
 
@@ -143,7 +143,7 @@ def test_a_second_process_finds_what_the_first_one_writes_later(opened: Open, mo
 def test_what_is_written_within_one_tick_of_a_look_is_found_later(
     opened: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(disk_store, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(block_folder, "LOOK_AGAIN_S", 0.0)
     first, second = opened(), opened()
     first.put(key(1), TOKENS, content(1))
     assert first.flush(60) and second.has(key(1))

@@ -25,7 +25,7 @@ def config() -> SmolLM3Config:
 
 @pytest.fixture
 def made(config: SmolLM3Config) -> Callable[[KVFormat], KVCache]:
-    return lambda kv_format: KVCache(config, 1024, max_num_seqs=2, blocks=BLOCKS, kv_format=kv_format, recent_blocks=4)
+    return lambda kv_format: KVCache(config, 1024, max_num_seqs=2, blocks=BLOCKS, kv_format=kv_format, window_blocks=4)
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
@@ -55,7 +55,7 @@ def test_it_keeps_up_with_the_steps(made: Callable[[KVFormat], KVCache], rows: i
 
 
 def test_when_idle_there_is_an_end(config: SmolLM3Config) -> None:
-    cache = KVCache(config, 1024, max_num_seqs=2, blocks=3 * IDLE_BLOCKS, kv_format="k8v8", recent_blocks=4)
+    cache = KVCache(config, 1024, max_num_seqs=2, blocks=3 * IDLE_BLOCKS, kv_format="k8v8", window_blocks=4)
     rounds = -(-len(cache.pools) // IDLE_LAYERS)
     assert len(list(iter(cache.touch_idle, False))) == IDLE_BLOCKS * rounds
     assert cache._touched == IDLE_BLOCKS - 1  # none are in use

@@ -10,7 +10,7 @@ import pytest
 
 from notso.smollm3 import Engine, Event, SamplingParams
 from notso.smollm3.kv import kv_cache
-from notso.smollm3.kv.disk_store import BlockFiles
+from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
 from notso.smollm3.kv.offload import LACKING_S
 
@@ -113,10 +113,10 @@ def test_what_is_forgotten_leaves_no_file_and_no_block(tmp_path: Path, kv: KVFor
 def test_companions_of_a_former_format_are_counted_and_forgotten(tmp_path: Path) -> None:
     with load(tmp_path, "k4v3") as engine:
         answer(engine, PROMPT)
-    beside = sum(path.stat().st_size for path in (tmp_path / "companions").glob("*.kv*"))
+    beside = sum(path.stat().st_size for path in (tmp_path / "windows").glob("*.kv*"))
     with Engine.load(context_tokens=1024, kv="k8v8", cache_dir=tmp_path, cache_bytes=1 << 20) as engine:
-        assert beside and engine._shelf is not None
-        assert engine._shelf._files.budget_bytes == (1 << 20) - beside
+        assert beside and engine._offload is not None
+        assert engine._offload._files.budget_bytes == (1 << 20) - beside
         engine.forget()
     assert not list(tmp_path.rglob("*.kv*"))
 
@@ -127,13 +127,13 @@ def test_a_process_that_only_reads_does_not_miss_a_block_for_ever(
     with load(tmp_path) as engine:
         answer(engine, PROMPT)
     with load(tmp_path), load(tmp_path) as second:  # the first holds the folder
-        monkeypatch.setattr(BlockFiles, "read_into", lambda *_, **__: False)
+        monkeypatch.setattr(DiskStore, "read_into", lambda *_, **__: False)
         assert answer(second, PROMPT)[1] == 0
         monkeypatch.undo()
-        second._core.call(second._blocks.clear)
-        assert second._shelf is not None and second._shelf._lacking
-        for missed in second._shelf._lacking:
-            second._shelf._lacking[missed] -= LACKING_S  # the time passes
+        second._core.call(second._pool.clear)
+        assert second._offload is not None and second._offload._lacking
+        for missed in second._offload._lacking:
+            second._offload._lacking[missed] -= LACKING_S  # the time passes
         assert answer(second, PROMPT)[1] == len(PROMPT) - 1
 
 
@@ -142,11 +142,11 @@ def test_memory_for_what_is_on_disk_is_there_before_anyone_asks(
 ) -> None:
     monkeypatch.setattr(kv_cache, "IDLE_BLOCKS", 0)
     with load(tmp_path) as engine:
-        assert engine._core._shelf is not None and engine._core._shelf.ready_blocks == 0
+        assert engine._core._offload is not None and engine._core._offload.ready_blocks == 0
         answer(engine, PROMPT)
     with load(tmp_path) as engine:
         until = time.monotonic() + 60
-        while not engine._core.idle_work._has_memory and time.monotonic() < until:
+        while not engine._core.background._has_memory and time.monotonic() < until:
             time.sleep(0.01)
         assert engine._runner.cache._touched == 5  # six files
         assert answer(engine, PROMPT)[1] == len(PROMPT) - 1

@@ -15,7 +15,7 @@ from smollm3.two_turns import until
 from notso.smollm3 import Engine, EngineError, SamplingParams
 from notso.smollm3.engine.prefix_warmup import QUIET_S
 from notso.smollm3.model import model_runner as runner
-from notso.smollm3.model.model_runner import RECORDED_ROWS, Runner
+from notso.smollm3.model.model_runner import CAPTURED_ROWS, ModelRunner
 
 SMALL = replace(RANDOM, layers=4, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=300)
 PROMPT = [10, 20, 30]
@@ -26,7 +26,7 @@ def test_an_interrupted_first_step_leaves_no_half_recorded_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error while a step is recorded: what was recorded so far must not be replayed as if it were whole."""
-    monkeypatch.setattr(Runner, "record_ahead", lambda _: None)
+    monkeypatch.setattr(ModelRunner, "capture_ahead", lambda _: None)
     with Engine.load(SMALL.write(tmp_path / "small.gguf"), context_tokens=40, threads=1) as fresh:
         model = fresh._runner._model
         feed_forward = type(model)._feed_forward
@@ -53,13 +53,13 @@ def file(tmp_path: Path) -> Path:
 
 
 def shapes(engine: Engine) -> set[tuple[int, int]]:
-    return set(engine._runner._programs)
+    return set(engine._runner._captured)
 
 
 def test_while_nobody_asks_the_steps_that_may_come_are_recorded(file: Path) -> None:
     with Engine.load(file, context_tokens=40, threads=1) as engine:
-        until(lambda: engine._runner.has_programs)
-        assert shapes(engine) == {(rows, 1) for rows in range(1, RECORDED_ROWS + 1)}
+        until(lambda: engine._runner.has_captured_steps)
+        assert shapes(engine) == {(rows, 1) for rows in range(1, CAPTURED_ROWS + 1)}
         ahead = [[event.text for event in engine.generate(PROMPT * count, GREEDY)] for count in (1, 2, 5)]
     with Engine.load(file, context_tokens=40, threads=1) as at_once:
         assert ahead == [[event.text for event in at_once.generate(PROMPT * count, GREEDY)] for count in (1, 2, 5)]
@@ -67,23 +67,23 @@ def test_while_nobody_asks_the_steps_that_may_come_are_recorded(file: Path) -> N
 
 def test_they_are_recorded_anew_for_other_weights(file: Path) -> None:
     with Engine.load(file, context_tokens=40, threads=1) as engine:
-        until(lambda: engine._runner.has_programs)
+        until(lambda: engine._runner.has_captured_steps)
 
         def exchange() -> None:
             engine._runner.weights = engine._runner.weights
 
         engine._core.call(exchange)
-        until(lambda: engine._runner.has_programs and len(shapes(engine)) == RECORDED_ROWS)
+        until(lambda: engine._runner.has_captured_steps and len(shapes(engine)) == CAPTURED_ROWS)
 
 
 def test_none_is_recorded_while_weights_are_exchanged(file: Path) -> None:
     with Engine.load(file, context_tokens=40, threads=1) as engine:
-        until(lambda: engine._runner.has_programs)
-        promotion = SimpleNamespace(is_settled=False, adopt=lambda _: None)
+        until(lambda: engine._runner.has_captured_steps)
+        placement = SimpleNamespace(is_settled=False, adopt=lambda _: None)
         looks = list[int]()
 
         def begin_exchange() -> None:
-            engine._runner.promotion = promotion  # type: ignore[assignment]
+            engine._runner.placement = placement  # type: ignore[assignment]
             engine._runner.weights = engine._runner.weights
 
         engine._core.call(begin_exchange)
@@ -91,31 +91,31 @@ def test_none_is_recorded_while_weights_are_exchanged(file: Path) -> None:
             time.sleep(2 * QUIET_S)
             engine._core.call(lambda: looks.append(len(shapes(engine))))
         assert looks == [0, 0, 0]
-        promotion.is_settled = True
-        until(lambda: engine._runner.has_programs and len(shapes(engine)) == RECORDED_ROWS)
+        placement.is_settled = True
+        until(lambda: engine._runner.has_captured_steps and len(shapes(engine)) == CAPTURED_ROWS)
 
 
 def test_they_push_nothing_out_that_was_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "MAX_PROGRAMS", 4)
+    monkeypatch.setattr(runner, "MAX_CAPTURED_STEPS", 4)
     with Engine.load(file, context_tokens=40, threads=1) as engine:
         list(engine.generate(PROMPT, GREEDY))
         used = shapes(engine)
-        until(lambda: engine._runner.has_programs)
+        until(lambda: engine._runner.has_captured_steps)
         assert used <= shapes(engine) and len(shapes(engine)) == 4
 
 
 def test_what_cannot_be_recorded_ahead_is_not_tried_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries, record = list[int](), Runner._record
+    tries, record = list[int](), ModelRunner._record
 
-    def fails(runner: Runner, shape: tuple[int, int], step: Any) -> Any:
+    def fails(runner: ModelRunner, shape: tuple[int, int], step: Any) -> Any:
         if shape == (1, 1):
             tries.append(1)
             raise MemoryError
         return record(runner, shape, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "_record", fails)
+        patch.setattr(ModelRunner, "_record", fails)
         with Engine.load(file, context_tokens=40, threads=1) as engine:
-            until(lambda: engine._runner.has_programs)
+            until(lambda: engine._runner.has_captured_steps)
             engine._core.call(lambda: None)
             assert len(tries) == 1

@@ -23,7 +23,7 @@ from golden.store import REMAKE, Golden, sha256, weights_sha256
 
 from notso.smollm3 import Engine, SamplingParams
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.output.output_processor import Answer
+from notso.smollm3.output.output_processor import OutputProcessor
 
 
 def golden(name: str, model: Path) -> Golden:
@@ -93,7 +93,7 @@ def test_generating_greedily_says_what_transformers_says(demo_f32_engine: Engine
     for ids, prompt_length in list(zip(kept.lists, kept.prompt_lengths.tolist(), strict=True))[::3]:
         prompt = ids[:prompt_length]
         events = list(demo_f32_engine.generate(prompt, SamplingParams(max_tokens=64, temperature=0)))
-        expected = Answer(demo_f32_engine.tokenizer, prompt, (), find_tool_calls=False)
+        expected = OutputProcessor(demo_f32_engine.tokenizer, prompt, (), find_tool_calls=False)
         said = []
         for token in ids[prompt_length:]:
             said += expected.push(token)

@@ -20,7 +20,7 @@ from notso.qtensor import ops
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.model.transformer import SmolLM3, Step
+from notso.smollm3.model.transformer import InputBatch, SmolLM3
 from notso.smollm3.model.weights import SmolLM3Weights
 
 RIGHT = 1e-3
@@ -43,7 +43,7 @@ def model_of(path: Path, capacity: int, **changes: Any) -> Iterator[SmolLM3]:
 def read(model: SmolLM3, ids: list[int], start: int = 0, sampled: list[int] | None = None) -> Floats:
     """Logits (sampled, V) of ids at positions from `start`; of all of them by default."""
     rows = list(range(len(ids))) if sampled is None else sampled
-    step = Step(model.config, len(ids), len(rows))
+    step = InputBatch(model.config, len(ids), len(rows))
     step.fill(ids, range(start, start + len(ids)), [0] * len(ids), rows)
     model.forward(step)
     return step.logits
@@ -132,7 +132,7 @@ def test_a_recorded_step_gives_the_bits_of_an_eager_one(random_file: Path) -> No
         read(model, ids[:120], sampled=[])
         eager = [read(model, [token], 120 + at) for at, token in enumerate(ids[120:])]
     with model_of(random_file, 140) as model:
-        step = Step(model.config, rows=1, sampled=1)
+        step = InputBatch(model.config, rows=1, sampled=1)
         program = ops.Program()
         with program.record():
             model.forward(step)
@@ -145,7 +145,7 @@ def test_a_recorded_step_gives_the_bits_of_an_eager_one(random_file: Path) -> No
 
 def test_recording_computes_nothing(random_file: Path) -> None:
     with model_of(random_file, 8) as model:
-        step = Step(model.config, rows=1, sampled=1)
+        step = InputBatch(model.config, rows=1, sampled=1)
         step.logits[:] = 123.0
         program = ops.Program()
         with program.record():

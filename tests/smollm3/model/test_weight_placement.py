@@ -24,9 +24,9 @@ def answer(engine: Engine) -> list[str]:
 @needs_huge_pages
 def test_same_bits_before_and_after() -> None:
     with Engine.load(demo_path(), weights="mmap") as mapped, Engine.load(demo_path(), weights="hugepages") as moved:
-        assert mapped.weights_residency == "mmap"
+        assert mapped.weight_placement == "mmap"
         moved.settle(200)  # in no time, but on a busy machine
-        assert moved.weights_residency == "hugepages"
+        assert moved.weight_placement == "hugepages"
         expected = mapped.logits(IDS)
         assert np.array_equal(moved.logits(IDS).view(np.uint32), expected.view(np.uint32))
         assert answer(moved) == answer(mapped)
@@ -45,7 +45,7 @@ def test_weights_change_between_two_steps_of_one_answer() -> None:
 def test_small_files_stay_mapped_by_default() -> None:
     with Engine.load(demo_path()) as engine:
         engine.settle(1)
-        assert engine.weights_residency == "mmap"
+        assert engine.weight_placement == "mmap"
 
 
 def test_released_pages_are_read_again_from_the_file() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from notso.smollm3 import CompleteOptions, Engine, Event, Grammar, InvalidRequestError, Message, SamplingParams
-from notso.smollm3.output.output_processor import Answer
+from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import TokenLogprob
 
@@ -120,7 +120,7 @@ def test_other_numbers_are_refused(demo_engine: Engine, value: Any) -> None:
 def spoken(tokenizer: Tokenizer, tokens: Sequence[int], **options: Any) -> list[Event]:
     """The events of an answer of these tokens; the log probability of the token at place n is -n."""
     options = {"stop": (), "find_tool_calls": False, **options}
-    answer = Answer(tokenizer, [], **options)
+    answer = OutputProcessor(tokenizer, [], **options)
     events: list[Event] = []
     for place, token in enumerate(tokens):
         events += answer.push(token, TokenLogprob(tokenizer.token_text(token), (), -place))

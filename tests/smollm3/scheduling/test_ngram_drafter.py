@@ -20,28 +20,28 @@ from notso.smollm3.scheduling.ngram_drafter import (
     LONGEST_SILENCE,
     MOST_DRAFTS,
     SHORTEST_MATCH,
-    Proposer,
+    NgramDrafter,
 )
-from notso.smollm3.scheduling.step_latency import StepCosts, planned
+from notso.smollm3.scheduling.step_latency import StepLatency, planned
 
 ROOT = Path(__file__).parents[3]
 FRESH = 10_000  # ids from here on have not been seen
 LONG = list(range(100, 200))
 
 
-def after(match: int, then: list[int] = LONG) -> Proposer:
+def after(match: int, then: list[int] = LONG) -> NgramDrafter:
     """A text that ends with a match of this length (up to 50) with an earlier place, which `then` follows."""
-    return Proposer([*range(50), *then, FRESH, *range(50 - match, 50)])
+    return NgramDrafter([*range(50), *then, FRESH, *range(50 - match, 50)])
 
 
-class Free(StepCosts):
+class Free(StepLatency):
     """Every row rides along for nothing."""
 
     def ratio(self, rows: int, more: int) -> float:
         return 1.0
 
 
-class Dear(StepCosts):
+class Dear(StepLatency):
     """Every row costs as much as a step."""
 
     def ratio(self, rows: int, more: int) -> float:
@@ -55,7 +55,7 @@ def test_what_followed_last_time_is_proposed() -> None:
 def test_at_most_as_many_as_asked_for() -> None:
     assert after(LONGEST_MATCH).propose(4) == LONG[:4]
     assert after(LONGEST_MATCH).propose(0) == after(LONGEST_MATCH).propose(-3) == []
-    assert Proposer([*LONG, *LONG], most=2).propose(9) == LONG[:2]
+    assert NgramDrafter([*LONG, *LONG], most=2).propose(9) == LONG[:2]
 
 
 @pytest.mark.parametrize("match", [0, 1, SHORTEST_MATCH - 1])
@@ -71,41 +71,41 @@ def test_a_longer_match_is_trusted_further() -> None:
 
 def test_there_is_nothing_to_go_by_at_the_beginning() -> None:
     for ids in ([], [1], [1, 2], [1, 2, 3], [1, 1, 1]):
-        assert Proposer(ids).propose() == []
+        assert NgramDrafter(ids).propose() == []
 
 
 def test_the_longest_match_counts_and_of_equals_the_latest() -> None:
     ids = [9, 1, 2, 3, 70, 71, 8, 1, 2, 3, 60, 61, 7, 1, 2, 3, 50, 51, FRESH]
 
-    assert Proposer([*ids, 9, 1, 2, 3]).propose(1) == [70]
-    assert Proposer([*ids, 8, 1, 2, 3]).propose(1) == [60]
-    assert Proposer([*ids, 6, 1, 2, 3], costs=Free()).propose(1) == [50]
+    assert NgramDrafter([*ids, 9, 1, 2, 3]).propose(1) == [70]
+    assert NgramDrafter([*ids, 8, 1, 2, 3]).propose(1) == [60]
+    assert NgramDrafter([*ids, 6, 1, 2, 3], latency=Free()).propose(1) == [50]
 
 
 def test_no_control_token_and_nothing_behind_one() -> None:
     ids = [*range(40), 7, 500, 501, 999, 502, FRESH, *range(40), 7]
 
-    assert Proposer(ids).propose(4) == [500, 501, 999, 502]
-    assert Proposer(ids, never=frozenset({999})).propose(4) == [500, 501]
-    assert Proposer(ids, never=frozenset({500})).propose(4) == []
+    assert NgramDrafter(ids).propose(4) == [500, 501, 999, 502]
+    assert NgramDrafter(ids, never=frozenset({999})).propose(4) == [500, 501]
+    assert NgramDrafter(ids, never=frozenset({500})).propose(4) == []
 
 
 def test_what_repeats_goes_on_repeating_beyond_its_end() -> None:
-    assert Proposer([5, 6, 7] * 14).propose(8) == [5, 6, 7, 5, 6, 7, 5, 6]
+    assert NgramDrafter([5, 6, 7] * 14).propose(8) == [5, 6, 7, 5, 6, 7, 5, 6]
 
 
 def test_after_three_wrong_guesses_it_is_silent_for_longer_and_longer() -> None:
-    proposer = Proposer([1, 2, 3, 4] * 2, costs=Free())
+    drafter = NgramDrafter([1, 2, 3, 4] * 2, latency=Free())
     silences, fresh = [], FRESH
     for _ in range(60):
         silent = 0
         while True:
-            proposer.extend([fresh, 1, 2, 3])
+            drafter.extend([fresh, 1, 2, 3])
             fresh += 1
-            if proposer.propose(2):
+            if drafter.propose(2):
                 break
             silent += 4
-        proposer.judge(2, 0)
+        drafter.judge(2, 0)
         silences.append(silent)
 
     assert silences[:EMPTY_ROUNDS] == [0] * EMPTY_ROUNDS
@@ -115,28 +115,28 @@ def test_after_three_wrong_guesses_it_is_silent_for_longer_and_longer() -> None:
 
 
 def test_a_right_guess_ends_the_distrust() -> None:
-    proposer = after(5)
+    drafter = after(5)
     for _ in range(EMPTY_ROUNDS - 1):
-        assert proposer.propose()
-        proposer.judge(1, 0)
-    proposer.judge(2, 2)
-    proposer.judge(1, 0)
-    proposer._right[:] = proposer._judged[:]  # nothing but the silence could speak against a guess
+        assert drafter.propose()
+        drafter.judge(1, 0)
+    drafter.judge(2, 2)
+    drafter.judge(1, 0)
+    drafter._right[:] = drafter._judged[:]  # nothing but the silence could speak against a guess
 
-    assert proposer.propose()
+    assert drafter.propose()
 
 
 def test_a_match_as_long_as_can_be_is_heard_even_in_silence() -> None:
-    proposer = Proposer([*range(50), *LONG])
-    proposer.propose()
+    drafter = NgramDrafter([*range(50), *LONG])
+    drafter.propose()
     for _ in range(EMPTY_ROUNDS):
-        proposer.judge(1, 0)
-    proposer._right[:] = proposer._judged[:]
-    proposer.extend([FRESH, *range(45, 50)])
-    assert proposer.propose() == []
+        drafter.judge(1, 0)
+    drafter._right[:] = drafter._judged[:]
+    drafter.extend([FRESH, *range(45, 50)])
+    assert drafter.propose() == []
 
-    proposer.extend([FRESH, *range(50)])
-    assert proposer.propose() == LONG[:MOST_DRAFTS]
+    drafter.extend([FRESH, *range(50)])
+    assert drafter.propose() == LONG[:MOST_DRAFTS]
 
 
 def test_guesses_that_go_wrong_become_shorter_and_those_that_go_right_longer() -> None:
@@ -153,7 +153,7 @@ def test_guesses_that_go_wrong_become_shorter_and_those_that_go_right_longer() -
 
 def test_length_goes_by_what_rows_cost() -> None:
     ids = [*range(50), *LONG, FRESH, *range(44, 50)]
-    by_cost = [len(Proposer(ids, costs=costs).propose()) for costs in (Free(), StepCosts(), Dear())]
+    by_cost = [len(NgramDrafter(ids, latency=latency).propose()) for latency in (Free(), StepLatency(), Dear())]
 
     assert by_cost[0] == MOST_DRAFTS > by_cost[1] > by_cost[2] == 0
 
@@ -183,11 +183,11 @@ def reference(ids: list[int]) -> tuple[int, int]:
 
 @given(st.lists(st.integers(0, 3), max_size=120), st.lists(st.integers(0, 3), max_size=40))
 def test_matches_are_those_that_a_search_of_everything_finds(prompt: list[int], answer: list[int]) -> None:
-    proposer = Proposer(prompt)
-    assert proposer._longest_match() == reference(prompt)
+    drafter = NgramDrafter(prompt)
+    assert drafter._longest_match() == reference(prompt)
     for count, token in enumerate(answer, 1):
-        proposer.extend([token])
-        assert proposer._longest_match() == reference(prompt + answer[:count])
+        drafter.extend([token])
+        assert drafter._longest_match() == reference(prompt + answer[:count])
 
 
 @given(
@@ -195,15 +195,15 @@ def test_matches_are_those_that_a_search_of_everything_finds(prompt: list[int], 
     st.lists(st.tuples(st.integers(-1, 20), st.integers(1, 70), st.integers(0, 20)), max_size=30),
 )
 def test_whatever_comes_proposals_keep_their_form(ids: list[int], rounds: list[tuple[int, int, int]]) -> None:
-    proposer = Proposer(ids, never=frozenset({4}))
+    drafter = NgramDrafter(ids, never=frozenset({4}))
     for limit, rows, right in rounds:
-        drafts = proposer.propose(limit, rows)
+        drafts = drafter.propose(limit, rows)
         assert len(drafts) <= max(0, min(limit, MOST_DRAFTS)) and 4 not in drafts and set(drafts) <= set(ids)
-        proposer.judge(len(drafts), min(right, len(drafts)))
+        drafter.judge(len(drafts), min(right, len(drafts)))
         came = [*drafts[:right], right % 4]
-        proposer.extend(came)
+        drafter.extend(came)
         ids = ids + came
-        assert len(proposer) == len(ids)
+        assert len(drafter) == len(ids)
 
 
 def test_time_and_memory_are_bounded() -> None:
@@ -211,16 +211,16 @@ def test_time_and_memory_are_bounded() -> None:
     source = random.Random(1)
     ids = [source.randrange(128_256) for _ in range(20_000)]
     tracemalloc.start()
-    proposer = Proposer(ids)
+    drafter = NgramDrafter(ids)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 260 * len(ids)
 
     started = time.thread_time()
     for _ in range(1_000):  # the worst there is: a match everywhere, and it is never right
-        proposer.propose()
-        proposer.judge(1, 0)
-        proposer.extend([7])
+        drafter.propose()
+        drafter.judge(1, 0)
+        drafter.extend([7])
     assert time.thread_time() - started < 1_000 * 60e-6
 
 
@@ -229,14 +229,14 @@ def test_time_and_memory_are_bounded() -> None:
 
 def speed_up(prompt: list[int], answer: list[int]) -> float:
     """Steps of one row over the cost of the steps taken, at the planning figures."""
-    proposer, at, cost = Proposer(prompt), 0, 0.0
+    drafter, at, cost = NgramDrafter(prompt), 0, 0.0
     while at < len(answer):
-        drafts = proposer.propose(len(answer) - at - 1)
+        drafts = drafter.propose(len(answer) - at - 1)
         right = 0
         while right < len(drafts) and drafts[right] == answer[at + right]:
             right += 1
-        proposer.judge(len(drafts), right)
-        proposer.extend(answer[at : at + right + 1])
+        drafter.judge(len(drafts), right)
+        drafter.extend(answer[at : at + right + 1])
         at += right + 1
         cost += planned(1 + len(drafts))
     return len(answer) / cost
@@ -275,36 +275,36 @@ def test_planned_costs_are_the_planning_figures_and_between_them_straight() -> N
 
 
 def test_before_anything_is_timed_the_plan_stands_in() -> None:
-    assert StepCosts().ratio(1, 3) == pytest.approx(1.1)
-    assert StepCosts().ratio(4, 4) == pytest.approx(1.3 / 1.1)
+    assert StepLatency().ratio(1, 3) == pytest.approx(1.1)
+    assert StepLatency().ratio(4, 4) == pytest.approx(1.3 / 1.1)
 
 
 def test_costs_are_learned_from_steps() -> None:
-    costs = StepCosts()
+    latency = StepLatency()
     for _ in range(40):
         for rows in (1, 4, 8, 16):
-            costs.observe(rows, 0.1 * rows)  # every row costs a step
+            latency.observe(rows, 0.1 * rows)  # every row costs a step
 
-    assert costs.ratio(1, 15) > 8 and costs.ratio(1, 3) > 2.5
-    assert Proposer(after(9)._ids, costs=costs).propose() == []
+    assert latency.ratio(1, 15) > 8 and latency.ratio(1, 3) > 2.5
+    assert NgramDrafter(after(9)._ids, latency=latency).propose() == []
 
 
 def test_one_strange_timing_does_not_stick() -> None:
-    costs = StepCosts()
+    latency = StepLatency()
     for _ in range(10):
-        costs.observe(1, 0.1)
-    costs.observe(8, 30.0)
+        latency.observe(1, 0.1)
+    latency.observe(8, 30.0)
 
-    assert costs.ratio(1, 7) < 1.7
+    assert latency.ratio(1, 7) < 1.7
 
 
 def test_what_is_no_timing_is_passed_over() -> None:
-    costs = StepCosts()
+    latency = StepLatency()
     for rows, seconds in ((0, 1.0), (65, 1.0), (4, 0.0), (4, -1.0)):
-        costs.observe(rows, seconds)
+        latency.observe(rows, seconds)
 
-    assert costs.ratio(1, 3) == pytest.approx(1.1)
+    assert latency.ratio(1, 3) == pytest.approx(1.1)
 
 
 def test_beyond_what_is_kept_every_row_costs_its_share() -> None:
-    assert StepCosts().ratio(60, 15) == pytest.approx(75 / 60)
+    assert StepLatency().ratio(60, 15) == pytest.approx(75 / 60)

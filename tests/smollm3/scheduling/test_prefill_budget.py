@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from notso.smollm3.scheduling.prefill_budget import LEAST_TOKENS, REMEMBERED_STEPS, TILE_ROWS, ReadingPace
+from notso.smollm3.scheduling.prefill_budget import LEAST_TOKENS, REMEMBERED_STEPS, TILE_ROWS, PrefillBudget
 
 STEP_S = 0.25
 MACHINES: dict[str, Callable[[int], float]] = {
@@ -21,7 +21,7 @@ MACHINES: dict[str, Callable[[int], float]] = {
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("decoding", [1, 2, 7, 8, 16, 40])
 def test_as_much_is_read_as_fits_and_no_less_than_a_tile(machine: str, decoding: int) -> None:
-    cost, pace = MACHINES[machine], ReadingPace(STEP_S)
+    cost, pace = MACHINES[machine], PrefillBudget(STEP_S)
     rows = 0
     for _ in range(100):
         tokens = pace.tokens(decoding, 512 - decoding, cost(decoding), cost(512) / 512)
@@ -37,16 +37,16 @@ def test_as_much_is_read_as_fits_and_no_less_than_a_tile(machine: str, decoding:
 
 
 def test_nothing_known_is_a_tile() -> None:
-    assert ReadingPace(STEP_S).tokens(1, 511, 0.0, 0.0) == TILE_ROWS - 1
+    assert PrefillBudget(STEP_S).tokens(1, 511, 0.0, 0.0) == TILE_ROWS - 1
 
 
 @pytest.mark.parametrize("most", [1, 5, 15, 16, 100])
 def test_there_is_no_more_than_there_is_room_for(most: int) -> None:
-    assert 1 <= ReadingPace(10.0).tokens(1, most, 0.001, 0.0001) <= most
+    assert 1 <= PrefillBudget(10.0).tokens(1, most, 0.001, 0.0001) <= most
 
 
 def test_one_slow_moment_is_forgotten() -> None:
-    pace, cost = ReadingPace(STEP_S), MACHINES["tiles"]
+    pace, cost = PrefillBudget(STEP_S), MACHINES["tiles"]
     usual = 0
     for step in range(40 + 3 * REMEMBERED_STEPS):
         rows = 1 + pace.tokens(1, 511, cost(1), cost(512) / 512)
@@ -57,7 +57,7 @@ def test_one_slow_moment_is_forgotten() -> None:
 
 
 def test_deeper_prompts_are_read_in_smaller_pieces() -> None:
-    pace = ReadingPace(STEP_S)
+    pace = PrefillBudget(STEP_S)
     chosen = []
     for depth in range(200):
         rows = 1 + pace.tokens(1, 511, 0.066, 0.0027)

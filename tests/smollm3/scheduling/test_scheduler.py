@@ -14,51 +14,63 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, PrefixCache, block_key, root_key
-from notso.smollm3.scheduling.scheduler import FEW_ROWS, MAX_PASSED_OVER, Scheduler
+from notso.smollm3.engine.memory_plan import STEP_WINDOW_BLOCKS, WINDOW_BLOCKS
+from notso.smollm3.scheduling.block_pool import ANONYMOUS, BLOCK_TOKENS, BlockPool, block_hash, cache_salt
+from notso.smollm3.scheduling.scheduler import FEW_ROWS, MAX_STARVATION, Scheduler
 from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import Chunk, Plan
+from notso.smollm3.scheduling.step_plan import BlockCopy, Chunk, Plan
 
-ROOT = root_key(b"model", "")
+SALT = cache_salt(b"model", "")
 MAX_ROWS = 1024
 
 
 @dataclass
-class MemoryShelf:
-    """A shelf that keeps what it is given, and fails to read what is named in `damaged`."""
+class MemoryOffload:
+    """Keeps what it is given, and fails to load what is named in `damaged`."""
 
     blocks: dict[bytes, list[int]] = field(default_factory=dict)
-    tails: dict[bytes, tuple[list[int], list[int]]] = field(default_factory=dict)
+    partials: dict[bytes, tuple[list[int], list[int]]] = field(default_factory=dict)
     damaged: set[bytes] = field(default_factory=set)
+    has_windows: bool = False
 
     def has(self, key: bytes) -> bool:
         return key in self.blocks
 
-    def tail(self, parent: bytes) -> list[int]:
-        return self.tails[parent][0] if parent in self.tails else []
+    def partial(self, parent: bytes) -> list[int]:
+        return self.partials[parent][0] if parent in self.partials else []
+
+    def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
+        return self.has_windows and (is_first or is_partial)
 
 
 class Machine:
-    """A scheduler with a simulated model. `goals` says how many tokens each sequence shall answer."""
+    """A scheduler with a simulated model. `goals` says how many tokens each sequence shall answer; with `windows` the
+    format has so many, and the first tile and the one a row stands in are read there."""
 
-    def __init__(self, blocks: int, max_num_seqs: int, shelf: MemoryShelf | None = None) -> None:
-        self.cache = PrefixCache(blocks)
-        self.shelf = shelf
-        self.scheduler = Scheduler(self.cache, max_num_seqs, shelf)
+    def __init__(
+        self, blocks: int, max_num_seqs: int, offload: MemoryOffload | None = None, windows: int | None = None
+    ) -> None:
+        self.pool = BlockPool(blocks, windows)
+        self.window_content: list[list[int]] = [[0] * BLOCK_TOKENS for _ in range(windows or 0)]
+        self.offload = offload
+        self.scheduler = Scheduler(self.pool, max_num_seqs, offload)
         self.content: list[list[int]] = [[0] * BLOCK_TOKENS for _ in range(blocks)]
-        self.scheduler.copy = self.copy
         self.goals: dict[Sequence, int] = {}
         self.done: list[Sequence] = []
         self.computed_rows = 0
 
-    def add(self, prompt: list[int], answers: int, rank: int = 0, root: bytes = ROOT) -> Sequence:
-        sequence = Sequence(prompt, root=root, rank=rank)
+    def add(
+        self,
+        prompt: list[int],
+        answers: int,
+        priority: int = 0,
+        salt: bytes = SALT,
+        conversation: bytes | None = ANONYMOUS,
+    ) -> Sequence:
+        sequence = Sequence(prompt, salt=salt, priority=priority, conversation=conversation)
         self.goals[sequence] = len(prompt) + answers
         self.scheduler.add(sequence)
         return sequence
-
-    def copy(self, source: int, target: int) -> None:
-        self.content[target] = list(self.content[source])
 
     def abort(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
@@ -71,33 +83,40 @@ class Machine:
                 sequence.drafts = right[: draft.randrange(4)] + [draft.randrange(50)] * draft.randrange(2)
         plan = self.scheduler.schedule(prompt_tokens, MAX_ROWS)
         assert plan.rows <= MAX_ROWS
-        void = self.restore(plan)
+        void = self.move(plan)
         for chunk in plan.chunks:
             if chunk.sequence not in void:
                 self.compute(chunk)
         self.check()
         return plan
 
-    def restore(self, plan: Plan) -> set[Sequence]:
-        void = set()
-        for restore in plan.restores:
-            assert self.shelf is not None
-            if restore.sequence in void:
+    def move(self, plan: Plan) -> set[Sequence]:
+        void = set[Sequence]()
+        for move in plan.moves:
+            if isinstance(move, BlockCopy):
+                self.content[move.target] = list(self.content[move.source])
+                if move.source_window is not None and move.target_window is not None:
+                    self.window_content[move.target_window] = list(self.window_content[move.source_window])
                 continue
-            if restore.key in self.shelf.damaged:
-                self.shelf.blocks.pop(restore.key, None)
-                self.shelf.tails.pop(restore.key, None)
-                self.scheduler.unread(restore)
-                void.add(restore.sequence)
+            assert self.offload is not None
+            if move.sequence in void:
                 continue
-            kept = self.shelf.tails[restore.key][1] if restore.is_tail else self.shelf.blocks[restore.key]
-            self.content[restore.block] = list(kept)
-            self.scheduler.read(restore)
+            if move.hash in self.offload.damaged:
+                self.offload.blocks.pop(move.hash, None)
+                self.offload.partials.pop(move.hash, None)
+                self.scheduler.load_failed(move)
+                void.add(move.sequence)
+                continue
+            kept = self.offload.partials[move.hash][1] if move.is_partial else self.offload.blocks[move.hash]
+            self.content[move.block] = list(kept)
+            if move.block in self.pool.windows:
+                self.window_content[self.pool.windows[move.block]] = list(kept)
+            self.scheduler.loaded(move)
         return void
 
     @staticmethod
     def digest(sequence: Sequence, position: int, tokens: list[int]) -> int:
-        return hash((sequence.root, tuple(tokens[: position + 1])))
+        return hash((sequence.salt, tuple(tokens[: position + 1])))
 
     @staticmethod
     def next_token(sequence: Sequence, ahead: int = 0) -> int:
@@ -112,8 +131,10 @@ class Machine:
             assert held == self.digest(sequence, position, tokens), "a row would read another sequence's keys"
         for position in range(chunk.start, chunk.start + chunk.rows):
             block = sequence.blocks[position // BLOCK_TOKENS]
-            assert self.cache.references(block) == 1, "a shared block is written to"
+            assert self.pool.references(block) == 1, "a shared block is written to"
             self.content[block][position % BLOCK_TOKENS] = self.digest(sequence, position, tokens)
+        if self.window_content:
+            self.compute_windows(chunk, tokens)
         self.computed_rows += chunk.rows
         right = 0
         if chunk.samples:
@@ -130,8 +151,21 @@ class Machine:
             self.goals.pop(sequence)
             self.scheduler.remove(sequence)
 
+    def compute_windows(self, chunk: Chunk, tokens: list[int]) -> None:
+        sequence = chunk.sequence
+        for position in range(chunk.start, chunk.start + chunk.rows):
+            tile = position // BLOCK_TOKENS
+            if position == chunk.start:  # later rows read what this chunk writes besides
+                for read in (*range(min(position, BLOCK_TOKENS)), *range(tile * BLOCK_TOKENS, position)):
+                    held = self.window(sequence, read // BLOCK_TOKENS)[read % BLOCK_TOKENS]
+                    assert held == self.content[sequence.blocks[read // BLOCK_TOKENS]][read % BLOCK_TOKENS]
+            self.window(sequence, tile)[position % BLOCK_TOKENS] = self.digest(sequence, position, tokens)
+
+    def window(self, sequence: Sequence, tile: int) -> list[int]:
+        return self.window_content[self.pool.windows[sequence.blocks[tile]]]
+
     def check(self) -> None:
-        scheduler, cache = self.scheduler, self.cache
+        scheduler, pool = self.scheduler, self.pool
         assert set(scheduler.waiting) | set(scheduler.running) == set(self.goals), "a sequence was lost"
         assert not set(scheduler.waiting) & set(scheduler.running)
         used: dict[int, int] = {}
@@ -141,14 +175,16 @@ class Machine:
             assert len(set(sequence.blocks)) == len(sequence.blocks)
             for block in sequence.blocks:
                 used[block] = used.get(block, 0) + 1
-        for block in range(cache.blocks):
-            assert cache.references(block) == used.get(block, 0)
-        assert cache.available == cache.blocks - len(used)
-        slots = [sequence.slot for sequence in scheduler.running]
+        for block in range(pool.blocks):
+            assert pool.references(block) == used.get(block, 0)
+        assert pool.available == pool.blocks - len(used)
+        windows = list(pool.windows.values())
+        assert len(set(windows)) == len(windows) and all(window < len(self.window_content) for window in windows)
+        slots = [sequence.batch_index for sequence in scheduler.running]
         assert None not in slots
         assert len(set(slots)) == len(slots)
         for sequence in scheduler.waiting:
-            assert sequence.slot is None
+            assert sequence.batch_index is None
             assert not sequence.blocks
 
     def run(self, prompt_tokens: int = 256, most_steps: int = 10_000) -> int:
@@ -178,16 +214,23 @@ prompts = st.tuples(st.integers(0, 2), st.sampled_from([1, 5, 60, 127, 128, 129,
     seed=st.integers(0, 1 << 30),
     requests=st.lists(st.tuples(prompts, st.integers(1, 200), st.integers(0, 2)), min_size=1, max_size=12),
     budgets=st.lists(st.sampled_from([1, 16, 100, 512]), min_size=1, max_size=4),
+    has_windows=st.booleans(),
 )
 def test_whatever_comes_nothing_is_lost_and_nothing_mixed_up(
-    blocks: int, slots: int, seed: int, requests: list[tuple[list[int], int, int]], budgets: list[int]
+    blocks: int,
+    slots: int,
+    seed: int,
+    requests: list[tuple[list[int], int, int]],
+    budgets: list[int],
+    has_windows: bool,
 ) -> None:
-    machine, rng = Machine(blocks, slots), random.Random(seed)
+    windows = WINDOW_BLOCKS * slots + STEP_WINDOW_BLOCKS if has_windows else None
+    machine, rng = Machine(blocks, slots, windows=windows), random.Random(seed)
     left = list(requests)
     for _ in range(5000):
         if left and rng.random() < 0.3:
-            ids, answers, rank = left.pop()
-            machine.add(ids, min(answers, blocks * BLOCK_TOKENS - len(ids)), rank)
+            ids, answers, priority = left.pop()
+            machine.add(ids, min(answers, blocks * BLOCK_TOKENS - len(ids)), priority)
         if machine.goals and rng.random() < 0.02:
             machine.abort(rng.choice(list(machine.goals)))
         if not machine.scheduler.has_work and not left:
@@ -195,43 +238,43 @@ def test_whatever_comes_nothing_is_lost_and_nothing_mixed_up(
         plan = machine.step(rng.choice(budgets), draft=rng)
         assert plan or not machine.scheduler.has_work
     assert not machine.goals
-    assert machine.cache.available == blocks
+    assert machine.pool.available == blocks
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1 << 30), damage=st.booleans())
-def test_blocks_from_the_shelf_are_read_in_the_right_places(seed: int, damage: bool) -> None:
-    """Conversations whose blocks were all put on the shelf, some of them damaged since, some of them in memory too."""
-    rng, shelf = random.Random(seed), MemoryShelf()
+def test_blocks_from_the_disk_are_read_in_the_right_places(seed: int, damage: bool) -> None:
+    """Conversations whose blocks were all put on the disk, some of them damaged since, some of them in memory too."""
+    rng, offload = random.Random(seed), MemoryOffload()
     for conversation in range(3):
         ids = prompt(conversation, 700)
-        parent = ROOT
+        parent = SALT
         for at in range(0, 700 - BLOCK_TOKENS, BLOCK_TOKENS):
             piece = ids[at : at + BLOCK_TOKENS]
-            held = [hash((ROOT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
-            tail = rng.randrange(1, BLOCK_TOKENS)
-            shelf.tails[parent] = (piece[:tail], held)
+            held = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+            partial = rng.randrange(1, BLOCK_TOKENS)
+            offload.partials[parent] = (piece[:partial], held)
             if rng.random() < 0.1:
-                shelf.damaged.add(parent)
-            parent = block_key(parent, piece)
-            shelf.blocks[parent] = held
+                offload.damaged.add(parent)
+            parent = block_hash(parent, piece)
+            offload.blocks[parent] = held
             if damage and rng.random() < 0.2:
-                shelf.damaged.add(parent)
-    machine = Machine(20, 3, shelf)
+                offload.damaged.add(parent)
+    machine = Machine(20, 3, offload)
     for _ in range(6):
         machine.add(prompt(rng.randrange(3), rng.randrange(1, 700)) + prompt(9, rng.randrange(60)), 20)
     machine.run(rng.choice([64, 300]))
     assert len(machine.done) == 6
 
 
-def test_a_conversation_on_the_shelf_is_hardly_computed() -> None:
-    shelf, ids = MemoryShelf(), prompt(1, 5 * BLOCK_TOKENS + 40)
-    parent = ROOT
+def test_a_conversation_on_the_disk_is_hardly_computed() -> None:
+    offload, ids = MemoryOffload(), prompt(1, 5 * BLOCK_TOKENS + 40)
+    parent = SALT
     for at in range(0, 5 * BLOCK_TOKENS, BLOCK_TOKENS):
-        parent = block_key(parent, ids[at : at + BLOCK_TOKENS])
-        shelf.blocks[parent] = [hash((ROOT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
-    shelf.tails[parent] = (ids[-40:-3], [hash((ROOT, tuple(ids[: 5 * BLOCK_TOKENS + i + 1]))) for i in range(128)])
-    machine = Machine(10, 2, shelf)
+        parent = block_hash(parent, ids[at : at + BLOCK_TOKENS])
+        offload.blocks[parent] = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+    offload.partials[parent] = (ids[-40:-3], [hash((SALT, tuple(ids[: 5 * BLOCK_TOKENS + i + 1]))) for i in range(128)])
+    machine = Machine(10, 2, offload)
     sequence = machine.add(ids, 1)
     machine.run()
     assert sequence.cached == len(ids) - 3
@@ -287,18 +330,18 @@ def test_a_second_turn_computes_only_what_is_new() -> None:
 
 def test_owners_do_not_find_each_others_prompts() -> None:
     machine, ids = Machine(30, 2), prompt(3, 300)
-    machine.add(ids, 1, root=root_key(b"model", "a"))
+    machine.add(ids, 1, salt=cache_salt(b"model", "a"))
     machine.run()
-    stranger = machine.add(ids, 1, root=root_key(b"model", "b"))
+    stranger = machine.add(ids, 1, salt=cache_salt(b"model", "b"))
     machine.run()
     assert stranger.cached == 0
 
 
-def test_the_lowest_rank_gives_way_and_comes_back() -> None:
+def test_the_lowest_priority_gives_way_and_comes_back() -> None:
     machine = Machine(8, 4)
-    low = machine.add(prompt(1, 300), 300, rank=2)
+    low = machine.add(prompt(1, 300), 300, priority=2)
     machine.step(512)
-    high = machine.add(prompt(2, 300), 300, rank=0)
+    high = machine.add(prompt(2, 300), 300, priority=0)
     preempted = []
     while machine.scheduler.has_work:
         preempted += machine.step(512).preempted
@@ -309,22 +352,22 @@ def test_the_lowest_rank_gives_way_and_comes_back() -> None:
     assert len(low.tokens) == 600
 
 
-def test_a_low_rank_does_not_wait_for_ever() -> None:
+def test_a_low_priority_does_not_wait_for_ever() -> None:
     machine = Machine(8, 1)
     machine.add(prompt(0, 10), 3)
-    patient = machine.add(prompt(1, 10), 3, rank=2)
+    patient = machine.add(prompt(1, 10), 3, priority=2)
     for number in range(48):
         machine.add(prompt(2 + number, 10), 3)
     while patient in machine.goals:
         machine.step(100)
-    assert len(machine.done) <= MAX_PASSED_OVER + 3
+    assert len(machine.done) <= MAX_STARVATION + 3
 
 
 def test_waiting_ones_are_told_in_the_order_they_are_taken() -> None:
     machine = Machine(20, 1)
     running = machine.add(prompt(0, 5), 50)
-    background = machine.add(prompt(1, 5), 1, rank=2)
-    person = machine.add(prompt(2, 5), 1, rank=0)
+    background = machine.add(prompt(1, 5), 1, priority=2)
+    person = machine.add(prompt(2, 5), 1, priority=0)
     machine.step(100)
     assert machine.scheduler.running == [running]
     assert machine.scheduler.queue() == [person, background]
@@ -349,7 +392,7 @@ def test_a_removed_sequence_leaves_nothing_behind(where: str) -> None:
     machine.check()
     if other is not None:
         machine.abort(other)
-    assert machine.cache.available == 20
+    assert machine.pool.available == 20
 
 
 def test_editing_a_message_does_not_lose_what_it_was() -> None:
@@ -372,7 +415,7 @@ def test_a_copy_is_what_it_says_also_when_its_owner_has_to_leave() -> None:
     machine.run()
     machine.add(prompt(4, 635), 1)
     machine.step(128)
-    late = machine.add(ids[:124] + [51] * 6, 1, rank=2)
+    late = machine.add(ids[:124] + [51] * 6, 1, priority=2)
     assert machine.step(512).preempted == [late]
     machine.run()
     assert machine.done[-1] is late
@@ -387,15 +430,15 @@ def test_a_step_has_no_more_rows_than_it_may() -> None:
     assert machine.scheduler.schedule(512, max_rows=512).rows == 512
 
 
-def test_two_that_come_back_from_the_shelf_do_not_wait_for_each_other() -> None:
+def test_two_that_come_back_from_the_disk_do_not_wait_for_each_other() -> None:
     """Together they need more blocks than there are, and neither has anything to compute yet."""
-    shelf, first, second = MemoryShelf(), prompt(1, 19 * BLOCK_TOKENS + 40), prompt(2, 13 * BLOCK_TOKENS + 40)
+    offload, first, second = MemoryOffload(), prompt(1, 19 * BLOCK_TOKENS + 40), prompt(2, 13 * BLOCK_TOKENS + 40)
     for ids in (first, second):
-        parent = ROOT
+        parent = SALT
         for at in range(0, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
-            parent = block_key(parent, ids[at : at + BLOCK_TOKENS])
-            shelf.blocks[parent] = [hash((ROOT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
-    machine = Machine(24, 2, shelf)
+            parent = block_hash(parent, ids[at : at + BLOCK_TOKENS])
+            offload.blocks[parent] = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+    machine = Machine(24, 2, offload)
     machine.add(second[: 7 * BLOCK_TOKENS + 1], 1)
     machine.run()
     sequences = [machine.add(first, 10), machine.add(second, 10)]
@@ -416,23 +459,23 @@ def test_short_rests_share_the_rows_of_a_step() -> None:
 def test_what_has_no_room_waits_quietly_until_there_is() -> None:
     """Somebody who is no sequence holds blocks (`Engine.logits`): nobody is let in and turned out again and again."""
     machine = Machine(8, 2)
-    held = [machine.cache.take() for _ in range(7)]
+    held = [machine.pool.allocate() for _ in range(7)]
     sequence = machine.add(prompt(1, 300), 5)
     for _ in range(5):
         assert not machine.scheduler.schedule(256, MAX_ROWS)
     assert machine.scheduler.preemptions == 0 and machine.scheduler.waiting == [sequence]
     for block in held:
-        machine.cache.release(block)
+        machine.pool.free(block)
     machine.run()
     assert machine.done == [sequence]
 
 
-def test_nobody_gives_way_to_guesses() -> None:
+def test_nobody_gives_way_to_draft_tokens() -> None:
     machine = Machine(5, 2)
-    low, high = machine.add(prompt(1, 127), 200, rank=2), machine.add(prompt(2, 380), 100)
+    low, high = machine.add(prompt(1, 127), 200, priority=2), machine.add(prompt(2, 380), 100)
     machine.step(512)
-    held = machine.cache.take()
+    held = machine.pool.allocate()
     high.drafts = [1] * 12  # they would need a fourth block
     plan = machine.scheduler.schedule(512, MAX_ROWS)
     assert not plan.preempted and {chunk.sequence: chunk.rows for chunk in plan.chunks} == {low: 1, high: 1}
-    machine.cache.release(held)
+    machine.pool.free(held)

@@ -38,11 +38,11 @@ def test_nothing_said_yet_is_an_answer_from_the_beginning(demo_engine: Engine) -
 
 def test_newlines_at_the_seam_are_kept(demo_engine: Engine) -> None:
     """They would be dropped at the beginning of an answer."""
-    from notso.smollm3.output.output_processor import Answer
+    from notso.smollm3.output.output_processor import OutputProcessor
 
     tokenizer = demo_engine.tokenizer
     for goes_on, expected in ((True, "\n\nb"), (False, "b")):
-        answer = Answer(tokenizer, [1], (), False, goes_on)
+        answer = OutputProcessor(tokenizer, [1], (), False, goes_on)
         events = [event for token in tokenizer.encode("\n\nb") for event in answer.push(token)]
         assert "".join(event.text for event in [*events, *answer.finish("length")]) == expected
 

@@ -97,10 +97,15 @@ def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch
     server = start(engine).ready()
     asked = server.ask("secret walrus")
     server.finished(asked)
-    assert engine.forgotten == 0
+    assert engine.forgotten == []
     answer = server.client.post(f"/chats/{asked.chat_id}/delete", data={})
     trash = answer.headers["location"].partition("=")[2]
-    server.wait(lambda: engine.forgotten == 1)  # and asked before, undo would take it back
+    asked_for = engine.requests[0]
+    assert asked_for.conversation is not None
+    server.wait(lambda: bool(engine.forgotten))  # and asked before, undo would take it back
+    assert engine.forgotten == [(asked_for.owner, asked_for.conversation)]
+    time.sleep(0.2)  # purges that have nothing to do
+    assert len(engine.forgotten) == 1
     assert server.client.post(f"/undo/{trash}", data={}).status_code == 404
 
 

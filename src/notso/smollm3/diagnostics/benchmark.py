@@ -25,7 +25,7 @@ from notso.smollm3.engine.engine import Engine
 from notso.smollm3.engine.memory_plan import kv_bytes_per_token
 from notso.smollm3.errors import EngineError, InvalidRequestError
 from notso.smollm3.kv.formats import KVChoice
-from notso.smollm3.model.weight_placement import Residency
+from notso.smollm3.model.weight_placement import Placement
 from notso.smollm3.values.sampling_params import SamplingParams
 
 PROBE_BYTES = 1 << 30
@@ -62,7 +62,7 @@ class BenchmarkPlan:
     kv: KVChoice = "auto"
     probe_bytes: int = PROBE_BYTES
     seed: int = 1
-    weights: Residency = "auto"
+    weights: Placement = "auto"
     compare: str | None = None  # a peer of notso.smollm3.diagnostics.peers
 
     @property
@@ -141,7 +141,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
             "first_token": rounds.first_token_rows(),
             "sampling_ms": rounds.sampling_ms,
             "memory": rounds.memory,
-            "weights": engine.weights_residency,
+            "weights": engine.weight_placement,
             "huge_pages_mb": _rounded(huge_page_bytes() / 1e6),
             "repeats": plan.repeats,
             "method": METHOD,

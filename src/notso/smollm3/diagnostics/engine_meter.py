@@ -15,7 +15,8 @@ from notso.smollm3.engine.engine import Engine
 from notso.smollm3.errors import EngineError
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.sampling.sampler import Sampler
-from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError, block_key
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError, block_hash
+from notso.smollm3.scheduling.step_plan import BlockCopy
 from notso.smollm3.values.events import Usage
 from notso.smollm3.values.sampling_params import SamplingParams
 
@@ -142,18 +143,18 @@ class EngineMeter:
         self.watched([*ids[: 2 * BLOCK_TOKENS], *self.draw(1)], 1)
 
         def copy() -> None:
-            blocks, parent = engine._blocks, engine._root("")
+            pool, parent = engine._pool, engine._salt("")
             known: list[int] = []
             for start in range(0, whole, BLOCK_TOKENS):
                 tokens = ids[start : start + BLOCK_TOKENS]
-                block = blocks.find(parent, tokens)
+                block = pool.find(parent, tokens)
                 if block is None:
-                    block = blocks.take()
-                    engine._runner.cache.copy_block(known[1], block)
-                    blocks.register(block, parent, tokens)
-                    blocks.release(block)
+                    block = pool.allocate()
+                    engine._runner.cache.copy_block(BlockCopy(known[1], block))
+                    pool.register(block, parent, tokens)
+                    pool.free(block)
                 known.append(block)
-                parent = block_key(parent, tokens)
+                parent = block_hash(parent, tokens)
 
         try:
             engine._core.call(copy)

@@ -15,24 +15,26 @@ from notso.qtensor import backend
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.engine_core import EngineCore
-from notso.smollm3.engine.input_processor import RequestWriter
+from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import plan_engine, step_rows
 from notso.smollm3.engine.model_description import model_info
 from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
+from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError
 from notso.smollm3.host_memory import give_back_freed
 from notso.smollm3.hub.registry import demo_path
-from notso.smollm3.kv.cache_version import cache_fingerprint
+from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.formats import KVChoice
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.kv.offload import KVShelf
-from notso.smollm3.model.model_runner import Runner
-from notso.smollm3.model.weight_placement import Residency, WeightPromotion
+from notso.smollm3.kv.offload import KVOffload
+from notso.smollm3.model.model_runner import ModelRunner
+from notso.smollm3.model.weight_placement import Placement, WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.output.generation import Generation, events_until
-from notso.smollm3.scheduling.block_pool import PrefixCache, root_key
+from notso.smollm3.scheduling.block_pool import BlockPool, cache_salt, conversation_digest
 from notso.smollm3.scheduling.scheduler import Scheduler
+from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -65,7 +67,7 @@ class Engine:
         context_tokens: int | None,
         threads: int | None,
         is_demo: bool,
-        weights_on: Residency = "auto",
+        weights_on: Placement = "auto",
         kv: KVChoice = "auto",
         max_num_seqs: int | None = None,
         speculation: bool = True,
@@ -90,41 +92,35 @@ class Engine:
         file.metadata.forget()
         give_back_freed()  # building the tokenizer took hundreds of megabytes for a moment
         self._prompts = PromptWriter(ChatTemplate.from_gguf(file.metadata, self.tokenizer), self.tokenizer)
+        self._context_tokens = plan.context_tokens
+        self._cache_version = cache_version(file, self.config, plan.kv_format, plan.context_tokens)
+        self._closed = False
+        # Each is made of what stands above it. Nothing here refers to the engine itself: it is closed when nobody does.
+        signal, latency = WorkSignal(), StepLatency()
+        self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
         cache = KVCache(
             self.config,
             plan.context_tokens,
             max_num_seqs=plan.max_num_seqs + 1,  # a row of the block table more, for `logits`
             blocks=plan.kv_blocks,
             kv_format=plan.kv_format,
-            recent_blocks=plan.recent_blocks,
+            window_blocks=plan.window_blocks,
+            windows=self._pool.windows,
         )
-        self._context_tokens = plan.context_tokens
-        self._runner = Runner(self.config, weights, cache, step_rows(self.config, plan.context_tokens))
-        self._blocks = PrefixCache(plan.kv_blocks, on_forget=cache.forget)
-        cache.make_room = self._blocks.drop_one
-        self._fingerprint = cache_fingerprint(file, self.config, plan.kv_format, plan.context_tokens)
-        self._shelf: KVShelf | None = None
+        self._offload: KVOffload | None = None
         if cache_dir is not None:
-            self._shelf = KVShelf(cache, self._blocks, cache_dir, self._fingerprint, cache_bytes)
-        self._scheduler = Scheduler(self._blocks, plan.max_num_seqs, self._shelf, can_be_cut=cache.can_be_cut)
-        self._closed = False
-        # Nothing here may refer to the engine itself: it is closed when nobody does.
-        core = EngineCore(self._runner, self._scheduler, self._shelf)
-        self._core, self._promotion = (
-            core,
-            WeightPromotion(file, weights, wanted=weights_on, take=core.poke, idle_s=lambda: core.idle_s),
+            self._offload = KVOffload(cache, self._pool, cache_dir, self._cache_version, cache_bytes)
+        self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
+        self._placement = WeightPlacement(file, weights, signal, wanted=weights_on)
+        rows = step_rows(self.config, plan.context_tokens)
+        self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
+        self._inputs = InputProcessor(
+            self._prompts, self.tokenizer, plan.context_tokens, signal, latency if speculation else None
         )
-        self._runner.promotion = self._promotion
-        self._requests = RequestWriter(
-            self._prompts,
-            self.tokenizer,
-            plan.context_tokens,
-            changed=core.poke,
-            costs=core.costs if speculation else None,
-        )
-        self._context_logits = ContextLogits(core, plan.max_num_seqs, self.config.vocab_size)
-        self._end = weakref.finalize(self, _end, self._core, self._promotion, file)
-        self._promotion.start()
+        self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency)
+        self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
+        self._end = weakref.finalize(self, _end, self._core, self._placement, file)
+        self._placement.start()
         self.info = model_info(file, self.config, plan, kv_bytes=cache.nbytes, is_demo=is_demo)
 
     @classmethod
@@ -134,7 +130,7 @@ class Engine:
         *,
         context_tokens: int | None = None,
         threads: int | None = None,
-        weights: Residency = "auto",
+        weights: Placement = "auto",
         kv: KVChoice = "auto",
         max_num_seqs: int | None = None,
         speculation: bool = True,
@@ -169,29 +165,38 @@ class Engine:
         )
 
     @property
-    def weights_residency(self) -> str:
+    def weight_placement(self) -> str:
         """Where the weights are read from: "mmap", "hugepages", or how far the copy has come."""
-        return self._promotion.state
+        return self._placement.state
 
     def settle(self, timeout_s: float | None = None) -> None:
         """Wait until the weights are where they are to stay. For measurements; answering needs no waiting."""
-        self._promotion.wait(timeout_s)
+        self._placement.wait(timeout_s)
 
     def stats(self) -> EngineStats:
         """What it does now, and totals since it was loaded."""
-        return self._core.stats(self._promotion.state)
+        return self._core.stats(self._placement.state)
 
-    def forget(self) -> None:
-        """Remove what is cached of prompts and answers, in memory and on disk: a deleted conversation leaves no trace.
-        What is being answered goes on."""
+    def forget(self, owner: str | None = None, conversation: str | None = None) -> None:
+        """Remove what is cached of a conversation of `owner`, in memory and on disk: a deleted one leaves no trace.
+        What another conversation has in common with it stays. Without arguments: all that is cached, of everybody.
+
+        What is being answered goes on. Raises InvalidRequestError or EngineError.
+        """
         self._require_open()
-        self._core.call(self._forget)
+        if (owner is None) != (conversation is None):
+            raise InvalidRequestError("a conversation is forgotten by owner and name", param="conversation")
+        digest = None if owner is None else conversation_digest(owner, conversation)
+        self._core.call(lambda: self._forget(digest))
 
-    def _forget(self) -> None:
-        self._core.idle_work.next_turns.forget()
-        self._blocks.clear()
-        if self._shelf is not None:
-            self._shelf.clear()
+    def _forget(self, conversation: bytes | None) -> None:
+        self._core.background.prefix_warmup.forget(conversation)
+        if conversation is None:
+            self._pool.clear()
+        else:
+            self._scheduler.forget(conversation)
+        if self._offload is not None:
+            self._offload.forget(conversation)
 
     def close(self) -> None:
         """Let go of the file and the cache. Generations under way end at their next step; later calls are refused."""
@@ -263,7 +268,7 @@ class Engine:
         self._require_open()
         owner = CompleteOptions(owner=owner).owner
         ids = self.encode_chat(messages, thinking, tools, date)
-        cached = self._core.call(lambda: self._scheduler.cached_length(self._root(owner), ids))
+        cached = self._core.call(lambda: self._scheduler.cached_length(self._salt(owner), ids))
         per_token = self._core.prompt_s_per_token
         seconds = per_token * (len(ids) - cached) if per_token else None
         return PromptEstimate(len(ids), cached, seconds)
@@ -306,8 +311,10 @@ class Engine:
         """
         self._require_open()
         complete = CompleteOptions(**options)
-        ids, turn_at = self._requests.draft(messages, params or SamplingParams(), complete)
-        self._core.read_ahead(self._root(complete.owner), ids, turn_at)
+        ids, turn_at = self._inputs.draft(messages, params or SamplingParams(), complete)
+        named = complete.conversation is not None  # else it is of none, until one finds it
+        conversation = conversation_digest(complete.owner, complete.conversation) if named else None
+        self._core.read_ahead(self._salt(complete.owner), conversation, ids, turn_at)
 
     def generate(
         self,
@@ -333,10 +340,10 @@ class Engine:
         self._require_open()
         if self._core.requests >= MAX_WAITING:
             raise EngineError(f"{MAX_WAITING:,} requests wait already")
-        return self._requests.write(asked, params or SamplingParams(), options, self._root(options.owner))
+        return self._inputs.write(asked, params or SamplingParams(), options, self._salt(options.owner))
 
-    def _root(self, owner: str) -> bytes:
-        return root_key(self._fingerprint, owner)
+    def _salt(self, owner: str) -> bytes:
+        return cache_salt(self._cache_version, owner)
 
     # Checks
 
@@ -345,7 +352,7 @@ class Engine:
             raise InvalidRequestError("the engine is closed")
 
 
-def _end(core: EngineCore, promotion: WeightPromotion, file: GGUFFile) -> None:
-    promotion.stop()
+def _end(core: EngineCore, placement: WeightPlacement, file: GGUFFile) -> None:
+    placement.stop()
     core.close()
     file.close()

@@ -15,17 +15,19 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from notso.smollm3.engine.background import IdleWork
+from notso.smollm3.engine.background import BackgroundWork
+from notso.smollm3.engine.block_mover import BlockMover
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.stats import StepTotals
+from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import EngineError, ModelError, NotsoError
-from notso.smollm3.kv.offload import KVShelf
-from notso.smollm3.model.model_runner import MAX_SAMPLED, Runner
+from notso.smollm3.kv.offload import KVOffload
+from notso.smollm3.model.model_runner import MAX_SAMPLED, ModelRunner
 from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS
-from notso.smollm3.scheduling.prefill_budget import TILE_ROWS, ReadingPace
+from notso.smollm3.scheduling.prefill_budget import TILE_ROWS, PrefillBudget
 from notso.smollm3.scheduling.scheduler import FEW_ROWS, Scheduler
 from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_latency import StepCosts
+from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.scheduling.step_plan import Chunk, Plan
 from notso.smollm3.values.events import Event, FinishReason, Progress
 from notso.smollm3.values.model_info import EngineStats
@@ -36,8 +38,8 @@ T = TypeVar("T")
 MIXED_STEP_S = 0.25
 """How long a step may take that reads a prompt while others are being answered: the gap between their tokens."""
 
-SHELF_STEPS = 8
-"""Finished conversations go to the disk a block at a time, in every so many steps; when idle see idle_work.py."""
+OFFLOAD_STEPS = 8
+"""Finished conversations go to the disk a block at a time, in every so many steps; when idle see background.py."""
 
 NEAR_PLACES = 16
 """Who waits further back hears of a place once, and again when it is so near: else all would hear of every step."""
@@ -49,35 +51,37 @@ _log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Steps through all requests in a thread of its own. `submit`, `read_ahead`, `call`, `poke` and `stats` may be
+    """Steps through all requests in a thread of its own. `submit`, `read_ahead`, `call` and `stats` may be
     called from any; the rest runs in that thread."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, shelf: KVShelf | None = None) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        offload: KVOffload | None,
+        signal: WorkSignal,
+        latency: StepLatency,
+    ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        scheduler.copy = runner.cache.copy_block
-        self.costs = StepCosts()
-        self._pace = ReadingPace(MIXED_STEP_S)
-        self._shelf = shelf
-        self.idle_work = IdleWork(runner, scheduler, shelf)
+        self._signal = signal
+        self._latency = latency
+        self._prefill_budget = PrefillBudget(MIXED_STEP_S)
+        self._offload = offload
+        self._mover = BlockMover(runner.cache, scheduler, offload)
+        self.background = BackgroundWork(runner, scheduler, offload, self._mover)
         self._steps = 0
         self._inbox: deque[Callable[[], None]] = deque()
-        self._wake = threading.Condition()
-        self._closing = self._ended = self._poked = False
+        self._door = threading.Lock()  # to the inbox
+        self._closing = self._ended = False
         self._is_stuck = False  # what waits has no room until something comes in
         self._requests: dict[Sequence, Request] = {}
-        self._idle_since = time.monotonic()
         self._prompt_s_per_token = 0.0
         self._totals = StepTotals()
         self._thread = threading.Thread(target=self._run, name="notso-engine", daemon=True)
         self._thread.start()
 
     # From any thread
-
-    @property
-    def idle_s(self) -> float:
-        """For how long there has been nothing to do."""
-        return 0.0 if self._requests else time.monotonic() - self._idle_since
 
     @property
     def requests(self) -> int:
@@ -94,9 +98,9 @@ class EngineCore:
         request.submitted = time.perf_counter()
         self._post(lambda: self._take(request))
 
-    def read_ahead(self, root: bytes, ids: list[int], turn_at: int) -> None:
-        """Somebody types; see `NextTurns.draft`. Raises EngineError if the engine has ended."""
-        self._post(lambda: self.idle_work.next_turns.draft(root, ids, turn_at))
+    def read_ahead(self, salt: bytes, conversation: bytes | None, ids: list[int], turn_at: int) -> None:
+        """Somebody types; see `PrefixWarmup.draft`. Raises EngineError if the engine has ended."""
+        self._post(lambda: self.background.prefix_warmup.draft(salt, conversation, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
         """Run something between two steps and return what it returns. Raises EngineError if the engine has ended, or
@@ -118,15 +122,9 @@ class EngineCore:
         if threading.current_thread() is self._thread:
             raise EngineError("a reader's notification must not wait for the engine")
 
-    def poke(self) -> None:
-        """Look again whether there is something to do."""
-        with self._wake:
-            self._poked = True
-            self._wake.notify()
-
-    def stats(self, weights_residency: str) -> EngineStats:
+    def stats(self, weight_placement: str) -> EngineStats:
         """Counts at this moment and in all."""
-        cache = self.scheduler.cache
+        cache = self.scheduler.pool
         return EngineStats(
             **asdict(self._totals),
             running=len(self.scheduler.running) if self._requests else 0,  # else it is read ahead
@@ -135,23 +133,23 @@ class EngineCore:
             kv_blocks_used=cache.blocks - cache.available,
             kv_blocks_cached=cache.cached,
             preemptions_total=self.scheduler.preemptions,
-            weights_residency=weights_residency,
+            weight_placement=weight_placement,
         )
 
     def close(self) -> None:
         """End what is under way, as cancelled, and the thread."""
         self._closing = True
-        self.poke()
+        self._signal.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _post(self, work: Callable[[], None]) -> None:
-        with self._wake:
+        with self._door:
             if self._ended:
                 raise EngineError("the engine is closed")
             self._inbox.append(work)
-            self.idle_work.disturb()
-            self._wake.notify()
+            self.background.disturb()
+        self._signal.wake()
 
     # In the thread
 
@@ -163,23 +161,22 @@ class EngineCore:
 
     def _run_steps(self) -> None:
         while not self._closing:
-            with self._wake:
-                has_steps = self._requests and not self._is_stuck
-                if not (self._inbox or has_steps or self._poked or self._closing):
-                    self._wake.wait(self.idle_work.nap_s(is_idle=not self._requests))
-                self._poked = self._is_stuck = False
+            has_steps = self._requests and not self._is_stuck
+            has_work = self._inbox or has_steps or self._closing
+            self._signal.wait(0.0 if has_work else self.background.nap_s(is_idle=not self._requests))
+            self._is_stuck = False
             try:
                 self.runner.adopt_promoted()
                 while self._inbox:
                     self._inbox.popleft()()
-                self._heed()
+                self._poll_control_flags()
                 self._steps += 1
-                if self._shelf is not None and (not self._requests or self._steps % SHELF_STEPS == 0):
-                    self._shelf.work()
+                if self._offload is not None and (not self._requests or self._steps % OFFLOAD_STEPS == 0):
+                    self._offload.work()
                 if self._requests:
                     self._step()
                 else:
-                    self.idle_work.work(self._move_blocks, lambda: not (self._inbox or self._closing))
+                    self.background.work(lambda: not (self._inbox or self._closing))
             except Exception as error:
                 _log.exception("a step failed")
                 self._fail_all(error)
@@ -187,7 +184,7 @@ class EngineCore:
     def _finish(self) -> None:
         """Whatever happened: nobody is left waiting, and the folder is free."""
         self._closing = True
-        with self._wake:
+        with self._door:
             self._ended = True  # from here on nothing comes in
         last: list[Callable[[], None]] = [partial(self._end, it, "cancelled") for it in self._requests.values()]
         last += self._inbox
@@ -198,32 +195,33 @@ class EngineCore:
             except Exception:
                 _log.exception("the engine's end")
         self._inbox.clear()
-        if self._shelf is not None:
-            self._shelf.close()
+        if self._offload is not None:
+            self._offload.close()
 
     def _take(self, request: Request) -> None:
         self._requests[request.sequence] = request
-        self.idle_work.next_turns.sent(request.sequence)
-        if request.opening:
-            request.generation.write(request.opening)
+        self._signal.busy()
+        self.background.prefix_warmup.sent(request.sequence)
+        if request.initial_events:
+            request.generation.write(request.initial_events)
         if self._closing:
             self._end(request, "cancelled")
         else:
             self.scheduler.add(request.sequence)
 
-    def _heed(self) -> None:
+    def _poll_control_flags(self) -> None:
         """Do what readers asked for."""
         for request in list(self._requests.values()):
             if request.generation.stop_requested:
                 self._end(request, "cancelled")
-            elif request.generation.answer_requested and request.read and request.answer.in_reasoning:
+            elif request.generation.answer_requested and request.read and request.output.in_reasoning:
                 request.generation.write(request.close_thought())
                 self._end_if_over(request)
 
     def _step(self) -> None:
-        plan = self.scheduler.schedule(self._prompt_tokens(self._guess()), self.runner.max_rows)
-        self._tell_places()
-        self._move_blocks(plan)
+        plan = self.scheduler.schedule(self._prompt_tokens(self._draft_tokens()), self.runner.max_rows)
+        self._notify_places()
+        self._mover.move(plan)
         self._is_stuck = not (plan or plan.preempted)
         if not plan.chunks:
             return
@@ -245,7 +243,7 @@ class EngineCore:
                 _log.exception("an answer failed")
                 self._fail(request, EngineError(f"the answer failed inside: {type(error).__name__}"))
 
-    def _guess(self) -> int:
+    def _draft_tokens(self) -> int:
         """Guess what follows in each answer, while no prompt wants the rows. How many rows answers will have."""
         running = self.scheduler.running
         decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
@@ -255,9 +253,9 @@ class EngineCore:
             sequence.drafts = []
         for sequence in decoding:
             request = self._requests[sequence]
-            if nothing_to_read and request.proposer is not None and sequence.pending == 1:
-                left = min(request.most - request.answer.tokens - 1, MAX_SAMPLED - rows, MOST_DRAFTS)
-                sequence.drafts = request.proposer.propose(left, rows)
+            if nothing_to_read and request.drafter is not None and sequence.pending == 1:
+                left = min(request.most - request.output.tokens - 1, MAX_SAMPLED - rows, MOST_DRAFTS)
+                sequence.drafts = request.drafter.propose(left, rows)
                 rows += len(sequence.drafts)
         return rows
 
@@ -266,30 +264,15 @@ class EngineCore:
         room = max(self.runner.max_rows - decoding, 1)
         if not decoding:
             return room
-        answer_s = self.costs.seconds(decoding) if decoding <= MAX_SAMPLED else 0.0
-        return self._pace.tokens(decoding, room, answer_s, self._prompt_s_per_token)
-
-    def _move_blocks(self, plan: Plan) -> None:
-        if self._shelf is None or not plan.restores:
-            return
-        void = set[Sequence]()
-        self._shelf.expect(plan.restores)
-        for restore, found in zip(plan.restores, self._shelf.read_all(plan.restores), strict=True):
-            if restore.sequence in void:
-                continue
-            if found:
-                self.scheduler.read(restore)
-            else:
-                self.scheduler.unread(restore)
-                void.add(restore.sequence)
-        plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence not in void]
+        answer_s = self._latency.seconds(decoding) if decoding <= MAX_SAMPLED else 0.0
+        return self._prefill_budget.tokens(decoding, room, answer_s, self._prompt_s_per_token)
 
     def _begin(self, request: Request, chunk: Chunk) -> None:
-        if request.began:
+        if request.started_at:
             return
-        request.began = request.told = time.perf_counter()
+        request.started_at = request.notified = time.perf_counter()
         if request.propose is not None:  # not before: it takes memory, and thousands may wait
-            request.proposer = request.propose()
+            request.drafter = request.propose()
         self._totals.prompt_tokens_total += request.prompt_tokens
         self._totals.cached_tokens_total += chunk.sequence.cached
         request.generation.write([self._progress(request, chunk.start)])
@@ -299,14 +282,14 @@ class EngineCore:
         now = time.perf_counter()
         share = layer / len(self.runner.weights.layers)
         for chunk in plan.chunks:
-            self._tell_progress(self._requests[chunk.sequence], chunk.start + int(share * chunk.count), now)
+            self._notify_progress(self._requests[chunk.sequence], chunk.start + int(share * chunk.count), now)
         return not self._closing and not all(
             self._requests[chunk.sequence].generation.stop_requested for chunk in plan.chunks
         )
 
-    def _tell_progress(self, request: Request, done: int, now: float) -> None:
-        if not request.read and now - request.told >= PROGRESS_S:
-            request.told = now
+    def _notify_progress(self, request: Request, done: int, now: float) -> None:
+        if not request.read and now - request.notified >= PROGRESS_S:
+            request.notified = now
             request.generation.write([self._progress(request, done)])
 
     def _progress(self, request: Request, done: int) -> Event:
@@ -324,7 +307,7 @@ class EngineCore:
         now = time.perf_counter()
         if not chunk.samples:
             self.scheduler.advance(chunk)
-            self._tell_progress(request, chunk.sequence.computed, now)
+            self._notify_progress(request, chunk.sequence.computed, now)
             return
         if not request.read:
             request.read = now
@@ -361,13 +344,13 @@ class EngineCore:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """The last events, for `reason` unless the answer has ended by itself."""
-        events = list(request.answer.finish(reason))
+        events = list(request.output.finish(reason))
         events += [
             Event("usage", usage=request.usage()),
-            Event("end", finish_reason=request.answer.finish_reason, stop=request.answer.stopped_by),
+            Event("end", finish_reason=request.output.finish_reason, stop=request.output.stopped_by),
         ]
         self._leave(request, events)
-        self.idle_work.next_turns.note(request)
+        self.background.prefix_warmup.note(request)
 
     def _fail(self, request: Request, error: NotsoError) -> None:
         self._leave(request, [Event("error", error=error)])
@@ -381,21 +364,22 @@ class EngineCore:
         if self._requests.pop(request.sequence, None) is None:
             return
         try:
-            if self._shelf is not None:
-                self._shelf.offer(request.sequence)
+            if self._offload is not None:
+                self._offload.offer(request.sequence)
             self.scheduler.remove(request.sequence)
         except Exception:
             _log.exception("what an answer held was not given back")  # its readers hear of its end all the same
-        self._idle_since = time.monotonic()
-        self.idle_work.disturb()
+        if not self._requests:
+            self._signal.idle()
+        self.background.disturb()
         request.generation.write(events, last=True)
 
     # Numbers
 
-    def _tell_places(self) -> None:
+    def _notify_places(self) -> None:
         for place, sequence in enumerate(self.scheduler.queue(), start=1):
             request = self._requests[sequence]
-            if request.began:
+            if request.started_at:
                 continue  # it lost its place for a while; its readers are past hearing of queues
             if request.place != place and (place <= NEAR_PLACES or not request.place):
                 request.place = place
@@ -404,11 +388,11 @@ class EngineCore:
     def _count(self, plan: Plan, seconds: float) -> None:
         reading = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
         if not reading:
-            self.costs.observe(plan.rows, seconds)
+            self._latency.observe(plan.rows, seconds)
             self._totals.decode_tokens_per_s = len(plan.chunks) / seconds
             return
         if len(reading) < len(plan.chunks):
-            self._pace.observe(plan.rows, seconds)
+            self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
             return  # takes as long as sixteen would: says nothing of a prompt's pace
         mean = self._prompt_s_per_token

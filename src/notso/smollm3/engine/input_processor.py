@@ -9,17 +9,19 @@ from functools import partial
 from typing import cast
 
 from notso.smollm3.engine.request import Request
+from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.logprobs import token_logprob
-from notso.smollm3.output.output_processor import Answer
+from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.grammar import Grammars
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.sampling.structured_output import guide_for
-from notso.smollm3.scheduling.ngram_drafter import Proposer
-from notso.smollm3.scheduling.sequence import RANKS
+from notso.smollm3.scheduling.block_pool import conversation_digest
+from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
+from notso.smollm3.scheduling.sequence import PRIORITIES
 from notso.smollm3.scheduling.sequence import Sequence as ScheduledSequence
-from notso.smollm3.scheduling.step_latency import StepCosts
+from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.prompt import ANSWER_TOKENS, Prompt, PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import Event
@@ -27,14 +29,14 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import CompleteOptions, PromptInput
 from notso.smollm3.values.sampling_params import SamplingParams
 
-GUESSED_FROM_TOKENS = 32_768
-"""How far back guesses at the next tokens look: further back costs memory that long contexts need."""
+DRAFT_HISTORY_TOKENS = 32_768
+"""How far back draft tokens are looked for: further back costs memory that long contexts need."""
 
 
-class RequestWriter:
+class InputProcessor:
     """Writes the requests of one loaded model. Safe to use from several threads.
 
-    changed: called when a reader steers its answer. costs: what guesses are priced by; None: nothing is guessed.
+    signal: woken when a reader steers its answer. latency: what draft tokens are priced by; None: there are none.
     """
 
     def __init__(
@@ -42,21 +44,20 @@ class RequestWriter:
         prompts: PromptWriter,
         tokenizer: Tokenizer,
         context_tokens: int,
-        *,
-        changed: Callable[[], None],
-        costs: StepCosts | None,
+        signal: WorkSignal,
+        latency: StepLatency | None,
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._grammars = Grammars(tokenizer)
         self._context_tokens = context_tokens
-        self._changed = changed
-        self._costs = costs
+        self._signal = signal
+        self._latency = latency
         thinking = (tokenizer.think_open_id, tokenizer.think_close_id)
-        self._unguessed = tokenizer.control_ids | {token for token in thinking if token is not None}
+        self._never_drafted = tokenizer.control_ids | {token for token in thinking if token is not None}
 
-    def write(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions, root: bytes) -> Request:
-        """A request, under the key `root`, that nothing has been done for yet.
+    def write(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions, salt: bytes) -> Request:
+        """A request, whose block hashes begin with `salt`, that nothing has been done for yet.
 
         Raises InvalidRequestError, ContextLengthError or TemplateError.
         """
@@ -68,10 +69,15 @@ class RequestWriter:
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_guided and prompt.begun)
         top, dropped = options.top_logprobs, prompt.dropped_messages
         return Request(
-            sequence=ScheduledSequence(prompt.ids, root=root, rank=RANKS[options.priority]),
-            generation=Generation(self._changed),
+            sequence=ScheduledSequence(
+                prompt.ids,
+                salt=salt,
+                priority=PRIORITIES[options.priority],
+                conversation=conversation_digest(options.owner, options.conversation),
+            ),
+            generation=Generation(self._signal.wake),
             sampler=Sampler(params, secrets.randbits(63) if params.seed is None else params.seed, tokenizer.vocab_size),
-            answer=Answer(
+            output=OutputProcessor(
                 tokenizer,
                 prompt.ids,
                 params.stop,
@@ -84,11 +90,11 @@ class RequestWriter:
             most=params.max_tokens or room,
             thinking_budget=params.thinking_budget,
             closing=self._prompts.end_of_thought,
-            propose=None if self._costs is None else partial(self._proposer, prompt.ids, self._costs),
+            propose=None if self._latency is None else partial(self._drafter, prompt.ids, self._latency),
             guide=guide,
             describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
             next_ids=None if is_guided or dropped else self._next_ids(asked, params, options),
-            opening=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
+            initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
         )
 
     def draft(
@@ -156,5 +162,5 @@ class RequestWriter:
     def _kept_free(self, params: SamplingParams) -> int:
         return params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4)
 
-    def _proposer(self, ids: list[int], costs: StepCosts) -> Proposer:
-        return Proposer(ids[-GUESSED_FROM_TOKENS:], never=self._unguessed, costs=costs)
+    def _drafter(self, ids: list[int], latency: StepLatency) -> NgramDrafter:
+        return NgramDrafter(ids[-DRAFT_HISTORY_TOKENS:], never=self._never_drafted, latency=latency)

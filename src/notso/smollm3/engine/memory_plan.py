@@ -14,7 +14,7 @@ from notso.qtensor.kv_pool import reserved_blocks
 from notso.smollm3.config import YARN_FACTOR, SmolLM3Config
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
 from notso.smollm3.host_memory import MIB, MemoryLimit, available_memory
-from notso.smollm3.kv.formats import KV_CHOICES, KV_FORMATS, RECENT_FORMAT, KVChoice, KVFormat
+from notso.smollm3.kv.formats import KV_CHOICES, KV_FORMATS, WINDOW_FORMAT, KVChoice, KVFormat
 from notso.smollm3.values.model_info import MemoryBudget
 
 BLOCK_TOKENS = 128
@@ -35,10 +35,10 @@ SAMPLED_ROWS = 64
 SHARED_TOKENS = 32_768
 """What all chats together are given where memory is plentiful: four of the default context, or sixteen short ones."""
 
-RECENT_BLOCKS = 3
+WINDOW_BLOCKS = 3
 """Tiles that a sequence holds in k8v8 beside a smaller format: the sinks, the one being written, and the next."""
 
-STEP_RECENT_BLOCKS = 1 + PREFILL_CHUNK_TOKENS // BLOCK_TOKENS
+STEP_WINDOW_BLOCKS = 1 + PREFILL_CHUNK_TOKENS // BLOCK_TOKENS
 """Those that a chunk of a prompt can touch beside."""
 
 PROCESS_BYTES = 256 * MIB
@@ -56,7 +56,7 @@ class EnginePlan:
     """What an engine will occupy, and what there was when it was planned.
 
     One sequence may have `context_tokens`; all of them, and what is remembered of others, share `kv_blocks` tiles.
-    Beside formats under 8 bits there are `recent_blocks` tiles of k8v8. `reduced`: the context was left to us and is
+    Beside formats under 8 bits there are `window_blocks` tiles of k8v8. `reduced`: the context was left to us and is
     smaller than usual.
     """
 
@@ -64,7 +64,7 @@ class EnginePlan:
     kv_format: KVFormat
     max_num_seqs: int
     kv_blocks: int
-    recent_blocks: int
+    window_blocks: int
     weights_bytes: int
     kv_bytes: int
     scratch_bytes: int
@@ -167,15 +167,16 @@ class _Planner:
     ) -> EnginePlan:
         """With room for one whole context, or `blocks` where that is more."""
         blocks = max(blocks, -(-context // BLOCK_TOKENS))
-        recent = RECENT_BLOCKS * sequences + STEP_RECENT_BLOCKS if KV_FORMATS[kv_format].is_small else 0
+        windows = WINDOW_BLOCKS * sequences + STEP_WINDOW_BLOCKS if KV_FORMATS[kv_format].is_low_bit else 0
         return EnginePlan(
             context_tokens=context,
             kv_format=kv_format,
             max_num_seqs=sequences,
             kv_blocks=blocks,
-            recent_blocks=recent,
+            window_blocks=windows,
             weights_bytes=self.weights_bytes,
-            kv_bytes=reserved_blocks(blocks) * self._block_bytes(kv_format) + recent * self._block_bytes(RECENT_FORMAT),
+            kv_bytes=reserved_blocks(blocks) * self._block_bytes(kv_format)
+            + windows * self._block_bytes(WINDOW_FORMAT),
             scratch_bytes=scratch_bytes(self.config, context),
             limit=self.limit,
             reduced=reduced,

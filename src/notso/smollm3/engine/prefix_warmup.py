@@ -2,7 +2,7 @@
 
 Behind an answer's last token the template writes the end of the turn and the beginning of the person's; and thoughts
 are left out of what it writes, so that behind them an answer stands where it was not computed. All of that is known
-when an answer has ended. Read ahead, it is found in the prefix cache like anything else; if another question comes than
+when an answer has ended. Read ahead, it is found in the block pool like anything else; if another question comes than
 expected, nothing was lost but time that nobody wanted.
 
 So are prompts whose last words a person is still typing. All of them, with what the template writes behind: sent as it
@@ -18,15 +18,15 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from functools import partial
 
+from notso.smollm3.engine.block_mover import BlockMover
 from notso.smollm3.engine.request import Request
 from notso.smollm3.errors import NotsoError
-from notso.smollm3.kv.offload import KVShelf
-from notso.smollm3.model.model_runner import Runner
+from notso.smollm3.kv.offload import KVOffload
+from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.smollm3.scheduling.scheduler import Scheduler
-from notso.smollm3.scheduling.sequence import RANKS, Sequence
-from notso.smollm3.scheduling.step_plan import Plan
+from notso.smollm3.scheduling.sequence import PRIORITIES, Sequence
 from notso.smollm3.values.messages import Message
 
 QUIET_S = 0.3
@@ -49,10 +49,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Note:
-    """To be read under the key `root`. `spent`: of its blocks, those from number `kept` on are of no more use, but for
-    those that are read again now. `prompt`: what was answered; None: this is a draft."""
+    """To be computed for a conversation, with block hashes that begin with `salt`. `spent`: of its blocks, those from
+    number `kept` on are of no more use, but for those that are computed again now. `prompt`: what was answered; None:
+    this is a draft."""
 
-    root: bytes
+    salt: bytes
+    conversation: bytes | None
     write: Callable[[], list[int]]
     spent: Tokens[int] = ()
     kept: int = 0
@@ -61,52 +63,61 @@ class _Note:
     tries: int = 0
 
 
-class NextTurns:
+class PrefixWarmup:
     """Drafts, and answers that ended lately, the newest of them first. Only the engine's thread may call."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, shelf: KVShelf | None) -> None:
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler, offload: KVOffload | None, mover: BlockMover) -> None:
         self._runner = runner
         self._scheduler = scheduler
-        self._shelf = shelf
+        self._offload = offload
+        self._mover = mover
         self._notes: deque[_Note] = deque(maxlen=MOST_NOTES)
         self._drafts: OrderedDict[bytes, _Note] = OrderedDict()
         self._typed: OrderedDict[bytes, tuple[list[int], int]] = OrderedDict()  # the last draft, read or not
 
     def note(self, request: Request) -> None:
         """An answer has ended; if by itself, another turn may follow."""
-        if request.next_ids is None or request.answer.finish_reason not in ("stop", "tool_calls"):
-            return
         sequence = request.sequence
+        if request.next_ids is None or request.output.finish_reason not in ("stop", "tool_calls"):
+            return
+        if sequence.is_forgotten:
+            return
         for other in [other for other in self._notes if other.prompt == sequence.prompt]:
             self._notes.remove(other)  # answered anew
         write = partial(_written, sequence, request.generation, request.next_ids)
-        self._notes.append(_Note(sequence.root, write, sequence.tokens, prompt=sequence.prompt))
+        note = _Note(sequence.salt, sequence.conversation, write, sequence.tokens, prompt=sequence.prompt)
+        self._notes.append(note)
 
-    def draft(self, root: bytes, ids: list[int], turn_at: int) -> None:
+    def draft(self, salt: bytes, conversation: bytes | None, ids: list[int], turn_at: int) -> None:
         """Somebody types: `ids` are the prompt, if it were sent now, and with number `turn_at` begins the turn being
         typed. What was typed before in its place is not wanted any more."""
-        spent, before = self._typed.pop(root, ([], 0))
-        self._drafts.pop(root, None)
+        spent, before = self._typed.pop(salt, ([], 0))
+        self._drafts.pop(salt, None)
         if len(ids) > MOST_TOKENS:
             return
         ids = ids[:-1]  # the last one is computed by whoever wants to know what follows
-        self._drafts[root] = _Note(root, lambda: ids, spent, kept=before // BLOCK_TOKENS)
-        self._typed[root] = ids, turn_at
+        self._drafts[salt] = _Note(salt, conversation, lambda: ids, spent, kept=before // BLOCK_TOKENS)
+        self._typed[salt] = ids, turn_at
         if len(self._typed) > MOST_NOTES:
-            root, _ = self._typed.popitem(last=False)
-            self._drafts.pop(root, None)
+            salt, _ = self._typed.popitem(last=False)
+            self._drafts.pop(salt, None)
 
     def sent(self, sequence: Sequence) -> None:
         """Somebody asks: what was typed is wanted now, and stays."""
-        if sequence.rank < RANKS["background"]:
-            self._typed.pop(sequence.root, None)
-            self._drafts.pop(sequence.root, None)
+        if sequence.priority < PRIORITIES["background"]:
+            self._typed.pop(sequence.salt, None)
+            self._drafts.pop(sequence.salt, None)
 
-    def forget(self) -> None:
-        """Nothing is to be read."""
-        self._notes.clear()
-        self._drafts.clear()
-        self._typed.clear()
+    def forget(self, conversation: bytes | None = None) -> None:
+        """Nothing is to be read; or nothing for this conversation."""
+        for note in list(self._notes):
+            if conversation in (None, note.conversation):
+                self._notes.remove(note)
+        for salt, draft in list(self._drafts.items()):
+            if conversation in (None, draft.conversation):
+                del self._drafts[salt], self._typed[salt]
+        if conversation is None:
+            self._typed.clear()
 
     def due_s(self, quiet_s: float) -> float:
         """In how many seconds there is something to read; infinite if there is nothing. Who types has paused when a
@@ -115,61 +126,60 @@ class NextTurns:
             return 0.0
         return max(0.0, QUIET_S - quiet_s) if self._notes else float("inf")
 
-    def read(self, bring_back: Callable[[Plan], None], go_on: Callable[[], bool]) -> None:
-        """One step, given up between two layers once `go_on` says no. Nothing may wait or run. `bring_back` moves a
-        plan's blocks from the disk."""
+    def read(self, go_on: Callable[[], bool]) -> None:
+        """One step, given up between two layers once `go_on` says no. Nothing may wait or run."""
         note = self._drafts[next(reversed(self._drafts))] if self._drafts else self._notes[-1]
         is_over = True  # if it fails it is not tried again
         try:
             note.ids = note.ids or note.write()
             if self._is_worth_it(note):
-                is_over = self._step(note, bring_back, go_on)
+                is_over = self._step(note, go_on)
         finally:
             if is_over and note.prompt is None:
-                del self._drafts[note.root]
+                del self._drafts[note.salt]
             elif is_over:
                 self._notes.remove(note)
 
-    def _step(self, note: _Note, bring_back: Callable[[Plan], None], go_on: Callable[[], bool]) -> bool:
+    def _step(self, note: _Note, go_on: Callable[[], bool]) -> bool:
         """Whether that was the last one."""
-        sequence = Sequence(note.ids, root=note.root, rank=RANKS["background"])
+        sequence = Sequence(note.ids, salt=note.salt, priority=PRIORITIES["background"], conversation=note.conversation)
         rows = min(STEP_ROWS, self._runner.max_rows)
         note.tries += 1
         self._scheduler.add(sequence)
         try:
             plan = self._scheduler.schedule(rows, rows)
-            bring_back(plan)
+            self._mover.move(plan)
             for chunk in plan.chunks:
                 chunk.samples = False
             if plan.chunks and self._runner.run(plan.chunks, lambda _: go_on(), once=True) is not None:
                 self._scheduler.advance(plan.chunks[0])
                 self._runner.cache.touch_ahead(sequence.blocks[-1], plan.rows)
                 note.tries = 0
-            if not sequence.pending and self._shelf is not None and note.prompt is not None:
-                self._shelf.offer(sequence)
+            if not sequence.pending and self._offload is not None and note.prompt is not None:
+                self._offload.offer(sequence)
             return not sequence.pending or note.tries >= MOST_TRIES
         finally:
             self._scheduler.remove(sequence)
             if note.prompt is None:
-                self._let_go_first(note)  # a block that was copied counts as used
+                self._deprioritise(note)  # a block that was copied counts as used
 
     def _is_worth_it(self, note: _Note) -> bool:
         """Whether there is something to read, at the cost of no more than one block that somebody else may want."""
-        cache, ids = self._scheduler.cache, note.ids
-        if not ids or self._scheduler.cached_length(note.root, [*ids, -1]) == len(ids):
+        pool, ids = self._scheduler.pool, note.ids
+        if not ids or self._scheduler.cached_length(note.salt, [*ids, -1]) == len(ids):
             return False
-        known = len(cache.chain(note.root, ids))
-        lacking = -(-len(ids) // BLOCK_TOKENS) - known - cache.blank
+        known = len(pool.chain(note.salt, ids))
+        lacking = -(-len(ids) // BLOCK_TOKENS) - known - pool.blank
         if lacking > 0:  # what was thought, or typed before, goes first: nobody reads it again
-            lacking -= self._let_go_first(note)
+            lacking -= self._deprioritise(note)
         return lacking <= 1
 
-    def _let_go_first(self, note: _Note) -> int:
+    def _deprioritise(self, note: _Note) -> int:
         """When room is needed, let go first of what is of no more use. How many blocks that makes room for."""
-        cache, is_draft = self._scheduler.cache, note.prompt is None
-        wanted = set(cache.chain(note.root, note.ids, with_rest=is_draft))
-        chain = cache.chain(note.root, note.spent, with_rest=is_draft)
-        return cache.let_go_first([block for block in chain[note.kept :] if block not in wanted])
+        pool, is_draft = self._scheduler.pool, note.prompt is None
+        wanted = set(pool.chain(note.salt, note.ids, with_rest=is_draft))
+        chain = pool.chain(note.salt, note.spent, with_rest=is_draft)
+        return pool.deprioritise([block for block in chain[note.kept :] if block not in wanted])
 
 
 def _written(sequence: Sequence, generation: Generation, next_ids: Callable[[Message], list[int]]) -> list[int]:

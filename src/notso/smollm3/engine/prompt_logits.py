@@ -24,11 +24,11 @@ Floats = npt.NDArray[np.float32]
 
 
 class ContextLogits:
-    """One context at a time, from an empty cache. `slot`: a row of the block tables that no answer uses."""
+    """One context at a time, from an empty cache. `batch_index`: a row of the block tables that no answer uses."""
 
-    def __init__(self, core: EngineCore, slot: int, vocab_size: int) -> None:
+    def __init__(self, core: EngineCore, batch_index: int, vocab_size: int) -> None:
         self._core = core
-        self._slot = slot
+        self._batch_index = batch_index
         self._vocab_size = vocab_size
         self._turn = threading.Lock()
 
@@ -38,7 +38,7 @@ class ContextLogits:
         out = np.empty((len(tokens), self._vocab_size), np.float32)
         sequence = Sequence(tokens)
         with self._turn:
-            sequence.slot = self._slot
+            sequence.batch_index = self._batch_index
             try:
                 self._core.call(lambda: self._take_blocks(sequence))
                 at = 0
@@ -52,21 +52,24 @@ class ContextLogits:
     # In the engine's thread
 
     def _take_blocks(self, sequence: Sequence) -> None:
-        cache = self._core.scheduler.cache
+        pool = self._core.scheduler.pool
         try:
             for _ in range(0, len(sequence.tokens), BLOCK_TOKENS):
-                sequence.blocks.append(cache.take())
+                sequence.blocks.append(pool.allocate())
         except OutOfBlocksError:
             raise EngineError("other answers hold the whole cache; try again when they are done") from None
 
     def _compute_piece(self, sequence: Sequence, start: int, out: Floats) -> int:
         """Where the next one begins."""
         rest = sequence.tokens[start + 1 : start + (TILE_ROWS if self._core.requests else MAX_SAMPLED)]
+        pool, count = self._core.scheduler.pool, 1 + len(rest)
+        pool.open_windows(sequence.blocks, start, count)
         rows = self._core.runner.run([Chunk(sequence, start, 1, rest, samples=True)], lambda _: True)
-        end = start + 1 + len(rest)
+        pool.close_windows(sequence.blocks, start, count)
+        end = start + count
         out[start:end] = rows[0] if rows else np.nan
         return end
 
     def _give_back(self, sequence: Sequence) -> None:
         for block in sequence.blocks:
-            self._core.scheduler.cache.release(block)
+            self._core.scheduler.pool.free(block)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.output.output_processor import Answer
+from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.sampler import Floats, Sampler
 from notso.smollm3.sampling.structured_output import Guide
-from notso.smollm3.scheduling.ngram_drafter import Proposer
+from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.values.events import Event, TokenLogprob, Usage
 from notso.smollm3.values.messages import Message
@@ -27,27 +27,27 @@ class Request:
     sequence: Sequence
     generation: Generation
     sampler: Sampler
-    answer: Answer
+    output: OutputProcessor
     most: int
     thinking_budget: int | None = None
     closing: tuple[int, ...] = ()
-    propose: Callable[[], Proposer] | None = None
+    propose: Callable[[], NgramDrafter] | None = None
     guide: Guide | None = None
     describe: Callable[[Floats, int], TokenLogprob] | None = None
     next_ids: Callable[[Message], list[int]] | None = None
-    opening: list[Event] = field(default_factory=list)  # what to tell before anything else
+    initial_events: list[Event] = field(default_factory=list)  # what to tell before anything else
     submitted: float = 0.0
-    began: float = 0.0
+    started_at: float = 0.0
     read: float = 0.0
-    told: float = 0.0
+    notified: float = 0.0
     place: int = 0
     drafted: int = 0
     accepted: int = 0
-    proposer: Proposer | None = field(init=False, default=None)
-    told_proposer: int = field(init=False)
+    drafter: NgramDrafter | None = field(init=False, default=None)
+    drafter_told: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.told_proposer = len(self.sequence.tokens)
+        self.drafter_told = len(self.sequence.tokens)
 
     @property
     def prompt_tokens(self) -> int:
@@ -57,20 +57,20 @@ class Request:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be drawn."""
-        return self.answer.finish_reason is not None or self.answer.tokens >= self.most
+        return self.output.finish_reason is not None or self.output.tokens >= self.most
 
     @property
     def thought_is_over(self) -> bool:
         """Whether it thinks and shall not think on: the budget is spent, or somebody wants the answer now."""
-        if not self.answer.in_reasoning:
+        if not self.output.in_reasoning:
             return False
         budget = self.thinking_budget
-        spent = budget is not None and self.answer.reasoning_tokens >= budget
+        spent = budget is not None and self.output.reasoning_tokens >= budget
         return spent or self.generation.answer_requested
 
     def draw(self, logits: Floats) -> tuple[int, list[Event]]:
         """Choose the next token by logits (V,); the token, and the events it makes certain."""
-        sequence, answer, guide = self.sequence, self.answer, self.guide
+        sequence, answer, guide = self.sequence, self.output, self.guide
         in_reasoning = answer.in_reasoning
         restricted = logits if guide is None else guide.restrict(logits, in_reasoning)
         token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
@@ -90,30 +90,30 @@ class Request:
             if self.is_over:
                 break
             self.sequence.tokens.append(token)
-            events += self.answer.push(token)
+            events += self.output.push(token)
         return events
 
     def judge(self, drafted: int, right: int) -> None:
-        """Of the guesses computed with the last step so many were right; the proposer learns of that and what came."""
+        """Of the guesses computed with the last step so many were right; the drafter learns of that and what came."""
         self.drafted += drafted
         self.accepted += right
-        if self.proposer is not None:
-            self.proposer.judge(drafted, right)
-            self.proposer.extend(self.sequence.tokens[self.told_proposer :])
-        self.told_proposer = len(self.sequence.tokens)
+        if self.drafter is not None:
+            self.drafter.judge(drafted, right)
+            self.drafter.extend(self.sequence.tokens[self.drafter_told :])
+        self.drafter_told = len(self.sequence.tokens)
 
     def usage(self) -> Usage:
         """What it has cost by now."""
         now = time.perf_counter()
-        began, read = self.began or now, self.read or now
+        started_at, read = self.started_at or now, self.read or now
         return Usage(
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.answer.tokens,
-            reasoning_tokens=self.answer.reasoning_tokens,
+            completion_tokens=self.output.tokens,
+            reasoning_tokens=self.output.reasoning_tokens,
             cached_tokens=self.sequence.cached,
-            prompt_ms=1000 * (read - began),
+            prompt_ms=1000 * (read - started_at),
             completion_ms=1000 * (now - read),
-            queue_ms=1000 * (began - self.submitted),
+            queue_ms=1000 * (started_at - self.submitted),
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,
         )

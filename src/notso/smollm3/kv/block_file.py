@@ -3,10 +3,10 @@
     magic      8   NOTSO-KV
     order      4   0x01020304 in the writer's byte order
     version    4   of this layout
-    model     32   digest of the fingerprint
-    key       16   what the block is known by; of a tail, what it comes after
+    model     32   digest of the cache version
+    key       16   what the block is known by; of a partial block, what it comes after
     tag        8   whose it is
-    is_tail    4
+    is_partial    4
     tokens     4   how many, up to 128
     content    8   bytes
     checksum   4   CRC-32 of everything else
@@ -33,7 +33,7 @@ from typing import BinaryIO, ClassVar
 
 VERSION = 1
 MAX_TOKENS = 128
-KEY_BYTES = 16
+HASH_BYTES = 16
 TAG_BYTES = 8
 MOST_PARTS = 512  # that one call reads into; systems take 1,024
 
@@ -50,23 +50,24 @@ class DamagedBlockError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockName:
-    """A file's name: `model` (8 bytes of the fingerprint's digest), key, tag, and whether it is a tail. All in hex, so
-    nothing of what anyone wrote comes into a path."""
+    """A file's name: `model` (8 bytes of the cache version's digest), key, tag, and whether the block is partial.
+
+    All in hex, so nothing of what anyone wrote comes into a path."""
 
     model: bytes
     key: bytes
     tag: bytes
-    is_tail: bool
+    is_partial: bool
 
     SUFFIX: ClassVar[str] = f".kv{VERSION}"
     PATTERN: ClassVar[str] = "([0-9a-f]{16})-([0-9a-f]{32})-([0-9a-f]{16})-([bt])"
 
     @classmethod
-    def of(cls, fingerprint: bytes, key: bytes, tag: bytes, *, is_tail: bool) -> BlockName:
+    def of(cls, cache_version: bytes, key: bytes, tag: bytes, *, is_partial: bool) -> BlockName:
         """Raises ValueError for a key that has not 16 bytes or a tag of more than 8."""
-        if len(key) != KEY_BYTES or len(tag) > TAG_BYTES:
-            raise ValueError(f"a key has {KEY_BYTES} bytes and a tag up to {TAG_BYTES}, not {len(key)} and {len(tag)}")
-        return cls(_digest(fingerprint)[:8], key, tag.ljust(TAG_BYTES, b"\0"), is_tail)
+        if len(key) != HASH_BYTES or len(tag) > TAG_BYTES:
+            raise ValueError(f"a key has {HASH_BYTES} bytes and a tag up to {TAG_BYTES}, not {len(key)} and {len(tag)}")
+        return cls(_digest(cache_version)[:8], key, tag.ljust(TAG_BYTES, b"\0"), is_partial)
 
     @classmethod
     def parse(cls, text: str) -> BlockName:
@@ -78,12 +79,12 @@ class BlockName:
         return cls(bytes.fromhex(model), bytes.fromhex(key), bytes.fromhex(tag), kind == "t")
 
     def __str__(self) -> str:
-        kind = "t" if self.is_tail else "b"
+        kind = "t" if self.is_partial else "b"
         return f"{self.model.hex()}-{self.key.hex()}-{self.tag.hex()}-{kind}{self.SUFFIX}"
 
-    def is_of(self, fingerprint: bytes) -> bool:
+    def is_of(self, cache_version: bytes) -> bool:
         """Whether it belongs to this model and these settings."""
-        return self.model == _digest(fingerprint)[:8]
+        return self.model == _digest(cache_version)[:8]
 
     def has_tag(self, tag: bytes) -> bool:
         """Whether it was written with this tag."""
@@ -95,9 +96,9 @@ def file_bytes(tokens: int, content_bytes: int) -> int:
     return HEADER_BYTES + 4 * tokens + content_bytes
 
 
-def encode_block(name: BlockName, fingerprint: bytes, tokens: array[int], content: bytes) -> list[bytes]:
+def encode_block(name: BlockName, cache_version: bytes, tokens: array[int], content: bytes) -> list[bytes]:
     """The bytes of a block's file, in parts to be written one after another. tokens: an array of int32."""
-    header = _header(name, fingerprint, len(tokens), len(content))
+    header = _header(name, cache_version, len(tokens), len(content))
     said = tokens.tobytes()
     return [header + _CHECKSUM.pack(_checksum(header, said, [content])), said, content]
 
@@ -123,14 +124,23 @@ def write_file(path: Path, parts: Sequence[bytes], *, flush: bool) -> None:
         raise
 
 
-def read_block(path: Path, name: BlockName, fingerprint: bytes, content: Sequence[memoryview]) -> list[int]:
+def flush_folder(folder: Path) -> None:
+    """The names in a folder are on the disk. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_block(path: Path, name: BlockName, cache_version: bytes, content: Sequence[memoryview]) -> list[int]:
     """Read and check a block's file into the parts of `content`, one after another; its tokens. Raises OSError or
     DamagedBlockError.
 
     Only when it returns does `content` hold the block.
     """
     with _opened(path) as file:
-        header, tokens, checksum = _read_beginning(file, name, fingerprint, sum(len(part) for part in content))
+        header, tokens, checksum = _read_beginning(file, name, cache_version, sum(len(part) for part in content))
         left = list(content)
         while left:
             count = os.readv(file.fileno(), left[:MOST_PARTS])
@@ -145,11 +155,11 @@ def read_block(path: Path, name: BlockName, fingerprint: bytes, content: Sequenc
     return array("i", tokens).tolist()
 
 
-def read_tokens(path: Path, name: BlockName, fingerprint: bytes, content_bytes: int) -> list[int]:
+def read_tokens(path: Path, name: BlockName, cache_version: bytes, content_bytes: int) -> list[int]:
     """The tokens alone, without the checksum's word: for finding out whether the block is wanted. Raises OSError or
     DamagedBlockError."""
     with _opened(path) as file:
-        return array("i", _read_beginning(file, name, fingerprint, content_bytes)[1]).tolist()
+        return array("i", _read_beginning(file, name, cache_version, content_bytes)[1]).tolist()
 
 
 def announce(path: Path) -> None:
@@ -165,7 +175,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _read_beginning(
-    file: BinaryIO, name: BlockName, fingerprint: bytes, content_bytes: int
+    file: BinaryIO, name: BlockName, cache_version: bytes, content_bytes: int
 ) -> tuple[bytes, bytes, int]:
     """Header, tokens and checksum, checked against the name, the model and the size of the file."""
     beginning = file.read(HEADER_BYTES)
@@ -173,7 +183,7 @@ def _read_beginning(
         raise DamagedBlockError(f"{name} is too short")
     header, (checksum,) = beginning[: _HEADER.size], _CHECKSUM.unpack(beginning[_HEADER.size :])
     count = _HEADER.unpack(header)[7]
-    if header != _header(name, fingerprint, count, content_bytes) or count > MAX_TOKENS:
+    if header != _header(name, cache_version, count, content_bytes) or count > MAX_TOKENS:
         raise DamagedBlockError(f"{name} is another block, of another model, or from another version")
     if os.fstat(file.fileno()).st_size != file_bytes(count, content_bytes):
         raise DamagedBlockError(f"{name} has the wrong size")
@@ -183,9 +193,11 @@ def _read_beginning(
     return header, tokens, checksum
 
 
-def _header(name: BlockName, fingerprint: bytes, tokens: int, content_bytes: int) -> bytes:
-    digest = _digest(fingerprint)
-    return _HEADER.pack(_MAGIC, _ORDER, VERSION, digest, name.key, name.tag, int(name.is_tail), tokens, content_bytes)
+def _header(name: BlockName, cache_version: bytes, tokens: int, content_bytes: int) -> bytes:
+    digest = _digest(cache_version)
+    return _HEADER.pack(
+        _MAGIC, _ORDER, VERSION, digest, name.key, name.tag, int(name.is_partial), tokens, content_bytes
+    )
 
 
 def _checksum(header: bytes, tokens: bytes, content: Sequence[bytes | memoryview]) -> int:
@@ -195,5 +207,5 @@ def _checksum(header: bytes, tokens: bytes, content: Sequence[bytes | memoryview
     return checksum
 
 
-def _digest(fingerprint: bytes) -> bytes:
-    return hashlib.blake2b(fingerprint + sys.byteorder.encode(), digest_size=32).digest()
+def _digest(cache_version: bytes) -> bytes:
+    return hashlib.blake2b(cache_version + sys.byteorder.encode(), digest_size=32).digest()

@@ -21,7 +21,7 @@ SAMPLE_BYTES = 1024
 DIGEST_BYTES = 32
 
 
-def cache_fingerprint(file: GGUFFile, config: SmolLM3Config, kv_format: KVFormat, context_tokens: int) -> bytes:
+def cache_version(file: GGUFFile, config: SmolLM3Config, kv_format: KVFormat, context_tokens: int) -> bytes:
     """32 bytes that are the same exactly where cached keys and values may be used again.
 
     Of the weights, samples of every tensor are read, and the file's length and time of change stand for the rest: to

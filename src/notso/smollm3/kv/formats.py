@@ -15,7 +15,7 @@ from notso.qtensor.kv_pool import KVFormat as KVFormat
 KVChoice: TypeAlias = Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 
 KV_CHOICES: tuple[KVChoice, ...] = get_args(KVChoice)
-RECENT_FORMAT: KVFormat = "k8v8"
+WINDOW_FORMAT: KVFormat = "k8v8"
 SCALE_BYTES = 2
 
 
@@ -27,7 +27,7 @@ class KVBits:
     value: int
 
     @property
-    def is_small(self) -> bool:
+    def is_low_bit(self) -> bool:
         """Under 8 bits: rotated, and with a pool of k8v8 for sinks and open tiles beside."""
         return min(self.key, self.value) < 8
 

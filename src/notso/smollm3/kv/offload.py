@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from notso.smollm3.kv.block_file import file_bytes
-from notso.smollm3.kv.disk_store import BlockFiles
+from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, PrefixCache, block_key
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, block_hash
 from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import Restore
+from notso.smollm3.scheduling.step_plan import BlockLoad
 
 TAG = b"chats"
 """On every file of ours, so that they can be removed and those of nobody else."""
@@ -26,13 +26,13 @@ AHEAD = 16
 """Blocks beyond those of the next step that the disk is told of: what it can have under way at a time."""
 
 LACKING_S = 60.0
-"""After so long a block that could not be brought back may be tried again."""
+"""After so long a block that could not be loaded may be tried again."""
 
 READY_BLOCKS = 64
 """Memory for so many blocks is made ready before anyone asks for what lies on disk: a chat of the default length."""
 
 MOST_READERS = 4
-"""Threads that bring blocks back, where there are so many processors."""
+"""Threads that load blocks, where there are so many processors."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,61 +45,66 @@ class _Offer:
     parent: bytes
     tokens: list[int]
     block: int
-    is_tail: bool
-    has_companion: bool
+    is_partial: bool
+    needs_window: bool
 
 
-class KVShelf:
-    """Blocks of one cache in files (block_files.py). Called between steps, by the thread that owns the cache.
+class KVOffload:
+    """Blocks of one cache in files (disk_store.py). Called between steps, by the thread that owns the cache.
 
-    For formats with companions, those of first blocks and of tails lie in a folder of their own.
+    For formats with windows, those of first blocks and of partial blocks lie in a folder of their own.
     """
 
-    def __init__(self, cache: KVCache, known: PrefixCache, folder: Path, fingerprint: bytes, budget_bytes: int) -> None:
+    def __init__(self, cache: KVCache, pool: BlockPool, folder: Path, cache_version: bytes, budget_bytes: int) -> None:
         self._cache = cache
-        self._known = known
-        beside, for_companions = folder / "companions", budget_bytes // 4
-        self._companions: BlockFiles | None = None
-        self._former: BlockFiles | None = None  # companions from when the format was another: counted, and removed
-        if cache.companion_bytes:
-            self._companions = BlockFiles(beside, fingerprint, cache.companion_bytes, for_companions)
+        self._pool = pool
+        beside, for_windows = folder / "windows", budget_bytes // 4
+        self._windows: DiskStore | None = None
+        self._former: DiskStore | None = None  # windows from when the format was another: counted, and removed
+        if cache.window_bytes:
+            self._windows = DiskStore(beside, cache_version, cache.window_bytes, for_windows)
         elif beside.is_dir():
-            self._former = BlockFiles(beside, fingerprint, 0, 0)
-            for_companions = self._former.used_bytes
+            self._former = DiskStore(beside, cache_version, 0, 0)
+            for_windows = self._former.used_bytes
         else:
-            for_companions = 0
-        self._files = BlockFiles(folder, fingerprint, cache.block_bytes, budget_bytes - for_companions)
+            for_windows = 0
+        self._files = DiskStore(folder, cache_version, cache.block_bytes, budget_bytes - for_windows)
         self._has_room = file_bytes(BLOCK_TOKENS, cache.block_bytes) <= self._files.budget_bytes
-        if cache.companion_bytes:
-            self._has_room &= file_bytes(BLOCK_TOKENS, cache.companion_bytes) <= for_companions
+        if cache.window_bytes:
+            self._has_room &= file_bytes(BLOCK_TOKENS, cache.window_bytes) <= for_windows
+        self._stores = [files for files in (self._files, self._windows, self._former) if files is not None]
         self._offers: dict[int, _Offer] = {}  # by block, so there are never more than blocks
-        self._lacking: dict[tuple[bytes, bool], float] = {}  # (key, is_tail): known by name, of no use until then
+        self._lacking: dict[tuple[bytes, bool], float] = {}  # (key, is_partial): known by name, of no use until then
 
     def has(self, key: bytes) -> bool:
         """Whether the full block known by `key` is there."""
         return not self._is_lacking(key) and self._files.has(key)
 
-    def tail(self, parent: bytes) -> list[int]:
+    def partial(self, parent: bytes) -> list[int]:
         """The tokens of the part of a block that was kept after `parent`; empty if there is none."""
-        return [] if self._is_lacking(parent, is_tail=True) else self._files.tail(parent)
+        return [] if self._is_lacking(parent, is_partial=True) else self._files.partial(parent)
 
-    def _is_lacking(self, key: bytes, *, is_tail: bool = False) -> bool:
-        until = self._lacking.get((key, is_tail))
+    def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
+        """Whether a window is to be loaded with such a block of a sequence."""
+        return self._windows is not None and (is_first or is_partial)
+
+    def _is_lacking(self, key: bytes, *, is_partial: bool = False) -> bool:
+        until = self._lacking.get((key, is_partial))
         if until is not None and time.monotonic() >= until:
-            del self._lacking[key, is_tail]
+            del self._lacking[key, is_partial]
             until = None
         return until is not None
 
-    def expect(self, restores: list[Restore]) -> None:
+    def expect(self, loads: list[BlockLoad]) -> None:
         """These are read next, and what follows them: the disk may begin."""
-        for restore in restores:
-            self._files.expect(restore.key, is_tail=restore.is_tail)
-        if not restores or restores[-1].is_tail:
+        for load in loads:
+            self._files.expect(load.hash, is_partial=load.is_partial)
+        if not loads or loads[-1].is_partial:
             return
-        sequence, key = restores[-1].sequence, restores[-1].key
-        start = (sequence.blocks.index(restores[-1].block) + 1) * BLOCK_TOKENS
+        sequence, key = loads[-1].sequence, loads[-1].hash
+        start = (sequence.blocks.index(loads[-1].block) + 1) * BLOCK_TOKENS
         for at in range(start, min(start + AHEAD * BLOCK_TOKENS, len(sequence.tokens) - BLOCK_TOKENS), BLOCK_TOKENS):
-            key = block_key(key, sequence.tokens[at : at + BLOCK_TOKENS])
+            key = block_hash(key, sequence.tokens[at : at + BLOCK_TOKENS])
             if not self._files.has(key):
                 break
             self._files.expect(key)
@@ -109,55 +114,51 @@ class KVShelf:
         """For how many blocks memory should be there: fresh memory can take longer than reading from the disk does."""
         return min(self._files.blocks, READY_BLOCKS)
 
-    def read_all(self, restores: list[Restore]) -> list[bool]:
-        """Bring blocks back into their places, several at a time; False for each that is not there after all.
+    def load_all(self, loads: list[BlockLoad]) -> list[bool]:
+        """Load blocks into their places, several at a time; False for each that is not there after all.
 
         Checksums and fresh memory take the processor longer than a disk that has them ready.
         """
-        at_once = min(MOST_READERS, len(os.sched_getaffinity(0)), len(restores))
+        at_once = min(MOST_READERS, len(os.sched_getaffinity(0)), len(loads))
         if at_once < 2:
-            return [self._read_or_note(restore) for restore in restores]
-        with ThreadPoolExecutor(at_once, thread_name_prefix="notso-kv-shelf") as readers:
-            results = [
-                None if self._has_companion(restore) else readers.submit(self._read_or_note, restore)
-                for restore in restores
-            ]
+            return [self._load_or_note(load) for load in loads]
+        with ThreadPoolExecutor(at_once, thread_name_prefix="notso-kv-offload") as readers:
+            results = [None if self._has_window(load) else readers.submit(self._load_or_note, load) for load in loads]
             return [
-                self._read_or_note(restore) if result is None else result.result()
-                for restore, result in zip(restores, results, strict=True)
+                self._load_or_note(load) if result is None else result.result()
+                for load, result in zip(loads, results, strict=True)
             ]
 
-    def _has_companion(self, restore: Restore) -> bool:
-        """Those are brought back by the thread that owns the cache: their places are given out there."""
-        is_first = restore.sequence.blocks[0] == restore.block
-        return self._companions is not None and (restore.is_tail or is_first)
+    def _has_window(self, load: BlockLoad) -> bool:
+        """Those are loaded by the thread that owns the cache, which alone looks at the map of windows."""
+        return self.needs_window(is_first=load.sequence.blocks[0] == load.block, is_partial=load.is_partial)
 
-    def _read_or_note(self, restore: Restore) -> bool:
+    def _load_or_note(self, load: BlockLoad) -> bool:
         try:
-            found = self._read(restore)
-        except Exception:  # memory, companions: it can be computed as well
-            _log.exception("a block was not brought back")
+            found = self._load(load)
+        except Exception:  # memory, windows: it can be computed as well
+            _log.exception("a block was not loaded")
             found = False
         if not found:
-            self._lacking[restore.key, restore.is_tail] = time.monotonic() + LACKING_S
+            self._lacking[load.hash, load.is_partial] = time.monotonic() + LACKING_S
         return found
 
-    def _read(self, restore: Restore) -> bool:
+    def _load(self, load: BlockLoad) -> bool:
         """Into its place, which nobody reads before all of it is there."""
-        sequence, index = restore.sequence, restore.sequence.blocks.index(restore.block)
+        sequence, index = load.sequence, load.sequence.blocks.index(load.block)
         tokens = sequence.tokens[index * BLOCK_TOKENS :][:BLOCK_TOKENS]
-        if restore.is_tail:
-            wanted, tokens = tokens[: sequence.computed - index * BLOCK_TOKENS], self._files.tail(restore.key)
+        if load.is_partial:
+            wanted, tokens = tokens[: sequence.computed - index * BLOCK_TOKENS], self._files.partial(load.hash)
             if tokens[: len(wanted)] != wanted:
                 return False  # another by now
         found = self._files.read_into(
-            self._cache.block_memory(restore.block), restore.key, tokens, is_tail=restore.is_tail
+            self._cache.block_memory(load.block), load.hash, tokens, is_partial=load.is_partial
         )
-        if found and self._companions is not None and self._has_companion(restore):
-            companion = self._companions.get(restore.key, tokens, is_tail=restore.is_tail)
-            found = companion is not None
-            if companion is not None:
-                self._cache.write_companion(restore.block, companion)
+        if found and self._windows is not None and self._has_window(load):
+            window = self._windows.get(load.hash, tokens, is_partial=load.is_partial)
+            found = window is not None
+            if window is not None:
+                self._cache.write_window(load.block, window)
         return found
 
     def offer(self, sequence: Sequence) -> None:
@@ -165,15 +166,20 @@ class KVShelf:
         if not (self._has_room and self._files.is_writing):
             self._offers.clear()
             return
-        parent, at = sequence.root, 0
-        for key, block in zip(sequence.keys, sequence.blocks, strict=False):
+        if sequence.is_forgotten:
+            return
+        parent, at = sequence.salt, 0
+        for key, block in zip(sequence.hashes, sequence.blocks, strict=False):
             tokens = sequence.tokens[at : at + BLOCK_TOKENS]
             if not self.has(key):
-                self._offers[block] = _Offer(key, parent, tokens, block, False, has_companion=at == 0)
+                self._offers[block] = _Offer(key, parent, tokens, block, False, needs_window=at == 0)
+            elif sequence.conversation is not None:
+                for files in self._stores:
+                    files.belongs_to(key, sequence.conversation)
             parent, at = key, at + BLOCK_TOKENS
         tokens = sequence.tokens[at : sequence.computed]
         if tokens:
-            block = sequence.blocks[len(sequence.keys)]
+            block = sequence.blocks[len(sequence.hashes)]
             self._offers[block] = _Offer(parent, parent, tokens, block, True, True)
 
     @property
@@ -186,33 +192,42 @@ class KVShelf:
         if not self.has_work:
             return False
         offer = next(iter(self._offers.values()))
-        is_gone = self._known.find(offer.parent, offer.tokens) != offer.block  # given to others meanwhile
-        is_there = not offer.is_tail and self.has(offer.key)
-        if not (is_gone or is_there or self._put(offer)):
+        is_gone = self._pool.find(offer.parent, offer.tokens) != offer.block  # given to others meanwhile
+        is_nobodys = not self._pool.conversations(offer.block)
+        if not (is_gone or is_nobodys or self._put(offer)):
             return False
         del self._offers[offer.block]
         return True
 
     def _put(self, offer: _Offer) -> bool:
         """Whether there is nothing more to do for it."""
-        if offer.has_companion and self._companions is not None:
-            companion = self._cache.read_companion(offer.block)
-            if companion is None:
+        if offer.needs_window and self._windows is not None:
+            window = self._cache.read_window(offer.block)
+            if window is None:
                 return True
-            if not self._companions.put(offer.key, offer.tokens, companion, is_tail=offer.is_tail, tag=TAG):
-                return not self._companions.is_writing
+            if not self._store(self._windows, offer, window):
+                return not self._windows.is_writing
         content = self._cache.read_block(offer.block)
-        if not self._files.put(offer.key, offer.tokens, content, is_tail=offer.is_tail, tag=TAG):
+        if not self._store(self._files, offer, content):
             return False
-        self._lacking.pop((offer.key, offer.is_tail), None)
+        self._lacking.pop((offer.key, offer.is_partial), None)
         return True
 
-    def clear(self) -> None:
-        """Remove everything that was kept, of every conversation."""
-        self._offers.clear()
-        for files in (self._files, self._companions, self._former):
-            if files is not None:
+    def _store(self, files: DiskStore, offer: _Offer, content: bytes) -> bool:
+        conversations = self._pool.conversations(offer.block)
+        return files.put(
+            offer.key, offer.tokens, content, is_partial=offer.is_partial, tag=TAG, conversations=conversations
+        )
+
+    def forget(self, conversation: bytes | None) -> None:
+        """Remove what was kept of this conversation and no other; None: everything."""
+        if conversation is None:
+            self._offers.clear()
+        for files in self._stores:
+            if conversation is None:
                 files.remove(TAG)
+            else:
+                files.forget(conversation)
 
     def close(self) -> None:
         """Write what waits, for a few seconds at most, and let go of the folder."""
@@ -220,6 +235,5 @@ class KVShelf:
         while self.has_work and time.monotonic() < deadline:
             if not self.work():
                 time.sleep(0.01)
-        for files in (self._files, self._companions, self._former):
-            if files is not None:
-                files.close()
+        for files in self._stores:
+            files.close()

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from notso.qtensor import ops
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.model.transformer import SmolLM3, Step
-from notso.smollm3.model.weight_placement import WeightPromotion
+from notso.smollm3.model.transformer import InputBatch, SmolLM3
+from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.scheduling.step_plan import Chunk
 
@@ -25,25 +25,31 @@ MAX_ROWS = 512
 MAX_SAMPLED = 64
 """Rows of one step whose logits are wanted: half a megabyte each with 128,256 tokens."""
 
-RECORDED_ROWS = 64
+CAPTURED_ROWS = 64
 """Steps of up to so many rows are recorded and replayed: there the interpreter's share would be felt."""
 
-MAX_PROGRAMS = 160
+MAX_CAPTURED_STEPS = 160
 
 
-class Runner:
-    """The model with its memory for steps. Not thread-safe. `max_rows`: what a step may have."""
+class ModelRunner:
+    """The model with its memory for steps. Not thread-safe. `placement`: of its weights, if they are to be moved;
+    `max_rows`: what a step may have."""
 
     def __init__(
-        self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache, max_rows: int = MAX_ROWS
+        self,
+        config: SmolLM3Config,
+        weights: SmolLM3Weights,
+        cache: KVCache,
+        placement: WeightPlacement | None = None,
+        max_rows: int = MAX_ROWS,
     ) -> None:
         self.cache = cache
         self.max_rows = max_rows
-        self.promotion: WeightPromotion | None = None
+        self.placement = placement
         self._model = SmolLM3(config, weights, cache)
-        self._step = Step(config, max_rows, MAX_SAMPLED)
-        self._programs: OrderedDict[tuple[int, int], tuple[Step, ops.Program]] = OrderedDict()
-        self.has_programs = False
+        self._step = InputBatch(config, max_rows, MAX_SAMPLED)
+        self._captured: OrderedDict[tuple[int, int], tuple[InputBatch, ops.Program]] = OrderedDict()
+        self.has_captured_steps = False
 
     @property
     def weights(self) -> SmolLM3Weights:
@@ -53,12 +59,12 @@ class Runner:
     @weights.setter
     def weights(self, weights: SmolLM3Weights) -> None:
         self._model.weights = weights
-        self._programs.clear()  # they point to the old ones
-        self.has_programs = False
+        self._captured.clear()  # they point to the old ones
+        self.has_captured_steps = False
 
     def adopt_promoted(self) -> None:
         """Between two steps, exchange weights for their copies: same bytes, other pages."""
-        promoted = self.promotion.adopt(self.weights) if self.promotion is not None else None
+        promoted = self.placement.adopt(self.weights) if self.placement is not None else None
         if promoted is not None:
             self.weights = promoted
 
@@ -71,61 +77,59 @@ class Runner:
         rows = sum(chunk.rows for chunk in chunks)
         wanted = [1 + len(chunk.drafts) if chunk.samples else 0 for chunk in chunks]
         for chunk in chunks:
-            self.cache.place(chunk, _slot(chunk))
+            self.cache.place(chunk, _batch_index(chunk))
         shape = (rows, sum(wanted))
-        step, program = self._programs.get(shape, (None, None)) if not once else (None, None)
+        step, program = self._captured.get(shape, (None, None)) if not once else (None, None)
         if step is None:
             step = self._step.part(*shape)
         _fill(step, chunks, wanted)
         if program is not None:
-            self._programs.move_to_end(shape)
+            self._captured.move_to_end(shape)
             program.run()
-        elif rows <= RECORDED_ROWS and not once:
+        elif rows <= CAPTURED_ROWS and not once:
             program = self._record(shape, step)
-            if len(self._programs) > MAX_PROGRAMS:
-                self._programs.popitem(last=False)
+            if len(self._captured) > MAX_CAPTURED_STEPS:
+                self._captured.popitem(last=False)
             program.run()
         elif not self._model.forward(step, go_on):
             return None
-        for chunk in chunks:
-            self.cache.settle(chunk)
         return [step.logits[end - count : end] for end, count in zip(accumulate(wanted), wanted, strict=True)]
 
-    def record_ahead(self) -> None:
+    def capture_ahead(self) -> None:
         """Nobody asks: record one of the steps that may come when somebody does, which are a token or the last words of
-        a prompt. `has_programs`: all of them are, or cannot be. While weights are being exchanged none is."""
-        if self.promotion is not None and not self.promotion.is_settled:
+        a prompt. `has_captured_steps`: all of them are, or cannot be. While weights are being exchanged none is."""
+        if self.placement is not None and not self.placement.is_settled:
             return
-        rows = range(1, min(RECORDED_ROWS, self.max_rows) + 1)
-        lacking = next((count for count in rows if (count, 1) not in self._programs), None)
-        if lacking is None or len(self._programs) >= MAX_PROGRAMS:
-            self.has_programs = True
+        rows = range(1, min(CAPTURED_ROWS, self.max_rows) + 1)
+        lacking = next((count for count in rows if (count, 1) not in self._captured), None)
+        if lacking is None or len(self._captured) >= MAX_CAPTURED_STEPS:
+            self.has_captured_steps = True
             return
         try:
             self._record((lacking, 1), self._step.part(lacking, 1))
         except BaseException:
-            self.has_programs = True  # it is not tried again
+            self.has_captured_steps = True  # it is not tried again
             raise
 
-    def _record(self, shape: tuple[int, int], step: Step) -> ops.Program:
+    def _record(self, shape: tuple[int, int], step: InputBatch) -> ops.Program:
         program = ops.Program()
         with program.record():
             self._model.forward(step)
-        self._programs[shape] = step, program  # kept only when whole: Ctrl-C may come while it is recorded
+        self._captured[shape] = step, program  # kept only when whole: Ctrl-C may come while it is recorded
         return program
 
 
-def _fill(step: Step, chunks: Sequence[Chunk], wanted: Sequence[int]) -> None:
+def _fill(step: InputBatch, chunks: Sequence[Chunk], wanted: Sequence[int]) -> None:
     ends = zip(accumulate(chunk.rows for chunk in chunks), wanted, strict=True)
     step.fill(
         token_ids=[token for chunk in chunks for token in chunk.tokens],
         positions=[at for chunk in chunks for at in range(chunk.start, chunk.start + chunk.rows)],
-        sequences=[slot for chunk in chunks for slot in repeat(_slot(chunk), chunk.rows)],
+        sequences=[batch_index for chunk in chunks for batch_index in repeat(_batch_index(chunk), chunk.rows)],
         sampled_rows=[row for end, count in ends for row in range(end - count, end)],
     )
 
 
-def _slot(chunk: Chunk) -> int:
-    if chunk.sequence.slot is None:
+def _batch_index(chunk: Chunk) -> int:
+    if chunk.sequence.batch_index is None:
         raise ValueError("a sequence that does not run has no place in a step")
-    return chunk.sequence.slot
+    return chunk.sequence.batch_index

@@ -26,7 +26,7 @@ SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "lo
 """Arrays of a step with a row for each sampled one."""
 
 
-class Step:
+class InputBatch:
     """The arrays of one forward step of `rows` tokens, of which `sampled` need logits. Made once, used again and again.
 
     `fill` says of each row its token, where it stands in its sequence, and which row of the cache's block table that
@@ -64,14 +64,14 @@ class Step:
         """Cosines and sines for the rows' positions, (rows, D/2) each."""
         return self.cosine, self.sine
 
-    def part(self, rows: int, sampled: int) -> Step:
+    def part(self, rows: int, sampled: int) -> InputBatch:
         """A smaller step in the same memory."""
-        part = Step.__new__(Step)
+        part = InputBatch.__new__(InputBatch)
         for name, array in vars(self).items():
             setattr(part, name, array[: sampled if name in SAMPLED else rows])
         return part
 
-    def sampled(self) -> Step:
+    def sampled(self) -> InputBatch:
         """The sampled rows as a step, in memory of this one: x is `last`. Its numbers are filled with those of this."""
         step = self.part(self.sampled_rows.size, self.sampled_rows.size)
         step.positions, step.sequences, step.row_numbers = (
@@ -94,7 +94,7 @@ class SmolLM3:
         frequencies, self.rope_factor = config.rope_frequencies(cache.capacity_tokens)
         self.rope_frequencies = np.array(frequencies)
 
-    def forward(self, step: Step, go_on: Callable[[int], bool] = lambda _: True) -> bool:
+    def forward(self, step: InputBatch, go_on: Callable[[int], bool] = lambda _: True) -> bool:
         """token_ids at positions -> keys and values in the cache, and step.logits (sampled, V) float32.
 
         `go_on` is asked before each layer; once it says no, the step is given up half done and the result is False.
@@ -117,7 +117,7 @@ class SmolLM3:
             ops.matmul(sampled.x, weights.lm_head, step.logits, norm=self._norm(weights.norm))
         return True
 
-    def _attention(self, index: int, layer: LayerWeights, step: Step, asking: Step) -> None:
+    def _attention(self, index: int, layer: LayerWeights, step: InputBatch, asking: InputBatch) -> None:
         """x += Wo attention(q, k, v), where q, k, v = W norm(x). `asking`: the rows that need it, all or the sampled;
         keys and values are stored of all."""
         dim, norm = self.config.head_dim, self._norm(layer.attn_norm)
@@ -131,8 +131,8 @@ class SmolLM3:
             # A GGUF file's rows of q and k are permuted so that pairs to rotate lie side by side.
             ops.rope(k, step.row_numbers, step.rotations, adjacent=True)
         cache = self.cache.block_table, self.cache.pools[index]
-        recent = self.cache.recent(index)
-        ops.store_key_values(k, v, step.positions, step.sequences, *cache, recent)
+        windows = self.cache.windows(index)
+        ops.store_key_values(k, v, step.positions, step.sequences, *cache, windows)
         if not asking.positions.size:
             return
         if asking is not step:
@@ -141,10 +141,10 @@ class SmolLM3:
         if self.config.uses_rope(index):
             ops.rope(q, asking.row_numbers, step.rotations, adjacent=True)
         attended = asking.attended.reshape(q.shape)
-        ops.attention(q, asking.positions, asking.sequences, *cache, self.scale, attended, recent)
+        ops.attention(q, asking.positions, asking.sequences, *cache, self.scale, attended, windows)
         ops.matmul_add(asking.attended, layer.o_proj, asking.x)
 
-    def _feed_forward(self, layer: LayerWeights, step: Step) -> None:
+    def _feed_forward(self, layer: LayerWeights, step: InputBatch) -> None:
         """x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x)."""
         ops.matmul_gated(step.x, layer.gate_proj, layer.up_proj, step.gated, norm=self._norm(layer.ffn_norm))
         ops.matmul_add(step.gated, layer.down_proj, step.x)

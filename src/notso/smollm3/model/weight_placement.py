@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from notso.qtensor import huge_pages
 from notso.qtensor.errors import QTensorError
@@ -22,7 +21,7 @@ from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.host_memory import available_memory
 from notso.smollm3.model.weights import LayerWeights, SmolLM3Weights
 
-Residency = Literal["auto", "mmap", "hugepages"]
+Placement = Literal["auto", "mmap", "hugepages"]
 
 WORTHWHILE_BYTES = 256 << 20
 """Smaller files stay in the processor's caches, or are read in a moment; "auto" leaves them where they are."""
@@ -38,20 +37,30 @@ _log = logging.getLogger(__name__)
 _HEAD = -1  # in place of a layer's number: embeddings and output head
 
 
-class WeightPromotion:
+class EngineSignal(Protocol):
+    """What the placement must know of the engine."""
+
+    def wake(self) -> None:
+        """Something is ready."""
+
+    @property
+    def idle_s(self) -> float:
+        """For how many seconds the engine has had nothing to do."""
+
+
+class WeightPlacement:
     """Copies a model's matrices to large pages in the background; does nothing where that is not wanted or possible."""
 
     def __init__(
         self,
         file: GGUFFile,
         weights: SmolLM3Weights,
+        signal: EngineSignal,
         *,
-        wanted: Residency,
-        take: Callable[[], None],
-        idle_s: Callable[[], float],
+        wanted: Placement,
     ) -> None:
-        """`take` is called from the copying thread whenever something is ready for `adopt`; `idle_s` says for how many
-        seconds the engine has had nothing to do. "auto" copies only while it is idle, "hugepages" at once.
+        """`signal` is woken from the copying thread whenever something is ready for `adopt`. "auto" copies only while
+        the engine is idle, "hugepages" at once.
 
         Raises InvalidRequestError if "hugepages" is asked for where the system has none.
         """
@@ -60,8 +69,7 @@ class WeightPromotion:
         if wanted == "hugepages" and not huge_pages.available():
             raise InvalidRequestError("this system gives no huge pages; use weights=mmap", param="weights")
         self._file = file
-        self._take = take
-        self._idle_s = idle_s
+        self._signal = signal
         self._at_once = wanted == "hugepages"
         self._ready: deque[tuple[int, LayerWeights | QTensor]] = deque()
         self._stopping = threading.Event()
@@ -79,7 +87,7 @@ class WeightPromotion:
         )
 
     def start(self) -> None:
-        """Begin copying, if anything is to be copied. From here on `take` may be called at any moment."""
+        """Begin copying, if anything is to be copied. From here on the signal may be woken at any moment."""
         if self._thread is not None:
             self._thread.start()
 
@@ -134,7 +142,7 @@ class WeightPromotion:
         try:
             arena = HugePageArena(size, count)
             for index, layer in enumerate(weights.layers):
-                while not (self._at_once or self._idle_s() >= IDLE_SECONDS) and not self._stopping.wait(0.1):
+                while not (self._at_once or self._signal.idle_s >= IDLE_SECONDS) and not self._stopping.wait(0.1):
                     pass
                 if self._stopping.is_set():
                     return
@@ -147,11 +155,11 @@ class WeightPromotion:
     def _offer(self, index: int, copy: LayerWeights | QTensor) -> None:
         """Hand one copy over and wait until it is adopted: two copies at once would be memory nobody planned for."""
         self._ready.append((index, copy))
-        self._take()
+        self._signal.wake()
         while self._ready and not self._stopping.is_set():
             self._taken.wait(0.05)
             self._taken.clear()
-            self._take()
+            self._signal.wake()
 
 
 def _copied(layer: LayerWeights, arena: HugePageArena) -> LayerWeights:

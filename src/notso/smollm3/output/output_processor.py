@@ -14,7 +14,7 @@ from notso.smollm3.values.events import Event, EventKind, FinishReason, TokenLog
 from notso.smollm3.values.messages import ToolCall
 
 
-class Answer:
+class OutputProcessor:
     """Turns an answer's tokens into reasoning, text and tool-call events, and knows when it is over.
 
     token bytes -> whole characters -> reasoning or answer -> (answer only) stop strings -> tool calls.

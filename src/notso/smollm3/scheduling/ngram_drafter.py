@@ -15,7 +15,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
-from notso.smollm3.scheduling.step_latency import StepCosts
+from notso.smollm3.scheduling.step_latency import StepLatency
 
 SHORTEST_MATCH = 3
 LONGEST_MATCH = 32  # beyond, longer says no more
@@ -40,7 +40,7 @@ FIRST_SILENCE, LONGEST_SILENCE = 8, 128  # tokens
 _BITS = 21  # of one token id in the key of three
 
 
-class Proposer:
+class NgramDrafter:
     """The guesses for one answer, over `ids`, its prompt. A microsecond or two for each token.
 
     Of the tokens in `never` (control tokens) none is proposed, nor anything behind one.
@@ -52,11 +52,11 @@ class Proposer:
         most: int = MOST_DRAFTS,
         *,
         never: frozenset[int] = frozenset(),
-        costs: StepCosts | None = None,
+        latency: StepLatency | None = None,
     ) -> None:
         self._most = most
         self._never = never
-        self._costs = costs or StepCosts()
+        self._latency = latency or StepLatency()
         self._ids = array("i")
         self._last: dict[int, int] = {}  # three tokens -> the place of the token after their latest occurrence
         self._before = array("i")  # place -> the place after the occurrence before that; 0: there was none
@@ -147,7 +147,7 @@ class Proposer:
         for length in range(1, limit + 1):
             chance *= right
             tokens += chance
-            rate = tokens / (rows * self._costs.ratio(rows, length))
+            rate = tokens / (rows * self._latency.ratio(rows, length))
             if rate > gain:
                 best, gain = length, rate
         return best

@@ -17,7 +17,7 @@ REMEMBERED_STEPS = 64
 OUTLIER = 2.0  # a timing counts as at most this much more than the last
 
 
-class ReadingPace:
+class PrefillBudget:
     """Chooses for one engine. Not thread-safe: the engine's thread owns it. `step_s`: what a step should take at the
     most."""
 

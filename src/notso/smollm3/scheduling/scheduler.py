@@ -1,42 +1,45 @@
 """Who computes what in the next step: many sequences, one model, a fixed number of cache blocks.
 
 A pure state machine: `schedule` says which tokens of which sequences the next step computes, `advance` tells it what
-came of it. Sequences that are being answered get their next token in every step; what is left of a step reads prompts,
-so that running chats keep moving while a long prompt is read. When blocks run out, the sequence of the lowest rank
-that came last gives its blocks back and waits; what it had computed is cached as long as there is room.
+came of it. Sequences that are being answered get their next token in every step; what is left of a step is prefill, so
+that running chats keep moving beside a long prompt. When blocks run out, the sequence of the lowest priority that came
+last gives its blocks back and waits; what it had computed is cached as long as there is room.
 
-Rank is the priority first, then the order of arrival; who was passed over too often comes first. So the first in rank
-always gets on, and nobody waits for ever.
+The order is by priority, then by arrival; a sequence whose starvation count is too high comes first. So the first in
+order always gets on, and no sequence waits for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from notso.smollm3.common_prefix import common_length
-from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError, PrefixCache, block_key
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, OutOfBlocksError, block_hash
 from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import Chunk, Plan, Restore
+from notso.smollm3.scheduling.step_plan import BlockCopy, BlockLoad, Chunk, Plan
 
 FEW_ROWS = 8
-"""A sequence with at most so many tokens to compute does not count as reading its prompt."""
+"""A sequence with at most so many tokens to compute does not count as prefill."""
 
-MAX_PASSED_OVER = 16
+MAX_STARVATION = 16
 """So many later arrivals may be admitted before a waiting sequence goes first, whatever its priority."""
 
-RESTORES_PER_STEP = 8
+LOADS_PER_STEP = 8
 """Blocks brought back from disk between two steps: running chats should not feel it."""
 
 
-class Shelf(Protocol):
+class Offload(Protocol):
     """Where blocks lie that are not in memory."""
 
-    def has(self, key: bytes) -> bool:
-        """Whether the full block known by `key` is there."""
+    def has(self, hash: bytes) -> bool:
+        """Whether the full block known by `hash` is there."""
 
-    def tail(self, parent: bytes) -> list[int]:
-        """The tokens of the part of a block that was kept after `parent`; empty if there is none."""
+    def partial(self, parent: bytes) -> list[int]:
+        """The tokens of the partial block that was kept after `parent`; empty if there is none."""
+
+    def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
+        """Whether a window is to be loaded with such a block of a sequence."""
 
 
 class Scheduler:
@@ -44,21 +47,16 @@ class Scheduler:
 
     def __init__(
         self,
-        cache: PrefixCache,
+        pool: BlockPool,
         max_num_seqs: int,
-        shelf: Shelf | None = None,
-        can_be_cut: Callable[[int], bool] = lambda _: True,
+        offload: Offload | None = None,
     ) -> None:
-        """`can_be_cut`: whether a part of a block's content can be used without the rest."""
-        self.cache = cache
+        self.pool = pool
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self.copy: Callable[[int, int], None] = lambda source, target: None
-        """Gives one block the content of another, at once: a little later the first may be somebody else's."""
         self._slots = list(range(max_num_seqs - 1, -1, -1))
-        self._shelf = shelf
-        self._can_be_cut = can_be_cut
+        self._offload = offload
         self._arrivals = 0
 
     @property
@@ -68,7 +66,7 @@ class Scheduler:
 
     def queue(self) -> list[Sequence]:
         """Those that wait, the next one first."""
-        return sorted(self.waiting, key=_rank)
+        return sorted(self.waiting, key=_order)
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn. Its whole length must fit into the blocks there are."""
@@ -89,63 +87,73 @@ class Scheduler:
         from the cache are lacking."""
         plan = Plan()
         self._admit(plan)
-        for sequence in sorted(self.running, key=_rank):
+        for sequence in sorted(self.running, key=_order):
             room = max_rows - plan.rows
-            if room > 0 and sequence.slot is not None and sequence.pending <= FEW_ROWS:
+            if room > 0 and sequence.batch_index is not None and sequence.pending <= FEW_ROWS:
                 self._plan_chunk(sequence, min(sequence.pending, room), plan)
         room = min(prompt_tokens, max_rows - plan.rows)
-        for sequence in sorted(self.running, key=_rank):
+        for sequence in sorted(self.running, key=_order):
             if room < 1:
                 break
-            if sequence.slot is not None and sequence.pending > FEW_ROWS and not self._match(sequence, plan):
+            if sequence.batch_index is not None and sequence.pending > FEW_ROWS and not self._match(sequence, plan):
                 room -= self._plan_chunk(sequence, min(sequence.pending, room), plan)
+        for chunk in plan.chunks:
+            self.pool.open_windows(chunk.sequence.blocks, chunk.start, chunk.rows)
         return plan
 
     def advance(self, chunk: Chunk, accepted: int = 0) -> None:
         """The step computed a chunk, and `accepted` of its drafts were right (the caller appends them to `tokens`
         first). A sequence that was removed meanwhile is left alone."""
         sequence = chunk.sequence
-        if sequence.slot is None:
+        if sequence.batch_index is None:
             return
         sequence.started = True
+        self.pool.close_windows(sequence.blocks, chunk.start, chunk.count)
         sequence.computed = chunk.start + chunk.count + accepted
-        while (len(sequence.keys) + 1) * BLOCK_TOKENS <= sequence.computed:
-            at = len(sequence.keys) * BLOCK_TOKENS
+        while (len(sequence.hashes) + 1) * BLOCK_TOKENS <= sequence.computed:
+            at = len(sequence.hashes) * BLOCK_TOKENS
             tokens = sequence.tokens[at : at + BLOCK_TOKENS]
-            parent = sequence.key
-            self.cache.register(sequence.blocks[len(sequence.keys)], parent, tokens)
-            sequence.keys.append(block_key(parent, tokens))
+            parent = sequence.last_hash
+            self._register(sequence, len(sequence.hashes), parent, tokens)
+            sequence.hashes.append(block_hash(parent, tokens))
 
-    def unread(self, restore: Restore) -> None:
-        """A block could not be brought back: it and what follows must be computed. Chunks of the sequence are void."""
-        sequence = restore.sequence
-        if sequence.slot is None or restore.block not in sequence.blocks:
+    def load_failed(self, load: BlockLoad) -> None:
+        """A block could not be loaded: it and what follows must be computed. Chunks of the sequence are void."""
+        sequence = load.sequence
+        if sequence.batch_index is None or load.block not in sequence.blocks:
             return
         before = sequence.computed
-        self._cut(sequence, sequence.blocks.index(restore.block))
+        self._cut(sequence, sequence.blocks.index(load.block))
         if not sequence.returned:
             sequence.cached -= before - sequence.computed
 
-    def read(self, restore: Restore) -> None:
-        """A block was brought back: others may find it."""
-        sequence = restore.sequence
-        if restore.is_tail or restore.block not in sequence.blocks:
+    def loaded(self, load: BlockLoad) -> None:
+        """A block was loaded: others may find it."""
+        sequence = load.sequence
+        if load.is_partial or load.block not in sequence.blocks:
             return
-        index = sequence.blocks.index(restore.block)
-        parent = sequence.keys[index - 1] if index else sequence.root
+        index = sequence.blocks.index(load.block)
+        parent = sequence.hashes[index - 1] if index else sequence.salt
         at = index * BLOCK_TOKENS
-        self.cache.register(restore.block, parent, sequence.tokens[at : at + BLOCK_TOKENS])
+        self._register(sequence, index, parent, sequence.tokens[at : at + BLOCK_TOKENS])
 
-    def cached_length(self, root: bytes, tokens: list[int]) -> int:
+    def forget(self, conversation: bytes) -> None:
+        """Evict what only this conversation has touched. What it still computes is found by nobody."""
+        for sequence in (*self.waiting, *self.running):
+            if sequence.conversation == conversation:
+                sequence.conversation, sequence.is_forgotten = None, True
+        self.pool.forget(conversation)
+
+    def cached_length(self, salt: bytes, tokens: list[int]) -> int:
         """How many of a prompt's tokens would not have to be computed now. Nothing changes."""
-        parent, at = root, 0
+        parent, at = salt, 0
         while at + BLOCK_TOKENS < len(tokens):
             piece = tokens[at : at + BLOCK_TOKENS]
-            key = block_key(parent, piece)
-            if self.cache.find(parent, piece) is None and not (self._shelf is not None and self._shelf.has(key)):
+            key = block_hash(parent, piece)
+            if self.pool.find(parent, piece) is None and not (self._offload is not None and self._offload.has(key)):
                 break
             parent, at = key, at + BLOCK_TOKENS
-        return at + self.cache.find_beginning(parent, tokens[at:-1], self._can_be_cut)[1]
+        return at + self.pool.find_partial(parent, tokens[at:-1])[1]
 
     # Coming and going
 
@@ -155,8 +163,8 @@ class Scheduler:
                 return
             self.waiting.remove(sequence)
             for other in self.waiting:
-                other.passed_over += other.arrival < sequence.arrival
-            sequence.slot = self._slots.pop()
+                other.starvation_count += other.arrival < sequence.arrival
+            sequence.batch_index = self._slots.pop()
             self.running.append(sequence)
             self._match(sequence, plan)
 
@@ -164,27 +172,27 @@ class Scheduler:
         """Whether its prompt fits beside those that run, each of which may soon need a block more. Alone it always
         fits, unless blocks were taken from the cache by others than sequences."""
         needed = -(-len(sequence.tokens) // BLOCK_TOKENS)
-        return needed + len(self.running) <= self.cache.available
+        return needed + len(self.running) <= self.pool.available
 
     def _leave(self, sequence: Sequence) -> None:
-        """Give back slot and blocks. The last ones go first when room is needed, so a beginning outlives its end."""
-        full = len(sequence.keys)
+        """Give back batch index and blocks. The last ones are evicted first, so a beginning outlives its end."""
+        full = len(sequence.hashes)
         if full < len(sequence.blocks) and sequence.computed > full * BLOCK_TOKENS:
-            tail = sequence.tokens[full * BLOCK_TOKENS : sequence.computed]
-            self.cache.register(sequence.blocks[full], sequence.key, tail)
+            partial = sequence.tokens[full * BLOCK_TOKENS : sequence.computed]
+            self._register(sequence, full, sequence.last_hash, partial)
         for block in reversed(sequence.blocks):
-            self.cache.release(block)
-        if sequence.slot is not None:
-            self._slots.append(sequence.slot)
-        sequence.blocks, sequence.keys, sequence.slot, sequence.computed = [], [], None, 0
+            self.pool.free(block)
+        if sequence.batch_index is not None:
+            self._slots.append(sequence.batch_index)
+        sequence.blocks, sequence.hashes, sequence.batch_index, sequence.computed = [], [], None, 0
         sequence.drafts = []
         self.running.remove(sequence)
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         plan.chunks = [chunk for chunk in plan.chunks if chunk.sequence is not sequence]
-        for restore in [restore for restore in plan.restores if restore.sequence is sequence]:
-            plan.restores.remove(restore)
-            self.unread(restore)  # nothing was read into it
+        for load in [load for load in plan.loads if load.sequence is sequence]:
+            plan.moves.remove(load)
+            self.load_failed(load)  # nothing was read into it
         self._leave(sequence)
         sequence.returned = sequence.started
         sequence.cached = sequence.cached if sequence.started else 0
@@ -202,103 +210,119 @@ class Scheduler:
         if not self._make_room(sequence, length, plan):
             return 0
         if drafts and not self._has_room(sequence, length + len(drafts)):
-            drafts = []  # nobody gives way to guesses
+            drafts = []  # nobody gives way to draft tokens
         self._make_room(sequence, length + len(drafts), plan)
         plan.chunks.append(Chunk(sequence, sequence.computed, count, list(drafts), samples))
         return count
 
+    def _register(self, sequence: Sequence, index: int, parent: bytes, tokens: list[int]) -> None:
+        """Others may find block number `index` of a sequence."""
+        if not sequence.is_forgotten:
+            self.pool.register(sequence.blocks[index], parent, tokens, sequence.conversation)
+
     def _cut(self, sequence: Sequence, index: int) -> None:
         """What is in blocks from number `index` on must be computed."""
         for block in sequence.blocks[index:]:
-            self.cache.release(block)
-        del sequence.blocks[index:], sequence.keys[index:]
+            self.pool.free(block)
+        del sequence.blocks[index:], sequence.hashes[index:]
         sequence.computed = index * BLOCK_TOKENS
 
     def _make_room(self, sequence: Sequence, length: int, plan: Plan) -> bool:
-        """Blocks for the first `length` tokens, at the cost of sequences lower in rank; False if it had to leave."""
+        """Blocks for the first `length` tokens, at the cost of sequences further back; False if it had to leave."""
         while len(sequence.blocks) * BLOCK_TOKENS < length:
-            block = self._take(sequence, plan)
+            block = self._allocate(sequence, plan)
             if block is None:
                 return False
             sequence.blocks.append(block)
         return True
 
     def _has_room(self, sequence: Sequence, length: int) -> bool:
-        return -(-length // BLOCK_TOKENS) - len(sequence.blocks) <= self.cache.available
+        return -(-length // BLOCK_TOKENS) - len(sequence.blocks) <= self.pool.available
 
-    def _take(self, sequence: Sequence, plan: Plan) -> int | None:
+    def _allocate(self, sequence: Sequence, plan: Plan) -> int | None:
         while True:
             try:
-                return self.cache.take()
+                return self.pool.allocate()
             except OutOfBlocksError:
-                last = max(self.running, key=_rank)
+                last = max(self.running, key=_order)
                 self._preempt(last, plan)
                 if last is sequence:
                     return None
 
     def _match(self, sequence: Sequence, plan: Plan) -> bool:
-        """Take over what is cached of the tokens that come next. True if it has to wait for more from the shelf, or had
+        """Take over what is cached of the tokens that come next. True if it has to wait for more from the disk, or had
         to leave.
 
         The last token is always computed: its logits are wanted.
         """
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
             piece = sequence.tokens[sequence.computed : sequence.computed + BLOCK_TOKENS]
-            parent = sequence.key
-            block = self.cache.find(parent, piece)
-            key = block_key(parent, piece)
+            parent = sequence.last_hash
+            block = self.pool.find(parent, piece)
+            hash = block_hash(parent, piece)
             if block is not None:
-                self.cache.share(block)
-            elif self._shelf is not None and self._shelf.has(key):
-                block = None if len(plan.restores) >= RESTORES_PER_STEP else self._take(sequence, plan)
+                self.pool.touch(block, sequence.conversation)
+            elif self._offload is not None and self._offload.has(hash):
+                block = None if len(plan.loads) >= LOADS_PER_STEP else self._allocate(sequence, plan)
                 if block is None:
                     return True
-                plan.restores.append(Restore(sequence, block, key))
+                self._plan_load(BlockLoad(sequence, block, hash), plan)
             else:
                 break
-            sequence.keys.append(key)
+            sequence.hashes.append(hash)
             sequence.found(block, BLOCK_TOKENS)
         if sequence.computed == len(sequence.blocks) * BLOCK_TOKENS:
-            self._match_beginning(sequence, plan)
+            self._match_partial(sequence, plan)
         return False
 
-    def _match_beginning(self, sequence: Sequence, plan: Plan) -> None:
+    def _match_partial(self, sequence: Sequence, plan: Plan) -> None:
         """The same for a part of a block: written on where it lies if nobody else needs it, else on a copy."""
         piece = sequence.tokens[sequence.computed : len(sequence.tokens) - 1][:BLOCK_TOKENS]
-        source, common = self.cache.find_beginning(sequence.key, piece, self._can_be_cut)
-        kept = self._shelf.tail(sequence.key) if self._shelf is not None else []
-        on_shelf = common_length(kept, piece)
-        if max(common, on_shelf) == 0:
+        source, common = self.pool.find_partial(sequence.last_hash, piece)
+        kept = self._offload.partial(sequence.last_hash) if self._offload is not None else []
+        on_disk = common_length(kept, piece)
+        if max(common, on_disk) == 0:
             return
-        if common >= on_shelf and self.cache.take_over(source, common):
+        if common >= on_disk and self.pool.claim(source, common):
             block = source
-        elif common >= on_shelf:
-            copied = self._copied(source)
+        elif common >= on_disk:
+            copied = self._plan_copy(source, plan)
             if copied is None:
                 return
             block = copied
-        elif not self.cache.available:
+        elif not self.pool.available:
             return
         else:
-            common, block = on_shelf, self.cache.take()
-            plan.restores.append(Restore(sequence, block, sequence.key, is_tail=True))
+            common, block = on_disk, self.pool.allocate()
+            self._plan_load(BlockLoad(sequence, block, sequence.last_hash, is_partial=True), plan)
         sequence.found(block, common)
 
-    def _copied(self, source: int) -> int | None:
-        """A block with the content of another, or None where there is no room for it."""
-        self.cache.share(source)  # lest it be taken for the copy
-        block = None
+    def _plan_load(self, load: BlockLoad, plan: Plan) -> None:
+        if self._offload is not None and self._offload.needs_window(
+            is_first=not load.sequence.blocks, is_partial=load.is_partial
+        ):
+            with suppress(OutOfBlocksError):  # then it cannot be loaded, which is found out
+                self.pool.open_window(load.block)
+        plan.moves.append(load)
+
+    def _plan_copy(self, source: int, plan: Plan) -> int | None:
+        """A block that will have the content of another, or None where there is no room for it."""
+        self.pool.touch(source)  # lest it be allocated for the copy
+        target = None
         try:
-            block = self.cache.take()
-            self.copy(source, block)
+            target = self.pool.allocate()
+            windows = self.pool.windows
+            if source in windows:
+                self.pool.open_window(target)
+            plan.moves.append(BlockCopy(source, target, windows.get(source), windows.get(target)))
         except OutOfBlocksError:
-            if block is not None:
-                self.cache.release(block)
+            if target is not None:
+                self.pool.free(target)
             return None
         finally:
-            self.cache.release(source)
-        return block
+            self.pool.free(source)
+        return target
 
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
-    return (-1 if sequence.passed_over > MAX_PASSED_OVER else sequence.rank, sequence.arrival)
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return (-1 if sequence.starvation_count > MAX_STARVATION else sequence.priority, sequence.arrival)

@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
-RANKS = {"interactive": 0, "api": 1, "background": 2}
+PRIORITIES = {"interactive": 0, "api": 1, "background": 2}
 
 
 @dataclass(eq=False)
 class Sequence:
     """Tokens of prompt and answer; the first `computed` of them have their keys and values in `blocks`, in order.
 
-    `root` is the key that its content begins after; `keys[i]` stands for all tokens up to the end of block i, for the
-    blocks that are full. `slot` is its row in the block tables while it runs. `drafts` are guesses at what follows
-    `tokens`, to be verified with the next step.
+    `hashes[i]` stands for all tokens up to the end of block i, for the blocks that are full; the first one is made from
+    `salt`. `conversation` is noted at every block it computes or finds (None: at none). `batch_index` is its row in the
+    block tables while it runs. `drafts` are draft tokens behind `tokens`, to be verified with the next step.
     """
 
     prompt: Tokens[int]
-    root: bytes = b""
-    rank: int = 0
+    salt: bytes = b""
+    priority: int = 0
+    conversation: bytes | None = None
     arrival: int = 0
     tokens: list[int] = field(init=False)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    slot: int | None = None
+    hashes: list[bytes] = field(default_factory=list)
+    batch_index: int | None = None
     drafts: list[int] = field(default_factory=list)
-    passed_over: int = 0
+    starvation_count: int = 0  # later arrivals that were admitted before it
     cached: int = 0  # tokens of the prompt that did not have to be computed
     started: bool = False  # something was computed
     returned: bool = False  # it had to leave after that: what it finds now may be its own
+    is_forgotten: bool = False  # its conversation was: nobody finds what it computes from here on
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -47,6 +49,6 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
-    def key(self) -> bytes:
+    def last_hash(self) -> bytes:
         """What stands for the tokens of all full blocks."""
-        return self.keys[-1] if self.keys else self.root
+        return self.hashes[-1] if self.hashes else self.salt

@@ -17,7 +17,7 @@ LONGEST_MEMORY = 30.0  # timings after which older ones fade
 OUTLIER = 2.0  # a timing counts as at most this much more than was expected
 
 
-class StepCosts:
+class StepLatency:
     """Seconds by rows, learned from the steps of one engine. Not thread-safe: the engine's thread owns it."""
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from notso.smollm3.scheduling.sequence import Sequence
 
@@ -30,27 +31,46 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Restore:
-    """Before the step: block `block` of a sequence is read from the shelf, the full one known by `key` or, if
-    `is_tail`, the part that was kept after `key`. Then `Scheduler.read` or `Scheduler.unread` is called."""
+class BlockLoad:
+    """Block `block` of a sequence is read from the disk: the full one known by `hash` or, if `is_partial`, the partial
+    one that was kept after `hash`. Then `Scheduler.loaded` or `Scheduler.load_failed` is called."""
 
     sequence: Sequence
     block: int
-    key: bytes
-    is_tail: bool = False
+    hash: bytes
+    is_partial: bool = False
+
+
+@dataclass(slots=True)
+class BlockCopy:
+    """One block is given the content of another, and its window, where there is one, that of the other's window."""
+
+    source: int
+    target: int
+    source_window: int | None = None
+    target_window: int | None = None
+
+
+BlockMove: TypeAlias = BlockLoad | BlockCopy
 
 
 @dataclass(slots=True)
 class Plan:
-    """What the next step does."""
+    """What the next step does: first `moves`, in this order, since what is copied from may be given away further down
+    the list; then `chunks`."""
 
     chunks: list[Chunk] = field(default_factory=list)
-    restores: list[Restore] = field(default_factory=list)
+    moves: list[BlockMove] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
         return sum(chunk.rows for chunk in self.chunks)
 
+    @property
+    def loads(self) -> list[BlockLoad]:
+        """Those moves that read from the disk."""
+        return [move for move in self.moves if isinstance(move, BlockLoad)]
+
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.restores)
+        return bool(self.chunks or self.moves)

@@ -70,4 +70,4 @@ class EngineStats:
     preemptions_total: int = 0
     prefill_tokens_per_s: float = 0.0
     decode_tokens_per_s: float = 0.0
-    weights_residency: str = "mmap"
+    weight_placement: str = "mmap"

@@ -52,6 +52,7 @@ class AnswerOptions(TypedDict, total=False):
     date: Date | None
     priority: Priority
     owner: str
+    conversation: str | None
     continue_last: bool
     when_full: WhenFull
 
@@ -65,9 +66,10 @@ class CompleteOptions:
     parallel_tool_calls: whether it may call more than once. grammar: what the answer, behind the thoughts, must be; it
     is that, or ends for its length, a stop string or a cancellation. top_logprobs: with each token its log probability
     and those of so many likeliest (0 to 20); None gives none. date: the day the prompt names. priority: whom to serve
-    first where there are many. owner: whose cached prompts may be used. continue_last: the last message is an
-    assistant's, and more of it is wanted (of its thoughts too, if it may think). when_full: refuse a conversation that
-    does not fit, or leave out whole turns, the oldest first, and say so.
+    first where there are many. owner: whose cached prompts may be used. conversation: by what name what is computed for
+    it can be forgotten again; None: only with everything else. continue_last: the last message is an assistant's, and
+    more of it is wanted (of its thoughts too, if it may think). when_full: refuse a conversation that does not fit, or
+    leave out whole turns, the oldest first, and say so.
 
     Raises InvalidRequestError, which names the option.
     """
@@ -81,6 +83,7 @@ class CompleteOptions:
     date: Date | None = None
     priority: Priority = "interactive"
     owner: str = ""
+    conversation: str | None = None
     continue_last: bool = False
     when_full: WhenFull = "stop"
 
@@ -99,6 +102,8 @@ class CompleteOptions:
         is_count = top is None or (type(top) is int and 0 <= top <= MOST_TOP_LOGPROBS)
         _require(is_count, "top_logprobs", f"a whole number from 0 to {MOST_TOP_LOGPROBS}")
         _require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
+        is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
+        _require(is_name, "conversation", "text in valid Unicode")
 
     def require_for_prompt(self, *, is_text: bool) -> None:
         """What a prompt that is no conversation (token ids, or text) has no use for must not be asked for.

@@ -13,7 +13,7 @@ from notso.web.engine.port import ChatEngine, Message, ModelError, Tool, WhenFul
 from notso.web.store.protocol import Attachment, StoredMessage
 from notso.web.turns.attachments import with_attachments
 from notso.web.turns.chat_settings import ChatSettings
-from notso.web.turns.prompt import SUMMARY_HEADING, prompt_messages
+from notso.web.turns.prompt import SUMMARY_HEADING, conversation_of, prompt_messages
 
 Level = Literal["ok", "warn", "bad"]
 
@@ -122,7 +122,13 @@ def read_ahead(
     """Have the engine read what it would be asked if the draft were sent. What cannot be sent is left alone."""
     messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
     with contextlib.suppress(ModelError):
-        engine.read_ahead(messages, settings.sampling, **asked, when_full=settings.when_full)
+        engine.read_ahead(
+            messages,
+            settings.sampling,
+            **asked,
+            conversation=conversation_of(line),
+            when_full=settings.when_full,
+        )
 
 
 def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessage:

@@ -16,7 +16,7 @@ from notso.web.store.protocol import Chat, NewAnswer, NewTurn, StoredMessage, Tu
 from notso.web.store.tree import branch, line_to
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, settings_from
-from notso.web.turns.prompt import SUMMARY_REQUEST, prompt_messages
+from notso.web.turns.prompt import SUMMARY_REQUEST, conversation_of, prompt_messages
 from notso.web.turns.turn import Turn
 from notso.web.values.errors import StorageError
 from notso.web.values.ids import is_id, new_generation_id, new_id
@@ -115,6 +115,7 @@ async def summarise(services: ChatServices, owner: str, chat: Chat, fields: dict
             tool_choice="none",
             date=chat.prompt_date,
             owner=owner,
+            conversation=conversation_of(shown),
             when_full="drop_oldest",
         )
         services.turns.start(Turn(accepted.answer, request))
@@ -180,6 +181,7 @@ async def _start(
         tools=offer.definitions if offer is not None else None,
         date=chat.prompt_date,
         owner=owner,
+        conversation=conversation_of(line),
         when_full=settings.when_full,
     )
     in_thought = bool(answer.reasoning) and not answer.content

@@ -56,6 +56,7 @@ class Suggestions:
         messages: tuple[Message, ...],
         settings: ChatSettings,
         tools: list[Tool] | None = None,
+        conversation: str | None = None,
     ) -> list[str]:
         """Questions to follow that answer; none where the engine is busy or had nothing good to say. The tools are told
         of because the chat's cached prompt begins with them, and may not be called.
@@ -64,7 +65,7 @@ class Suggestions:
             return self._made[answer_id]
         if not settings.suggestions or not self.idle:
             return []
-        text = await self._generate(owner, chat, messages, settings, tools)
+        text = await self._generate(owner, chat, messages, settings, tools, conversation)
         if text is None:
             return []
         self._made[answer_id] = questions_in(text)
@@ -73,7 +74,13 @@ class Suggestions:
         return self._made[answer_id]
 
     async def _generate(
-        self, owner: str, chat: Chat, messages: tuple[Message, ...], settings: ChatSettings, tools: list[Tool] | None
+        self,
+        owner: str,
+        chat: Chat,
+        messages: tuple[Message, ...],
+        settings: ChatSettings,
+        tools: list[Tool] | None,
+        conversation: str | None,
     ) -> str | None:
         self.cancel()
         params = replace(settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
@@ -86,6 +93,7 @@ class Suggestions:
             date=chat.prompt_date,
             priority="background",
             owner=owner,
+            conversation=conversation,
         )
 
         def begun(job: Job) -> None:

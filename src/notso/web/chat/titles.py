@@ -16,7 +16,7 @@ from notso.web.engine.short_text import whole_text
 from notso.web.store.protocol import Chat, ChatStore, StoredMessage
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.chat_settings import ChatSettings, settings_from
-from notso.web.turns.prompt import prompt_messages
+from notso.web.turns.prompt import conversation_of, prompt_messages
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turn import Turn
 from notso.web.turns.turns import Turns
@@ -105,6 +105,7 @@ class Titles:
             date=chat.prompt_date,
             priority="background",
             owner=owner,
+            conversation=conversation_of(line),
         )
 
         def begun(job: Job) -> None:

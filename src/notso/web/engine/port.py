@@ -158,8 +158,8 @@ class ChatEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def forget(self) -> None:
-        """Remove what is cached of any conversation, in memory and on disk."""
+    def forget(self, owner: str | None = None, conversation: str | None = None) -> None:
+        """Remove what is cached of a conversation and no other, in memory and on disk; without arguments: of all."""
 
     def close(self) -> None: ...
 

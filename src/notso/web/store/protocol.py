@@ -184,6 +184,15 @@ class StoredResponse:
     created_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages that begin with the same one, `first_message_id`: a chat has one, or several where its first question
+    was edited."""
+
+    owner: str
+    first_message_id: str
+
+
 class ChatStore(Protocol):
     """Conversations of one owner at a time; every method names the owner, and a foreign id is an unknown one.
 
@@ -261,8 +270,12 @@ class ChatStore(Protocol):
     async def restore(self, owner: str, trash_id: str) -> str | None:
         """Bring back what was hidden. The chat's id, or None when it is gone for good."""
 
-    async def purge(self, seconds: float) -> int:
-        """Delete for good what was found hidden by a call so long ago. How many chats and clearings that were."""
+    async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
+        """The conversations that `purge`, called with the same, deletes."""
+
+    async def purge(self, seconds: float, now: float | None = None) -> int:
+        """Delete for good what was found hidden by a call so long before `now` (monotonic; None: this moment). How many
+        chats and clearings that were."""
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         """Store a whole chat; parents come before their children."""

@@ -161,7 +161,7 @@ class ScriptedEngine:
         self.gate.set()
         self.requests: list[Request] = []
         self.drafts: list[Request] = []
-        self.forgotten = 0
+        self.forgotten: list[tuple[str | None, str | None]] = []
         self.closed = False
         self._running = 0
         self._queue: list[ScriptedGeneration] = []
@@ -248,9 +248,9 @@ class ScriptedEngine:
         with self._moved:
             return EngineStats(running=self._running, waiting=len(self._queue))
 
-    def forget(self) -> None:
-        """Nothing is cached; that it was asked for is kept in `forgotten`."""
-        self.forgotten += 1
+    def forget(self, owner: str | None = None, conversation: str | None = None) -> None:
+        """Nothing is cached; what was asked for is kept in `forgotten`."""
+        self.forgotten.append((owner, conversation))
 
     def close(self) -> None:
         """End what runs and waits."""

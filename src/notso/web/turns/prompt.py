@@ -49,6 +49,12 @@ def text_size(line: Sequence[StoredMessage]) -> int:
     )
 
 
+def conversation_of(line: Sequence[StoredMessage]) -> str | None:
+    """By what name the engine can forget what it has computed for a branch: its first message. So an emptied chat goes
+    on as another conversation."""
+    return line[0].id if line else None
+
+
 def _stands(message: StoredMessage) -> bool:
     return message.kind == "summary" and message.state == "done" and bool(message.content)
 

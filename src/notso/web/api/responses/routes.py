@@ -58,11 +58,11 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(services: Services, owner: Owner, response_id: str) -> Response:
-    """Delete a stored response, and what the engine has kept of any conversation. Those that went on from it stay."""
+    """Delete a stored response, and what the engine has kept of it and of no other. Those that went on from it stay."""
     await _stored(services, owner, response_id, "response_id")
     await services.shared.store.delete_response(owner, response_id)
     if services.shared.engine.engine is not None:
-        await asyncio.to_thread(services.shared.engine.engine.forget)
+        await asyncio.to_thread(services.shared.engine.engine.forget, owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 

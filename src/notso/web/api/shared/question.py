@@ -15,8 +15,8 @@ Prompt = tuple[Message, ...] | str
 class Question(CompleteOptions):
     """A request, checked. Every prompt is answered with every one of `params`.
 
-    `fresh`: nothing cached may be used. `model`: the name that was given. `names`: what this API calls a field, where a
-    chat completion has another word for it.
+    `fresh`: nothing cached may be used. `keep`: the answer is stored until it is deleted. `model`: the name that was
+    given. `names`: what this API calls a field, where a chat completion has another word for it.
     """
 
     model: str | None = None
@@ -24,6 +24,7 @@ class Question(CompleteOptions):
     params: tuple[SamplingParams, ...]
     stream: bool = False
     fresh: bool = False
+    keep: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -31,6 +32,6 @@ class Question(CompleteOptions):
         """One for each answer, those to the same prompt beside each other."""
         return ((prompt, params) for prompt in self.prompts for params in self.params)
 
-    def options_for(self, owner: str, priority: Priority = "api") -> AnswerOptions:
+    def options_for(self, owner: str, priority: Priority = "api", *, conversation: str | None = None) -> AnswerOptions:
         """What the engine is told besides the prompt and the sampling."""
-        return {**self.options, "owner": owner, "priority": priority}
+        return {**self.options, "owner": owner, "priority": priority, "conversation": conversation}

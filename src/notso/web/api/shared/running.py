@@ -53,8 +53,8 @@ class OpenAnswers:
 class RunningAnswers:
     """One generation for each choice. Who starts them must `stop` them in the end, whatever happens.
 
-    `id` is what the answer is called, `asker` whose it is; `owner` is whose cached prompts may be used. `on_end` is
-    told once of each choice's end.
+    `id` is what the answer is called, `asker` whose it is; `owner` is whose cached prompts may be used,
+    `conversation` by what name they can be forgotten. `on_end` is told once of each choice's end.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class RunningAnswers:
         id: str,
         asker: str,
         owner: str,
+        conversation: str | None = None,
         among: OpenAnswers,
         on_end: OnEnd,
     ) -> None:
@@ -73,6 +74,7 @@ class RunningAnswers:
         self._engine = engine
         self._question = question
         self._owner = owner
+        self._conversation = conversation
         self._among = among
         self._on_end = on_end
         self._generations: list[Generation] = []
@@ -179,6 +181,6 @@ class RunningAnswers:
             self._note_ends()
 
     def _submit(self) -> None:
-        options = self._question.options_for(self._owner)
+        options = self._question.options_for(self._owner, conversation=self._conversation)
         for prompt, params in self._question.choices:
             self._generations.append(self._engine.submit(prompt, params, **options))

@@ -86,6 +86,7 @@ async def answer(
         id=form.id,
         asker=owner,
         owner=secrets.token_hex(16) if asked.fresh else owner,
+        conversation=form.id if asked.keep else None,
         among=services.answers,
         on_end=services.metrics.observe,
     )

@@ -15,7 +15,7 @@ from notso.web.chat.views import Owner, back, find_chat, in_step_context, path_o
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
-from notso.web.turns.prompt import prompt_messages
+from notso.web.turns.prompt import conversation_of, prompt_messages
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -152,7 +152,8 @@ async def suggestions(request: Request, services: Services, owner: Owner, chat_i
     settings = await settings_of(services, owner, chat)
     messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
     tools = services.toolbox.definitions(settings.tool_names)
-    found = await services.suggestions.after(line[-1].id, owner, chat, messages, settings, tools)
+    conversation = conversation_of(line)
+    found = await services.suggestions.after(line[-1].id, owner, chat, messages, settings, tools, conversation)
     if not found:
         return Response(status_code=204)
     return await services.pages.respond(request, "_suggestions.html", found=found, chat=chat)

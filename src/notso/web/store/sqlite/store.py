@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from notso.web.store.protocol import (
     Chat,
+    Conversation,
     Damage,
     NewAnswer,
     NewTurn,
@@ -173,8 +174,11 @@ class SQLiteStore:
     async def restore(self, owner: str, trash_id: str) -> str | None:
         return await self._write(lambda db: trash.restore(db, owner, trash_id))
 
-    async def purge(self, seconds: float) -> int:
-        return await self._write(lambda db: trash.purge(db, self._in_trash, seconds))
+    async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
+        return await self._write(lambda db: trash.thrown_away(db, trash.due(db, self._in_trash, seconds, now)))
+
+    async def purge(self, seconds: float, now: float | None = None) -> int:
+        return await self._write(lambda db: trash.purge(db, trash.due(db, self._in_trash, seconds, now)))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         await self._write(lambda db: tree_writes.add_chat(db, owner, chat, messages))

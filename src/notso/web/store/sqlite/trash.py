@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 import uuid
 
+from notso.web.store.protocol import Conversation
 from notso.web.store.sqlite.rows import settings_text
 from notso.web.store.sqlite.text_index import forget_chat, forget_message
 
@@ -52,13 +54,30 @@ def restore(db: sqlite3.Connection, owner: str, trash_id: str) -> str | None:
     return chat_id
 
 
-def purge(db: sqlite3.Connection, seen: dict[str, float], seconds: float) -> int:
-    """See ChatStore. `seen` says since when each thing is known to lie here, by a clock that nobody sets: were the time
-    of day set forward, what was thrown away a moment ago would be gone with no way back."""
-    now, known = time.monotonic(), dict(seen)
+def due(db: sqlite3.Connection, seen: dict[str, float], seconds: float, now: float | None) -> list[str]:
+    """What has lain here for so long. `seen` says since when each thing is known to lie here, by a clock that nobody
+    sets: were the time of day set forward, what was thrown away a moment ago would be gone with no way back."""
+    now, known = time.monotonic() if now is None else now, dict(seen)
     seen.clear()
     seen.update({trash_id: known.get(trash_id, now) for (trash_id,) in db.execute("SELECT id FROM trash")})
-    old = [trash_id for trash_id, since in seen.items() if now - since >= seconds]
+    return [trash_id for trash_id, since in seen.items() if now - since >= seconds]
+
+
+def thrown_away(db: sqlite3.Connection, old: list[str]) -> list[Conversation]:
+    """The conversations that `purge` of the same deletes."""
+    rows = db.execute(
+        """
+        WITH old AS (SELECT value AS id FROM json_each(?))
+        SELECT owner, id FROM messages WHERE parent_id IS NULL AND (
+            trash_id IN old OR chat_id IN (SELECT id FROM chats WHERE trash_id IN old))
+        """,
+        (json.dumps(old),),
+    )
+    return [Conversation(str(owner), str(first)) for owner, first in rows]
+
+
+def purge(db: sqlite3.Connection, old: list[str]) -> int:
+    """See ChatStore."""
     for trash_id in old:
         chats = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash_id,)).fetchall()
         messages = db.execute("SELECT id FROM messages WHERE trash_id = ?", (trash_id,)).fetchall()

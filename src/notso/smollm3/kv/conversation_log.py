@@ -1,0 +1,147 @@
+"""Which conversations a file of the cache on disk belongs to: a list beside the files, so that one conversation can be
+forgotten after a restart too.
+
+    magic   8   NOTSO-C1
+    ------------
+    conversation  8   a digest; then the name of a file:
+    model         8
+    key          16
+    tag           8
+    flags         4   1: a partial block; 2: the file is written anew, and nobody before has a part in it
+    checksum      4   CRC-32 of the record before it
+    ------------
+    and so on
+
+Records are appended before the file they name is written. A torn or damaged record is ignored: then a file has one
+conversation less, and is removed too early at worst. Where something is forgotten the list is written anew without it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from notso.smollm3.kv.block_file import BlockName, flush_folder, write_file
+
+MAGIC = b"NOTSO-C1"
+MOST_WASTE = 1024
+"""Records of no more use beside as many that are, before the list is written anew."""
+
+_RECORD = struct.Struct("=8s8s16s8sI")
+_CHECKSUM = struct.Struct("=I")
+RECORD_BYTES = _RECORD.size + _CHECKSUM.size
+_PARTIAL, _ANEW = 1, 2
+
+
+class ConversationLog:
+    """The list at `path`. Not thread-safe, but for `save`, which one thread at a time may call beside the others."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._of: dict[BlockName, set[bytes]] = {}
+        self._appended: list[bytes] = []
+        self._is_stale = False
+
+    def read(self, names: Collection[BlockName]) -> None:
+        """Read the list, as far as it speaks of files that are there."""
+        self._of.clear()
+        content = b""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with suppress(FileNotFoundError), os.fdopen(os.open(self._path, flags), "rb") as file:
+            content = file.read()
+        records = 0
+        for at in range(len(MAGIC), len(content) - RECORD_BYTES + 1, RECORD_BYTES):
+            records += 1
+            record, checksum = content[at : at + _RECORD.size], content[at + _RECORD.size : at + RECORD_BYTES]
+            if _CHECKSUM.pack(zlib.crc32(record)) != checksum:
+                continue
+            conversation, model, key, tag, marks = _RECORD.unpack(record)
+            name = BlockName(model, key, tag, is_partial=bool(marks & _PARTIAL))
+            if marks & _ANEW:
+                self._of.pop(name, None)
+            if name in names:
+                self._of.setdefault(name, set()).add(conversation)
+        if not content.startswith(MAGIC):
+            self._of.clear()
+        used = sum(len(conversations) for conversations in self._of.values())
+        is_whole = content.startswith(MAGIC) and (len(content) - len(MAGIC)) % RECORD_BYTES == 0
+        self._is_stale = not is_whole or records > 2 * used + MOST_WASTE
+
+    def has(self, name: BlockName) -> bool:
+        """Whether a file belongs to any conversation."""
+        return name in self._of
+
+    def begin(self, name: BlockName, conversations: Iterable[bytes]) -> None:
+        """A file is about to be written, or written anew, for these conversations."""
+        self._of[name] = set()
+        for conversation in conversations:
+            self._append(name, conversation, _ANEW if not self._of[name] else 0)
+
+    def add(self, name: BlockName, conversation: bytes) -> None:
+        """A file belongs to this conversation too."""
+        if conversation not in self._of.setdefault(name, set()):
+            self._append(name, conversation, 0)
+
+    def drop(self, name: BlockName) -> None:
+        """A file is gone."""
+        self._of.pop(name, None)
+
+    def forget(self, conversation: bytes) -> list[BlockName]:
+        """Take a conversation out; the files that belong to no other."""
+        left = []
+        for name, conversations in list(self._of.items()):
+            if conversation in conversations:
+                conversations.discard(conversation)
+                self._is_stale = True
+                if not conversations:
+                    del self._of[name]
+                    left.append(name)
+        return left
+
+    def rewrite(self) -> None:
+        """Have the list written anew, with nothing of what is gone."""
+        self._is_stale = True
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether the file lacks something, or has too much."""
+        return self._is_stale or bool(self._appended)
+
+    def unsaved(self) -> tuple[bytes, bool]:
+        """What `save` is to write, and whether in place of all that is there. Counts as saved from here on."""
+        if self._is_stale:
+            records = [
+                _record(name, conversation, 0)
+                for name, conversations in self._of.items()
+                for conversation in conversations
+            ]
+        else:
+            records = self._appended
+        is_anew, self._appended, self._is_stale = self._is_stale, [], False
+        return b"".join(records), is_anew
+
+    def save(self, records: bytes, is_anew: bool) -> None:
+        """Write that. Raises OSError."""
+        if is_anew:
+            write_file(self._path, [MAGIC + records], flush=True)
+            flush_folder(self._path.parent)
+        elif records:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                while records:
+                    records = records[os.write(descriptor, records) :]
+            finally:
+                os.close(descriptor)
+
+    def _append(self, name: BlockName, conversation: bytes, flags: int) -> None:
+        self._of[name].add(conversation)
+        self._appended.append(_record(name, conversation, flags))
+
+
+def _record(name: BlockName, conversation: bytes, flags: int) -> bytes:
+    record = _RECORD.pack(conversation, name.model, name.key, name.tag, flags | (_PARTIAL if name.is_partial else 0))
+    return record + _CHECKSUM.pack(zlib.crc32(record))

@@ -1,0 +1,120 @@
+"""Which conversations a file on disk belongs to: what is forgotten goes, what another has too stays, and damage to the
+list costs time and nothing else."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from smollm3.kv.block_folder import MODEL, TOKENS, Open, content, key
+
+from notso.smollm3.kv.conversation_log import MAGIC, MOST_WASTE, RECORD_BYTES
+from notso.smollm3.kv.disk_store import DiskStore
+
+ANN, BOB, CID = b"ann's...", b"bob's...", b"cid's..."
+
+
+def put(files: DiskStore, number: int, *conversations: bytes, is_partial: bool = False) -> None:
+    assert files.put(key(number), TOKENS, content(number), is_partial=is_partial, conversations=conversations)
+    assert files.flush(60)
+
+
+def held(files: DiskStore) -> set[int]:
+    return {int.from_bytes(known, "little") for known, _ in files._folder.known}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_one_conversation_alone_has_is_forgotten(opened: Open, tmp_path: Path, restarts: bool) -> None:
+    files = opened()
+    put(files, 1, ANN)
+    put(files, 2, ANN, BOB)
+    put(files, 3, BOB)
+    put(files, 4, ANN, is_partial=True)
+    put(files, 5, ANN)
+    files.belongs_to(key(5), BOB)
+    if restarts:
+        files.close()
+        files = opened()
+    assert held(files) == {1, 2, 3, 4, 5}
+    files.forget(ANN)
+    assert held(files) == {2, 3, 5} and len(list((tmp_path / "kv").glob("*.kv*"))) == 3
+    assert files.flush(60)
+    assert ANN not in (tmp_path / "kv" / "conversations").read_bytes()
+    files.forget(ANN)
+    files.forget(BOB)
+    assert held(files) == set() and not list((tmp_path / "kv").glob("*.kv*"))
+
+
+def test_what_waits_to_be_written_is_forgotten_too(opened: Open, tmp_path: Path) -> None:
+    files = opened()
+    for number in range(50):
+        assert files.put(key(number), TOKENS, content(number), conversations=(ANN if number % 2 else BOB,))
+    files.forget(ANN)
+    assert files.flush(60)
+    assert held(files) == set(range(0, 50, 2))
+    assert len(list((tmp_path / "kv").glob("*.kv*"))) == 25
+
+
+def test_the_end_of_an_answer_belongs_to_who_wrote_it_last(opened: Open) -> None:
+    files = opened()
+    put(files, 1, ANN, is_partial=True)
+    put(files, 1, BOB, is_partial=True)
+    files.forget(ANN)
+    assert held(files) == {1}
+    files.close()
+    files = opened()
+    files.forget(BOB)
+    assert held(files) == set()
+
+
+def test_the_conversations_of_other_models_are_forgotten_as_well(opened: Open, tmp_path: Path) -> None:
+    files = opened(b"another model")
+    put(files, 1, ANN)
+    files.close()
+    files = opened(MODEL)
+    files.forget(ANN)
+    assert not list((tmp_path / "kv").glob("*.kv*"))
+
+
+def test_whatever_happens_to_the_list_no_file_is_without_a_conversation(opened: Open, tmp_path: Path) -> None:
+    """It is cut anywhere, or a bit of it flips: files may be gone, and what is left can be forgotten."""
+    path, source = tmp_path / "kv" / "conversations", random.Random(1)
+    for _ in range(60):
+        files = opened()
+        for number in range(8):
+            put(files, number, *source.sample((ANN, BOB, CID), 2))
+        files.close()
+        whole = path.read_bytes()
+        at = source.randrange(len(whole))
+        broken = whole[:at] if source.random() < 0.5 else whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        path.write_bytes(broken)
+        files = opened()
+        put(files, 9, ANN)
+        files.close()
+        files = opened()
+        assert 9 in held(files)
+        for conversation in (ANN, BOB, CID):
+            files.forget(conversation)
+        assert held(files) == set() and not list((tmp_path / "kv").glob("*.kv*"))
+        files.close()
+
+
+def test_a_file_that_no_conversation_has_is_removed(opened: Open, tmp_path: Path) -> None:
+    files = opened()
+    put(files, 1, ANN)
+    files.close()
+    (tmp_path / "kv" / "conversations").unlink()
+    assert held(opened()) == set() and not list((tmp_path / "kv").glob("*.kv*"))
+
+
+def test_the_list_does_not_grow_without_end(opened: Open, tmp_path: Path) -> None:
+    path = tmp_path / "kv" / "conversations"
+    files = opened()
+    put(files, 1, ANN)
+    files.close()
+    record = path.read_bytes()[len(MAGIC) :]
+    path.write_bytes(MAGIC + record * (2 * MOST_WASTE))
+    files = opened()
+    assert files.flush(60)
+    assert held(files) == {1} and len(path.read_bytes()) == len(MAGIC) + RECORD_BYTES
