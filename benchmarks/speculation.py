@@ -34,7 +34,7 @@ import tokenizers
 
 from notso import Engine, Message, SamplingParams, __version__
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
-from notso.smollm3.model.transformer import Step
+from notso.smollm3.model.transformer import InputBatch
 from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, NgramDrafter
 from notso.smollm3.scheduling.step_latency import StepLatency, planned
 
@@ -184,9 +184,9 @@ def priced(steps: dict[int, float]) -> Callable[[int], float]:
     return lambda count: float(np.interp(count, rows, seconds)) / seconds[0]
 
 
-def step_of(engine: Engine, rows: int) -> Step:
+def step_of(engine: Engine, rows: int) -> InputBatch:
     """A step over `rows` positions of one sequence, all with logits."""
-    step = Step(engine.config, rows, rows)
+    step = InputBatch(engine.config, rows, rows)
     ids = np.random.default_rng(rows).integers(0, engine.config.vocab_size, rows, np.int32)
     step.fill(ids, range(rows), [0] * rows, range(rows))
     return step

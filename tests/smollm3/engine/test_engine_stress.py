@@ -220,14 +220,14 @@ def test_thousands_of_answers_leave_nothing_behind(crowded: Engine, tmp_path: Pa
 
 def check_books(engine: Engine) -> None:
     """Every block is blank or cached, every place is free, and windows belong to blocks that hold something."""
-    scheduler, cache, blocks = engine._scheduler, engine._runner.cache, engine._pool
+    scheduler, blocks = engine._scheduler, engine._pool
     assert not scheduler.running and not scheduler.waiting and sorted(scheduler._slots) == list(range(6))
     assert blocks.available == blocks.blocks and not any(blocks.references(block) for block in range(blocks.blocks))
     blank = set(blocks._blank)
     assert len(blank) == len(blocks._blank) and blank.isdisjoint(blocks._unreferenced)
-    held = set(cache._windows.values())
-    assert len(held) == len(cache._windows) and held.isdisjoint(cache._free)
-    assert not blank & set(cache._windows), "a blank block keeps a window"
+    held = set(blocks.windows.values())
+    assert len(held) == len(blocks.windows) and held.isdisjoint(blocks._free_windows)
+    assert not blank & set(blocks.windows), "a blank block keeps a window"
 
 
 def test_closing_in_the_middle_ends_every_answer(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_two_who_ask_at_once_get_what_each_gets_alone(engine: Engine) -> None:
         thread.join(120)
     for ours, expected in zip(got, alone, strict=True):
         np.testing.assert_array_equal(ours, expected)
-    cache = engine._core.scheduler.cache
+    cache = engine._core.scheduler.pool
     assert cache.available == cache.blocks
 
 
@@ -98,7 +98,7 @@ def test_closing_in_the_middle_is_told() -> None:
 
 def test_an_answer_waits_quietly_while_others_hold_the_cache(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     core, planned = engine._core, 0
-    cache, schedule = core.scheduler.cache, core.scheduler.schedule
+    cache, schedule = core.scheduler.pool, core.scheduler.schedule
 
     def counted(*given: Any) -> Any:
         nonlocal planned

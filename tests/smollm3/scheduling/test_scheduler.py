@@ -241,6 +241,32 @@ def test_whatever_comes_nothing_is_lost_and_nothing_mixed_up(
     assert machine.pool.available == blocks
 
 
+@settings(max_examples=25, deadline=None)
+@given(blocks=st.integers(8, 24), seed=st.integers(0, 1 << 30), has_windows=st.booleans())
+def test_what_is_forgotten_is_gone_and_nothing_else_whatever_comes(blocks: int, seed: int, has_windows: bool) -> None:
+    machine = Machine(blocks, 3, windows=WINDOW_BLOCKS * 3 + STEP_WINDOW_BLOCKS if has_windows else None)
+    rng = random.Random(seed)
+    pool, names = machine.pool, [bytes([number]) * 8 for number in range(4)]
+    left = 12
+    while left or machine.goals:
+        if left and rng.random() < 0.3:
+            left -= 1
+            machine.add(prompt(rng.randrange(2), rng.randrange(1, 400)), 20, conversation=rng.choice(names))
+        machine.step(rng.choice((16, 100, 512)), draft=rng)
+        if rng.random() < 0.2:
+            before = [pool.conversations(block) for block in range(blocks)]
+            gone = rng.choice(names)
+            machine.scheduler.forget(gone)
+            machine.check()
+            assert [pool.conversations(block) for block in range(blocks)] == [who - {gone} for who in before]
+            assert pool.cached == sum(
+                bool(pool.conversations(block)) and not pool.references(block) for block in range(blocks)
+            )
+    for name in names:
+        machine.scheduler.forget(name)
+    assert pool.blank == blocks and not pool.windows
+
+
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1 << 30), damage=st.booleans())
 def test_blocks_from_the_disk_are_read_in_the_right_places(seed: int, damage: bool) -> None:

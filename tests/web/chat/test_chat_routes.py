@@ -109,6 +109,25 @@ def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch
     assert server.client.post(f"/undo/{trash}", data={}).status_code == 404
 
 
+def test_an_emptied_chat_goes_on_as_another_conversation(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what is said in it afterwards is not forgotten with what was said before."""
+    monkeypatch.setattr(app_module, "UNDO_SECONDS", 0.0)
+    monkeypatch.setattr(app_module, "PURGE_SECONDS", 0.05)
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    asked = server.ask("secret walrus")
+    server.finished(asked)
+    server.client.post(f"/chats/{asked.chat_id}/messages", data={"text": "more", "key": new_id()})
+    server.finished(server.last(asked.chat_id))
+    assert server.client.post(f"/chats/{asked.chat_id}/clear", data={}).status_code in (200, 303)
+    server.client.post(f"/chats/{asked.chat_id}/messages", data={"text": "a fresh start", "key": new_id()})
+    server.finished(server.last(asked.chat_id))
+    first, second, fresh = (request.conversation for request in engine.requests)
+    assert first == second and fresh not in (first, None)
+    server.wait(lambda: bool(engine.forgotten))
+    assert [conversation for _, conversation in engine.forgotten] == [first]
+
+
 def test_search_marks_hits_and_escapes_the_rest(start: Start) -> None:
     server = start(ScriptedEngine(lambda m, t: say("It is a <b>walrus</b>."))).ready()
     asked = server.ask("About walruses & co")

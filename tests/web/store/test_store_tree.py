@@ -14,6 +14,7 @@ import pytest
 from notso.web.store.protocol import (
     Attachment,
     Chat,
+    Conversation,
     NewAnswer,
     NewTurn,
     Numbers,
@@ -145,8 +146,14 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(tmp_path: Path)
         assert await store.restore(OWNER, trash or "") == chat.id
         assert await shown(store, chat) == ["about walruses", "tusks"]
         assert (await store.chats(OWNER))[0].settings == {"seed": 1}
+        first = (await store.messages(OWNER, chat.id))[0].id
         await store.trash_messages(OWNER, chat.id, reset=False)
+        assert await store.thrown_away(60) == [], "it is still young"
+        assert await store.thrown_away(0) == [Conversation(OWNER, first)]
+        await finished(store, a_turn(chat, "about seals"), "whiskers")
+        assert await store.thrown_away(0) == [Conversation(OWNER, first)], "what is said afterwards stays"
         trash = await store.trash_chat(OWNER, chat.id)
+        assert len(await store.thrown_away(0)) == 2
         assert await store.purge(60) == 0, "it is still young"
         assert await store.purge(0) == 2
         assert await store.restore(OWNER, trash or "") is None
