@@ -99,7 +99,7 @@ def run(
         accepted = 0
         while accepted < len(drafts) and drafts[accepted] == task.answer[at + accepted]:
             accepted += 1
-        drafter.judge(len(drafts), accepted)
+        drafter.accept(len(drafts), accepted)
         drafter.extend(task.answer[at : at + accepted + 1])
         outcome.proposing_s += time.perf_counter() - started
         if tried is not None and drafts:

@@ -105,7 +105,7 @@ def test_they_push_nothing_out_that_was_used(file: Path, monkeypatch: pytest.Mon
 
 
 def test_what_cannot_be_recorded_ahead_is_not_tried_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tries, record = list[int](), ModelRunner._record
+    tries, record = list[int](), ModelRunner._capture
 
     def fails(runner: ModelRunner, shape: tuple[int, int], step: Any) -> Any:
         if shape == (1, 1):
@@ -114,7 +114,7 @@ def test_what_cannot_be_recorded_ahead_is_not_tried_again(file: Path, monkeypatc
         return record(runner, shape, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ModelRunner, "_record", fails)
+        patch.setattr(ModelRunner, "_capture", fails)
         with Engine.load(file, context_tokens=40, threads=1) as engine:
             until(lambda: engine._runner.has_captured_steps)
             engine._core.call(lambda: None)

@@ -105,7 +105,7 @@ def test_after_three_wrong_guesses_it_is_silent_for_longer_and_longer() -> None:
             if drafter.propose(2):
                 break
             silent += 4
-        drafter.judge(2, 0)
+        drafter.accept(2, 0)
         silences.append(silent)
 
     assert silences[:EMPTY_ROUNDS] == [0] * EMPTY_ROUNDS
@@ -118,9 +118,9 @@ def test_a_right_guess_ends_the_distrust() -> None:
     drafter = after(5)
     for _ in range(EMPTY_ROUNDS - 1):
         assert drafter.propose()
-        drafter.judge(1, 0)
-    drafter.judge(2, 2)
-    drafter.judge(1, 0)
+        drafter.accept(1, 0)
+    drafter.accept(2, 2)
+    drafter.accept(1, 0)
     drafter._right[:] = drafter._judged[:]  # nothing but the silence could speak against a guess
 
     assert drafter.propose()
@@ -130,7 +130,7 @@ def test_a_match_as_long_as_can_be_is_heard_even_in_silence() -> None:
     drafter = NgramDrafter([*range(50), *LONG])
     drafter.propose()
     for _ in range(EMPTY_ROUNDS):
-        drafter.judge(1, 0)
+        drafter.accept(1, 0)
     drafter._right[:] = drafter._judged[:]
     drafter.extend([FRESH, *range(45, 50)])
     assert drafter.propose() == []
@@ -144,9 +144,9 @@ def test_guesses_that_go_wrong_become_shorter_and_those_that_go_right_longer() -
     usual = len(after(9).propose())
     for _ in range(2):
         wrong.propose()
-        wrong.judge(usual, 0)
+        wrong.accept(usual, 0)
         right.propose()
-        right.judge(usual, usual)
+        right.accept(usual, usual)
 
     assert len(wrong.propose()) < usual < len(right.propose())
 
@@ -199,7 +199,7 @@ def test_whatever_comes_proposals_keep_their_form(ids: list[int], rounds: list[t
     for limit, rows, right in rounds:
         drafts = drafter.propose(limit, rows)
         assert len(drafts) <= max(0, min(limit, MOST_DRAFTS)) and 4 not in drafts and set(drafts) <= set(ids)
-        drafter.judge(len(drafts), min(right, len(drafts)))
+        drafter.accept(len(drafts), min(right, len(drafts)))
         came = [*drafts[:right], right % 4]
         drafter.extend(came)
         ids = ids + came
@@ -219,7 +219,7 @@ def test_time_and_memory_are_bounded() -> None:
     started = time.thread_time()
     for _ in range(1_000):  # the worst there is: a match everywhere, and it is never right
         drafter.propose()
-        drafter.judge(1, 0)
+        drafter.accept(1, 0)
         drafter.extend([7])
     assert time.thread_time() - started < 1_000 * 60e-6
 
@@ -235,7 +235,7 @@ def speed_up(prompt: list[int], answer: list[int]) -> float:
         right = 0
         while right < len(drafts) and drafts[right] == answer[at + right]:
             right += 1
-        drafter.judge(len(drafts), right)
+        drafter.accept(len(drafts), right)
         drafter.extend(answer[at : at + right + 1])
         at += right + 1
         cost += planned(1 + len(drafts))

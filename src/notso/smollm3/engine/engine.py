@@ -144,7 +144,7 @@ class Engine:
         weights: "mmap" reads them from the mapped file; "hugepages" copies them to 2 MiB pages in the background while
         it already answers; "auto" does so for files where it pays, if memory and the system allow.
         kv: how keys and values are kept; "auto" chooses by context and memory. max_num_seqs: answers written at the
-        same time; None takes up to 16 as memory allows. speculation: guess tokens ahead where that pays; what is said
+        same time; None takes up to 16 as memory allows. speculation: draft tokens where that pays; what is said
         stays the same. cache_dir: a private folder for up to `cache_bytes` of what was computed, so that conversations
         go on after a restart without being read again; None keeps nothing.
 

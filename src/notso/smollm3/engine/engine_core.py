@@ -244,7 +244,7 @@ class EngineCore:
                 self._fail(request, EngineError(f"the answer failed inside: {type(error).__name__}"))
 
     def _draft_tokens(self) -> int:
-        """Guess what follows in each answer, while no prompt wants the rows. How many rows answers will have."""
+        """Draft what follows in each answer, while no prompt wants the rows. How many rows answers will have."""
         running = self.scheduler.running
         decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
         rows = sum(sequence.pending for sequence in decoding)
@@ -317,7 +317,7 @@ class EngineCore:
             try:
                 token, new = request.draw(row)
             except Exception:
-                request.generation.write(events)  # what came before is told, guessed ahead or not
+                request.generation.write(events)  # what came before is told, drafted or not
                 raise
             events += new
             if request.is_over:
@@ -329,7 +329,7 @@ class EngineCore:
                 break
             right += 1
         self.scheduler.advance(chunk, right)
-        request.judge(len(chunk.drafts), right)
+        request.accept(len(chunk.drafts), right)
         self._totals.generated_tokens_total += right + 1
         self._totals.drafted_tokens_total += len(chunk.drafts)
         self._totals.accepted_tokens_total += right

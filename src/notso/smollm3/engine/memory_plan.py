@@ -30,7 +30,7 @@ PREFILL_CHUNK_TOKENS = 512
 """Rows of one prefill step. Stopping, and the memory for a step, go by this; results do not depend on it."""
 
 SAMPLED_ROWS = 64
-"""Rows of a step that get logits: one for each sequence, and guesses where there are few of them."""
+"""Rows of a step that get logits: one for each sequence, and draft tokens where there are few of them."""
 
 SHARED_TOKENS = 32_768
 """What all chats together are given where memory is plentiful: four of the default context, or sixteen short ones."""

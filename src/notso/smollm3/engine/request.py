@@ -19,7 +19,7 @@ from notso.smollm3.values.messages import Message
 @dataclass(eq=False)
 class Request:
     """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that end
-    a thought for the model; `propose`: makes the one that guesses what comes next, once the answer is under way (None:
+    a thought for the model; `propose`: makes the drafter of what comes next, once the answer is under way (None:
     nobody does); `guide`: what keeps the answer to a grammar; `describe`: makes a token's log probabilities;
     `next_ids`: writes what the next turn's prompt begins with, given the answer (empty: of no use). Times in seconds of
     `perf_counter`, 0 until they come."""
@@ -93,12 +93,12 @@ class Request:
             events += self.output.push(token)
         return events
 
-    def judge(self, drafted: int, right: int) -> None:
-        """Of the guesses computed with the last step so many were right; the drafter learns of that and what came."""
+    def accept(self, drafted: int, right: int) -> None:
+        """Of the draft tokens of the last step so many were right; the drafter learns of that and what came."""
         self.drafted += drafted
         self.accepted += right
         if self.drafter is not None:
-            self.drafter.judge(drafted, right)
+            self.drafter.accept(drafted, right)
             self.drafter.extend(self.sequence.tokens[self.drafter_told :])
         self.drafter_told = len(self.sequence.tokens)
 

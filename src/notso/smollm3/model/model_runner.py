@@ -26,7 +26,7 @@ MAX_SAMPLED = 64
 """Rows of one step whose logits are wanted: half a megabyte each with 128,256 tokens."""
 
 CAPTURED_ROWS = 64
-"""Steps of up to so many rows are recorded and replayed: there the interpreter's share would be felt."""
+"""Steps of up to so many rows are captured and replayed: there the interpreter's share would be felt."""
 
 MAX_CAPTURED_STEPS = 160
 
@@ -71,7 +71,7 @@ class ModelRunner:
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
         """Compute chunks: for each its logits (1 + drafts, vocab), valid until the next step; (0, vocab) if unwanted.
 
-        `go_on` is asked before each layer of a step that is long, or not recorded because it is done `once`; None if it
+        `go_on` is asked before each layer of a step that is long, or not captured because it is done `once`; None if it
         said no.
         """
         rows = sum(chunk.rows for chunk in chunks)
@@ -87,7 +87,7 @@ class ModelRunner:
             self._captured.move_to_end(shape)
             program.run()
         elif rows <= CAPTURED_ROWS and not once:
-            program = self._record(shape, step)
+            program = self._capture(shape, step)
             if len(self._captured) > MAX_CAPTURED_STEPS:
                 self._captured.popitem(last=False)
             program.run()
@@ -106,16 +106,16 @@ class ModelRunner:
             self.has_captured_steps = True
             return
         try:
-            self._record((lacking, 1), self._step.part(lacking, 1))
+            self._capture((lacking, 1), self._step.part(lacking, 1))
         except BaseException:
             self.has_captured_steps = True  # it is not tried again
             raise
 
-    def _record(self, shape: tuple[int, int], step: InputBatch) -> ops.Program:
+    def _capture(self, shape: tuple[int, int], step: InputBatch) -> ops.Program:
         program = ops.Program()
         with program.record():
             self._model.forward(step)
-        self._captured[shape] = step, program  # kept only when whole: Ctrl-C may come while it is recorded
+        self._captured[shape] = step, program  # kept only when whole: Ctrl-C may come while it is captured
         return program
 
 

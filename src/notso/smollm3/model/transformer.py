@@ -84,7 +84,7 @@ class InputBatch:
 
 
 class SmolLM3:
-    """The model over one cache. `forward` runs eagerly, or is recorded when called inside `Program.record()`."""
+    """The model over one cache. `forward` runs eagerly, or is captured when called inside `Program.record()`."""
 
     def __init__(self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache) -> None:
         self.config = config

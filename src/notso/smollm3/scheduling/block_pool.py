@@ -209,6 +209,11 @@ class BlockPool:
     # Windows
 
     @property
+    def has_windows(self) -> bool:
+        """Whether the format has any."""
+        return self._has_windows
+
+    @property
     def windows(self) -> Mapping[int, int]:
         """The window of each block that has one, as it changes."""
         return MappingProxyType(self._windows)
@@ -237,8 +242,9 @@ class BlockPool:
 
     def close_windows(self, blocks: Sequence[int], start: int, count: int) -> None:
         """It has computed `count` of them: of what is full by now, only the first block needs its window."""
-        for block in blocks[max(start // BLOCK_TOKENS, 1) : (start + count) // BLOCK_TOKENS]:
-            self._free_window(block)
+        if self._has_windows:
+            for block in blocks[max(start // BLOCK_TOKENS, 1) : (start + count) // BLOCK_TOKENS]:
+                self._free_window(block)
 
     def _free_window(self, block: int) -> None:
         window = self._windows.pop(block, None)

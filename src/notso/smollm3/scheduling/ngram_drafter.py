@@ -1,12 +1,12 @@
-"""Guessing the next tokens without a second model: what followed the last time the text ran like this.
+"""Draft tokens without a second model: what followed the last time the text ran like this.
 
 Proposals come from the prompt and from the answer so far. The engine computes them together with the token it needs
-anyway, samples every position as it would have without them, and keeps what agrees (sample-then-compare), so a guess
-can change how long an answer takes and never what it says.
+anyway, samples every position as it would have without them, and keeps what agrees (sample-then-compare), so a draft
+token can change how long an answer takes and never what it says.
 
-Whether to guess, and how far, is a matter of cost: of all lengths the one with the most tokens for its time is taken,
-given how likely a guess is right after a match of this length (counted for each answer) and what more rows of a step
-cost. After three guesses that were wrong from the start it stays silent for a while, each time for longer.
+Whether to draft, and how far, is a matter of cost: of all lengths the one with the most tokens for its time is taken,
+given how likely a draft token is right after a match of this length (counted for each answer) and what more rows of a
+step cost. After three drafts that were wrong from the start it stays silent for a while, each time for longer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MOST_DRAFTS = 15  # with the token that is computed anyway, one tile of 16 rows
 MATCH_CLASSES = (3, 4, 6, 9, 14, 22, 32)
 """Matches are told apart by these lengths."""
 EXPECTED_RIGHT = (0.30, 0.40, 0.55, 0.70, 0.82, 0.90, 0.95)
-"""How often a guessed token is right after a match of each class, before an answer has shown otherwise (measured on the
+"""How often a draft token is right after a match of each class, before an answer has shown otherwise (measured on the
 tasks of benchmarks/speculation.py)."""
 EXPECTED_WEIGHT = 4.0  # tokens that expectation counts for
 MEMORY = 0.94  # what each judged token leaves of those before
 RECOVERY = (
-    0.02  # towards what was expected, each time that no guess seemed worth it: else none would ever be tried again
+    0.02  # towards what was expected, each time that no draft seemed worth it: else none would ever be tried again
 )
 
 WORTH_IT = 1.04  # least gain for which rows are spent
@@ -41,7 +41,7 @@ _BITS = 21  # of one token id in the key of three
 
 
 class NgramDrafter:
-    """The guesses for one answer, over `ids`, its prompt. A microsecond or two for each token.
+    """The draft tokens for one answer, over `ids`, its prompt. A microsecond or two for each token.
 
     Of the tokens in `never` (control tokens) none is proposed, nor anything behind one.
     """
@@ -73,7 +73,7 @@ class NgramDrafter:
         return len(self._ids)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """What came next, guessed or not."""
+        """What came next, drafted or not."""
         ids, before, last, key = self._ids, self._before, self._last, self._key
         mask = (1 << 2 * _BITS) - 1
         for token in tokens:
@@ -88,9 +88,9 @@ class NgramDrafter:
         self._key = key
 
     def propose(self, limit: int = MOST_DRAFTS, rows: int = 1) -> list[int]:
-        """Guesses at what follows, at most `limit`; none if none is worth its rows.
+        """Draft tokens for what follows, at most `limit`; none if none is worth its rows.
 
-        rows: what the step has without them. Judge the answer with `judge` if it was not empty.
+        rows: what the step has without them. Tell `accept` what came of it if it was not empty.
         """
         limit = min(limit, self._most)
         if limit < 1:
@@ -106,7 +106,7 @@ class NgramDrafter:
             self._right[kind] += RECOVERY * (EXPECTED_RIGHT[kind] * self._judged[kind] - self._right[kind])
         return self._continuation(place, length)
 
-    def judge(self, drafted: int, accepted: int) -> None:
+    def accept(self, drafted: int, accepted: int) -> None:
         """Of the last proposal, `accepted` tokens of `drafted` were right (and the next one, if any, was wrong)."""
         if drafted < 1:
             return
@@ -142,7 +142,7 @@ class NgramDrafter:
         return best, longest
 
     def _best_length(self, right: float, limit: int, rows: int) -> int:
-        """How many guesses give the step the most tokens for its time, each right with this probability."""
+        """How many draft tokens give the step the most tokens for its time, each right with this probability."""
         best, gain, tokens, chance = 0, WORTH_IT, float(rows), 1.0
         for length in range(1, limit + 1):
             chance *= right
@@ -153,7 +153,7 @@ class NgramDrafter:
         return best
 
     def _continuation(self, place: int, length: int) -> list[int]:
-        """What stood at `place` and after; behind the end it goes on with the guesses themselves, for what repeats."""
+        """What stood at `place` and after; behind the end it goes on with the draft itself, for what repeats."""
         drafts: list[int] = []
         end = len(self._ids)
         for at in range(place, place + length):

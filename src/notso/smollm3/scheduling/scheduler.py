@@ -26,7 +26,7 @@ MAX_STARVATION = 16
 """So many later arrivals may be admitted before a waiting sequence goes first, whatever its priority."""
 
 LOADS_PER_STEP = 8
-"""Blocks brought back from disk between two steps: running chats should not feel it."""
+"""Blocks loaded from the disk between two steps: running chats should not feel it."""
 
 
 class Offload(Protocol):
@@ -97,7 +97,7 @@ class Scheduler:
                 break
             if sequence.batch_index is not None and sequence.pending > FEW_ROWS and not self._match(sequence, plan):
                 room -= self._plan_chunk(sequence, min(sequence.pending, room), plan)
-        for chunk in plan.chunks:
+        for chunk in plan.chunks if self.pool.has_windows else ():
             self.pool.open_windows(chunk.sequence.blocks, chunk.start, chunk.rows)
         return plan
 

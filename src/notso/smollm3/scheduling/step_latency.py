@@ -1,4 +1,4 @@
-"""What a step of more rows costs beside one of fewer: the price of guessing ahead.
+"""What a step of more rows costs beside one of fewer: the price of draft tokens.
 
 A step reads every weight once whatever its rows, so the first few ride along; how many depends on kernels and machine.
 The planning figures stand in until steps have been timed, and hold a single strange timing in check afterwards.
