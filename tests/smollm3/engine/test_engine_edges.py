@@ -247,7 +247,7 @@ class Places:
 
 
 @pytest.mark.parametrize("sequences", [2, 3])
-def test_prompts_that_interrupt_each_other_have_companions_enough(small: Path, sequences: int) -> None:
+def test_prompts_that_interrupt_each_other_have_windows_enough(small: Path, sequences: int) -> None:
     """Each is stopped in the middle of a tile, after a step that touched as many as one can."""
     rng, places = random.Random(sequences), Places(small, sequences)
     for priority in (2, 1, 0)[-sequences:]:
@@ -257,7 +257,7 @@ def test_prompts_that_interrupt_each_other_have_companions_enough(small: Path, s
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 3, 5])
-def test_companions_suffice_whatever_comes(small: Path, sequences: int) -> None:
+def test_windows_suffice_whatever_comes(small: Path, sequences: int) -> None:
     """And none is left when everything is forgotten."""
     for seed in range(10):
         rng, places = random.Random(seed), Places(small, sequences)

@@ -110,7 +110,7 @@ def test_what_is_forgotten_leaves_no_file_and_no_block(tmp_path: Path, kv: KVFor
     assert not list(tmp_path.rglob("*.kv*"))
 
 
-def test_companions_of_a_former_format_are_counted_and_forgotten(tmp_path: Path) -> None:
+def test_windows_of_a_former_format_are_counted_and_forgotten(tmp_path: Path) -> None:
     with load(tmp_path, "k4v3") as engine:
         answer(engine, PROMPT)
     beside = sum(path.stat().st_size for path in (tmp_path / "windows").glob("*.kv*"))
