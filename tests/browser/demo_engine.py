@@ -58,7 +58,7 @@ class DemoEngine:
 
         def noted_submit(request: Any) -> None:
             self.prompts.append(engine.tokenizer.decode(request.sequence.prompt))
-            if words := self._next_words(is_suggestion=request.sequence.rank > 0):
+            if words := self._next_words(is_suggestion=request.sequence.priority > 0):
                 self._put_in_mouth(engine, request, *words)
             submit(request)
 
@@ -116,7 +116,7 @@ class DemoEngine:
         ids = [token for part in answer for token in self._ids(engine, part)]
         inside = [token for part in thoughts for token in self._ids(engine, part)]
         thought = [*inside, tokenizer.think_close_id, *tokenizer.encode(THOUGHT_END)]
-        if request.answer.in_reasoning:  # it goes on with a thought
+        if request.output.in_reasoning:  # it goes on with a thought
             ids = [*thought, *ids]
         elif thoughts and tokenizer.think_close_id not in request.sequence.prompt[-8:]:
             ids = [tokenizer.think_open_id, *thought, *ids]
@@ -152,7 +152,7 @@ class Dictation:
 
     def sample(self, logits: Any, history: Sequence[int], position: int) -> int:
         """The next token."""
-        ids, answer = self._ids, self._request.answer
+        ids, answer = self._ids, self._request.output
         token = next(ids, self._end)
         if answer.reasoning_tokens and not answer.in_reasoning and self._close is not None:
             close, self._close = self._close, None  # the thought is over: by itself, or because somebody wanted it so
@@ -174,8 +174,8 @@ def _read(request: Any) -> int:
 
 
 def _thought(request: Any) -> int:
-    return request.answer.reasoning_tokens if request.answer.in_reasoning else 0
+    return request.output.reasoning_tokens if request.output.in_reasoning else 0
 
 
 def _answered(request: Any) -> int:
-    return 0 if request.answer.in_reasoning else request.answer.tokens - request.answer.reasoning_tokens
+    return 0 if request.output.in_reasoning else request.output.tokens - request.output.reasoning_tokens

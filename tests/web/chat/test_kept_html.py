@@ -72,7 +72,7 @@ def test_an_older_renderer_s_html_is_made_anew_once(
     server = start(ScriptedEngine()).ready()
     chat = imported(server)
     server.client.get(chat)
-    for module in ("web.chat.kept_html", "web.pages", "web.chat.follower"):
+    for module in ("web.chat.kept_html", "web.chat.templates", "web.turns.turn_consumer"):
         monkeypatch.setattr(f"notso.{module}.RENDERER_VERSION", markdown.RENDERER_VERSION + 1)
     for _ in range(2):
         server.client.get(chat)

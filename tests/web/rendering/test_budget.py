@@ -35,7 +35,7 @@ def test_a_single_block_is_left_in_its_middle() -> None:
     "text",
     [
         *(SLOW, "- a\n" * 40_000, "a\n===\n" * 30_000, "> a\n\n" * 30_000, "|a|b|\n|-|-|\n" + "|c|d|\n" * 20_000),
-        *("```python\n" + "(" * 19_000 + "\n```\n", "```html\n" + "<a b=" * 3_900 + "\n```\n"),
+        *("```python\n" + "(\n" * 9_500 + "```\n", "```html\n" + "<a b=\n" * 3_200 + "```\n"),
     ],
     ids=lambda text: repr(text[:8]),
 )

@@ -20,7 +20,7 @@ LOOK_AGAIN_S = 1.0
 """A process that does not write looks so often for what the other one has written."""
 
 _NO_BLOCK = (errno.ENOENT, errno.ELOOP, errno.EISDIR, errno.ENOTDIR)  # of a file that is not there, or is no file
-_OURS = re.compile(rf"{BlockName.PATTERN}\.(?:kv\d+|tmp)")
+_OURS = re.compile(rf"{BlockName.PATTERN}\.(?:kv\d+|tmp)|conversations\.tmp")
 _log = logging.getLogger(__name__)
 
 

@@ -146,7 +146,8 @@ class StrictHttp:
 
 
 def _refusal(scope: Scope) -> PlainTextResponse | None:
-    request_line = len(scope["method"]) + len(scope["raw_path"]) + len(scope["query_string"]) + 13  # blanks, ?, version
+    path = scope.get("raw_path") or scope["path"]
+    request_line = len(scope["method"]) + len(path) + len(scope.get("query_string", b"")) + 13  # blanks, ?, version
     if request_line + sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > MAX_HEADER_BYTES:
         return PlainTextResponse("The headers are too large.\n", 431)
     if any(value.lower() != "identity" for value in header_values(scope, b"content-encoding")):
