@@ -50,7 +50,8 @@ class Crowd:
 
     def _live(self, number: int, turns: int | None) -> None:
         chance = random.Random(1000 * self._seed + number)
-        with httpx.Client(base_url=self._victim.url, timeout=ANSWER_SECONDS) as client:
+        limits = httpx.Limits(keepalive_expiry=2.0)  # sooner than the server lets go: no request meets its goodbye
+        with httpx.Client(base_url=self._victim.url, timeout=ANSWER_SECONDS, limits=limits) as client:
             chat, in_chat, made = "", 0, 0
             while not self._over.is_set() and (turns is None or made < turns):
                 try:
