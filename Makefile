@@ -7,8 +7,8 @@ NATIVE := $(shell find native -type f 2>/dev/null) CMakeLists.txt pyproject.toml
 BROWSER := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 ARGS   ?=
 
-.PHONY: help run test test-long check again test-engine test-doors test-browser lint format bench results parity fuzz chaos clean stub \
-  sanitize screenshots lock audit sbom
+.PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
+  results parity fuzz chaos clean stub sanitize screenshots lock audit sbom
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -18,19 +18,20 @@ run: $(VENV)/.run  ## build what is missing, start the chat on http://127.0.0.1:
 
 test: $(VENV)/.dev  ## run the tests (ARGS="-k words")
 	@test -n "$(BROWSER)" || echo "no chromium found: the browser tests will be skipped"
-	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(MAKE) --no-print-directory -j3 $(PARTS))
+	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(MAKE) --no-print-directory -j4 $(PARTS))
 
 check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side
-	@LONG="$$($(BIN)/python tests/long_tests.py)" $(MAKE) --no-print-directory -j4 lint $(PARTS)
+	@LONG="$$($(BIN)/python tests/long_tests.py)" $(MAKE) --no-print-directory -j5 lint $(PARTS)
 
 test-long: $(VENV)/.dev  ## run all tests, those that take minutes too, and record that they passed (commit the record)
-	@LONG=all $(MAKE) --no-print-directory -j3 $(PARTS)
+	@LONG=all $(MAKE) --no-print-directory -j4 $(PARTS)
 	@$(BIN)/python tests/long_tests.py --record
 
-# The tests in three parts that take as long and run beside one another: one computes while the others wait.
-PARTS := test-engine test-doors test-browser
+# The tests in four parts that run beside one another: one computes while the others wait.
+PARTS := test-engine test-doors test-browser test-chaos
 test-engine: FOLDERS := tests/architecture tests/fuzz tests/parity tests/qtensor tests/smollm3
-test-doors: FOLDERS := tests/chaos tests/cli tests/web
+test-doors: FOLDERS := tests/cli tests/web
+test-chaos: FOLDERS := tests/chaos
 test-browser: FOLDERS := tests/browser
 
 # With AGAIN=1 tests that fail (rc 1) are left to `make again`; whatever else goes wrong is a failure at once.

@@ -194,7 +194,7 @@ def verdict(path: Path) -> bool:
 def runs(path: Path) -> bool:
     """Whether an engine takes the file, and answers or says in one line why not."""
     try:
-        engine = Engine.load(path, context_tokens=512, threads=1, max_num_seqs=1)
+        engine = Engine.load(path, threads=1, max_num_seqs=1)
     except NotsoError as error:
         check_line(str(error))
         return False

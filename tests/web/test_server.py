@@ -95,7 +95,7 @@ def process(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 def test_after_kill_9_the_partial_answer_is_there_and_marked(process: Callable[..., Process]) -> None:
     first = process()
     chat = first.ask(5000)
-    first.wait_for("word word", chat)
+    first.wait_for("word word word", f"{chat}/export/json")  # it is on the disk; the page may be ahead of that
     os.kill(first.process.pid, signal.SIGKILL)
     assert first.end()[0] == -signal.SIGKILL
     second = process()
@@ -140,7 +140,7 @@ def test_a_long_answer_is_interrupted_with_its_text_and_streams_end(process: Cal
 def test_a_second_signal_ends_it_at_once(process: Callable[..., Process]) -> None:
     first = process(drain_seconds=60.0)
     chat = first.ask(5000)
-    first.wait_for("word word", chat)
+    first.wait_for("word word word", f"{chat}/export/json")
     first.process.send_signal(signal.SIGTERM)
     first.wait_for("stopping", "/health")
     began = time.monotonic()

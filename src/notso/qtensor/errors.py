@@ -20,9 +20,9 @@ MAX_QUOTED_CHARACTERS = 80
 
 
 def one_line(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
-    """`text` cut at `limit` characters, with newlines, control characters and their like escaped."""
-    shown = text if len(text) <= limit else text[: limit - 3] + "..."
-    return shown if shown.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+    """`text` with newlines, control characters and their like escaped, cut at `limit` characters."""
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
 
 
 def quoted(value: object) -> str:
