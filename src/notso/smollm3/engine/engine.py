@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date as Date
 from pathlib import Path
-from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +37,9 @@ from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import Event
-from notso.smollm3.values.messages import Message, Tool
+from notso.smollm3.values.messages import Message
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate
-from notso.smollm3.values.request_options import AnswerOptions, CompleteOptions, PromptInput
+from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
 Floats = npt.NDArray[np.float32]
@@ -225,50 +223,25 @@ class Engine:
         """
         return self.tokenizer.decode(checked_ids(ids, self.config.vocab_size), skip_control=False) if len(ids) else ""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
         """The exact text of the prompt, as the model file's template prints it."""
-        return self._prompts.template.render(messages, thinking=thinking, tools=tools, date=date)
+        asked = options or RequestOptions()
+        return self._prompts.template.render(messages, thinking=asked.thinking, tools=asked.tools, date=asked.date)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
         """The prompt's token ids. Control tokens come from the template only, never from what a message says."""
-        return self._prompts.write(messages, thinking, tools, date).ids
+        return self._prompts.write(messages, options or RequestOptions()).ids
 
-    def count_tokens(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-    ) -> int:
+    def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         """How many tokens the prompt has."""
-        return len(self.encode_chat(messages, thinking, tools, date))
+        return len(self.encode_chat(messages, options))
 
-    def estimate(
-        self,
-        messages: Sequence[Message],
-        *,
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-        owner: str = "",
-    ) -> PromptEstimate:
+    def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
         """What reading this prompt would cost now."""
         self._require_open()
-        owner = CompleteOptions(owner=owner).owner
-        ids = self.encode_chat(messages, thinking, tools, date)
-        cached = self._core.call(lambda: self._scheduler.cached_length(self._salt(owner), ids))
+        salt = self._salt((options or RequestOptions()).owner)
+        ids = self.encode_chat(messages, options)
+        cached = self._core.call(lambda: self._scheduler.cached_length(salt, ids))
         per_token = self._core.prompt_s_per_token
         seconds = per_token * (len(ids) - cached) if per_token else None
         return PromptEstimate(len(ids), cached, seconds)
@@ -286,22 +259,18 @@ class Engine:
     # Answers
 
     def submit(
-        self,
-        messages: PromptInput,
-        params: SamplingParams | None = None,
-        **options: Unpack[AnswerOptions],
+        self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
         """Begin to answer a conversation, or to continue text or token ids; what comes is in the Generation.
-        `CompleteOptions` says what the options mean.
 
         Raises InvalidRequestError, ContextLengthError, TemplateError or EngineError.
         """
-        request = self._request(messages, params, CompleteOptions(**options))
+        request = self._request(messages, params, options)
         self._core.submit(request)
         return request.generation
 
     def read_ahead(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+        self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         """What `submit` is about to be asked for, while the last message is still being typed: its prompt is read while
         nobody asks for anything, in place of what was to be read ahead for that owner before. Whatever is typed next,
@@ -310,25 +279,25 @@ class Engine:
         Returns at once, and refuses what `submit` refuses.
         """
         self._require_open()
-        complete = CompleteOptions(**options)
-        ids, turn_at = self._inputs.draft(messages, params or SamplingParams(), complete)
-        named = complete.conversation is not None  # else it is of none, until one finds it
-        conversation = conversation_digest(complete.owner, complete.conversation) if named else None
-        self._core.read_ahead(self._salt(complete.owner), conversation, ids, turn_at)
+        asked = options or RequestOptions()
+        ids, turn_at = self._inputs.draft(messages, params or SamplingParams(), asked)
+        named = asked.conversation is not None  # else it is of none, until one finds it
+        conversation = conversation_digest(asked.owner, asked.conversation) if named else None
+        self._core.read_ahead(self._salt(asked.owner), conversation, ids, turn_at)
 
     def generate(
         self,
         messages: PromptInput,
         params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
         *,
         cancelled: Callable[[], bool] | None = None,
-        **options: Unpack[AnswerOptions],
     ) -> Iterator[Event]:
         """What `submit` does once the first event is asked for, and the events as they come. Blocks between them.
 
         Closing the iterator, or `cancelled()` turning true (it is asked fifty times a second), stops the answer.
         """
-        request = self._request(messages, params, CompleteOptions(**options))
+        request = self._request(messages, params, options)
         return self._events(request, cancelled or (lambda: False))
 
     def _events(self, request: Request, cancelled: Callable[[], bool]) -> Iterator[Event]:
@@ -336,11 +305,12 @@ class Engine:
         self._core.submit(request)
         yield from events_until(request.generation, cancelled)
 
-    def _request(self, asked: PromptInput, params: SamplingParams | None, options: CompleteOptions) -> Request:
+    def _request(self, messages: PromptInput, params: SamplingParams | None, options: RequestOptions | None) -> Request:
         self._require_open()
         if self._core.requests >= MAX_WAITING:
             raise EngineError(f"{MAX_WAITING:,} requests wait already")
-        return self._inputs.write(asked, params or SamplingParams(), options, self._salt(options.owner))
+        asked = options or RequestOptions()
+        return self._inputs.write(messages, params or SamplingParams(), asked, self._salt(asked.owner))
 
     def _salt(self, owner: str) -> bytes:
         return cache_salt(self._cache_version, owner)

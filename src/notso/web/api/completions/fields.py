@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from notso.smollm3 import RequestOptions
 from notso.web.api.shared.field_reader import invalid, read_fields, unsupported
 from notso.web.api.shared.fields import Notes, Text, inert, later, refused, works
 from notso.web.api.shared.question import Question
@@ -79,8 +80,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
         prompts=texts,
         params=sampling_of(fields, longest, None, fields.logprobs),
         names={"messages": "prompt", "top_logprobs": "logprobs"},
-        thinking=False,
-        top_logprobs=fields.logprobs,
+        options=RequestOptions(thinking=False, top_logprobs=fields.logprobs),
         stream=bool(fields.stream),
         fresh=fields.cache_prompt is False,
         echo=bool(fields.echo),
