@@ -73,7 +73,8 @@ def run(engine: Engine, prompt: Sequence[int] = PROMPT, **options: Any) -> list[
     params = options.pop("params", None) or SamplingParams(
         **{name: options.pop(name) for name in ("max_tokens", "stop", "seed", "logit_bias") if name in options}
     )
-    events = answered(engine.generate(prompt, params, RequestOptions(**options)))
+    cancelled = options.pop("cancelled", None)
+    events = answered(engine.generate(prompt, params, RequestOptions(**options), cancelled=cancelled))
     assert [event.kind for event in events[-2:]] == ["usage", "end"]
     assert {event.kind for event in events[:-2]} <= {"reasoning", "text", "tool_call"}
     for event in events[:-2]:

@@ -120,8 +120,9 @@ def test_after_a_restart_it_is_there_as_well(ask: Ask, tmp_path: Path) -> None:
 def test_the_beginning_holds_for_any_words(demo_engine: Engine, words: str) -> None:
     history = [Message("system", "Be brief."), QUESTION, Message("assistant", "Well."), Message("user", words)]
     for thinking in (False, True):
-        known = demo_engine._prompts.beginning(history[:-1], thinking, TOOLS, None)
-        assert demo_engine.encode_chat(history, RequestOptions(thinking=thinking, tools=TOOLS))[: len(known)] == known
+        options = RequestOptions(thinking=thinking, tools=TOOLS)
+        known = demo_engine._prompts.beginning(history[:-1], options)
+        assert demo_engine.encode_chat(history, options)[: len(known)] == known
         assert demo_engine.detokenize(known).endswith("Well.<|im_end|>\n<|im_start|>user\n")
 
 

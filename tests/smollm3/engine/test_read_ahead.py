@@ -148,8 +148,9 @@ def test_what_cannot_be_sent_is_refused() -> None:
             ([SHORT], {"params": SamplingParams(max_tokens=500)}, ContextLengthError),
         ]
         for messages, options, error in bad:
+            params = options.pop("params", None)
             with pytest.raises(error):
-                engine.read_ahead(messages, options=RequestOptions(**options))
+                engine.read_ahead(messages, params, RequestOptions(**options))
         assert not engine._core.background.prefix_warmup._drafts
     with pytest.raises(InvalidRequestError):
         engine.read_ahead([SHORT])
