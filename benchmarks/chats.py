@@ -36,8 +36,7 @@ from notso import Engine, Message, RequestOptions, SamplingParams, Usage, __vers
 from notso.smollm3.diagnostics.engine_meter import AnswerWatch, EngineMeter
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 from notso.smollm3.engine import input_processor
-from notso.smollm3.kv.formats import KVChoice
-from notso.smollm3.model.weight_placement import Placement
+from notso.smollm3.values.engine_config import KVChoice, Placement
 
 PROMPT_TOKENS = 4096
 FIRST_TURN_TOKENS = 512

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, get_args
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.values.messages import Message, Priority, Tool, WhenFull
 
-MOST_TOP_LOGPROBS = 20
+MAX_TOP_LOGPROBS = 20
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
@@ -82,8 +82,8 @@ class RequestOptions:
         is_grammar = grammar is None or (isinstance(grammar, Grammar) and grammar.kind in get_args(GrammarKind))
         _require(is_grammar, "grammar", f"a Grammar of a kind of {', '.join(get_args(GrammarKind))}")
         top = self.top_logprobs
-        is_count = top is None or (type(top) is int and 0 <= top <= MOST_TOP_LOGPROBS)
-        _require(is_count, "top_logprobs", f"a whole number from 0 to {MOST_TOP_LOGPROBS}")
+        is_count = top is None or (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS)
+        _require(is_count, "top_logprobs", f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
         _require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
         is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
         _require(is_name, "conversation", "text in valid Unicode")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from notso.smollm3 import RequestOptions
+from notso.smollm3 import MAX_TOP_LOGPROBS, RequestOptions
 from notso.web.api.shared.field_reader import invalid, read_fields, unsupported
 from notso.web.api.shared.fields import Notes, Text, inert, later, refused, works
 from notso.web.api.shared.question import Question
@@ -29,7 +29,7 @@ class TextFields(SamplingFields):
 
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     # Fields whose value, if it is this, asks for nothing.
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
