@@ -25,7 +25,7 @@ from random import SystemRandom
 import pytest
 from golden.random_models import RandomModel
 
-from notso.smollm3 import Engine, Event, SamplingParams
+from notso.smollm3 import Engine, Event, RequestOptions, SamplingParams
 from notso.smollm3.engine import memory_plan
 from notso.smollm3.kv.formats import KVFormat
 from notso.smollm3.output.generation import Generation
@@ -108,8 +108,10 @@ class Client:
         generation = self.engine.submit(
             case.prompt,
             case.params,
-            priority=self.source.choice(("interactive", "api", "background")),
-            owner=self.source.choice(("", "ann", "bob")),
+            RequestOptions(
+                priority=self.source.choice(("interactive", "api", "background")),
+                owner=self.source.choice(("", "ann", "bob")),
+            ),
         )
         self.begun.append((case, generation, whole))
         return generation

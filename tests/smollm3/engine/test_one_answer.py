@@ -15,7 +15,7 @@ from random import SystemRandom
 import pytest
 
 from notso.qtensor import backend
-from notso.smollm3 import CompleteOptions, Engine, Message, SamplingParams
+from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
 from notso.smollm3.kv.formats import KVFormat
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.scheduling.block_pool import cache_salt
@@ -40,7 +40,7 @@ class Asked:
 
     def begin(self, engine: Engine, owner: str = "") -> tuple[Generation, list[int]]:
         """The generation, and the tokens of its sequence, which grow with the answer."""
-        request = engine._request(self.prompt, self.params, CompleteOptions(priority="api", owner=owner))
+        request = engine._request(self.prompt, self.params, RequestOptions(priority="api", owner=owner))
         engine._core.submit(request)
         return request.generation, request.sequence.tokens
 
@@ -78,7 +78,9 @@ def company(engine: Engine, source: random.Random, asked: list[Asked]) -> list[G
         prompt = alike[: source.randrange(1, len(alike))] if source.random() < 0.5 else []
         prompt = prompt + [source.randrange(300, 900) for _ in range(source.randrange(1, 60))]
         params = SamplingParams(max_tokens=source.randrange(1, 20), temperature=source.choice((0.0, 1.0)))
-        others.append(engine.submit(prompt, params, priority=source.choice(("interactive", "api", "background"))))
+        others.append(
+            engine.submit(prompt, params, RequestOptions(priority=source.choice(("interactive", "api", "background"))))
+        )
     return others
 
 

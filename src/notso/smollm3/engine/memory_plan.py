@@ -10,15 +10,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from notso.qtensor.kv_pool import reserved_blocks
+from notso.qtensor.kv_pool import TILE_POSITIONS, reserved_blocks
 from notso.smollm3.config import YARN_FACTOR, SmolLM3Config
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
 from notso.smollm3.host_memory import MIB, MemoryLimit, available_memory
-from notso.smollm3.kv.formats import KV_CHOICES, KV_FORMATS, WINDOW_FORMAT, KVChoice, KVFormat
+from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat
+from notso.smollm3.model.model_runner import MAX_ROWS, MAX_SAMPLED
+from notso.smollm3.values.engine_config import KV_CHOICES, MAX_NUM_SEQS, KVChoice
 from notso.smollm3.values.model_info import MemoryBudget
 
-BLOCK_TOKENS = 128
-"""Positions of one tile of the cache (`ops.TILE_POSITIONS`)."""
+BLOCK_TOKENS = TILE_POSITIONS
 
 DEFAULT_CONTEXT_TOKENS = 8192
 """What a chat gets unless it asks for more: small enough for any machine that holds the weights."""
@@ -26,10 +27,10 @@ DEFAULT_CONTEXT_TOKENS = 8192
 DEFAULT_SEQUENCES = 16
 """Answers written at the same time, unless memory asks for fewer."""
 
-PREFILL_CHUNK_TOKENS = 512
+PREFILL_CHUNK_TOKENS = MAX_ROWS
 """Rows of one prefill step. Stopping, and the memory for a step, go by this; results do not depend on it."""
 
-SAMPLED_ROWS = 64
+SAMPLED_ROWS = MAX_SAMPLED
 """Rows of a step that get logits: one for each sequence, and draft tokens where there are few of them."""
 
 SHARED_TOKENS = 32_768
@@ -259,5 +260,5 @@ def _check(config: SmolLM3Config, context_tokens: int | None, kv: KVChoice, max_
         raise InvalidRequestError(f"a context must have from 1 to {longest:,} tokens", param="context_tokens")
     if kv not in KV_CHOICES:
         raise InvalidRequestError(f"a cache format must be one of {', '.join(KV_CHOICES)}", param="kv")
-    if max_num_seqs is not None and not 1 <= max_num_seqs <= SAMPLED_ROWS:
-        raise InvalidRequestError(f"from 1 to {SAMPLED_ROWS} answers can be written at a time", param="max_num_seqs")
+    if max_num_seqs is not None and not 1 <= max_num_seqs <= MAX_NUM_SEQS:
+        raise InvalidRequestError(f"from 1 to {MAX_NUM_SEQS} answers can be written at a time", param="max_num_seqs")

@@ -8,13 +8,9 @@ sequence and those still being written are kept in k8v8 beside (performance: att
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
 from notso.qtensor.kv_pool import KVFormat as KVFormat
 
-KVChoice: TypeAlias = Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"]
-
-KV_CHOICES: tuple[KVChoice, ...] = get_args(KVChoice)
 WINDOW_FORMAT: KVFormat = "k8v8"
 SCALE_BYTES = 2
 

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections import deque
 from dataclasses import fields, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from notso.qtensor import huge_pages
 from notso.qtensor.errors import QTensorError
@@ -20,8 +20,6 @@ from notso.qtensor.tensor import QTensor
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.host_memory import available_memory
 from notso.smollm3.model.weights import LayerWeights, SmolLM3Weights
-
-Placement = Literal["auto", "mmap", "hugepages"]
 
 WORTHWHILE_BYTES = 256 << 20
 """Smaller files stay in the processor's caches, or are read in a moment; "auto" leaves them where they are."""
@@ -57,15 +55,13 @@ class WeightPlacement:
         weights: SmolLM3Weights,
         signal: EngineSignal,
         *,
-        wanted: Placement,
+        wanted: str,
     ) -> None:
         """`signal` is woken from the copying thread whenever something is ready for `adopt`. "auto" copies only while
         the engine is idle, "hugepages" at once.
 
         Raises InvalidRequestError if "hugepages" is asked for where the system has none.
         """
-        if wanted not in ("auto", "mmap", "hugepages"):
-            raise InvalidRequestError("weights must be auto, mmap or hugepages", param="weights")
         if wanted == "hugepages" and not huge_pages.available():
             raise InvalidRequestError("this system gives no huge pages; use weights=mmap", param="weights")
         self._file = file
