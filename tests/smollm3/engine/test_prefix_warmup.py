@@ -312,7 +312,7 @@ def test_many_ended_at_once_are_all_read(ask: Ask) -> None:
         assert "stop" in ended
 
 
-@pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
+@pytest.mark.parametrize("kv", ["k8v8", pytest.param("k4v3", marks=pytest.mark.long("engine"))])
 def test_chats_side_by_side_say_what_each_says_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kv: KVFormat
 ) -> None:
