@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from notso import __version__
-from notso.qtensor import backend, ceilings, ops
+from notso.qtensor.backends.cpu import ceilings, kernel_choice, ops
+from notso.qtensor.backends.cpu.huge_pages import HugePageArena, zeroed
+from notso.qtensor.backends.cpu.kv_pool import KV_FORMATS, key_value_pool
 from notso.qtensor.formats import Q4_K, Q6_K, Format
-from notso.qtensor.huge_pages import HugePageArena, zeroed
-from notso.qtensor.kv_pool import KV_FORMATS, key_value_pool
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
@@ -110,9 +110,9 @@ def by_vectors(case: Case) -> Case:
     """The same without tiles."""
 
     def call() -> None:
-        backend.use_attention("vectors")
+        kernel_choice.use_attention("vectors")
         case.call()
-        backend.use_attention("auto")
+        kernel_choice.use_attention("auto")
 
     return replace(case, name=f"{case.name}, by vectors", call=call, attention="vectors")
 
@@ -136,22 +136,22 @@ def rate(case: Case) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernels", nargs="+", default=backend.available_kernels()[:-1] or ["generic"])
+    parser.add_argument("--kernels", nargs="+", default=kernel_choice.available_kernels()[:-1] or ["generic"])
     parser.add_argument("--kv", nargs="+", default=list(KV_FORMATS), choices=KV_FORMATS)
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     given = parser.parse_args()
 
-    backend.set_threads(given.threads or backend.default_threads())
+    kernel_choice.set_threads(given.threads or kernel_choice.default_threads())
     stolen = StolenTime()
     memory = zeroed(READ_BYTES)
     memory[:] = 93
     every_case = cases_of(given.kv)
     measured: dict[str, Any] = {}
     for family in given.kernels:
-        backend.use_kernels(family)
-        has_tiles = backend.attention_variant() == "tiles"
+        kernel_choice.use_kernels(family)
+        has_tiles = kernel_choice.attention_variant() == "tiles"
         cases = [case for case in every_case if has_tiles or case.attention == "auto"]
         read, multiply = [], []
         rates: dict[str, list[float]] = {case.name: [] for case in cases}
@@ -179,7 +179,7 @@ def main() -> None:
     result = {
         "machine": describe_machine() | {"stolen_percent": round(stolen.percent(), 2)},
         "version": __version__,
-        "threads": backend.threads(),
+        "threads": kernel_choice.threads(),
         "repeats": given.repeat,
         "families": measured,
     }

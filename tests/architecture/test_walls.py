@@ -79,14 +79,16 @@ def test_the_native_module_has_one_importer() -> None:
         for path, _, module, names in all_imports()
         if "_native" in module.split(".") or ("_native" in names and module == "notso.qtensor")
     }
-    assert users == {"backend.py"}
+    assert users == {"kernel_choice.py"}
 
 
 def test_the_native_functions_have_their_users() -> None:
     """Whoever else called them would go round the checks of ops.py; ceilings.py has two of its own."""
-    users = {path.name for path, _, module, names in all_imports() if module.endswith(".backend") and "native" in names}
+    users = {
+        path.name for path, _, module, names in all_imports() if module.endswith(".kernel_choice") and "native" in names
+    }
     assert users == {"ops.py", "ceilings.py"}
-    wrong = [str(p) for p in MODULES if "backend.native" in p.read_text("utf-8")]
+    wrong = [str(p) for p in MODULES if "kernel_choice.native" in p.read_text("utf-8")]
     assert not wrong
 
 

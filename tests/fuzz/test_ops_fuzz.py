@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import _native, backend, ops
+from notso.qtensor import _native
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.formats import FORMATS
 from notso.qtensor.reference import blocks, kv_cache, kv_layout, random_blocks
 from notso.qtensor.reference import ops as reference
@@ -374,9 +375,9 @@ def one_call(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     make, expect = OPERATIONS[name]
     arena = Arena()
-    backend.use_kernels(str(rng.choice(backend.available_kernels())))
+    kernel_choice.use_kernels(str(rng.choice(kernel_choice.available_kernels())))
     call = placed(make(rng), arena)
-    what = f"{name}, FUZZ_SEED={seed}, kernels {backend.kernels()}"
+    what = f"{name}, FUZZ_SEED={seed}, kernels {kernel_choice.kernels()}"
     operation = getattr(_native, name)
     if rng.random() < 0.4:
         expected, given = expect(call), placed(call, arena)
@@ -415,7 +416,7 @@ def test_every_exported_operation_is_fuzzed() -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_random_calls(name: str) -> None:
-    before = backend.kernels()
+    before = kernel_choice.kernels()
     try:
         if ONE_SEED is not None:
             one_call(name, int(ONE_SEED))
@@ -427,4 +428,4 @@ def test_random_calls(name: str) -> None:
             seed += 1
         print(f"{name}: {seed} calls")
     finally:
-        backend.use_kernels(before)
+        kernel_choice.use_kernels(before)

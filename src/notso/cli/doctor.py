@@ -98,28 +98,28 @@ def _python() -> Iterator[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
-    from notso.qtensor import backend
+    from notso.qtensor.backends.cpu import kernel_choice
     from notso.smollm3.diagnostics.machine import cpu_name
 
-    features = ", ".join(backend.cpu_features()) or "none that matter"
+    features = ", ".join(kernel_choice.cpu_features()) or "none that matter"
     yield Finding("ok", "cpu", f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores usable; {features}")
 
 
 def _kernels() -> Iterator[Finding]:
-    from notso.qtensor import backend
+    from notso.qtensor.backends.cpu import kernel_choice
     from notso.qtensor.errors import KernelChoiceError
 
-    forced = os.environ.get(backend.KERNELS_VARIABLE, "").strip()
+    forced = os.environ.get(kernel_choice.KERNELS_VARIABLE, "").strip()
     try:
-        backend.configure()
+        kernel_choice.configure()
     except KernelChoiceError as error:
         yield Finding("fail", "kernels", str(error), "unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose")
         return
-    chosen = backend.kernels()
+    chosen = kernel_choice.kernels()
     why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest this CPU can run"
-    choices = ", ".join(backend.available_kernels())
-    yield Finding("ok", "kernels", f"{chosen}, {why}, on {backend.threads()} threads; this CPU runs {choices}")
-    if backend.available_kernels() == ["generic"]:
+    choices = ", ".join(kernel_choice.available_kernels())
+    yield Finding("ok", "kernels", f"{chosen}, {why}, on {kernel_choice.threads()} threads; this CPU runs {choices}")
+    if kernel_choice.available_kernels() == ["generic"]:
         yield Finding("warn", "speed", "this CPU has no AVX2: answers will be slow", "use a CPU made after 2015")
 
 

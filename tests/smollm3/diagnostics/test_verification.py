@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notso.qtensor import ops
+from notso.qtensor.backends.cpu import ops
 from notso.qtensor.errors import GGUFError
 from notso.qtensor.formats import F32, FORMATS, Q4_K, Q6_K, Q8_0, Format
 from notso.qtensor.gguf import GGUFFile

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notso.qtensor.kv_pool import TILE_POSITIONS, kv_block_bytes
+from notso.qtensor.backends.cpu.kv_pool import TILE_POSITIONS, kv_block_bytes
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.memory_plan import (
     BLOCK_TOKENS,

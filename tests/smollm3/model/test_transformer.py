@@ -16,7 +16,7 @@ import pytest
 from golden.random_models import RANDOM
 from golden.store import Floats, Golden
 
-from notso.qtensor import ops
+from notso.qtensor.backends.cpu import ops
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.kv_cache import KVCache

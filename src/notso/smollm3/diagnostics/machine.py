@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backend import cpu_features
-from notso.qtensor.huge_pages import zeroed
+from notso.qtensor.backends.cpu.huge_pages import zeroed
+from notso.qtensor.backends.cpu.kernel_choice import cpu_features
 
 Bytes = npt.NDArray[np.uint8]
 

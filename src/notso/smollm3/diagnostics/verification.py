@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import ops
+from notso.qtensor.backends.cpu import ops
 from notso.qtensor.gguf import GGUFFile
 from notso.qtensor.reference import blocks
 from notso.qtensor.reference import ops as reference

@@ -11,7 +11,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.engine_core import EngineCore
@@ -75,7 +75,7 @@ class Engine:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         """Use `Engine.load`."""
-        backend.configure(threads)
+        kernel_choice.configure(threads)
         self._file = file
         self.config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from notso.qtensor.kv_pool import reserved_blocks
+from notso.qtensor.backends.cpu.kv_pool import reserved_blocks
 from notso.smollm3.config import YARN_FACTOR, SmolLM3Config
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
 from notso.smollm3.host_memory import MIB, MemoryLimit, available_memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.memory_plan import EnginePlan
@@ -30,8 +30,8 @@ def model_info(file: GGUFFile, config: SmolLM3Config, plan: EnginePlan, *, kv_by
         parameter_count=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
         context_tokens=plan.context_tokens,
         quantisation=counts,
-        kernels=backend.kernels(),
-        threads=backend.threads(),
+        kernels=kernel_choice.kernels(),
+        threads=kernel_choice.threads(),
         kv_format=plan.kv_format,
         kv_bytes=kv_bytes,
         max_num_seqs=plan.max_num_seqs,

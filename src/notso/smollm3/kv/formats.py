@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from notso.qtensor.kv_pool import KVFormat as KVFormat
+from notso.qtensor.backends.cpu.kv_pool import KVFormat as KVFormat
 
 KVChoice: TypeAlias = Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 

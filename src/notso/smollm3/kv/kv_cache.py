@@ -12,8 +12,8 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import ops
-from notso.qtensor.kv_pool import KeyValuePool
+from notso.qtensor.backends.cpu import ops
+from notso.qtensor.backends.cpu.kv_pool import KeyValuePool
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat
 from notso.smollm3.scheduling.step_plan import BlockCopy, Chunk

@@ -9,7 +9,7 @@ from itertools import accumulate, repeat
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import ops
+from notso.qtensor.backends.cpu import ops
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.model.transformer import InputBatch, SmolLM3

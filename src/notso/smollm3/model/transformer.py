@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import ops
+from notso.qtensor.backends.cpu import ops
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.model.weights import LayerWeights, SmolLM3Weights

@@ -12,10 +12,10 @@ from collections import deque
 from dataclasses import fields, replace
 from typing import Literal, Protocol
 
-from notso.qtensor import huge_pages
+from notso.qtensor.backends.cpu import huge_pages
+from notso.qtensor.backends.cpu.huge_pages import HugePageArena
 from notso.qtensor.errors import QTensorError
 from notso.qtensor.gguf import GGUFFile
-from notso.qtensor.huge_pages import HugePageArena
 from notso.qtensor.tensor import QTensor
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.host_memory import available_memory

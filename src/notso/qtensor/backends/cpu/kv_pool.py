@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor.backends.cpu.huge_pages import zeroed
 from notso.qtensor.errors import OperandError
-from notso.qtensor.huge_pages import zeroed
 
 Bytes = npt.NDArray[np.uint8]
 KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backend import native
-from notso.qtensor.errors import OperandError
-from notso.qtensor.kv_pool import (
+from notso.qtensor.backends.cpu.kernel_choice import native
+from notso.qtensor.backends.cpu.kv_pool import (
     KV_FORMATS,
     TILE_POSITIONS,
     KeyValuePool,
@@ -33,6 +32,7 @@ from notso.qtensor.kv_pool import (
     key_value_pools,
     kv_block_bytes,
 )
+from notso.qtensor.errors import OperandError
 from notso.qtensor.tensor import QTensor
 
 Floats = npt.NDArray[np.float32]
