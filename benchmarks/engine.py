@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from notso.qtensor.backends.cpu import kernel_choice
+from notso.qtensor import kernel_choice
 
 KEPT = Path(__file__).parent / "results" / "local"
 

@@ -20,12 +20,20 @@ from typing import Any
 import numpy as np
 
 from notso import __version__
-from notso.qtensor.backends.cpu import ceilings, kernel_choice, ops
-from notso.qtensor.backends.cpu.huge_pages import HugePageArena, zeroed
-from notso.qtensor.backends.cpu.kv_pool import KV_FORMATS, key_value_pool
-from notso.qtensor.formats import Q4_K, Q6_K, Format
-from notso.qtensor.reference.random_blocks import random_blocks
-from notso.qtensor.tensor import QTensor
+from notso.qtensor import (
+    KV_FORMATS,
+    Q4_K,
+    Q6_K,
+    Format,
+    HugePageArena,
+    QTensor,
+    ceilings,
+    kernel_choice,
+    key_value_pool,
+    ops,
+    random_blocks,
+    zeroed,
+)
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 
 COLUMNS = (1, 2, 4, 8, 16, 64, 512)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from notso.qtensor.backends.cpu import kernel_choice
+from notso.qtensor import kernel_choice
 
 RESULTS = Path(__file__).parent / "results"
 USUAL = [

@@ -21,11 +21,13 @@ CLIMBERS = [
     ("web/values/ids.py", "from notso.smollm3.text.tokenizer import Tokenizer"),  # web-public-names
     ("web/values/ids.py", "import numpy"),
     ("web/values/ids.py", "from notso.qtensor.backends.cpu import ops"),
+    ("smollm3/kv/kv_cache.py", "from notso.qtensor.backends.cpu import ops"),  # tensors-public-names
     ("qtensor/formats.py", "import typer"),  # tensors-alone
     ("qtensor/reference/scale_search.py", "from notso.qtensor import backends"),  # oracle
     ("smollm3/engine/engine.py", "import asyncio"),  # asyncio
     ("smollm3/engine/engine.py", "import sqlite3"),  # model-no-service
     ("qtensor/formats.py", "from notso.qtensor import gguf"),  # tensors-inside
+    ("qtensor/backends/protocol.py", "from notso.qtensor.backends.cpu import cpu_backend"),  # devices-apart
     ("qtensor/backends/cpu/huge_pages.py", "from notso.qtensor.backends.cpu import ops"),  # cpu-inside
     ("smollm3/values/messages.py", "from notso.smollm3.engine import engine"),  # model-rooms
     ("smollm3/hub/registry.py", "from notso.qtensor import tensor"),  # few-know-tensors

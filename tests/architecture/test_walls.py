@@ -92,6 +92,16 @@ def test_the_native_functions_have_their_users() -> None:
     assert not wrong
 
 
+def test_benchmarks_use_public_names_of_the_tensors() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module}"
+        for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+        for line, module, _ in imports(path)
+        if module.startswith("notso.qtensor.")
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_libraries_of_a_floor(name: str) -> None:
     wrong = [
@@ -123,7 +133,7 @@ def test_the_lowest_floor_does_not_import_the_package_itself() -> None:
 
 
 def test_the_reference_stands_alone() -> None:
-    allowed = re.compile(r"notso\.qtensor\.(reference|errors|formats|tensor)\b")
+    allowed = re.compile(r"notso\.qtensor\.(reference|errors|formats|tensor|kv_formats)\b")
     wrong = [
         f"{place(path, line)} imports {module}"
         for path, line, module, _ in all_imports()

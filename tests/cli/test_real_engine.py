@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3.host_memory import MemoryLimit
+from notso.qtensor.host_memory import MemoryLimit
 from notso.smollm3.hub import registry
 
 Run = Callable[..., Any]

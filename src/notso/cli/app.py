@@ -49,7 +49,7 @@ def version_line() -> str:
     except PackageNotFoundError:
         release = "(not installed)"
     try:
-        from notso.qtensor.backends.cpu import kernel_choice
+        from notso.qtensor import kernel_choice
 
         kernels = str(kernel_choice.kernels())
     except Exception as error:  # a broken build must not stop --version from saying the rest

@@ -98,7 +98,7 @@ def _python() -> Iterator[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
-    from notso.qtensor.backends.cpu import kernel_choice
+    from notso.qtensor import kernel_choice
     from notso.smollm3.diagnostics.machine import cpu_name
 
     features = ", ".join(kernel_choice.cpu_features()) or "none that matter"
@@ -106,8 +106,7 @@ def _cpu() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from notso.qtensor.backends.cpu import kernel_choice
-    from notso.qtensor.errors import KernelChoiceError
+    from notso.qtensor import KernelChoiceError, kernel_choice
 
     forced = os.environ.get(kernel_choice.KERNELS_VARIABLE, "").strip()
     try:
@@ -124,7 +123,7 @@ def _kernels() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    from notso.smollm3.host_memory import available_memory, memory_limits
+    from notso.qtensor import available_memory, memory_limits
 
     least = available_memory()
     bounds = "; ".join(f"{bound.source} {terminal.gigabytes(bound.available_bytes)}" for bound in memory_limits())

@@ -33,7 +33,7 @@ def open_engine(
 
 def prepare_for_a_lost_file() -> None:
     """Have the process say why it ends, where a model file is cut short or becomes unreadable under it."""
-    from notso.qtensor.backends.cpu import kernel_choice
+    from notso.qtensor import kernel_choice
 
     line = "notso: the model file changed or became unreadable while it was in use; what was saved is safe: start again"
     kernel_choice.end_on_bus_errors(exit_codes.BAD_MODEL, line)
@@ -46,7 +46,7 @@ def plan_model(
 
     Raises GGUFError, ModelFileError, OutOfMemoryError or InvalidRequestError.
     """
-    from notso.qtensor.gguf import GGUFFile
+    from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
     from notso.smollm3.engine.memory_plan import plan_engine
     from notso.smollm3.model.weights import SmolLM3Weights

@@ -14,6 +14,7 @@ import pytest
 from golden.random_models import RANDOM, write_random_blocks, write_shapes_3b
 from golden.store import Floats
 
+from notso.qtensor import CPU
 from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3 import Engine, Event, SamplingParams
@@ -41,14 +42,14 @@ CUTS: dict[str, Cut] = {
 def loaded(path: Path, capacity: int) -> Iterator[SmolLM3]:
     with GGUFFile.open(path) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
-        yield SmolLM3(config, SmolLM3Weights.from_tensors(file.tensors, config), KVCache(config, capacity))
+        yield SmolLM3(config, SmolLM3Weights.from_tensors(file.tensors, config), KVCache(CPU(), config, capacity))
 
 
 def logits_in_pieces(model: SmolLM3, ids: list[int], cut: Cut) -> Floats:
     """(L, V), the prompt read in the pieces that `cut` makes of it."""
     parts = []
     for start, end in pairwise(cut(len(ids))):
-        step = InputBatch(model.config, end - start, end - start)
+        step = InputBatch(model.backend, model.config, end - start, end - start)
         step.fill(ids[start:end], range(start, end), [0] * (end - start), range(end - start))
         model.forward(step)
         parts.append(step.logits)
@@ -106,7 +107,7 @@ def test_recorded_decoding_gives_the_bits_of_reading(case: Case, own_kernels: No
     kernel_choice.set_threads(2)
     start = len(case.ids) - 25  # for the long ones before the edge of a tile
     with loaded(case.path, LENGTH) as model:
-        step = InputBatch(model.config, rows=1, sampled=1)
+        step = InputBatch(model.backend, model.config, rows=1, sampled=1)
         program = ops.Program()
         with program.record():
             model.forward(step)

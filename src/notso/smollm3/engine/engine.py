@@ -11,8 +11,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backends.cpu import kernel_choice
-from notso.qtensor.gguf import GGUFFile
+from notso.qtensor import CPU, Backend, GGUFFile, give_back_freed
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
@@ -22,7 +21,6 @@ from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError
-from notso.smollm3.host_memory import give_back_freed
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.formats import KVChoice
@@ -73,9 +71,10 @@ class Engine:
         speculation: bool = True,
         cache_dir: Path | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        backend: Backend | None = None,
     ) -> None:
-        """Use `Engine.load`."""
-        kernel_choice.configure(threads)
+        """Use `Engine.load`. backend: who computes; None: the CPU, with `threads`."""
+        backend = backend or CPU.configured(threads)
         self._file = file
         self.config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
@@ -86,7 +85,7 @@ class Engine:
             context_tokens=context_tokens,
             kv=kv,
             max_num_seqs=max_num_seqs,
-            mapped_bytes=weight_bytes,
+            limit=backend.memory(mapped_bytes=weight_bytes),
         )
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         file.metadata.forget()
@@ -99,6 +98,7 @@ class Engine:
         signal, latency = WorkSignal(), StepLatency()
         self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
         cache = KVCache(
+            backend,
             self.config,
             plan.context_tokens,
             max_num_seqs=plan.max_num_seqs + 1,  # a row of the block table more, for `logits`
@@ -111,7 +111,8 @@ class Engine:
         if cache_dir is not None:
             self._offload = KVOffload(cache, self._pool, cache_dir, self._cache_version, cache_bytes)
         self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
-        self._placement = WeightPlacement(file, weights, signal, wanted=weights_on)
+        weights = weights.on(backend)
+        self._placement = WeightPlacement(file, weights, signal, backend, wanted=weights_on)
         rows = step_rows(self.config, plan.context_tokens)
         self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
         self._inputs = InputProcessor(
@@ -121,7 +122,7 @@ class Engine:
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
         self._end = weakref.finalize(self, _end, self._core, self._placement, file)
         self._placement.start()
-        self.info = model_info(file, self.config, plan, kv_bytes=cache.nbytes, is_demo=is_demo)
+        self.info = model_info(file, self.config, plan, backend, kv_bytes=cache.nbytes, is_demo=is_demo)
 
     @classmethod
     def load(
