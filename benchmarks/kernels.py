@@ -21,16 +21,16 @@ import numpy as np
 
 from notso import __version__
 from notso.qtensor import (
+    CPU,
     KV_FORMATS,
     Q4_K,
     Q6_K,
+    TILE_POSITIONS,
     Format,
     HugePageArena,
     QTensor,
     ceilings,
     kernel_choice,
-    key_value_pool,
-    ops,
     random_blocks,
     zeroed,
 )
@@ -47,6 +47,7 @@ LEAST_SECONDS = 0.05
 READ_BYTES = 1 << 30
 
 RNG = np.random.default_rng(1)
+OPS = CPU()
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,12 @@ def products(format: Format) -> list[Case]:
     weights = [arena.copy(QTensor("w", format, (ROWS, WIDTH), blocks)) for _ in range(count)]
 
     def over_all(columns: int) -> Callable[[], None]:
-        x, y = RNG.standard_normal((columns, WIDTH), np.float32), ops.empty(columns, ROWS)
+        x, y = RNG.standard_normal((columns, WIDTH), np.float32), OPS.empty(columns, ROWS)
         used = weights if columns <= 64 else weights[:8]
 
         def call() -> None:
             for weight in used:
-                ops.matmul(x, weight, y)
+                OPS.matmul(x, weight, y)
 
         return call
 
@@ -90,27 +91,27 @@ def products(format: Format) -> list[Case]:
 
 def attention(kv_format: str, rows: int, depth: int) -> Case:
     """The last `rows` of `depth` positions, in the 3B's shapes."""
-    tiles = -(-depth // ops.TILE_POSITIONS)
-    pool = key_value_pool(tiles, KV_HEADS, DIM, kv_format)  # type: ignore[arg-type]
+    tiles = -(-depth // TILE_POSITIONS)
+    [pool] = OPS.key_value_pools(1, tiles, KV_HEADS, DIM, kv_format)  # type: ignore[arg-type]
     tables = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
     small = "4" in kv_format
-    recent = (tables, key_value_pool(tiles, KV_HEADS, DIM, "k8v8")) if small else None
+    recent = (tables, OPS.key_value_pools(1, tiles, KV_HEADS, DIM, "k8v8")[0]) if small else None
     step = 1024
     for start in range(0, depth, step):
         count = min(step, depth - start)
         places = np.arange(start, start + count, dtype=np.int32), np.zeros(count, np.int32)
         k, v = RNG.standard_normal((2, count, KV_HEADS, DIM), np.float32)
-        ops.store_key_values(k, v, *places, tables, pool, recent)
+        OPS.store_key_values(k, v, *places, tables, pool, recent)
     q = RNG.standard_normal((rows, HEADS, DIM), np.float32)
     out = np.empty_like(q)
     places = np.arange(depth - rows, depth, dtype=np.int32), np.zeros(rows, np.int32)
 
     def call() -> None:
-        ops.attention(q, *places, tables, pool, DIM**-0.5, out, recent)
+        OPS.attention(q, *places, tables, pool, DIM**-0.5, out, recent)
 
     name = f"attention {kv_format}, {rows} rows at {depth:,}"
     if rows == 1:
-        return Case(name, call, depth * pool.block_bytes / ops.TILE_POSITIONS, "read")
+        return Case(name, call, depth * pool.block_bytes / TILE_POSITIONS, "read")
     return Case(name, call, 4.0 * DIM * HEADS * sum(range(depth - rows + 1, depth + 1)), "multiply")
 
 
