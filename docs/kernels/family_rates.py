@@ -80,7 +80,7 @@ def main() -> None:
         "attention, 256 rows at depth 4,096, GF/s": attention(256, 4096),
         **{
             f"the same with {format}, {rows} row{'s' * (rows > 1)}, GF/s": attention(rows, 4096, format)
-            for format in ops.KV_FORMATS[1:]
+            for format in tuple(ops.KV_FORMATS)[1:]
             for rows in (1, 256)
         },
         "rms_norm, G values/s": rows_of("rms_norm"),
