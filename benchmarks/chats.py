@@ -33,6 +33,7 @@ from typing import Any
 from unittest import mock
 
 from notso import Engine, Message, RequestOptions, SamplingParams, Usage, __version__
+from notso.qtensor import TILE_POSITIONS
 from notso.smollm3.diagnostics.engine_meter import AnswerWatch, EngineMeter
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 from notso.smollm3.engine import input_processor
@@ -51,7 +52,6 @@ TYPED = ((8, 0.0), (8, PAUSE_S), (200, 0.0), (200, PAUSE_S), (200, 2 * PAUSE_S))
 VOCABULARY = ["sea", "wide", "cold", "land", "fish", "ship", "wind", "rain", "stone", "river", "bird", "sand"]
 KEPT_TOKENS = 8192
 SETTLE_SECONDS = 120.0
-BLOCK_TOKENS = 128
 MEMORY_PARTS: dict[str, tuple[int, KVChoice]] = {"memory-64k": (65_536, "k8v4"), "memory-128k": (131_072, "k4v3")}
 
 Figures = dict[str, Any]
@@ -288,8 +288,8 @@ def memory(file: Path, context: int, kv: KVChoice) -> Figures:
     """Resident memory with a filled context: at its highest, and while an answer stands at its end."""
     with load(file, context, kv=kv) as engine:
         meter = EngineMeter(engine, seed=1)
-        depth = context - BLOCK_TOKENS
-        watch = meter.watched(meter.prompt(depth, BLOCK_TOKENS - 16), 16)
+        depth = context - TILE_POSITIONS
+        watch = meter.watched(meter.prompt(depth, TILE_POSITIONS - 16), 16)
         if watch.usage.cached_tokens < depth:
             sys.exit("the context was not filled")
         return about(engine) | {

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from notso.qtensor import backend
+from notso.qtensor import kernel_choice
 
 KEPT = Path(__file__).parent / "results" / "local"
 
@@ -27,7 +27,11 @@ def measure(file: Path, kernels: str, options: list[str]) -> dict[str, Any]:
     """One run of `notso bench` in a process of its own, with one family of kernels forced."""
     command = [sys.executable, "-m", "notso", "bench", str(file), "--json", "--repeat", "1", *options]
     run = subprocess.run(
-        command, env={**os.environ, backend.KERNELS_VARIABLE: kernels}, stdout=subprocess.PIPE, text=True, check=True
+        command,
+        env={**os.environ, kernel_choice.KERNELS_VARIABLE: kernels},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     result: dict[str, Any] = json.loads(run.stdout)
     return result
@@ -45,7 +49,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--kernels", nargs="+", default=backend.available_kernels(), choices=backend.available_kernels()
+        "--kernels", nargs="+", default=kernel_choice.available_kernels(), choices=kernel_choice.available_kernels()
     )
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     given = parser.parse_args(sys.argv[1:split])

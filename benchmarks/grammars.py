@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from notso.qtensor.gguf import GGUFFile
+from notso.qtensor import GGUFFile
 from notso.smollm3 import Grammar
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.sampling.grammar import Grammars, answer_part

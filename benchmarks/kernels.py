@@ -20,12 +20,20 @@ from typing import Any
 import numpy as np
 
 from notso import __version__
-from notso.qtensor import backend, ceilings, ops
-from notso.qtensor.formats import Q4_K, Q6_K, Format
-from notso.qtensor.huge_pages import HugePageArena, zeroed
-from notso.qtensor.kv_pool import KV_FORMATS, key_value_pool
-from notso.qtensor.reference.random_blocks import random_blocks
-from notso.qtensor.tensor import QTensor
+from notso.qtensor import (
+    CPU,
+    KV_FORMATS,
+    Q4_K,
+    Q6_K,
+    TILE_POSITIONS,
+    Format,
+    HugePageArena,
+    QTensor,
+    ceilings,
+    kernel_choice,
+    random_blocks,
+    zeroed,
+)
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 
 COLUMNS = (1, 2, 4, 8, 16, 64, 512)
@@ -39,6 +47,7 @@ LEAST_SECONDS = 0.05
 READ_BYTES = 1 << 30
 
 RNG = np.random.default_rng(1)
+OPS = CPU()
 
 
 @dataclass(frozen=True)
@@ -61,12 +70,12 @@ def products(format: Format) -> list[Case]:
     weights = [arena.copy(QTensor("w", format, (ROWS, WIDTH), blocks)) for _ in range(count)]
 
     def over_all(columns: int) -> Callable[[], None]:
-        x, y = RNG.standard_normal((columns, WIDTH), np.float32), ops.empty(columns, ROWS)
+        x, y = RNG.standard_normal((columns, WIDTH), np.float32), OPS.empty(columns, ROWS)
         used = weights if columns <= 64 else weights[:8]
 
         def call() -> None:
             for weight in used:
-                ops.matmul(x, weight, y)
+                OPS.matmul(x, weight, y)
 
         return call
 
@@ -82,27 +91,27 @@ def products(format: Format) -> list[Case]:
 
 def attention(kv_format: str, rows: int, depth: int) -> Case:
     """The last `rows` of `depth` positions, in the 3B's shapes."""
-    tiles = -(-depth // ops.TILE_POSITIONS)
-    pool = key_value_pool(tiles, KV_HEADS, DIM, kv_format)  # type: ignore[arg-type]
+    tiles = -(-depth // TILE_POSITIONS)
+    [pool] = OPS.key_value_pools(1, tiles, KV_HEADS, DIM, kv_format)  # type: ignore[arg-type]
     tables = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
     small = "4" in kv_format
-    recent = (tables, key_value_pool(tiles, KV_HEADS, DIM, "k8v8")) if small else None
+    recent = (tables, OPS.key_value_pools(1, tiles, KV_HEADS, DIM, "k8v8")[0]) if small else None
     step = 1024
     for start in range(0, depth, step):
         count = min(step, depth - start)
         places = np.arange(start, start + count, dtype=np.int32), np.zeros(count, np.int32)
         k, v = RNG.standard_normal((2, count, KV_HEADS, DIM), np.float32)
-        ops.store_key_values(k, v, *places, tables, pool, recent)
+        OPS.store_key_values(k, v, *places, tables, pool, recent)
     q = RNG.standard_normal((rows, HEADS, DIM), np.float32)
     out = np.empty_like(q)
     places = np.arange(depth - rows, depth, dtype=np.int32), np.zeros(rows, np.int32)
 
     def call() -> None:
-        ops.attention(q, *places, tables, pool, DIM**-0.5, out, recent)
+        OPS.attention(q, *places, tables, pool, DIM**-0.5, out, recent)
 
     name = f"attention {kv_format}, {rows} rows at {depth:,}"
     if rows == 1:
-        return Case(name, call, depth * pool.block_bytes / ops.TILE_POSITIONS, "read")
+        return Case(name, call, depth * pool.block_bytes / TILE_POSITIONS, "read")
     return Case(name, call, 4.0 * DIM * HEADS * sum(range(depth - rows + 1, depth + 1)), "multiply")
 
 
@@ -110,9 +119,9 @@ def by_vectors(case: Case) -> Case:
     """The same without tiles."""
 
     def call() -> None:
-        backend.use_attention("vectors")
+        kernel_choice.use_attention("vectors")
         case.call()
-        backend.use_attention("auto")
+        kernel_choice.use_attention("auto")
 
     return replace(case, name=f"{case.name}, by vectors", call=call, attention="vectors")
 
@@ -136,22 +145,22 @@ def rate(case: Case) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernels", nargs="+", default=backend.available_kernels()[:-1] or ["generic"])
+    parser.add_argument("--kernels", nargs="+", default=kernel_choice.available_kernels()[:-1] or ["generic"])
     parser.add_argument("--kv", nargs="+", default=list(KV_FORMATS), choices=KV_FORMATS)
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path, help="where the figures go as JSON")
     given = parser.parse_args()
 
-    backend.set_threads(given.threads or backend.default_threads())
+    kernel_choice.set_threads(given.threads or kernel_choice.default_threads())
     stolen = StolenTime()
     memory = zeroed(READ_BYTES)
     memory[:] = 93
     every_case = cases_of(given.kv)
     measured: dict[str, Any] = {}
     for family in given.kernels:
-        backend.use_kernels(family)
-        has_tiles = backend.attention_variant() == "tiles"
+        kernel_choice.use_kernels(family)
+        has_tiles = kernel_choice.attention_variant() == "tiles"
         cases = [case for case in every_case if has_tiles or case.attention == "auto"]
         read, multiply = [], []
         rates: dict[str, list[float]] = {case.name: [] for case in cases}
@@ -179,7 +188,7 @@ def main() -> None:
     result = {
         "machine": describe_machine() | {"stolen_percent": round(stolen.percent(), 2)},
         "version": __version__,
-        "threads": backend.threads(),
+        "threads": kernel_choice.threads(),
         "repeats": given.repeat,
         "families": measured,
     }

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from notso.qtensor import backend
+from notso.qtensor import kernel_choice
 
 RESULTS = Path(__file__).parent / "results"
 USUAL = [
@@ -41,7 +41,7 @@ def main() -> None:
         own = os.environ.get("NOTSO_PEER_PYTHON_" + peer.replace(".", "_").upper(), "")
         env = {**os.environ, **({"NOTSO_PEER_PYTHON": own} if own else {})}
         if given.kernels:
-            env[backend.KERNELS_VARIABLE] = given.kernels
+            env[kernel_choice.KERNELS_VARIABLE] = given.kernels
         run = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
         if run.returncode:
             sys.exit(run.returncode)

@@ -33,6 +33,7 @@ import numpy as np
 import tokenizers
 
 from notso import Engine, Message, SamplingParams, __version__
+from notso.qtensor import CPU
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 from notso.smollm3.model.transformer import InputBatch
 from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, NgramDrafter
@@ -186,7 +187,7 @@ def priced(steps: dict[int, float]) -> Callable[[int], float]:
 
 def step_of(engine: Engine, rows: int) -> InputBatch:
     """A step over `rows` positions of one sequence, all with logits."""
-    step = InputBatch(engine.config, rows, rows)
+    step = InputBatch(CPU(), engine.config, rows, rows)
     ids = np.random.default_rng(rows).integers(0, engine.config.vocab_size, rows, np.int32)
     step.fill(ids, range(rows), [0] * rows, range(rows))
     return step

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "coverage"
@@ -77,7 +77,7 @@ def native_lines() -> Lines:
     configure = [str(beside / "cmake"), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={beside / 'ninja'}"]
     configure += ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=--coverage", "-DQTENSOR_OPTIMISE=-O1"]
     configure += [f"-DPython_EXECUTABLE={sys.executable}", "-S", str(ROOT), "-B", str(folder)]
-    emulated = {"avx512_vnni"} <= {*backend.cpu_features()}
+    emulated = {"avx512_vnni"} <= {*kernel_choice.cpu_features()}
     target = "_native_emulated" if emulated else "_native"
     run(configure)
     run([str(beside / "ninja"), "-C", str(folder), target])
@@ -149,7 +149,7 @@ def main() -> None:
         if kept.exists():
             lines = json.loads(kept.read_text())
             parts += [f"\n## {title}\n", *table(lines), f"\nMost lines that no test runs: {least(lines)}.\n"]
-    features = " ".join(name for name in backend.cpu_features())
+    features = " ".join(name for name in kernel_choice.cpu_features())
     today = datetime.datetime.now(datetime.UTC).date()
     parts.append(f"\nMeasured {today}, Python {platform.python_version()}, on a CPU with {features}.")
     PAGE.write_text("\n".join(part.strip("\n") if i else part for i, part in enumerate(parts)) + "\n")

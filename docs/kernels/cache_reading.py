@@ -16,7 +16,7 @@ import time
 
 import numpy as np
 
-from notso.qtensor import backend, ops
+from notso.qtensor.backends.cpu import kernel_choice, ops
 
 LAYERS, HEADS, KV_HEADS, DIM, TILES = 36, 16, 4, 128, 256
 ROUNDS = 15
@@ -46,7 +46,7 @@ def tile_ns(kv_format: ops.KVFormat, where: str) -> float:
             pool = pools[layer % len(pools)]
             ops.attention(q, *places, tables, pool, DIM**-0.5, out, (others, recent) if pool.needs_recent else None)
         seconds.append(time.perf_counter() - started)
-    tiles = LAYERS * KV_HEADS * TILES / min(backend.threads(), KV_HEADS)
+    tiles = LAYERS * KV_HEADS * TILES / min(kernel_choice.threads(), KV_HEADS)
     return 1e9 * statistics.median(seconds) / tiles
 
 
@@ -55,8 +55,8 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", choices=ops.KV_FORMATS, default=ops.KV_FORMATS)
     parser.add_argument("--threads", type=int, default=None)
     given = parser.parse_args()
-    backend.configure(given.threads)
-    print(f"{backend.kernels()}, {backend.threads()} threads, ns a tile: {', '.join(PLACES)}")
+    kernel_choice.configure(given.threads)
+    print(f"{kernel_choice.kernels()}, {kernel_choice.threads()} threads, ns a tile: {', '.join(PLACES)}")
     for kv_format in given.formats:
         print(f"{kv_format}:", *(f"{tile_ns(kv_format, where):,.0f}" for where in PLACES), flush=True)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from notso.qtensor import backend, ops
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.formats import Q4_K, Q6_K, Format
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
@@ -80,19 +80,19 @@ def main() -> None:
         "attention, 256 rows at depth 4,096, GF/s": attention(256, 4096),
         **{
             f"the same with {format}, {rows} row{'s' * (rows > 1)}, GF/s": attention(rows, 4096, format)
-            for format in ops.KV_FORMATS[1:]
+            for format in tuple(ops.KV_FORMATS)[1:]
             for rows in (1, 256)
         },
         "rms_norm, G values/s": rows_of("rms_norm"),
         "silu_mul, G values/s": rows_of("silu_mul"),
     }
-    backend.set_threads(1)
-    families = backend.available_kernels()[::-1]
+    kernel_choice.set_threads(1)
+    families = kernel_choice.available_kernels()[::-1]
     print(f"| one thread | {' | '.join(families)} |\n|---|{'---:|' * len(families)}")
     for name, (call, amount) in cases.items():
         rates = []
         for family in families:
-            backend.use_kernels(family)
+            kernel_choice.use_kernels(family)
             rates.append(amount / least_seconds(call, 1 if family == "generic" else 20))
         print(f"| {name} | {' | '.join(f'{rate:.3g}' for rate in rates)} |", flush=True)
 

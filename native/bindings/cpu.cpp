@@ -123,7 +123,7 @@ RowPlaces places_of(const In<int32_t, 1>& positions, const In<int32_t, 1>& seque
 
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // programs that live until the interpreter ends are no leak
-  m.doc() = "Kernels over quantised tensors. Use notso.qtensor.ops, which explains errors before they arise here.";
+  m.doc() = "Kernels over quantised tensors. Use the ops of the backend, which explain errors before they arise here.";
 
   m.def("cpu_features", [] { return detect_cpu_features().names(); }, "Instruction sets usable here, as names.");
   m.def("known_kernels", &known_kernels, "Kernel families compiled in, best first.");

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from notso import qtensor
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 # Runs as a script under another Python that has somebody else's engine, and imports nothing of ours.
@@ -79,14 +81,26 @@ def test_the_native_module_has_one_importer() -> None:
         for path, _, module, names in all_imports()
         if "_native" in module.split(".") or ("_native" in names and module == "notso.qtensor")
     }
-    assert users == {"backend.py"}
+    assert users == {"kernel_choice.py"}
 
 
 def test_the_native_functions_have_their_users() -> None:
     """Whoever else called them would go round the checks of ops.py; ceilings.py has two of its own."""
-    users = {path.name for path, _, module, names in all_imports() if module.endswith(".backend") and "native" in names}
+    users = {
+        path.name for path, _, module, names in all_imports() if module.endswith(".kernel_choice") and "native" in names
+    }
     assert users == {"ops.py", "ceilings.py"}
-    wrong = [str(p) for p in MODULES if "backend.native" in p.read_text("utf-8")]
+    wrong = [str(p) for p in MODULES if "kernel_choice.native" in p.read_text("utf-8")]
+    assert not wrong
+
+
+def test_benchmarks_use_public_names_of_the_tensors() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {module} {names}"
+        for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+        for line, module, names in imports(path)
+        if module.startswith("notso.qtensor.") or (module == "notso.qtensor" and set(names) - set(qtensor.__all__))
+    ]
     assert not wrong
 
 
@@ -121,7 +135,7 @@ def test_the_lowest_floor_does_not_import_the_package_itself() -> None:
 
 
 def test_the_reference_stands_alone() -> None:
-    allowed = re.compile(r"notso\.qtensor\.(reference|errors|formats|tensor)\b")
+    allowed = re.compile(r"notso\.qtensor\.(reference|errors|formats|tensor|kv_formats)\b")
     wrong = [
         f"{place(path, line)} imports {module}"
         for path, line, module, _ in all_imports()

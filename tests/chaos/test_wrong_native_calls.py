@@ -9,7 +9,7 @@ import pytest
 from chaos.ledger import LONG, Ledger
 from fuzz import test_ops_fuzz as fuzz
 
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 
 CALLS = 182_000 if LONG else 14 * 10
 
@@ -35,6 +35,6 @@ def test_wrong_native_calls(ledger: Ledger, kernels_as_they_were: None) -> None:
 
 @pytest.fixture
 def kernels_as_they_were() -> Iterator[None]:
-    before = backend.kernels()
+    before = kernel_choice.kernels()
     yield
-    backend.use_kernels(before)
+    kernel_choice.use_kernels(before)

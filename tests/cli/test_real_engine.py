@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3.host_memory import MemoryLimit
+from notso.qtensor.host_memory import MemoryLimit
 from notso.smollm3.hub import registry
 
 Run = Callable[..., Any]
@@ -60,9 +60,9 @@ def test_the_same_seed_gives_the_same_answer(answer: Callable[..., dict[str, Any
 def test_kernels_and_threads_do_not_change_the_answer(
     answer: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from notso.qtensor import backend
+    from notso.qtensor.backends.cpu import kernel_choice
 
-    best = backend.available_kernels()[0]
+    best = kernel_choice.available_kernels()[0]
     told = []
     for kernels, threads in (("generic", "1"), (best, "2"), (best, "1")):  # the best last: it stays in force
         monkeypatch.setenv("NOTSO_KERNELS", kernels)

@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import _native, backend, ops
+from notso.qtensor import _native
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.formats import FORMATS
 from notso.qtensor.reference import blocks, kv_cache, kv_layout, random_blocks
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
 
+NAMES = tuple(ops.KV_FORMATS)
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "5"))
 ONE_SEED = os.environ.get("FUZZ_SEED")
 TOLERANCE = 2e-5  # relative to the largest output; sharp bounds are the kernel tests' business
@@ -70,12 +72,12 @@ def ids(rng: Rng, count: int, limit: int) -> Array:
 def cache(rng: Rng) -> tuple[Call, int]:
     blocks_, kv_heads, dim, sequences, tiles = size(rng, 5), size(rng, 3), size(rng, 4, 16), size(rng, 3), size(rng, 2)
     rows, number = size(rng, 9), int(rng.integers(0, len(ops.KV_FORMATS)))
-    small = ops.KV_FORMATS[number] not in ("f16", "k8v8")
+    small = NAMES[number] not in ("f16", "k8v8")
     shape = sequences, tiles
     return {
         "positions": ids(rng, rows, tiles * 128), "sequences": ids(rng, rows, sequences),
         "tables": ids(rng, sequences * tiles, blocks_).reshape(shape),
-        "pool": stored(rng, blocks_, kv_heads, dim, ops.KV_FORMATS[number]), "format": number, "kv_heads": kv_heads,
+        "pool": stored(rng, blocks_, kv_heads, dim, NAMES[number]), "format": number, "kv_heads": kv_heads,
         "recent_tables": ids(rng, sequences * tiles, blocks_).reshape(shape) if small else None,
         "recent": stored(rng, blocks_, kv_heads, dim, "k8v8") if small else None,
     }, dim  # fmt: skip
@@ -93,7 +95,7 @@ def stored(rng: Rng, blocks_: int, kv_heads: int, dim: int, format: ops.KVFormat
 def pools_of(c: Call) -> tuple[ops.KeyValuePool, ops.KeyValuePool | None]:
     dim = (c["k"] if "k" in c else c["q"]).shape[2]
     heads = c["k"].shape[1] if "k" in c else c["kv_heads"]
-    pool = pool_of(ops.KV_FORMATS[c["format"]], heads, dim, c["pool"])
+    pool = pool_of(NAMES[c["format"]], heads, dim, c["pool"])
     return pool, None if c["recent"] is None else pool_of("k8v8", heads, dim, c["recent"])
 
 
@@ -374,9 +376,9 @@ def one_call(name: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     make, expect = OPERATIONS[name]
     arena = Arena()
-    backend.use_kernels(str(rng.choice(backend.available_kernels())))
+    kernel_choice.use_kernels(str(rng.choice(kernel_choice.available_kernels())))
     call = placed(make(rng), arena)
-    what = f"{name}, FUZZ_SEED={seed}, kernels {backend.kernels()}"
+    what = f"{name}, FUZZ_SEED={seed}, kernels {kernel_choice.kernels()}"
     operation = getattr(_native, name)
     if rng.random() < 0.4:
         expected, given = expect(call), placed(call, arena)
@@ -415,7 +417,7 @@ def test_every_exported_operation_is_fuzzed() -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_random_calls(name: str) -> None:
-    before = backend.kernels()
+    before = kernel_choice.kernels()
     try:
         if ONE_SEED is not None:
             one_call(name, int(ONE_SEED))
@@ -427,4 +429,4 @@ def test_random_calls(name: str) -> None:
             seed += 1
         print(f"{name}: {seed} calls")
     finally:
-        backend.use_kernels(before)
+        kernel_choice.use_kernels(before)

@@ -63,7 +63,7 @@ class NumpyModel:
         config, weights = self.config, self._weights
         x = reference.embedding_rows(weights.embed_tokens, np.array(ids))
         for index, layer in enumerate(weights.layers):
-            h = reference.rms_norm(x, layer.attn_norm, config.rms_norm_eps)
+            h = reference.rms_norm(x, layer.input_layernorm, config.rms_norm_eps)
             q, k, v = (
                 matmul(h, weight).reshape(len(x), -1, config.head_dim)
                 for weight in (layer.q_proj, layer.k_proj, layer.v_proj)
@@ -72,7 +72,7 @@ class NumpyModel:
                 positions = np.arange(len(x))
                 q, k = (reference.rope(heads, positions, self._frequencies) for heads in (q, k))
             x = x + matmul(attention(q, k, v), layer.o_proj)
-            h = reference.rms_norm(x, layer.ffn_norm, config.rms_norm_eps)
+            h = reference.rms_norm(x, layer.post_attention_layernorm, config.rms_norm_eps)
             gated = reference.silu_mul(matmul(h, layer.gate_proj), matmul(h, layer.up_proj))
             x = x + matmul(gated, layer.down_proj)
         return matmul(reference.rms_norm(x, weights.norm, config.rms_norm_eps), weights.lm_head)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 from notso.qtensor.formats import Format
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
@@ -40,10 +40,10 @@ def bits_equal() -> Callable[[npt.NDArray[Any], npt.NDArray[Any]], bool]:
 @pytest.fixture(autouse=True)
 def backend_restored() -> Iterator[None]:
     """Whatever a test forces, the next one finds the kernels and threads of before."""
-    family, threads = backend.kernels(), backend.threads()
+    family, threads = kernel_choice.kernels(), kernel_choice.threads()
     yield
-    backend.use_kernels(family)
-    backend.set_threads(threads)
+    kernel_choice.use_kernels(family)
+    kernel_choice.set_threads(threads)
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def every_family() -> EveryFamily:
     """Call it with a computation: runs it with the generic kernels, then with all others, whose bits must be equal."""
 
     def run(compute: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        backend.use_kernels("generic")
+        kernel_choice.use_kernels("generic")
         expected = compute()
-        for family in backend.available_kernels():
+        for family in kernel_choice.available_kernels():
             if family == "generic":
                 continue
-            backend.use_kernels(family)
+            kernel_choice.use_kernels(family)
             result = compute()
             if not same_bits(expected, result):
                 places = np.argwhere(~((expected == result) | ((expected != expected) & (result != result))))

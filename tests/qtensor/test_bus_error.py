@@ -8,9 +8,9 @@ from pathlib import Path
 
 PROGRAM = """
 import mmap, sys
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 
-backend.end_on_bus_errors(3, "it is gone")
+kernel_choice.end_on_bus_errors(3, "it is gone")
 with open(sys.argv[1], "r+b") as file:
     mapped = mmap.mmap(file.fileno(), 0)
     file.truncate(0)

@@ -7,28 +7,28 @@ import time
 import numpy as np
 import pytest
 
-from notso.qtensor import backend, ceilings, ops
-from notso.qtensor.backend import native
+from notso.qtensor.backends.cpu import ceilings, kernel_choice, ops
+from notso.qtensor.backends.cpu.kernel_choice import native
 from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import Q4_K
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
 
 
-@pytest.mark.parametrize("family", backend.available_kernels())
+@pytest.mark.parametrize("family", kernel_choice.available_kernels())
 @pytest.mark.parametrize("places", ceilings.PLACES)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("size", [64, 7 * 64, (1 << 20) + 64, 5 << 20])
 def test_every_line_is_read_once(size: int, threads: int, places: int, family: str) -> None:
     memory = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    before = backend.threads(), backend.kernels()
-    backend.set_threads(threads)
-    backend.use_kernels(family)
+    before = kernel_choice.threads(), kernel_choice.kernels()
+    kernel_choice.set_threads(threads)
+    kernel_choice.use_kernels(family)
     try:
         assert native.read_memory(memory, places) == np.bitwise_xor.reduce(memory.view(np.uint64))
     finally:
-        backend.set_threads(before[0])
-        backend.use_kernels(before[1])
+        kernel_choice.set_threads(before[0])
+        kernel_choice.use_kernels(before[1])
 
 
 def test_other_numbers_of_places_are_refused() -> None:
@@ -36,30 +36,30 @@ def test_other_numbers_of_places_are_refused() -> None:
         ceilings.read_bandwidth(np.zeros(1 << 20, np.uint8), 3)
 
 
-@pytest.mark.parametrize("family", backend.available_kernels())
+@pytest.mark.parametrize("family", kernel_choice.available_kernels())
 def test_at_least_so_many_products_are_made(family: str) -> None:
-    before = backend.kernels()
-    backend.use_kernels(family)
+    before = kernel_choice.kernels()
+    kernel_choice.use_kernels(family)
     try:
         least = native.multiply_bytes(1)  # one round of every thread
         assert 10_000_000 <= native.multiply_bytes(10_000_000) < 10_000_000 + least
         assert ceilings.byte_products(10_000_000) > 1e6
     finally:
-        backend.use_kernels(before)
+        kernel_choice.use_kernels(before)
 
 
 def test_a_better_family_multiplies_faster() -> None:
     """Else the loop is not what it says it is."""
-    before = backend.kernels()
-    families = [name for name in backend.available_kernels() if name in ("avx2", "avx512", "amx")]
+    before = kernel_choice.kernels()
+    families = [name for name in kernel_choice.available_kernels() if name in ("avx2", "avx512", "amx")]
     best = dict.fromkeys(families, 0.0)
     for _ in range(30):  # until nothing else held up the better one
         for family in families:
-            backend.use_kernels(family)
+            kernel_choice.use_kernels(family)
             best[family] = max(best[family], *(ceilings.byte_products(1 << 28) for _ in range(3)))
         if list(best.values()) == sorted(best.values(), reverse=True):
             break
-    backend.use_kernels(before)
+    kernel_choice.use_kernels(before)
     assert list(best.values()) == sorted(best.values(), reverse=True), best
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from notso.qtensor import _native, backend
+from notso.qtensor import _native
+from notso.qtensor.backends.cpu import kernel_choice
 from notso.qtensor.errors import KernelChoiceError
 
 ROOT = Path(__file__).parents[2]
@@ -21,91 +22,91 @@ NEEDS = {"amx": "amx_int8", "avx512": "avx512_vnni", "avx2": "avx2"}
 
 
 def test_generic_is_always_there_and_last() -> None:
-    assert backend.available_kernels()[-1] == "generic"
+    assert kernel_choice.available_kernels()[-1] == "generic"
     assert _native.known_kernels()[-1] == "generic"
 
 
 def test_available_are_those_the_cpu_has_best_first() -> None:
-    features = backend.cpu_features()
+    features = kernel_choice.cpu_features()
     known = list(_native.known_kernels())
     assert known == [name for name in (*NEEDS, "generic") if name in known]
     expected = [name for name in known if name == "generic" or NEEDS[name] in features]
-    if "amx" in expected and "amx" not in backend.available_kernels():
+    if "amx" in expected and "amx" not in kernel_choice.available_kernels():
         expected.remove("amx")  # the system may refuse the tiles' state although the CPU has them
-    assert backend.available_kernels() == expected
+    assert kernel_choice.available_kernels() == expected
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="the system does not list the CPU's features")
 def test_features_agree_with_the_system() -> None:
     flags = set(re.findall(r"^flags\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[:1] or [""])
     words = set(" ".join(flags).split())
-    assert ("avx2" in backend.cpu_features()) == ({"avx2", "fma", "f16c"} <= words)
+    assert ("avx2" in kernel_choice.cpu_features()) == ({"avx2", "fma", "f16c"} <= words)
     vnni = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-    assert ("avx512_vnni" in backend.cpu_features()) == (vnni <= words and "avx2" in words)
+    assert ("avx512_vnni" in kernel_choice.cpu_features()) == (vnni <= words and "avx2" in words)
 
 
 def test_every_available_family_can_be_forced() -> None:
-    for family in backend.available_kernels():
-        backend.use_kernels(family)
-        assert backend.kernels() == family
+    for family in kernel_choice.available_kernels():
+        kernel_choice.use_kernels(family)
+        assert kernel_choice.kernels() == family
 
 
 @pytest.mark.parametrize("name", ["sse9", "", "AVX2", "generic ", "avx2,avx512"])
 def test_unknown_families_are_refused_with_the_choices(name: str) -> None:
-    before = backend.kernels()
+    before = kernel_choice.kernels()
     with pytest.raises(KernelChoiceError) as caught:
-        backend.use_kernels(name)
-    assert all(choice in str(caught.value) for choice in backend.available_kernels())
-    assert backend.kernels() == before
+        kernel_choice.use_kernels(name)
+    assert all(choice in str(caught.value) for choice in kernel_choice.available_kernels())
+    assert kernel_choice.kernels() == before
 
 
 def test_the_environment_forces_and_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for family in backend.available_kernels():
-        monkeypatch.setenv(backend.KERNELS_VARIABLE, f" {family}\n")
-        backend.configure(1)
-        assert backend.kernels() == family
-    monkeypatch.setenv(backend.KERNELS_VARIABLE, "")
-    backend.configure(1)
-    monkeypatch.setenv(backend.KERNELS_VARIABLE, "nonsense")
+    for family in kernel_choice.available_kernels():
+        monkeypatch.setenv(kernel_choice.KERNELS_VARIABLE, f" {family}\n")
+        kernel_choice.configure(1)
+        assert kernel_choice.kernels() == family
+    monkeypatch.setenv(kernel_choice.KERNELS_VARIABLE, "")
+    kernel_choice.configure(1)
+    monkeypatch.setenv(kernel_choice.KERNELS_VARIABLE, "nonsense")
     with pytest.raises(KernelChoiceError, match="nonsense"):
-        backend.configure(1)
+        kernel_choice.configure(1)
 
 
 def test_attention_by_tiles_is_a_choice_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    for family in backend.available_kernels():
-        monkeypatch.setenv(backend.KERNELS_VARIABLE, family)
+    for family in kernel_choice.available_kernels():
+        monkeypatch.setenv(kernel_choice.KERNELS_VARIABLE, family)
         for way in ("auto", "vectors"):
-            monkeypatch.setenv(backend.ATTENTION_VARIABLE, f" {way}\n")
-            backend.configure(1)
-        assert backend.attention_variant() == "vectors"
-        monkeypatch.setenv(backend.ATTENTION_VARIABLE, "tiles")
+            monkeypatch.setenv(kernel_choice.ATTENTION_VARIABLE, f" {way}\n")
+            kernel_choice.configure(1)
+        assert kernel_choice.attention_variant() == "vectors"
+        monkeypatch.setenv(kernel_choice.ATTENTION_VARIABLE, "tiles")
         if family == "amx":
-            backend.configure(1)
-            assert backend.attention_variant() == "tiles"
+            kernel_choice.configure(1)
+            assert kernel_choice.attention_variant() == "tiles"
         else:
             with pytest.raises(KernelChoiceError, match="no tiles"):
-                backend.configure(1)
-        backend.use_attention("auto")
+                kernel_choice.configure(1)
+        kernel_choice.use_attention("auto")
     for wrong in ("nonsense", "Tiles", "vectors,tiles"):
-        monkeypatch.setenv(backend.ATTENTION_VARIABLE, wrong)
+        monkeypatch.setenv(kernel_choice.ATTENTION_VARIABLE, wrong)
         with pytest.raises(KernelChoiceError, match="NOTSO_ATTENTION"):
-            backend.configure(1)
+            kernel_choice.configure(1)
 
 
 def test_a_fresh_process_takes_the_best() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != backend.KERNELS_VARIABLE}
-    code = "from notso.qtensor import backend; backend.configure(1); print(backend.kernels())"
+    environment = {name: value for name, value in os.environ.items() if name != kernel_choice.KERNELS_VARIABLE}
+    code = "from notso.qtensor.backends.cpu import kernel_choice as it; it.configure(1); print(it.kernels())"
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert run.stdout.split() == [backend.available_kernels()[0]], run.stderr
+    assert run.stdout.split() == [kernel_choice.available_kernels()[0]], run.stderr
 
 
 def test_a_family_this_cpu_lacks_is_refused() -> None:
-    lacking = [name for name in _native.known_kernels() if name not in backend.available_kernels()]
+    lacking = [name for name in _native.known_kernels() if name not in kernel_choice.available_kernels()]
     if not lacking:
         pytest.skip(f"this CPU runs every family there is: {', '.join(_native.known_kernels())}")
     for name in lacking:
         with pytest.raises(KernelChoiceError, match="cannot run"):
-            backend.use_kernels(name)
+            kernel_choice.use_kernels(name)
 
 
 # ---- what the compiler made of them ----

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 
 ROOT = Path(__file__).parents[2]
 TESTS = Path(__file__).parent
@@ -31,27 +31,27 @@ spec = importlib.util.spec_from_file_location(name, sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 sys.modules[name] = module
 spec.loader.exec_module(module)
-from notso.qtensor import backend
-assert "amx-emulated" in backend.available_kernels() and backend.kernels() != "amx-emulated"
+from notso.qtensor.backends.cpu import kernel_choice
+assert "amx-emulated" in kernel_choice.available_kernels() and kernel_choice.kernels() != "amx-emulated"
 """
 # Of the families only those that the other tests, which run on the module as it is, do not compare already.
 RUN_TESTS = """
 import pytest
-backend.available_kernels = lambda: ["amx-emulated", "generic"]
+kernel_choice.available_kernels = lambda: ["amx-emulated", "generic"]
 sys.exit(pytest.main(sys.argv[2:]))
 """
 COUNT = """
 import ctypes, json
 import numpy as np
-from notso.qtensor import ops
+from notso.qtensor.backends.cpu import ops
 from notso.qtensor.formats import Q4_K, Q6_K
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
 
 rng = np.random.default_rng(1)
 library = ctypes.CDLL(sys.argv[1])
-backend.set_threads(1)
-backend.use_kernels("amx-emulated")
+kernel_choice.set_threads(1)
+kernel_choice.use_kernels("amx-emulated")
 
 def counted(call):
     before, after = (ctypes.c_int64 * 6)(), (ctypes.c_int64 * 6)()
@@ -79,7 +79,9 @@ print(json.dumps(found))
 pytestmark = [
     pytest.mark.long("native"),
     pytest.mark.timeout(1200),
-    pytest.mark.skipif("avx512_vnni" not in backend.cpu_features(), reason="the AMX kernels need AVX-512 beside tiles"),
+    pytest.mark.skipif(
+        "avx512_vnni" not in kernel_choice.cpu_features(), reason="the AMX kernels need AVX-512 beside tiles"
+    ),
 ]
 
 

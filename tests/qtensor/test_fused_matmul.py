@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from notso.qtensor import backend, ops
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.formats import F32, Q4_K, Q6_K, Q8_0, Format
 from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
@@ -16,12 +16,12 @@ EPS = 1e-6
 COLUMNS = (1, 2, 7, 8, 9, 16, 23, 130)
 
 
-@pytest.fixture(params=backend.available_kernels())
+@pytest.fixture(params=kernel_choice.available_kernels())
 def family(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = backend.kernels()
-    backend.use_kernels(request.param)
+    before = kernel_choice.kernels()
+    kernel_choice.use_kernels(request.param)
     yield request.param
-    backend.use_kernels(before)
+    kernel_choice.use_kernels(before)
 
 
 def weight(format: Format, rows: int, cols: int, seed: int) -> QTensor:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import ops
+from notso.qtensor.backends.cpu import ops
 from notso.qtensor.reference import ops as reference
 
 # Relative to the largest value: sums of a few hundred products in float32, exp, one division.

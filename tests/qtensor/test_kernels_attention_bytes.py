@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import backend, ops
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.errors import OperandError
 from notso.qtensor.reference import kv_cache as reference
 from notso.qtensor.reference import kv_layout
@@ -180,9 +180,9 @@ def test_sequences_of_a_batch_do_not_know_each_other(format: ops.KVFormat, every
         result = every_family(lambda q=q, p=positions, s=sequences: attend(q, p, s, stored))
         np.testing.assert_array_equal(result, stored.expected(q, positions, sequences))
         for threads in (2, 3):
-            backend.set_threads(threads)
+            kernel_choice.set_threads(threads)
             np.testing.assert_array_equal(result, attend(q, positions, sequences, stored))
-        backend.set_threads(1)
+        kernel_choice.set_threads(1)
 
 
 @pytest.mark.parametrize("format", FORMATS)

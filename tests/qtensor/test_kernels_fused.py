@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import backend, ops
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.formats import FORMATS, Format
 from notso.qtensor.tensor import QTensor
 
@@ -112,10 +112,10 @@ def test_threads_change_nothing(threads: int, make_weight: Make, every_family: E
     norm = rng.uniform(0.5, 2, 1024).astype(np.float32)
     for columns in (1, 6, 40):
         x = rng.standard_normal((columns, 1024), np.float32)
-        backend.set_threads(1)
+        kernel_choice.set_threads(1)
         expected = np.empty((columns, 1000), np.float32)
         ops.silu_mul(product(normed(x, norm), gate), product(normed(x, norm), up), expected)
-        backend.set_threads(threads)
+        kernel_choice.set_threads(threads)
 
         def fused(x: Floats = x) -> Floats:
             out = np.full((len(x), 1000), np.nan, np.float32)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import backend, ops
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.formats import FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor
@@ -170,8 +170,8 @@ def test_a_column_does_not_know_its_neighbours(format: Format, make_weight: Make
     weight, x = make_weight(format, 21, 768, rng), activations(rng, 23, 768)
     together = every_family(lambda: product(x, weight))
     order = rng.permutation(23)
-    for family in backend.available_kernels():
-        backend.use_kernels(family)
+    for family in kernel_choice.available_kernels():
+        kernel_choice.use_kernels(family)
         alone = np.concatenate([product(x[i : i + 1].copy(), weight) for i in range(23)])
         np.testing.assert_array_equal(alone, together)
         np.testing.assert_array_equal(product(x[order], weight), together[order])

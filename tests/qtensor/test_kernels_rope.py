@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import ops
+from notso.qtensor.backends.cpu import ops
 from notso.qtensor.errors import OperandError
 from notso.qtensor.reference import ops as reference
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import ops
+from notso.qtensor.backends.cpu import ops
 from notso.qtensor.formats import FORMATS, Format
 from notso.qtensor.reference import ops as reference
 from notso.qtensor.tensor import QTensor

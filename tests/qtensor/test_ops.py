@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import ops
+from notso.qtensor.backends.cpu import ops
 from notso.qtensor.errors import NotsoError, OperandError
 from notso.qtensor.formats import Q4_K, Q8_0
 from notso.qtensor.tensor import QTensor

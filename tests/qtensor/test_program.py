@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import backend, ops
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import Q4_K, Q6_K
 from notso.qtensor.reference.ops import inverse_frequencies
@@ -192,8 +192,8 @@ def test_the_interpreter_goes_on_while_it_runs(make_weight: Make) -> None:
     with program.record():
         for _ in range(6):
             ops.matmul(x, weight, y)
-    backend.use_kernels("generic")
-    backend.set_threads(1)
+    kernel_choice.use_kernels("generic")
+    kernel_choice.set_threads(1)
     gaps, done = [], threading.Event()
 
     def watch() -> None:
@@ -239,7 +239,7 @@ def test_programs_of_several_threads_take_turns(make_weight: Make) -> None:
     for thread in threads:
         thread.start()
     for count in (2, 1, 3, 2):
-        backend.set_threads(count)
+        kernel_choice.set_threads(count)
         time.sleep(0.02)
     for thread in threads:
         thread.join()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 
 ROOT = Path(__file__).parents[2]
 SECONDS = os.environ.get("SANITIZE_SECONDS", "3")
@@ -73,7 +73,7 @@ def watch(driver: Path, what: str) -> None:
 def test_kernels_and_operations_stay_in_their_memory(tmp_path: Path) -> None:
     """Every family, every format, exactly sized arrays: no byte too far, nothing undefined, and the same bits."""
     need_sanitizer("address,undefined", tmp_path)
-    without_amx = "OFF" if "amx_int8" in backend.cpu_features() else "ON"
+    without_amx = "OFF" if "amx_int8" in kernel_choice.cpu_features() else "ON"
     watch(build("address,undefined", f"-DWITHOUT_AMX={without_amx}"), "kernels")
 
 

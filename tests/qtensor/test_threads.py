@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from notso.qtensor import backend, ops
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.errors import KernelChoiceError
 from notso.qtensor.formats import FORMATS, Q4_K, Q6_K, Format
 from notso.qtensor.tensor import QTensor
@@ -28,8 +28,8 @@ Make = Callable[..., QTensor]
 def on_every_count(compute: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
     results = []
     for count in COUNTS:
-        backend.set_threads(count)
-        assert backend.threads() == count
+        kernel_choice.set_threads(count)
+        assert kernel_choice.threads() == count
         results.append(compute())
     for count, result in zip(COUNTS, results, strict=True):
         np.testing.assert_array_equal(result, results[0], err_msg=f"{count} threads")
@@ -48,8 +48,8 @@ def test_products(format: Format, make_weight: Make) -> None:
             ops.matmul_many(x, list(zip(weights, outs, strict=True)))
             return np.concatenate([o.reshape(-1) for o in outs])
 
-        for family in backend.available_kernels():
-            backend.use_kernels(family)
+        for family in kernel_choice.available_kernels():
+            kernel_choice.use_kernels(family)
             assert np.isfinite(on_every_count(compute)).all()
 
 
@@ -85,10 +85,10 @@ def test_rows_and_attention(make_weight: Make) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1025, 2**31 - 1])
 def test_impossible_numbers_are_refused(count: int) -> None:
-    before = backend.threads()
+    before = kernel_choice.threads()
     with pytest.raises(KernelChoiceError):
-        backend.set_threads(count)
-    assert backend.threads() == before
+        kernel_choice.set_threads(count)
+    assert kernel_choice.threads() == before
 
 
 def threads_of_process() -> set[str]:
@@ -97,10 +97,10 @@ def threads_of_process() -> set[str]:
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
 def test_pools_leave_no_threads_behind() -> None:
-    backend.set_threads(1)
+    kernel_choice.set_threads(1)
     alone = threads_of_process()
     for count in (4, 2, 7, 1, 3, 1):
-        backend.set_threads(count)
+        kernel_choice.set_threads(count)
         until = time.monotonic() + 60  # one that was joined may be listed for a moment yet
         while len(threads_of_process() - alone) != count - 1:
             assert time.monotonic() < until, "one pool, and the caller is one of its threads"
@@ -111,9 +111,9 @@ def test_more_threads_than_rows_and_more_than_cores(make_weight: Make) -> None:
     """Oversubscribed it may be slow, but must end and be right."""
     weight = make_weight(Q4_K, 3, 256, np.random.default_rng(3))
     x, y, expected = np.ones((1, 256), np.float32), np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32)
-    backend.set_threads(1)
+    kernel_choice.set_threads(1)
     ops.matmul(x, weight, expected)
-    backend.set_threads(16)
+    kernel_choice.set_threads(16)
     for _ in range(50):
         y[:] = 0
         ops.matmul(x, weight, y)
@@ -121,7 +121,7 @@ def test_more_threads_than_rows_and_more_than_cores(make_weight: Make) -> None:
 
 
 def test_callers_of_many_threads_take_turns() -> None:
-    backend.set_threads(2)
+    kernel_choice.set_threads(2)
     wrong: list[int] = []
 
     def work(seed: int) -> None:
@@ -146,14 +146,14 @@ def test_a_forked_child_computes_alone() -> None:
     """Threads do not survive a fork: the child must neither hang nor crash, also when it sets threads or ends."""
     code = (
         "import os, numpy as np\n"
-        "from notso.qtensor import backend, ops\n"
-        "backend.set_threads(3)\n"
+        "from notso.qtensor.backends.cpu import kernel_choice, ops\n"
+        "kernel_choice.set_threads(3)\n"
         "x = np.ones((64, 4096), np.float32)\n"
         "ops.add(x, x, x)\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    ops.add(x, x, x)\n"
-        "    backend.set_threads(2)\n"
+        "    kernel_choice.set_threads(2)\n"
         "    ops.add(x, x, x)\n"
         "    os._exit(0 if (x == 8).all() else 3)\n"
         "status = os.waitpid(child, 0)[1]\n"
@@ -167,14 +167,14 @@ def test_a_forked_child_computes_alone() -> None:
 def test_threads_that_cannot_start_are_an_error() -> None:
     code = (
         "import resource\n"
-        "from notso.qtensor import backend\n"
+        "from notso.qtensor.backends.cpu import kernel_choice\n"
         "from notso.qtensor.errors import KernelChoiceError\n"
-        "backend.set_threads(2)\n"
+        "kernel_choice.set_threads(2)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "try:\n"
-        "    backend.set_threads(1024)\n"
+        "    kernel_choice.set_threads(1024)\n"
         "except KernelChoiceError:\n"
-        "    assert backend.threads() == 2\n"
+        "    assert kernel_choice.threads() == 2\n"
         "else:\n"
         "    raise SystemExit('a thousand stacks in one GiB?')\n"
     )
@@ -182,8 +182,8 @@ def test_threads_that_cannot_start_are_an_error() -> None:
 
 
 def test_the_default_is_within_what_we_may_use() -> None:
-    assert 1 <= backend.default_threads() <= (os.cpu_count() or 1)
-    backend.configure(None)
-    assert backend.threads() == backend.default_threads()
-    backend.configure(3)
-    assert backend.threads() == 3
+    assert 1 <= kernel_choice.default_threads() <= (os.cpu_count() or 1)
+    kernel_choice.configure(None)
+    assert kernel_choice.threads() == kernel_choice.default_threads()
+    kernel_choice.configure(3)
+    assert kernel_choice.threads() == 3

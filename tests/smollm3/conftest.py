@@ -15,7 +15,7 @@ from golden.random_models import RANDOM
 from smollm3.kv.block_folder import Open, opening
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 from notso.smollm3 import Engine
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.text.tokenizer import PRE_TOKENISERS, Tokenizer
@@ -164,10 +164,10 @@ def demo_f32_engine(demo_f32_file: Path) -> Iterator[Engine]:
 @pytest.fixture
 def own_kernels() -> Iterator[None]:
     """Lets a test choose kernels and threads, and puts back what was in force."""
-    kernels, threads = backend.kernels(), backend.threads()
+    kernels, threads = kernel_choice.kernels(), kernel_choice.threads()
     yield
-    backend.use_kernels(kernels)
-    backend.set_threads(threads)
+    kernel_choice.use_kernels(kernels)
+    kernel_choice.set_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -49,9 +49,9 @@ def version_line() -> str:
     except PackageNotFoundError:
         release = "(not installed)"
     try:
-        from notso.qtensor import backend
+        from notso.qtensor import kernel_choice
 
-        kernels = str(backend.kernels())
+        kernels = str(kernel_choice.kernels())
     except Exception as error:  # a broken build must not stop --version from saying the rest
         kernels = f"unavailable: {type(error).__name__}"
     return f"notso {release} (kernels {kernels}; reads GGUF 2 and 3; Python {sys.version.split()[0]})"

@@ -74,7 +74,7 @@ def converse(conversation: Conversation, read_line: ReadLine) -> None:
 
 
 def _handle(conversation: Conversation, text: str) -> None:
-    from notso.qtensor.errors import NotsoError
+    from notso.qtensor import NotsoError
 
     question: str | None = text
     if text.startswith("//"):

@@ -98,33 +98,32 @@ def _python() -> Iterator[Finding]:
 
 
 def _cpu() -> Iterator[Finding]:
-    from notso.qtensor import backend
+    from notso.qtensor import kernel_choice
     from notso.smollm3.diagnostics.machine import cpu_name
 
-    features = ", ".join(backend.cpu_features()) or "none that matter"
+    features = ", ".join(kernel_choice.cpu_features()) or "none that matter"
     yield Finding("ok", "cpu", f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores usable; {features}")
 
 
 def _kernels() -> Iterator[Finding]:
-    from notso.qtensor import backend
-    from notso.qtensor.errors import KernelChoiceError
+    from notso.qtensor import KernelChoiceError, kernel_choice
 
-    forced = os.environ.get(backend.KERNELS_VARIABLE, "").strip()
+    forced = os.environ.get(kernel_choice.KERNELS_VARIABLE, "").strip()
     try:
-        backend.configure()
+        kernel_choice.configure()
     except KernelChoiceError as error:
         yield Finding("fail", "kernels", str(error), "unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose")
         return
-    chosen = backend.kernels()
+    chosen = kernel_choice.kernels()
     why = f"forced by NOTSO_KERNELS={forced}" if forced else "the fastest this CPU can run"
-    choices = ", ".join(backend.available_kernels())
-    yield Finding("ok", "kernels", f"{chosen}, {why}, on {backend.threads()} threads; this CPU runs {choices}")
-    if backend.available_kernels() == ["generic"]:
+    choices = ", ".join(kernel_choice.available_kernels())
+    yield Finding("ok", "kernels", f"{chosen}, {why}, on {kernel_choice.threads()} threads; this CPU runs {choices}")
+    if kernel_choice.available_kernels() == ["generic"]:
         yield Finding("warn", "speed", "this CPU has no AVX2: answers will be slow", "use a CPU made after 2015")
 
 
 def _memory() -> Iterator[Finding]:
-    from notso.smollm3.host_memory import available_memory, memory_limits
+    from notso.qtensor import available_memory, memory_limits
 
     least = available_memory()
     bounds = "; ".join(f"{bound.source} {terminal.gigabytes(bound.available_bytes)}" for bound in memory_limits())

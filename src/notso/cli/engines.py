@@ -33,10 +33,10 @@ def open_engine(
 
 def prepare_for_a_lost_file() -> None:
     """Have the process say why it ends, where a model file is cut short or becomes unreadable under it."""
-    from notso.qtensor import backend
+    from notso.qtensor import kernel_choice
 
     line = "notso: the model file changed or became unreadable while it was in use; what was saved is safe: start again"
-    backend.end_on_bus_errors(exit_codes.BAD_MODEL, line)
+    kernel_choice.end_on_bus_errors(exit_codes.BAD_MODEL, line)
 
 
 def plan_model(path: Path, asked: EngineConfig) -> EnginePlan:
@@ -44,7 +44,7 @@ def plan_model(path: Path, asked: EngineConfig) -> EnginePlan:
 
     Raises GGUFError, ModelFileError, OutOfMemoryError or InvalidRequestError.
     """
-    from notso.qtensor.gguf import GGUFFile
+    from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
     from notso.smollm3.engine.memory_plan import plan_engine
     from notso.smollm3.model.weights import SmolLM3Weights

@@ -31,7 +31,7 @@ def details(error: BaseException) -> str:
 
 def _judge(error: BaseException) -> tuple[int, str, str]:
     # Imported here and not at the top: the floors may import numpy, and --help needs none of it.
-    from notso.qtensor import errors as qtensor
+    import notso.qtensor as qtensor
     from notso.smollm3 import errors as model
 
     if isinstance(error, model.InvalidRequestError) and not isinstance(error, model.ContextLengthError):

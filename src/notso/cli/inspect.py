@@ -98,7 +98,7 @@ def _tokenizer(found: TokenizerInfo) -> list[str]:
 
 
 def _named(text: str) -> str:
-    from notso.qtensor.errors import MAX_QUOTED_CHARACTERS, one_line
+    from notso.qtensor import MAX_QUOTED_CHARACTERS, one_line
 
     return one_line(text, MAX_QUOTED_CHARACTERS) or "unnamed"
 

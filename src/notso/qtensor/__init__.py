@@ -1,1 +1,104 @@
-"""Floor 1: quantised tensors and the kernels that multiply them. Knows formats and arithmetic, no model."""
+"""Floor 1: quantised tensors and the devices that multiply them. Knows formats and arithmetic, no model.
+
+The names below are what the floors above may use. Errors and sizes come at once; what needs arrays or kernels is loaded
+when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from notso.qtensor.errors import (
+    MAX_QUOTED_CHARACTERS,
+    GGUFError,
+    KernelChoiceError,
+    NotsoError,
+    OperandError,
+    QTensorError,
+    UnsupportedFormatError,
+    one_line,
+    quoted,
+)
+from notso.qtensor.formats import BF16, F16, F32, FORMATS, FORMATS_BY_NAME, Q4_K, Q6_K, Q8_0, Format
+from notso.qtensor.host_memory import (
+    MIB,
+    MemoryLimit,
+    ProcessMemory,
+    available_memory,
+    give_back_freed,
+    memory_limits,
+    process_memory,
+)
+from notso.qtensor.kv_formats import KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
+
+if TYPE_CHECKING:
+    from notso.qtensor.backends.cpu import ceilings, kernel_choice
+    from notso.qtensor.backends.cpu.cpu_backend import CPU
+    from notso.qtensor.backends.cpu.huge_pages import HugePageArena, huge_page_bytes, zeroed
+    from notso.qtensor.backends.cpu.kv_pool import reserved_blocks
+    from notso.qtensor.backends.protocol import Array, Backend, KeyValuePool, Program, RMSNorm, Weight, WeightArena
+    from notso.qtensor.gguf import GGUFFile, Metadata
+    from notso.qtensor.gguf_writer import GGUFWriter
+    from notso.qtensor.reference.blocks import scales_of
+    from notso.qtensor.reference.ops import matmul_q8k
+    from notso.qtensor.reference.random_blocks import random_blocks
+    from notso.qtensor.tensor import QTensor
+
+__all__ = [
+    "BF16", "CPU", "F16", "F32", "FORMATS", "FORMATS_BY_NAME", "KV_FORMATS", "MAX_QUOTED_CHARACTERS", "MIB", "Q4_K",
+    "Q6_K", "Q8_0", "TILE_POSITIONS", "Array", "Backend", "Format", "GGUFError", "GGUFFile", "GGUFWriter",
+    "HugePageArena", "KVFormat", "KernelChoiceError", "KeyValuePool", "MemoryLimit", "Metadata", "NotsoError",
+    "OperandError", "ProcessMemory", "Program", "QTensor", "QTensorError", "RMSNorm", "UnsupportedFormatError",
+    "Weight", "WeightArena", "available_memory", "ceilings", "give_back_freed", "huge_page_bytes", "kernel_choice",
+    "kv_block_bytes", "matmul_q8k", "memory_limits", "one_line", "process_memory", "quoted", "random_blocks",
+    "reserved_blocks", "scales_of", "zeroed",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Array", "Backend", "KeyValuePool", "Program", "RMSNorm", "Weight", "WeightArena"):
+        from notso.qtensor.backends import protocol
+
+        return getattr(protocol, name)
+    if name == "CPU":
+        from notso.qtensor.backends.cpu.cpu_backend import CPU
+
+        return CPU
+    if name in ("HugePageArena", "huge_page_bytes", "zeroed"):
+        from notso.qtensor.backends.cpu import huge_pages
+
+        return getattr(huge_pages, name)
+    if name in ("ceilings", "kernel_choice"):
+        from notso.qtensor.backends import cpu
+        from notso.qtensor.backends.cpu import ceilings, kernel_choice  # noqa: F401
+
+        return getattr(cpu, name)
+    if name == "reserved_blocks":
+        from notso.qtensor.backends.cpu.kv_pool import reserved_blocks
+
+        return reserved_blocks
+    if name in ("GGUFFile", "Metadata"):
+        from notso.qtensor import gguf
+
+        return getattr(gguf, name)
+    if name == "GGUFWriter":
+        from notso.qtensor.gguf_writer import GGUFWriter
+
+        return GGUFWriter
+    if name == "QTensor":
+        from notso.qtensor.tensor import QTensor
+
+        return QTensor
+    if name == "matmul_q8k":
+        from notso.qtensor.reference.ops import matmul_q8k
+
+        return matmul_q8k
+    if name == "scales_of":
+        from notso.qtensor.reference.blocks import scales_of
+
+        return scales_of
+    if name == "random_blocks":
+        from notso.qtensor.reference.random_blocks import random_blocks
+
+        return random_blocks
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,5 @@
 """
-Kernels over quantised tensors. Use notso.qtensor.ops, which explains errors before they arise here.
+Kernels over quantised tensors. Use the ops of the backend, which explain errors before they arise here.
 """
 
 from collections.abc import Sequence

@@ -13,9 +13,9 @@ NotsoError
 
 from __future__ import annotations
 
-from notso.qtensor.errors import NotsoError as NotsoError
-from notso.qtensor.errors import one_line as one_line
-from notso.qtensor.errors import quoted as quoted
+from notso.qtensor import NotsoError as NotsoError
+from notso.qtensor import one_line as one_line
+from notso.qtensor import quoted as quoted
 
 
 class ModelError(NotsoError):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notso.qtensor import ops
+from notso.qtensor import CPU
 from notso.qtensor.errors import GGUFError
 from notso.qtensor.formats import F32, FORMATS, Q4_K, Q6_K, Q8_0, Format
 from notso.qtensor.gguf import GGUFFile
@@ -98,7 +98,7 @@ def test_a_bad_norm_is_found() -> None:
 def test_a_wrong_product_is_found(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that swaps two weights of a row, is one per cent off, wrong in one last bit, or answers NaN."""
     tensor = random_tensor(format, 40, 512)
-    right = ops.matmul
+    right = CPU.matmul
 
     def swapped(x: np.ndarray, weight: QTensor, out: np.ndarray) -> None:
         x = x.copy()
@@ -119,7 +119,7 @@ def test_a_wrong_product_is_found(format: Format, monkeypatch: pytest.MonkeyPatc
 
     assert check_tensor(tensor).problem is None
     for wrong in (swapped, off, broken, *([] if format.is_float else [rounded])):
-        monkeypatch.setattr(ops, "matmul", wrong)
+        monkeypatch.setattr(CPU, "matmul", staticmethod(wrong))
         check = check_tensor(tensor)
         assert check.problem is not None and check.worst_error is not None
         assert check.problem.startswith(

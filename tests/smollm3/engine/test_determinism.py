@@ -14,7 +14,8 @@ import pytest
 from golden.random_models import RANDOM, write_random_blocks, write_shapes_3b
 from golden.store import Floats
 
-from notso.qtensor import backend, ops
+from notso.qtensor import CPU
+from notso.qtensor.backends.cpu import kernel_choice, ops
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3 import Engine, Event, SamplingParams
 from notso.smollm3.config import SmolLM3Config
@@ -41,14 +42,14 @@ CUTS: dict[str, Cut] = {
 def loaded(path: Path, capacity: int) -> Iterator[SmolLM3]:
     with GGUFFile.open(path) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
-        yield SmolLM3(config, SmolLM3Weights.from_tensors(file.tensors, config), KVCache(config, capacity))
+        yield SmolLM3(config, SmolLM3Weights.from_tensors(file.tensors, config), KVCache(CPU(), config, capacity))
 
 
 def logits_in_pieces(model: SmolLM3, ids: list[int], cut: Cut) -> Floats:
     """(L, V), the prompt read in the pieces that `cut` makes of it."""
     parts = []
     for start, end in pairwise(cut(len(ids))):
-        step = InputBatch(model.config, end - start, end - start)
+        step = InputBatch(model.backend, model.config, end - start, end - start)
         step.fill(ids[start:end], range(start, end), [0] * (end - start), range(end - start))
         model.forward(step)
         parts.append(step.logits)
@@ -75,38 +76,38 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     else:
         path, length = demo_path(), 33
     ids = [token % 301 for token in RANDOM.prompts(20, length)[-1]]
-    kernels, threads = backend.kernels(), backend.threads()
-    backend.use_kernels("generic")
-    backend.set_threads(1)
+    kernels, threads = kernel_choice.kernels(), kernel_choice.threads()
+    kernel_choice.use_kernels("generic")
+    kernel_choice.set_threads(1)
     with loaded(path, length) as model:
         expected = logits_in_pieces(model, ids, CUTS["whole"])
-    backend.use_kernels(kernels)
-    backend.set_threads(threads)
+    kernel_choice.use_kernels(kernels)
+    kernel_choice.set_threads(threads)
     assert np.isfinite(expected).all()
     assert len(set(expected.argmax(1).tolist())) > 5
     return Case(path, ids, expected)
 
 
-@pytest.mark.parametrize("kernels", backend.available_kernels())
+@pytest.mark.parametrize("kernels", kernel_choice.available_kernels())
 def test_kernels_threads_and_pieces_change_no_bit(case: Case, own_kernels: None, kernels: str) -> None:
     """Every family on 1, 2 and 3 threads; the prompt whole, token by token and in pieces."""
-    backend.use_kernels(kernels)
+    kernel_choice.use_kernels(kernels)
     with loaded(case.path, LENGTH) as model:
         for threads in (1, 2, 3):
-            backend.set_threads(threads)
+            kernel_choice.set_threads(threads)
             for name in {1: ("whole", "one by one"), 2: CUTS, 3: ("whole",)}[threads]:
                 logits = logits_in_pieces(model, case.ids, CUTS[name])
                 np.testing.assert_array_equal(logits, case.expected, err_msg=f"{name}, {threads} threads")
 
 
-@pytest.mark.parametrize("kernels", backend.available_kernels())
+@pytest.mark.parametrize("kernels", kernel_choice.available_kernels())
 def test_recorded_decoding_gives_the_bits_of_reading(case: Case, own_kernels: None, kernels: str) -> None:
     """The program that the engine decodes with, replayed under every family."""
-    backend.use_kernels(kernels)
-    backend.set_threads(2)
+    kernel_choice.use_kernels(kernels)
+    kernel_choice.set_threads(2)
     start = len(case.ids) - 25  # for the long ones before the edge of a tile
     with loaded(case.path, LENGTH) as model:
-        step = InputBatch(model.config, rows=1, sampled=1)
+        step = InputBatch(model.backend, model.config, rows=1, sampled=1)
         program = ops.Program()
         with program.record():
             model.forward(step)
@@ -122,14 +123,14 @@ def test_the_shapes_of_the_3b_give_the_same_bits_under_every_kernel(tmp_path: Pa
     path = write_shapes_3b(tmp_path / "shapes.gguf")
     ids = [5, 1000, 4095, 7, 7]
     results = {}
-    for kernels in backend.available_kernels():
-        backend.use_kernels(kernels)
-        backend.set_threads(2)
+    for kernels in kernel_choice.available_kernels():
+        kernel_choice.use_kernels(kernels)
+        kernel_choice.set_threads(2)
         with loaded(path, 8) as model:
             few = ids if kernels != "generic" else ids[:2]
             results[kernels] = logits_in_pieces(model, few, CUTS["whole"])
             np.testing.assert_array_equal(logits_in_pieces(model, few[:2], CUTS["one by one"]), results[kernels][:2])
-    best = results[backend.available_kernels()[0]]
+    best = results[kernel_choice.available_kernels()[0]]
     assert np.isfinite(best).all()
     for kernels, logits in results.items():
         np.testing.assert_array_equal(logits, best[: len(logits)], err_msg=kernels)
@@ -216,14 +217,14 @@ def test_threads_that_ask_at_once_get_what_each_would_get_alone(demo_engine: Eng
     assert [together[number] for number in range(len(prompts))] == alone
 
 
-@pytest.mark.parametrize("kernels", backend.available_kernels())
+@pytest.mark.parametrize("kernels", kernel_choice.available_kernels())
 def test_sampled_answers_are_the_same_under_every_kernel(case: Case, own_kernels: None, kernels: str) -> None:
     """Temperature, seed and all: the engine as people use it."""
     prompt = case.ids[:30]
     results = []
     for choice in (kernels, "generic"):
         with Engine.load(case.path, context_tokens=64, threads=2) as one:
-            backend.use_kernels(choice)
+            kernel_choice.use_kernels(choice)
             results.append(texts(one.generate(prompt, SAMPLED)))
     assert results[0] == results[1]
     assert len({event.text for event in results[0]}) > 5

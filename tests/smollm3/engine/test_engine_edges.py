@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from golden.random_models import RANDOM
 
+from notso.qtensor import CPU
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3 import Engine, EngineError, Event, InvalidRequestError, Message, RequestOptions, SamplingParams
 from notso.smollm3.config import SmolLM3Config
@@ -220,6 +221,7 @@ class Places:
         windows = WINDOW_BLOCKS * sequences + STEP_WINDOW_BLOCKS
         self.pool = BlockPool(16 * sequences, windows)
         self.cache = KVCache(
+            CPU(),
             SmolLM3Config.from_metadata(metadata(path)),
             2048,
             max_num_seqs=sequences,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scripted_tokens import END, GREEDY, PROMPT, SMALL, run, told
 
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 from notso.qtensor.errors import GGUFError, KernelChoiceError
 from notso.smollm3 import Engine, InvalidRequestError, Message, ModelFileError, RequestOptions, SamplingParams
 
@@ -75,10 +75,10 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_kernels_that_do_not_exist_are_refused(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, own_kernels: None
 ) -> None:
-    monkeypatch.setenv(backend.KERNELS_VARIABLE, "abacus")
+    monkeypatch.setenv(kernel_choice.KERNELS_VARIABLE, "abacus")
     with pytest.raises(KernelChoiceError, match="generic"):
         Engine.load(engine.info.path, context_tokens=16)
-    monkeypatch.setenv(backend.KERNELS_VARIABLE, "generic")
+    monkeypatch.setenv(kernel_choice.KERNELS_VARIABLE, "generic")
     with Engine.load(engine.info.path, context_tokens=16, threads=3) as slow:
         assert (slow.info.kernels, slow.info.threads) == ("generic", 3)
 
@@ -128,7 +128,7 @@ def test_what_an_engine_says_of_a_file(engine: Engine) -> None:
     assert info.size_bytes == Path(info.path).stat().st_size
     assert info.parameter_count == sum(int(np.prod(shape)) for shape, _ in SMALL.tensors().values())
     assert info.quantisation == {"F32": 2 + 9 * 4}
-    assert info.kernels in backend.available_kernels()
+    assert info.kernels in kernel_choice.available_kernels()
 
 
 def test_the_context_is_what_was_trained_unless_asked(engine: Engine) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notso.qtensor.kv_pool import TILE_POSITIONS, kv_block_bytes
+from notso.qtensor import TILE_POSITIONS, kv_block_bytes
+from notso.qtensor.host_memory import MIB, MemoryLimit
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.memory_plan import (
     BLOCK_TOKENS,
@@ -26,7 +27,6 @@ from notso.smollm3.engine.memory_plan import (
     scratch_bytes,
 )
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
-from notso.smollm3.host_memory import MIB, MemoryLimit
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
 from notso.smollm3.values.engine_config import KV_CHOICES, KVChoice
 

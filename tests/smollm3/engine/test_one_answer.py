@@ -15,7 +15,7 @@ from random import SystemRandom
 import pytest
 from long_tests import is_long
 
-from notso.qtensor import backend
+from notso.qtensor.backends.cpu import kernel_choice
 from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
 from notso.smollm3.kv.formats import KVFormat
 from notso.smollm3.output.generation import Generation
@@ -106,7 +106,7 @@ def test_the_same_request_has_the_same_answer(kv: KVFormat, tmp_path: Path) -> N
                 asked += [Asked(engine, seeded(20), words=3), Asked(engine, greedy(40), words=14)]
             full = engine._runner.max_rows
             for _ in range(4):
-                backend.set_threads(source.choice((1, 2)))
+                kernel_choice.set_threads(source.choice((1, 2)))
                 engine._runner.max_rows = min(source.choice(CHUNKS), full)
                 if source.random() < 0.4:
                     forget(engine, source)
@@ -137,7 +137,7 @@ def test_each_way_by_itself(kv: KVFormat, tmp_path: Path) -> None:
             full = engine._runner.max_rows
             for number, rows in enumerate(CHUNKS[1:]):
                 engine._runner.max_rows = min(rows, full)
-                backend.set_threads(1 + number % 2)
+                kernel_choice.set_threads(1 + number % 2)
                 for one in asked:
                     one.finish(one.begin(engine, owner=f"{number}"))  # cold
                     one.finish(one.begin(engine, owner=f"{number}"))  # warm

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from notso.qtensor import CPU
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
@@ -25,7 +26,9 @@ def config() -> SmolLM3Config:
 
 @pytest.fixture
 def made(config: SmolLM3Config) -> Callable[[KVFormat], KVCache]:
-    return lambda kv_format: KVCache(config, 1024, max_num_seqs=2, blocks=BLOCKS, kv_format=kv_format, window_blocks=4)
+    return lambda kv_format: KVCache(
+        CPU(), config, 1024, max_num_seqs=2, blocks=BLOCKS, kv_format=kv_format, window_blocks=4
+    )
 
 
 @pytest.mark.parametrize("kv_format", KV_FORMATS)
@@ -55,7 +58,7 @@ def test_it_keeps_up_with_the_steps(made: Callable[[KVFormat], KVCache], rows: i
 
 
 def test_when_idle_there_is_an_end(config: SmolLM3Config) -> None:
-    cache = KVCache(config, 1024, max_num_seqs=2, blocks=3 * IDLE_BLOCKS, kv_format="k8v8", window_blocks=4)
+    cache = KVCache(CPU(), config, 1024, max_num_seqs=2, blocks=3 * IDLE_BLOCKS, kv_format="k8v8", window_blocks=4)
     rounds = -(-len(cache.pools) // IDLE_LAYERS)
     assert len(list(iter(cache.touch_idle, False))) == IDLE_BLOCKS * rounds
     assert cache._touched == IDLE_BLOCKS - 1  # none are in use

@@ -16,7 +16,8 @@ import pytest
 from golden.random_models import RANDOM
 from golden.store import Floats, Golden
 
-from notso.qtensor import ops
+from notso.qtensor import CPU
+from notso.qtensor.backends.cpu import ops
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.kv_cache import KVCache
@@ -37,13 +38,13 @@ def model_of(path: Path, capacity: int, **changes: Any) -> Iterator[SmolLM3]:
         config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, config)
         changed = replace(config, **changes)
-        yield SmolLM3(changed, weights, KVCache(changed, capacity))
+        yield SmolLM3(changed, weights, KVCache(CPU(), changed, capacity))
 
 
 def read(model: SmolLM3, ids: list[int], start: int = 0, sampled: list[int] | None = None) -> Floats:
     """Logits (sampled, V) of ids at positions from `start`; of all of them by default."""
     rows = list(range(len(ids))) if sampled is None else sampled
-    step = InputBatch(model.config, len(ids), len(rows))
+    step = InputBatch(model.backend, model.config, len(ids), len(rows))
     step.fill(ids, range(start, start + len(ids)), [0] * len(ids), rows)
     model.forward(step)
     return step.logits
@@ -92,7 +93,7 @@ def test_rotating_halves_instead_of_pairs_shows(error: Callable[..., float], mon
         assert adjacent, "the model rotates adjacent pairs"
         rope(*arguments, adjacent=False)
 
-    monkeypatch.setattr(ops, "rope", halves)
+    monkeypatch.setattr(CPU, "rope", staticmethod(halves))
     assert error() > WRONG
 
 
@@ -103,7 +104,7 @@ def test_rotating_only_the_queries_shows(error: Callable[..., float], monkeypatc
         if x.shape[1] == RANDOM.heads:
             rope(x, *arguments, adjacent=adjacent)
 
-    monkeypatch.setattr(ops, "rope", queries_only)
+    monkeypatch.setattr(CPU, "rope", staticmethod(queries_only))
     assert error() > WRONG
 
 
@@ -132,7 +133,7 @@ def test_a_recorded_step_gives_the_bits_of_an_eager_one(random_file: Path) -> No
         read(model, ids[:120], sampled=[])
         eager = [read(model, [token], 120 + at) for at, token in enumerate(ids[120:])]
     with model_of(random_file, 140) as model:
-        step = InputBatch(model.config, rows=1, sampled=1)
+        step = InputBatch(model.backend, model.config, rows=1, sampled=1)
         program = ops.Program()
         with program.record():
             model.forward(step)
@@ -145,7 +146,7 @@ def test_a_recorded_step_gives_the_bits_of_an_eager_one(random_file: Path) -> No
 
 def test_recording_computes_nothing(random_file: Path) -> None:
     with model_of(random_file, 8) as model:
-        step = InputBatch(model.config, rows=1, sampled=1)
+        step = InputBatch(model.backend, model.config, rows=1, sampled=1)
         step.logits[:] = 123.0
         program = ops.Program()
         with program.record():
@@ -179,7 +180,7 @@ def test_behind_the_last_keys_and_values_only_sampled_rows_go_on(
     with model_of(random_file, 8) as model:
         whole = read(model, ids[:5])
         after = read(model, ids[5:6], 5)
-    monkeypatch.setattr(ops, "matmul_gated", counted)
+    monkeypatch.setattr(CPU, "matmul_gated", staticmethod(counted))
     with model_of(random_file, 8) as model:
         np.testing.assert_array_equal(read(model, ids[:5], sampled=sampled), whole[sampled])
         assert rows == [5] * (RANDOM.layers - 1) + [len(sampled)] * bool(sampled)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from notso.qtensor import huge_pages
+from notso.qtensor.backends.cpu import huge_pages
 from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
 from notso.smollm3.hub.registry import demo_path
 

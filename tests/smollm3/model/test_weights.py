@@ -54,8 +54,8 @@ def test_every_role_gets_its_tensor(tensors: dict[str, QTensor], config: SmolLM3
     expected = ("attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     assert [role.name for role in roles] == [f"blk.1.{name}.weight" for name in expected]
     for ours, name in (
-        (second.attn_norm, "blk.1.attn_norm.weight"),
-        (second.ffn_norm, "blk.1.ffn_norm.weight"),
+        (second.input_layernorm, "blk.1.attn_norm.weight"),
+        (second.post_attention_layernorm, "blk.1.ffn_norm.weight"),
         (weights.norm, "output_norm.weight"),
     ):
         np.testing.assert_array_equal(ours, tensors[name].as_float32())

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor.kv_formats import TILE_POSITIONS
 from notso.qtensor.reference.ops import Floats, fma
 
-TILE = 128
+TILE = TILE_POSITIONS
 LEVELS: dict[int, list[int]] = {
     4: [-127, -96, -75, -58, -44, -31, -18, -6, 6, 18, 31, 44, 58, 75, 96, 127],
     3: [-127, -79, -45, -14, 14, 45, 79, 127],

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor.kv_formats import KV_FORMATS
 from notso.qtensor.reference.kv_cache import LEVELS, TILE, Rounded, round_vectors
 from notso.qtensor.reference.ops import Floats
 
 Bytes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.intp]
 
-BITS = {"k8v8": (8, 8), "k8v4": (8, 4), "k4v4": (4, 4), "k4v3": (4, 3)}
+BITS: dict[str, tuple[int, int]] = {name: (bits.key, bits.value) for name, bits in KV_FORMATS.items() if name != "f16"}
 
 
 def take(block: Bytes, format: str, kv_heads: int, head_dim: int) -> tuple[Rounded, Rounded]:

@@ -15,9 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from notso.qtensor import ceilings
-from notso.qtensor.gguf import GGUFFile
-from notso.qtensor.huge_pages import huge_page_bytes
+from notso.qtensor import GGUFFile, ceilings, huge_page_bytes
 from notso.smollm3.diagnostics.engine_meter import LATE_TOKENS, NEW_TURN_TOKENS, SHORT_TOKENS, EngineMeter
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine, probe_buffer, resident_memory
 from notso.smollm3.diagnostics.peers import PeerProcess, Task

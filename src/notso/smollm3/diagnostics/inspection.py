@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from notso.qtensor.gguf import GGUFFile, Metadata
-from notso.qtensor.tensor import QTensor
+from notso.qtensor import GGUFFile, MemoryLimit, Metadata, QTensor, available_memory
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.memory_plan import kv_bytes_per_token, largest_context
 from notso.smollm3.errors import ModelFileError
-from notso.smollm3.host_memory import MemoryLimit, available_memory
 from notso.smollm3.hub import registry
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
 from notso.smollm3.model.weights import SmolLM3Weights

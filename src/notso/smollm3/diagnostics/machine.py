@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backend import cpu_features
-from notso.qtensor.huge_pages import zeroed
+from notso.qtensor import kernel_choice, zeroed
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -22,7 +21,7 @@ def describe_machine() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "cpu": cpu_name(),
-        "features": cpu_features(),
+        "features": kernel_choice.cpu_features(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "system": f"{platform.system()} {platform.release()}",

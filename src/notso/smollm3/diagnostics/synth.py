@@ -14,10 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from notso.qtensor.formats import F32, FORMATS_BY_NAME, Q4_K, Q6_K, Format
-from notso.qtensor.gguf import GGUFFile
-from notso.qtensor.gguf_writer import GGUFWriter
-from notso.qtensor.reference.random_blocks import random_blocks
+from notso.qtensor import F32, FORMATS_BY_NAME, Q4_K, Q6_K, Format, GGUFFile, GGUFWriter, random_blocks
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED, gguf_list
 

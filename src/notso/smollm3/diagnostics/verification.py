@@ -18,11 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import ops
-from notso.qtensor.gguf import GGUFFile
-from notso.qtensor.reference import blocks
-from notso.qtensor.reference import ops as reference
-from notso.qtensor.tensor import QTensor
+from notso.qtensor import CPU, GGUFFile, QTensor, matmul_q8k, scales_of
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import ModelFileError, TemplateError
 from notso.smollm3.hub import registry
@@ -153,12 +149,14 @@ def check_tensor(tensor: QTensor, *, seed: int = 0) -> TensorCheck:
         return result(0, None, f"rows of {tensor.cols} values cannot be multiplied: 256 must divide them")
     sample = _sampled_rows(tensor)
     x = np.random.default_rng([seed, tensor.cols]).standard_normal((INPUTS, tensor.cols), np.float32)
-    product = np.empty((INPUTS, sample.rows), np.float32)
-    ops.matmul(x, sample, product)
+    backend = CPU()
+    out = backend.empty(INPUTS, sample.rows)
+    backend.matmul(backend.upload(x), backend.weight(sample), out)
+    product = backend.download(out)
     error = _worst_error(product, x, sample)
     if not error <= tolerance:
         return result(sample.rows, error, f"relative error {error:.2g}, at most {tolerance:.2g} is right")
-    if not tensor.format.is_float and not np.array_equal(product, reference.matmul_q8k(x, sample)):
+    if not tensor.format.is_float and not np.array_equal(product, matmul_q8k(x, sample)):
         return result(sample.rows, error, "the product differs from the reference's in its last bits")
     return result(sample.rows, error, None)
 
@@ -167,7 +165,7 @@ def _first_bad_row(tensor: QTensor) -> int | None:
     """Reads all scales (for float formats all numbers), a few megabytes at a time."""
     step = max(1, SCALE_CHUNK_BYTES // tensor.row_bytes)
     for start in range(0, tensor.rows, step):
-        scales = blocks.scales_of(tensor.format, tensor.row_data(start, min(start + step, tensor.rows)))
+        scales = scales_of(tensor.format, tensor.row_data(start, min(start + step, tensor.rows)))
         finite = np.isfinite(scales)
         if not finite.all():
             per_row = tensor.cols // tensor.format.block_values

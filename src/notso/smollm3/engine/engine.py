@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import backend
-from notso.qtensor.gguf import GGUFFile
+from notso.qtensor import CPU, Backend, GGUFFile, give_back_freed
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
@@ -21,7 +20,6 @@ from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError
-from notso.smollm3.host_memory import give_back_freed
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.cache_version import cache_version
 from notso.smollm3.kv.kv_cache import KVCache
@@ -56,9 +54,9 @@ class Engine:
     is cached, nor on the number of threads.
     """
 
-    def __init__(self, file: GGUFFile, config: EngineConfig) -> None:
-        """Use `Engine.load`."""
-        backend.configure(config.threads)
+    def __init__(self, file: GGUFFile, config: EngineConfig, backend: Backend | None = None) -> None:
+        """Use `Engine.load`. backend: who computes; None: the CPU, with `config.threads`."""
+        backend = backend or CPU.configured(config.threads)
         self._file = file
         self.config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
@@ -69,7 +67,7 @@ class Engine:
             context_tokens=config.context_tokens,
             kv=config.kv,
             max_num_seqs=config.max_num_seqs,
-            mapped_bytes=weight_bytes,
+            limit=backend.memory(mapped_bytes=weight_bytes),
         )
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         file.metadata.forget()
@@ -82,6 +80,7 @@ class Engine:
         signal, latency = WorkSignal(), StepLatency()
         self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
         cache = KVCache(
+            backend,
             self.config,
             plan.context_tokens,
             max_num_seqs=plan.max_num_seqs + 1,  # a row of the block table more, for `logits`
@@ -95,7 +94,8 @@ class Engine:
             folder = Path(config.cache_dir)
             self._offload = KVOffload(cache, self._pool, folder, self._cache_version, config.cache_bytes)
         self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
-        self._placement = WeightPlacement(file, weights, signal, wanted=config.weights)
+        weights = weights.on(backend)
+        self._placement = WeightPlacement(file, weights, signal, backend, wanted=config.weights)
         rows = step_rows(self.config, plan.context_tokens)
         self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
         self._inputs = InputProcessor(
@@ -105,7 +105,7 @@ class Engine:
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
         self._end = weakref.finalize(self, _end, self._core, self._placement, file)
         self._placement.start()
-        self.info = model_info(file, self.config, plan, kv_bytes=cache.nbytes, is_demo=config.model is None)
+        self.info = model_info(file, self.config, plan, backend, kv_bytes=cache.nbytes, is_demo=config.model is None)
 
     @classmethod
     def load(cls, model: str | Path | EngineConfig | None = None, **settings: Any) -> Engine:

@@ -22,13 +22,13 @@ from notso.smollm3.engine.stats import StepTotals
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import EngineError, ModelError, NotsoError
 from notso.smollm3.kv.offload import KVOffload
-from notso.smollm3.model.model_runner import MAX_SAMPLED, ModelRunner
+from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS
 from notso.smollm3.scheduling.prefill_budget import TILE_ROWS, PrefillBudget
 from notso.smollm3.scheduling.scheduler import FEW_ROWS, Scheduler
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_latency import StepLatency
-from notso.smollm3.scheduling.step_plan import Chunk, Plan
+from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, Chunk, Plan
 from notso.smollm3.values.events import Event, FinishReason, Progress
 from notso.smollm3.values.model_info import EngineStats
 

@@ -10,16 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from notso.qtensor.kv_pool import TILE_POSITIONS, reserved_blocks
+from notso.qtensor import MIB, MemoryLimit, available_memory, reserved_blocks
 from notso.smollm3.config import YARN_FACTOR, SmolLM3Config
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
-from notso.smollm3.host_memory import MIB, MemoryLimit, available_memory
 from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat
-from notso.smollm3.model.model_runner import MAX_ROWS, MAX_SAMPLED
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
+from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED
 from notso.smollm3.values.engine_config import KV_CHOICES, MAX_NUM_SEQS, KVChoice
 from notso.smollm3.values.model_info import MemoryBudget
-
-BLOCK_TOKENS = TILE_POSITIONS
 
 DEFAULT_CONTEXT_TOKENS = 8192
 """What a chat gets unless it asks for more: small enough for any machine that holds the weights."""
@@ -27,19 +25,13 @@ DEFAULT_CONTEXT_TOKENS = 8192
 DEFAULT_SEQUENCES = 16
 """Answers written at the same time, unless memory asks for fewer."""
 
-PREFILL_CHUNK_TOKENS = MAX_ROWS
-"""Rows of one prefill step. Stopping, and the memory for a step, go by this; results do not depend on it."""
-
-SAMPLED_ROWS = MAX_SAMPLED
-"""Rows of a step that get logits: one for each sequence, and draft tokens where there are few of them."""
-
 SHARED_TOKENS = 32_768
 """What all chats together are given where memory is plentiful: four of the default context, or sixteen short ones."""
 
 WINDOW_BLOCKS = 3
 """Tiles that a sequence holds in k8v8 beside a smaller format: the sinks, the one being written, and the next."""
 
-STEP_WINDOW_BLOCKS = 1 + PREFILL_CHUNK_TOKENS // BLOCK_TOKENS
+STEP_WINDOW_BLOCKS = 1 + MAX_ROWS // BLOCK_TOKENS
 """Those that a chunk of a prompt can touch beside."""
 
 PROCESS_BYTES = 256 * MIB
@@ -100,7 +92,7 @@ def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:
 def step_rows(config: SmolLM3Config, context_tokens: int) -> int:
     """Rows of the largest step. Beyond the trained context memory is what there is least of, and attention what takes
     the time: a quarter of the usual."""
-    return PREFILL_CHUNK_TOKENS // (1 if context_tokens <= config.max_position_embeddings else 4)
+    return MAX_ROWS // (1 if context_tokens <= config.max_position_embeddings else 4)
 
 
 def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
@@ -109,7 +101,7 @@ def scratch_bytes(config: SmolLM3Config, context_tokens: int) -> int:
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
     row = 4 * (config.hidden_size + config.head_dim + 2 * heads + config.intermediate_size)
     row += math.ceil(_QUANTISED_ROW * max(config.intermediate_size, config.hidden_size))
-    sampled = 4 * SAMPLED_ROWS * (config.hidden_size + config.vocab_size)
+    sampled = 4 * MAX_SAMPLED * (config.hidden_size + config.vocab_size)
     return rows * row + sampled
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from notso.qtensor import backend
-from notso.qtensor.gguf import GGUFFile
+from notso.qtensor import Backend, GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.memory_plan import EnginePlan
 from notso.smollm3.errors import one_line
@@ -15,7 +14,9 @@ MAX_NAME_CHARACTERS = 100
 """Of the name that a file gives itself: it stands on the page, in the terminal and in every answer to a program."""
 
 
-def model_info(file: GGUFFile, config: SmolLM3Config, plan: EnginePlan, *, kv_bytes: int, is_demo: bool) -> ModelInfo:
+def model_info(
+    file: GGUFFile, config: SmolLM3Config, plan: EnginePlan, backend: Backend, *, kv_bytes: int, is_demo: bool
+) -> ModelInfo:
     """The facts of a file as an engine with this plan runs it."""
     named = file.metadata.get("general.name")
     name = one_line(named if named and isinstance(named, str) else file.path.stem, MAX_NAME_CHARACTERS)
@@ -30,8 +31,8 @@ def model_info(file: GGUFFile, config: SmolLM3Config, plan: EnginePlan, *, kv_by
         parameter_count=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
         context_tokens=plan.context_tokens,
         quantisation=counts,
-        kernels=backend.kernels(),
-        threads=backend.threads(),
+        kernels=backend.kernels,
+        threads=backend.threads,
         kv_format=plan.kv_format,
         kv_bytes=kv_bytes,
         max_num_seqs=plan.max_num_seqs,

@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.errors import EngineError
-from notso.smollm3.model.model_runner import MAX_SAMPLED
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError
 from notso.smollm3.scheduling.prefill_budget import TILE_ROWS
 from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import Chunk
+from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, Chunk
 
 Floats = npt.NDArray[np.float32]
 

@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar
 
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, HASH_BYTES
+
 VERSION = 1
-MAX_TOKENS = 128
-HASH_BYTES = 16
 TAG_BYTES = 8
 MOST_PARTS = 512  # that one call reads into; systems take 1,024
 
@@ -183,7 +183,7 @@ def _read_beginning(
         raise DamagedBlockError(f"{name} is too short")
     header, (checksum,) = beginning[: _HEADER.size], _CHECKSUM.unpack(beginning[_HEADER.size :])
     count = _HEADER.unpack(header)[7]
-    if header != _header(name, cache_version, count, content_bytes) or count > MAX_TOKENS:
+    if header != _header(name, cache_version, count, content_bytes) or count > BLOCK_TOKENS:
         raise DamagedBlockError(f"{name} is another block, of another model, or from another version")
     if os.fstat(file.fileno()).st_size != file_bytes(count, content_bytes):
         raise DamagedBlockError(f"{name} has the wrong size")

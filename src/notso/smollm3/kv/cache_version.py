@@ -9,7 +9,7 @@ import hashlib
 
 import numpy as np
 
-from notso.qtensor.gguf import GGUFFile
+from notso.qtensor import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.formats import KVFormat
 

@@ -6,14 +6,12 @@ cache: the high-precision windows. Which block has one, the block pool decides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
-from notso.qtensor import ops
-from notso.qtensor.kv_pool import KeyValuePool
+from notso.qtensor import TILE_POSITIONS, Array, Backend, KeyValuePool
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat
 from notso.smollm3.scheduling.step_plan import BlockCopy, Chunk
@@ -29,8 +27,6 @@ IDLE_BLOCKS = 32
 IDLE_LAYERS = 2
 """In so many layers at a time: somebody may ask at any moment."""
 
-Table = npt.NDArray[np.int32]
-
 
 class KVCache:
     """Keys and values of `blocks` blocks in every layer, shared by up to `max_num_seqs` sequences at a time.
@@ -45,6 +41,7 @@ class KVCache:
 
     def __init__(
         self,
+        backend: Backend,
         config: SmolLM3Config,
         capacity_tokens: int,
         *,
@@ -54,22 +51,25 @@ class KVCache:
         window_blocks: int = 0,
         windows: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        tiles = -(-capacity_tokens // ops.TILE_POSITIONS)
+        tiles = -(-capacity_tokens // TILE_POSITIONS)
+        self.backend = backend
         self.capacity_tokens = capacity_tokens
         self.blocks = blocks or tiles
-        self.pools = _pools(config, self.blocks, kv_format)
-        self.block_table: Table = np.zeros((max_num_seqs, tiles), np.int32)
-        if blocks is None and max_num_seqs == 1:
-            self.block_table[0] = np.arange(tiles)
+        self.pools = _pools(backend, config, self.blocks, kv_format)
+        is_in_order = blocks is None and max_num_seqs == 1
+        in_order = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
+        self.block_table: Array = backend.upload(
+            in_order.copy() if is_in_order else np.zeros((max_num_seqs, tiles), np.int32)
+        )
         self._is_low_bit = KV_FORMATS[kv_format].is_low_bit
-        self._window_pools = _window_pools(config, window_blocks or self.blocks) if self._is_low_bit else []
-        self._window_table: Table = np.full((max_num_seqs, tiles), -1, np.int32)
+        self._window_pools = _window_pools(backend, config, window_blocks or self.blocks) if self._is_low_bit else []
+        self._window_table: Array = backend.upload(
+            in_order.copy() if is_in_order else np.full((max_num_seqs, tiles), -1, np.int32)
+        )
         self._windows = windows
         self._used = -1  # the last block that was
         self._touched = -1  # up to this block there is memory, and for the next in so many layers
         self._touched_layers = 0
-        if self._is_low_bit and blocks is None and max_num_seqs == 1:
-            self._window_table[0] = np.arange(tiles)
 
     @property
     def nbytes(self) -> int:
@@ -81,26 +81,27 @@ class KVCache:
         """Bytes of one block over all layers, without its window."""
         return sum(pool.block_bytes for pool in self.pools)
 
-    def windows(self, layer: int) -> tuple[Table, KeyValuePool] | None:
+    def windows(self, layer: int) -> tuple[Array, KeyValuePool] | None:
         """The windows' table and pool in a layer, where the format has any."""
         return (self._window_table, self._window_pools[layer]) if self._is_low_bit else None
 
     def place(self, chunk: Chunk, batch_index: int) -> None:
         """Make ready for a step to read and write a sequence's blocks, named by row `batch_index` of the tables."""
         blocks = chunk.sequence.blocks
-        self.block_table[batch_index, : len(blocks)] = blocks
+        self.backend.write(self.block_table[batch_index][: len(blocks)], blocks)
         if not self._is_low_bit:
             return
-        first, last = chunk.start // ops.TILE_POSITIONS, (chunk.start + chunk.rows - 1) // ops.TILE_POSITIONS
-        for tile in {0, *range(first, last + 1)}:
-            self._window_table[batch_index, tile] = self._windows[blocks[tile]]
+        first, last = chunk.start // TILE_POSITIONS, (chunk.start + chunk.rows - 1) // TILE_POSITIONS
+        row = self._window_table[batch_index]
+        self.backend.write(row[:1], [self._windows[blocks[0]]])
+        self.backend.write(row[first : last + 1], [self._windows[block] for block in blocks[first : last + 1]])
 
     def touch_ahead(self, block: int, rows: int) -> None:
         """A step of `rows` rows is done, and `block` in use by now: have memory where the next ones will lie, in as
         many layers as keep up with such steps."""
         self._used = max(self._used, block)
         self._touched = max(self._touched, block)
-        layers = -(-rows * len(self.pools) // ops.TILE_POSITIONS)
+        layers = -(-rows * len(self.pools) // TILE_POSITIONS)
         self._touch(block + AHEAD_BLOCKS, min(layers, MOST_LAYERS))
 
     def touch_idle(self, blocks: int = 0) -> bool:
@@ -113,7 +114,7 @@ class KVCache:
             return False
         first, following = self._touched_layers, self._touched + 1
         for pool in self.pools[first : first + layers]:
-            pool.block(following)[:, [0, -1]] |= 0  # written, though with what is there
+            pool.touch_block(following)
         self._touched_layers += layers
         if self._touched_layers >= len(self.pools):
             self._touched, self._touched_layers = following, 0
@@ -131,9 +132,17 @@ class KVCache:
         """The content of a block, all layers one after another."""
         return b"".join(pool.read_block(block) for pool in self.pools)
 
-    def block_memory(self, block: int) -> list[memoryview]:
-        """Where the content of a block lies, part by part, to be written to in the order of `read_block`."""
-        return [part for pool in self.pools for part in pool.block_memory(block)]
+    def load_block(self, block: int, read_into: Callable[[list[memoryview]], bool]) -> bool:
+        """Have `read_into` write the content of a block, in the order of `read_block`, part by part into the memory it
+        is given: that of the block, where the host can reach it. What lies there afterwards counts if it says so."""
+        parts = [pool.block_memory(block) for pool in self.pools]
+        if all(part is not None for part in parts):
+            return read_into([memory for part in parts for memory in part or ()])
+        content = memoryview(bytearray(self.block_bytes))
+        if not read_into([content]):
+            return False
+        self._write(self.pools, block, content)
+        return True
 
     @property
     def window_bytes(self) -> int:
@@ -147,23 +156,21 @@ class KVCache:
 
     def write_window(self, block: int, content: bytearray | memoryview | bytes) -> None:
         """The reverse of `read_window`, for a block that has one."""
-        place, left = self._windows[block], memoryview(content)
-        for pool in self._window_pools:
-            pool.write_block(place, left[: pool.block_bytes])
-            left = left[pool.block_bytes :]
+        self._write(self._window_pools, self._windows[block], memoryview(content))
+
+    @staticmethod
+    def _write(pools: Sequence[KeyValuePool], block: int, content: memoryview) -> None:
+        for pool in pools:
+            pool.write_block(block, content[: pool.block_bytes])
+            content = content[pool.block_bytes :]
 
 
-def _pools(config: SmolLM3Config, blocks: int, kv_format: KVFormat) -> list[KeyValuePool]:
-    return ops.key_value_pools(config.num_hidden_layers, blocks, config.num_key_value_heads, config.head_dim, kv_format)
+def _pools(backend: Backend, config: SmolLM3Config, blocks: int, kv_format: KVFormat) -> Sequence[KeyValuePool]:
+    heads, dim = config.num_key_value_heads, config.head_dim
+    return backend.key_value_pools(config.num_hidden_layers, blocks, heads, dim, kv_format)
 
 
-def _window_pools(config: SmolLM3Config, blocks: int) -> list[KeyValuePool]:
+def _window_pools(backend: Backend, config: SmolLM3Config, blocks: int) -> Sequence[KeyValuePool]:
     """On small pages: few of many are used at a time, and a large page has room for a dozen, in every layer."""
-    return ops.key_value_pools(
-        config.num_hidden_layers,
-        blocks,
-        config.num_key_value_heads,
-        config.head_dim,
-        WINDOW_FORMAT,
-        large_pages=False,
-    )
+    heads, dim = config.num_key_value_heads, config.head_dim
+    return backend.key_value_pools(config.num_hidden_layers, blocks, heads, dim, WINDOW_FORMAT, large_pages=False)

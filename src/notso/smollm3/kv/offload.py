@@ -151,8 +151,9 @@ class KVOffload:
             wanted, tokens = tokens[: sequence.computed - index * BLOCK_TOKENS], self._files.partial(load.hash)
             if tokens[: len(wanted)] != wanted:
                 return False  # another by now
-        found = self._files.read_into(
-            self._cache.block_memory(load.block), load.hash, tokens, is_partial=load.is_partial
+        found = self._cache.load_block(
+            load.block,
+            lambda memory: self._files.read_into(memory, load.hash, tokens, is_partial=load.is_partial),
         )
         if found and self._windows is not None and self._has_window(load):
             window = self._windows.get(load.hash, tokens, is_partial=load.is_partial)

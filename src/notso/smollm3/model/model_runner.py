@@ -9,24 +9,19 @@ from itertools import accumulate, repeat
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import ops
+from notso.qtensor import Program
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.model.transformer import InputBatch, SmolLM3
 from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
-from notso.smollm3.scheduling.step_plan import Chunk
+from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED, Chunk
 
 Floats = npt.NDArray[np.float32]
 
-MAX_ROWS = 512
-"""Rows of one step. The memory for a step goes by this; results do not depend on it."""
-
-MAX_SAMPLED = 64
-"""Rows of one step whose logits are wanted: half a megabyte each with 128,256 tokens."""
-
-CAPTURED_ROWS = 64
-"""Steps of up to so many rows are captured and replayed: there the interpreter's share would be felt."""
+CAPTURED_ROWS = MAX_SAMPLED
+"""Steps of up to so many rows are captured and replayed, which is all that are answers alone: there the interpreter's
+share would be felt."""
 
 MAX_CAPTURED_STEPS = 160
 
@@ -47,8 +42,8 @@ class ModelRunner:
         self.max_rows = max_rows
         self.placement = placement
         self._model = SmolLM3(config, weights, cache)
-        self._step = InputBatch(config, max_rows, MAX_SAMPLED)
-        self._captured: OrderedDict[tuple[int, int], tuple[InputBatch, ops.Program]] = OrderedDict()
+        self._step = InputBatch(cache.backend, config, max_rows, MAX_SAMPLED)
+        self._captured: OrderedDict[tuple[int, int], tuple[InputBatch, Program]] = OrderedDict()
         self.has_captured_steps = False
 
     @property
@@ -93,7 +88,8 @@ class ModelRunner:
             program.run()
         elif not self._model.forward(step, go_on):
             return None
-        return [step.logits[end - count : end] for end, count in zip(accumulate(wanted), wanted, strict=True)]
+        logits = self.cache.backend.download(step.logits)
+        return [logits[end - count : end] for end, count in zip(accumulate(wanted), wanted, strict=True)]
 
     def capture_ahead(self) -> None:
         """Nobody asks: record one of the steps that may come when somebody does, which are a token or the last words of
@@ -111,8 +107,8 @@ class ModelRunner:
             self.has_captured_steps = True  # it is not tried again
             raise
 
-    def _capture(self, shape: tuple[int, int], step: InputBatch) -> ops.Program:
-        program = ops.Program()
+    def _capture(self, shape: tuple[int, int], step: InputBatch) -> Program:
+        program = self.cache.backend.program()
         with program.record():
             self._model.forward(step)
         self._captured[shape] = step, program  # kept only when whole: Ctrl-C may come while it is captured

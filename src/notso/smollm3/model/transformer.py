@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from notso.qtensor import ops
+from notso.qtensor import Array, Backend, RMSNorm
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.model.weights import LayerWeights, SmolLM3Weights
 
-Floats = npt.NDArray[np.float32]
-Numbers = Sequence[int] | npt.NDArray[np.int32]
+Numbers = Sequence[int]
 
 SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "logits")
 """Arrays of a step with a row for each sampled one."""
@@ -33,47 +31,56 @@ class InputBatch:
     sequence has; and which rows are sampled.
     """
 
-    def __init__(self, config: SmolLM3Config, rows: int, sampled: int) -> None:
+    def __init__(self, backend: Backend, config: SmolLM3Config, rows: int, sampled: int) -> None:
+        def numbers(count: int) -> Array:
+            return backend.upload(np.zeros(count, np.int32))
+
+        self.backend = backend
         hidden, kv_heads, dim = config.hidden_size, config.num_key_value_heads, config.head_dim
-        self.token_ids = np.zeros(rows, np.int32)
-        self.positions = np.zeros(rows, np.int32)
-        self.sequences = np.zeros(rows, np.int32)
-        self.sampled_rows = np.zeros(sampled, np.int32)
-        self.sampled_positions = np.zeros(sampled, np.int32)
-        self.sampled_sequences = np.zeros(sampled, np.int32)
-        self.row_numbers = np.arange(rows, dtype=np.int32)
-        self.cosine, self.sine = ops.empty(rows, dim // 2), ops.empty(rows, dim // 2)
-        self.x = ops.empty(rows, hidden)
-        self.q = ops.empty(rows, config.num_attention_heads * dim)
-        self.k = ops.empty(rows, kv_heads * dim)
-        self.v = ops.empty(rows, kv_heads * dim)
-        self.attended = ops.empty(rows, config.num_attention_heads * dim)
-        self.gated = ops.empty(rows, config.intermediate_size)
-        self.last = ops.empty(sampled, hidden)
-        self.logits = ops.empty(sampled, config.vocab_size)
+        self.token_ids = numbers(rows)
+        self.positions = numbers(rows)
+        self.sequences = numbers(rows)
+        self.sampled_rows = numbers(sampled)
+        self.sampled_positions = numbers(sampled)
+        self.sampled_sequences = numbers(sampled)
+        self.row_numbers = backend.upload(np.arange(rows, dtype=np.int32))
+        self.cosine, self.sine = backend.empty(rows, dim // 2), backend.empty(rows, dim // 2)
+        self.x = backend.empty(rows, hidden)
+        self.q = backend.empty(rows, config.num_attention_heads * dim)
+        self.k = backend.empty(rows, kv_heads * dim)
+        self.v = backend.empty(rows, kv_heads * dim)
+        self.attended = backend.empty(rows, config.num_attention_heads * dim)
+        self.gated = backend.empty(rows, config.intermediate_size)
+        self.last = backend.empty(sampled, hidden)
+        self.logits = backend.empty(sampled, config.vocab_size)
 
     def fill(self, token_ids: Numbers, positions: Numbers, sequences: Numbers, sampled_rows: Numbers) -> None:
         """(rows,) numbers each, and (sampled,) of rows in rising order."""
-        self.token_ids[:], self.positions[:], self.sequences[:] = token_ids, positions, sequences
-        self.sampled_rows[:] = sampled_rows
-        self.sampled_positions[:] = self.positions[self.sampled_rows]
-        self.sampled_sequences[:] = self.sequences[self.sampled_rows]
+        write = self.backend.write
+        write(self.token_ids, token_ids)
+        write(self.positions, positions)
+        write(self.sequences, sequences)
+        write(self.sampled_rows, sampled_rows)
+        write(self.sampled_positions, [positions[row] for row in sampled_rows])
+        write(self.sampled_sequences, [sequences[row] for row in sampled_rows])
 
     @property
-    def rotations(self) -> tuple[Floats, Floats]:
+    def rotations(self) -> tuple[Array, Array]:
         """Cosines and sines for the rows' positions, (rows, D/2) each."""
         return self.cosine, self.sine
 
     def part(self, rows: int, sampled: int) -> InputBatch:
         """A smaller step in the same memory."""
         part = InputBatch.__new__(InputBatch)
-        for name, array in vars(self).items():
-            setattr(part, name, array[: sampled if name in SAMPLED else rows])
+        for name, value in vars(self).items():
+            is_array = value is not self.backend
+            setattr(part, name, value[: sampled if name in SAMPLED else rows] if is_array else value)
         return part
 
     def sampled(self) -> InputBatch:
         """The sampled rows as a step, in memory of this one: x is `last`. Its numbers are filled with those of this."""
-        step = self.part(self.sampled_rows.size, self.sampled_rows.size)
+        count = self.sampled_rows.shape[0]
+        step = self.part(count, count)
         step.positions, step.sequences, step.row_numbers = (
             self.sampled_positions,
             self.sampled_sequences,
@@ -84,22 +91,23 @@ class InputBatch:
 
 
 class SmolLM3:
-    """The model over one cache. `forward` runs eagerly, or is captured when called inside `Program.record()`."""
+    """The model over one cache, on its backend. `forward` runs eagerly, or is captured inside `Program.record()`."""
 
     def __init__(self, config: SmolLM3Config, weights: SmolLM3Weights, cache: KVCache) -> None:
         self.config = config
         self.weights = weights
         self.cache = cache
+        self.backend = cache.backend
         self.scale = config.head_dim**-0.5
         frequencies, self.rope_factor = config.rope_frequencies(cache.capacity_tokens)
-        self.rope_frequencies = np.array(frequencies)
+        self.rope_frequencies = self.backend.upload(np.array(frequencies))
 
     def forward(self, step: InputBatch, go_on: Callable[[int], bool] = lambda _: True) -> bool:
         """token_ids at positions -> keys and values in the cache, and step.logits (sampled, V) float32.
 
         `go_on` is asked before each layer; once it says no, the step is given up half done and the result is False.
         """
-        weights = self.weights
+        weights, ops = self.weights, self.backend
         ops.embed_rows(weights.embed_tokens, step.token_ids, step.x)
         ops.rope_table(self.rope_frequencies, step.positions, step.rotations, self.rope_factor)
         for index, layer in enumerate(weights.layers[:-1]):
@@ -112,7 +120,7 @@ class SmolLM3:
         # Behind the last layer's keys and values nobody needs the other rows.
         sampled = step.sampled()
         self._attention(len(weights.layers) - 1, weights.layers[-1], step, sampled)
-        if step.sampled_rows.size:
+        if step.sampled_rows.shape[0]:
             self._feed_forward(weights.layers[-1], sampled)
             ops.matmul(sampled.x, weights.lm_head, step.logits, norm=self._norm(weights.norm))
         return True
@@ -120,8 +128,8 @@ class SmolLM3:
     def _attention(self, index: int, layer: LayerWeights, step: InputBatch, asking: InputBatch) -> None:
         """x += Wo attention(q, k, v), where q, k, v = W norm(x). `asking`: the rows that need it, all or the sampled;
         keys and values are stored of all."""
-        dim, norm = self.config.head_dim, self._norm(layer.attn_norm)
-        q, k, v = (array.reshape(len(array), array.shape[1] // dim, dim) for array in (asking.q, step.k, step.v))
+        dim, norm, ops = self.config.head_dim, self._norm(layer.input_layernorm), self.backend
+        q, k, v = (array.reshape(array.shape[0], array.shape[1] // dim, dim) for array in (asking.q, step.k, step.v))
         keys_and_values = [(layer.k_proj, step.k), (layer.v_proj, step.v)]
         if asking is step:
             ops.matmul_many(step.x, [(layer.q_proj, step.q), *keys_and_values], norm=norm)
@@ -133,7 +141,7 @@ class SmolLM3:
         cache = self.cache.block_table, self.cache.pools[index]
         windows = self.cache.windows(index)
         ops.store_key_values(k, v, step.positions, step.sequences, *cache, windows)
-        if not asking.positions.size:
+        if not asking.positions.shape[0]:
             return
         if asking is not step:
             ops.gather_rows(step.x, asking.row_numbers, asking.x)
@@ -146,8 +154,9 @@ class SmolLM3:
 
     def _feed_forward(self, layer: LayerWeights, step: InputBatch) -> None:
         """x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x)."""
-        ops.matmul_gated(step.x, layer.gate_proj, layer.up_proj, step.gated, norm=self._norm(layer.ffn_norm))
-        ops.matmul_add(step.gated, layer.down_proj, step.x)
+        norm = self._norm(layer.post_attention_layernorm)
+        self.backend.matmul_gated(step.x, layer.gate_proj, layer.up_proj, step.gated, norm=norm)
+        self.backend.matmul_add(step.gated, layer.down_proj, step.x)
 
-    def _norm(self, weight: Floats) -> ops.RMSNorm:
-        return ops.RMSNorm(weight, self.config.rms_norm_eps)
+    def _norm(self, weight: Array) -> RMSNorm:
+        return RMSNorm(weight, self.config.rms_norm_eps)

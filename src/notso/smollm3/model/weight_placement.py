@@ -9,17 +9,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Protocol
 
-from notso.qtensor import huge_pages
-from notso.qtensor.errors import QTensorError
-from notso.qtensor.gguf import GGUFFile
-from notso.qtensor.huge_pages import HugePageArena
-from notso.qtensor.tensor import QTensor
+from notso.qtensor import Backend, GGUFFile, QTensorError, Weight, WeightArena
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.host_memory import available_memory
-from notso.smollm3.model.weights import LayerWeights, SmolLM3Weights
+from notso.smollm3.model.weights import MATRICES, LayerWeights, SmolLM3Weights
 
 WORTHWHILE_BYTES = 256 << 20
 """Smaller files stay in the processor's caches, or are read in a moment; "auto" leaves them where they are."""
@@ -54,6 +49,7 @@ class WeightPlacement:
         file: GGUFFile,
         weights: SmolLM3Weights,
         signal: EngineSignal,
+        backend: Backend,
         *,
         wanted: str,
     ) -> None:
@@ -62,12 +58,13 @@ class WeightPlacement:
 
         Raises InvalidRequestError if "hugepages" is asked for where the system has none.
         """
-        if wanted == "hugepages" and not huge_pages.available():
+        if wanted == "hugepages" and not backend.has_weight_arena:
             raise InvalidRequestError("this system gives no huge pages; use weights=mmap", param="weights")
         self._file = file
         self._signal = signal
+        self._backend = backend
         self._at_once = wanted == "hugepages"
-        self._ready: deque[tuple[int, LayerWeights | QTensor]] = deque()
+        self._ready: deque[tuple[int, LayerWeights | Weight]] = deque()
         self._stopping = threading.Event()
         self._taken = threading.Event()
         self._total = len(weights.layers) + 1
@@ -75,7 +72,7 @@ class WeightPlacement:
         self._settled = threading.Event()
         self._thread: threading.Thread | None = None
         size = sum(tensor.nbytes for tensor in file.tensors.values())
-        if wanted == "mmap" or (wanted == "auto" and not _pays(size)):
+        if wanted == "mmap" or (wanted == "auto" and not _pays(size, backend)):
             self._settled.set()
             return
         self._thread = threading.Thread(
@@ -119,15 +116,15 @@ class WeightPlacement:
         layers = list(weights.layers)
         while self._ready:
             index, copy = self._ready.popleft()
-            if isinstance(copy, QTensor):
-                old: list[QTensor] = [weights.embed_tokens]
+            if isinstance(copy, LayerWeights):
+                old = [getattr(layers[index], name) for name in MATRICES]
+                layers[index] = copy
+            else:
+                old = [weights.embed_tokens]
                 tied = weights.lm_head is weights.embed_tokens
                 weights = replace(weights, embed_tokens=copy, lm_head=copy if tied else weights.lm_head)
-            else:
-                old = _matrices(layers[index])
-                layers[index] = copy
-            for tensor in old:
-                self._file.release(tensor)
+            for weight in old:
+                self._file.release(self._file.tensors[weight.name])
             self._adopted += 1
         self._taken.set()
         if self._adopted == self._total:
@@ -136,7 +133,10 @@ class WeightPlacement:
 
     def _copy_all(self, weights: SmolLM3Weights, size: int, count: int) -> None:
         try:
-            arena = HugePageArena(size, count)
+            arena = self._backend.weight_arena(size, count)
+            if arena is None:
+                self._settled.set()
+                return
             for index, layer in enumerate(weights.layers):
                 while not (self._at_once or self._signal.idle_s >= IDLE_SECONDS) and not self._stopping.wait(0.1):
                     pass
@@ -148,7 +148,7 @@ class WeightPlacement:
             _log.warning("weights stay in the mapped file: %s", error)
             self._settled.set()
 
-    def _offer(self, index: int, copy: LayerWeights | QTensor) -> None:
+    def _offer(self, index: int, copy: LayerWeights | Weight) -> None:
         """Hand one copy over and wait until it is adopted: two copies at once would be memory nobody planned for."""
         self._ready.append((index, copy))
         self._signal.wake()
@@ -158,25 +158,11 @@ class WeightPlacement:
             self._signal.wake()
 
 
-def _copied(layer: LayerWeights, arena: HugePageArena) -> LayerWeights:
+def _copied(layer: LayerWeights, arena: WeightArena) -> LayerWeights:
     """The layer with its matrices in `arena`; the norms, a few kilobytes, stay where they are."""
-    return replace(
-        layer,
-        q_proj=arena.copy(layer.q_proj),
-        k_proj=arena.copy(layer.k_proj),
-        v_proj=arena.copy(layer.v_proj),
-        o_proj=arena.copy(layer.o_proj),
-        gate_proj=arena.copy(layer.gate_proj),
-        up_proj=arena.copy(layer.up_proj),
-        down_proj=arena.copy(layer.down_proj),
-    )
+    return layer.with_matrices(arena.copy)
 
 
-def _matrices(layer: LayerWeights) -> list[QTensor]:
-    values = (getattr(layer, field.name) for field in fields(layer))
-    return [value for value in values if isinstance(value, QTensor)]
-
-
-def _pays(size_bytes: int) -> bool:
-    enough = available_memory().available_bytes >= size_bytes + SPARE_BYTES
-    return size_bytes >= WORTHWHILE_BYTES and huge_pages.available() and enough
+def _pays(size_bytes: int, backend: Backend) -> bool:
+    enough = backend.memory().available_bytes >= size_bytes + SPARE_BYTES
+    return size_bytes >= WORTHWHILE_BYTES and backend.has_weight_arena and enough

@@ -2,47 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from notso.qtensor.formats import F32
-from notso.qtensor.tensor import QTensor
+from notso.qtensor import F32, Array, Backend, QTensor, Weight
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import ModelFileError, quoted
-
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One decoder layer. Matrices are (outputs, inputs); norms are (hidden,) float32."""
 
-    attn_norm: Floats
-    q_proj: QTensor
-    k_proj: QTensor
-    v_proj: QTensor
-    o_proj: QTensor
-    ffn_norm: Floats
-    gate_proj: QTensor
-    up_proj: QTensor
-    down_proj: QTensor
+    input_layernorm: Array
+    q_proj: Weight
+    k_proj: Weight
+    v_proj: Weight
+    o_proj: Weight
+    post_attention_layernorm: Array
+    gate_proj: Weight
+    up_proj: Weight
+    down_proj: Weight
+
+    def with_matrices(self, change: Callable[[Any], Weight]) -> LayerWeights:
+        """The same with each matrix exchanged for what `change` makes of it."""
+        return replace(self, **{name: change(getattr(self, name)) for name in MATRICES})
+
+    def with_norms(self, change: Callable[[Any], Array]) -> LayerWeights:
+        """The same with each norm exchanged."""
+        return replace(self, **{name: change(getattr(self, name)) for name in NORMS})
+
+
+NORMS = ("input_layernorm", "post_attention_layernorm")
+MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
 
 
 @dataclass(frozen=True, slots=True)
 class SmolLM3Weights:
     """All weights. `lm_head` is `embed_tokens` where the file ties them, as the official ones do."""
 
-    embed_tokens: QTensor
+    embed_tokens: Weight
     layers: tuple[LayerWeights, ...]
-    norm: Floats
-    lm_head: QTensor
+    norm: Array
+    lm_head: Weight
+
+    def on(self, backend: Backend) -> SmolLM3Weights:
+        """The weights of a file where this backend reads them: they go up once."""
+        embed = backend.weight(self.embed_tokens)
+        return SmolLM3Weights(
+            embed,
+            tuple(layer.with_matrices(backend.weight).with_norms(backend.upload) for layer in self.layers),
+            backend.upload(self.norm),
+            embed if self.lm_head is self.embed_tokens else backend.weight(self.lm_head),
+        )
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, QTensor], config: SmolLM3Config) -> SmolLM3Weights:
-        """Give every tensor of the file its role.
+        """Give every tensor of the file its role. They are the file's own; see `on`.
 
         Raises ModelFileError naming a tensor that is missing, has another shape than the configuration implies, or
         would not be used.
@@ -61,7 +78,7 @@ class SmolLM3Weights:
                 )
             return tensor
 
-        def norm(name: str) -> Floats:
+        def norm(name: str) -> Array:
             tensor = left.pop(name, None)
             if tensor is None:
                 raise ModelFileError(f"the file lacks the tensor {name!r}")
@@ -72,12 +89,12 @@ class SmolLM3Weights:
         embed = matrix("token_embd.weight", config.vocab_size, hidden)
         layers = tuple(
             LayerWeights(
-                attn_norm=norm(f"blk.{i}.attn_norm.weight"),
+                input_layernorm=norm(f"blk.{i}.attn_norm.weight"),
                 q_proj=matrix(f"blk.{i}.attn_q.weight", queries, hidden),
                 k_proj=matrix(f"blk.{i}.attn_k.weight", kv, hidden),
                 v_proj=matrix(f"blk.{i}.attn_v.weight", kv, hidden),
                 o_proj=matrix(f"blk.{i}.attn_output.weight", hidden, queries),
-                ffn_norm=norm(f"blk.{i}.ffn_norm.weight"),
+                post_attention_layernorm=norm(f"blk.{i}.ffn_norm.weight"),
                 gate_proj=matrix(f"blk.{i}.ffn_gate.weight", ffn, hidden),
                 up_proj=matrix(f"blk.{i}.ffn_up.weight", ffn, hidden),
                 down_proj=matrix(f"blk.{i}.ffn_down.weight", hidden, ffn),

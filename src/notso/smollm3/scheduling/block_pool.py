@@ -25,6 +25,8 @@ from types import MappingProxyType
 from notso.smollm3.common_prefix import common_length
 
 BLOCK_TOKENS = 128
+"""Positions of a sequence in one block; a test ties it to `notso.qtensor.TILE_POSITIONS`."""
+
 HASH_BYTES = 16
 CONVERSATION_BYTES = 8
 

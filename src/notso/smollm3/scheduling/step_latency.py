@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from notso.smollm3.scheduling.step_plan import MAX_SAMPLED
+
 PLANNED = {1: 1.0, 4: 1.1, 8: 1.3, 16: 1.8}
 """Cost of a step of so many rows, in steps of one row; linear between, and beyond as from 8 to 16."""
 
-MAX_ROWS = 64
 PLANNED_WEIGHT = 3.0  # timings that the planning figure counts for
 LONGEST_MEMORY = 30.0  # timings after which older ones fade
 OUTLIER = 2.0  # a timing counts as at most this much more than was expected
@@ -21,14 +22,14 @@ class StepLatency:
     """Seconds by rows, learned from the steps of one engine. Not thread-safe: the engine's thread owns it."""
 
     def __init__(self) -> None:
-        self._weight = [0.0] * (MAX_ROWS + 1)
-        self._seconds = [0.0] * (MAX_ROWS + 1)
+        self._weight = [0.0] * (MAX_SAMPLED + 1)
+        self._seconds = [0.0] * (MAX_SAMPLED + 1)
         self._unit = 0.0  # seconds of a step of one row, by all that was seen
         self._units = 0.0
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of `rows` rows took so long. Steps that read a prompt do not belong here."""
-        if not 1 <= rows <= MAX_ROWS or seconds <= 0.0:
+        if not 1 <= rows <= MAX_SAMPLED or seconds <= 0.0:
             return
         if self._units:
             seconds = min(seconds, OUTLIER * self.seconds(rows))
@@ -45,7 +46,7 @@ class StepLatency:
 
     def ratio(self, rows: int, more: int) -> float:
         """A step of `rows` + `more` rows, in steps of `rows`. Where every row costs its share (beyond 64), that."""
-        if rows + more > MAX_ROWS:
+        if rows + more > MAX_SAMPLED:
             return (rows + more) / rows
         if not self._units:
             return planned(rows + more) / planned(rows)
@@ -64,4 +65,4 @@ def _interpolated(rows: int) -> float:
     return at_low + (at_high - at_low) * (rows - low) / (high - low)
 
 
-_PLANNED_ROWS = [_interpolated(rows) for rows in range(MAX_ROWS + 1)]
+_PLANNED_ROWS = [_interpolated(rows) for rows in range(MAX_SAMPLED + 1)]

@@ -7,6 +7,13 @@ from typing import TypeAlias
 
 from notso.smollm3.scheduling.sequence import Sequence
 
+MAX_ROWS = 512
+"""Rows of one step. Stopping, and the memory for a step, go by this; results do not depend on it."""
+
+MAX_SAMPLED = 64
+"""Rows of one step whose logits are wanted, one for each sequence and for drafts where there are few of them: half a
+megabyte each with 128,256 tokens."""
+
 
 @dataclass(slots=True)
 class Chunk:

@@ -16,23 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backend import native
+from notso.qtensor.backends.cpu.kernel_choice import native
+from notso.qtensor.backends.cpu.kv_pool import KeyValuePool, key_value_pool, key_value_pools
+from notso.qtensor.backends.protocol import RMSNorm
 from notso.qtensor.errors import OperandError
-from notso.qtensor.kv_pool import (
-    KV_FORMATS,
-    TILE_POSITIONS,
-    KeyValuePool,
-    KVFormat,
-    key_value_pool,
-    key_value_pools,
-    kv_block_bytes,
-)
+from notso.qtensor.kv_formats import KV_FORMAT_NUMBERS, KV_FORMATS, TILE_POSITIONS, KVFormat, kv_block_bytes
 from notso.qtensor.tensor import QTensor
 
 Floats = npt.NDArray[np.float32]
@@ -112,14 +105,6 @@ def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats) -> None:
     _apart("out", out, weight)
     _in_place_or_apart("out", out, x)
     _native(native.rms_norm, x, weight, float(eps), out)
-
-
-@dataclass(frozen=True, slots=True)
-class RMSNorm:
-    """The normalisation of a matmul's input: x * (1 / sqrt(mean(x^2) + eps)) * weight per row; weight (K,) float32."""
-
-    weight: Floats
-    eps: float
 
 
 def matmul(x: Floats, weight: QTensor, out: Floats, *, norm: RMSNorm | None = None) -> None:
@@ -239,7 +224,7 @@ def store_key_values(
     _apart("the pool", pool.data, k, v, positions, sequences, tables, *others)
     if recent is not None:
         _apart("the recent pool", others[1], k, v, positions, sequences, tables, others[0])
-    arguments = (pool.data, KV_FORMATS.index(pool.format), *(others or (None, None)))
+    arguments = (pool.data, KV_FORMAT_NUMBERS[pool.format], *(others or (None, None)))
     _native(native.store_key_values, k, v, positions, sequences, tables, *arguments)
 
 
@@ -269,7 +254,7 @@ def attention(
     _pool(pool, kv_heads, q.shape[2])
     others = _recent(pool, tables, recent)
     _apart("out", out, q, positions, sequences, tables, pool.data, *others)
-    arguments = (pool.data, KV_FORMATS.index(pool.format), kv_heads, *(others or (None, None)))
+    arguments = (pool.data, KV_FORMAT_NUMBERS[pool.format], kv_heads, *(others or (None, None)))
     _native(native.attention, q, positions, sequences, tables, *arguments, float(scale), out)
 
 

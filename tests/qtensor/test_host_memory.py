@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from notso.smollm3.host_memory import MIB, MemoryLimit, available_memory, memory_limits, process_memory
+from notso.qtensor.host_memory import MIB, MemoryLimit, available_memory, memory_limits, process_memory
 
 
 def tree(root: Path, files: dict[str, str]) -> None:
@@ -98,7 +98,7 @@ def test_a_process_limit_counts_less_what_is_used() -> None:
     code = (
         "import resource\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "from notso.smollm3.host_memory import memory_limits\n"
+        "from notso.qtensor.host_memory import memory_limits\n"
         "print([l.available_bytes for l in memory_limits() if 'address space' in l.source])\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -112,7 +112,7 @@ def test_what_is_mapped_already_is_not_wanted_twice() -> None:
     code = (
         "import resource\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "from notso.smollm3.host_memory import available_memory, memory_limits\n"
+        "from notso.qtensor.host_memory import available_memory, memory_limits\n"
         "limits = lambda mapped: [l for l in memory_limits(mapped_bytes=mapped) if 'address space' in l.source]\n"
         "print(limits(1 << 20)[0].available_bytes - limits(0)[0].available_bytes)\n"
         "print(available_memory(mapped_bytes=1 << 40).available_bytes)\n"

@@ -7,47 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor.backends.cpu.huge_pages import zeroed
 from notso.qtensor.errors import OperandError
-from notso.qtensor.huge_pages import zeroed
+from notso.qtensor.kv_formats import KV_FORMATS, KVFormat, kv_block_bytes
 
 Bytes = npt.NDArray[np.uint8]
-KVFormat: TypeAlias = Literal["f16", "k8v8", "k8v4", "k4v4", "k4v3"]
-
-KV_FORMATS: tuple[KVFormat, ...] = get_args(KVFormat)
-"""Largest first; the numbers are the bits of keys and of values. All but f16 add a half-precision scale per vector."""
-
-TILE_POSITIONS = 128
-"""Positions of a sequence that lie together in one block of the cache."""
-
 RUN_BLOCKS = 16
 """Blocks whose heads lie together, at the most. More are no quicker to read; these fill a large page of the 3B."""
-
-MAX_BYTE_DIM = 1024  # head dimension up to which the integer sums of formats below f16 stay exact
-
-_BITS: dict[KVFormat, tuple[int, int]] = {
-    "f16": (16, 16),
-    "k8v8": (8, 8),
-    "k8v4": (8, 4),
-    "k4v4": (4, 4),
-    "k4v3": (4, 3),
-}
-
-
-def kv_block_bytes(format: KVFormat, kv_heads: int, head_dim: int) -> int:
-    """Bytes of one block. Raises OperandError for a format that does not exist or heads that cannot be stored."""
-    if format not in _BITS:
-        raise OperandError(f"KV format {format!r} does not exist; there are {', '.join(KV_FORMATS)}")
-    if kv_heads < 1 or head_dim < 1 or head_dim % 16:
-        raise OperandError(f"a cache of {kv_heads} heads of {head_dim} (a multiple of 16 is needed)")
-    if format != "f16" and head_dim > MAX_BYTE_DIM:
-        raise OperandError(f"KV format {format} takes heads of up to {MAX_BYTE_DIM}, not {head_dim}")
-    bits = sum(_BITS[format]) * head_dim + (0 if format == "f16" else 2 * 16)
-    return kv_heads * TILE_POSITIONS * bits // 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +48,7 @@ class KeyValuePool:
     @property
     def needs_recent(self) -> bool:
         """Whether attention over this pool needs a second one, in k8v8, for first and last tiles."""
-        return self.format in ("k8v4", "k4v4", "k4v3")
+        return KV_FORMATS[self.format].is_low_bit
 
     def block(self, number: int) -> Bytes:
         """A block where it lies, writable: (KH, bytes of a head). Raises OperandError if there is none."""
@@ -100,6 +70,10 @@ class KeyValuePool:
     def block_memory(self, block: int) -> list[memoryview]:
         """The bytes of block number `block` where they lie, writable, in the order of `read_block`."""
         return [memoryview(head) for head in self.block(block)]
+
+    def touch_block(self, block: int) -> None:
+        """Have memory for block number `block`: its ends are written, though with what is there."""
+        self.block(block)[:, [0, -1]] |= 0
 
     def copy_block(self, source: int, target: int) -> None:
         """Make block `target` equal to block `source`."""

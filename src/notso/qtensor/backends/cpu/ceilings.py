@@ -7,7 +7,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor.backend import native
+from notso.qtensor.backends.cpu.kernel_choice import native
 from notso.qtensor.errors import OperandError
 
 PRODUCTS = 1 << 32

@@ -1,0 +1,1 @@
+"""Who computes: one protocol, and behind it each kind of device."""

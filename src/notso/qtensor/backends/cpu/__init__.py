@@ -1,0 +1,1 @@
+"""The CPU: its kernels, its threads, and its memory."""

@@ -1,0 +1,96 @@
+"""The CPU as a backend. Its arrays are numpy's, and what crosses the border stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from notso.qtensor.backends.cpu import huge_pages, kernel_choice, ops
+from notso.qtensor.backends.cpu.huge_pages import HugePageArena
+from notso.qtensor.backends.cpu.kv_pool import KeyValuePool, key_value_pools
+from notso.qtensor.backends.protocol import Array, Host, Numbers
+from notso.qtensor.host_memory import MemoryLimit, available_memory
+from notso.qtensor.kv_formats import KVFormat
+from notso.qtensor.tensor import QTensor
+
+
+class CPU:
+    """Kernels and threads of the process as they are: however many of these there are, they share them."""
+
+    @classmethod
+    def configured(cls, threads: int | None = None) -> CPU:
+        """With so many threads (None: one for each physical core), and obeying NOTSO_KERNELS and NOTSO_ATTENTION.
+        Raises KernelChoiceError."""
+        kernel_choice.configure(threads)
+        return cls()
+
+    @property
+    def kernels(self) -> str:
+        """The kernel family in force."""
+        return kernel_choice.kernels()
+
+    @property
+    def threads(self) -> int:
+        """Threads that share each operation."""
+        return kernel_choice.threads()
+
+    # Memory
+
+    def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
+        """The tightest bound on this process."""
+        return available_memory(mapped_bytes=mapped_bytes)
+
+    empty = staticmethod(ops.empty)
+
+    def upload(self, values: Host) -> Array:
+        """The very array."""
+        return values
+
+    def write(self, array: Array, values: Numbers) -> None:
+        """Fill an array with as many numbers."""
+        array[:] = values
+
+    def download(self, array: Array) -> Host:
+        """The very array."""
+        values: Host = array
+        return values
+
+    def weight(self, tensor: QTensor) -> QTensor:
+        """The tensor itself, in the mapped file."""
+        return tensor
+
+    @property
+    def has_weight_arena(self) -> bool:
+        """Whether the system has large pages."""
+        return huge_pages.available()
+
+    def weight_arena(self, size_bytes: int, count: int) -> HugePageArena:
+        """Memory on large pages, which a mapped file does not lie on. Raises QTensorError."""
+        return HugePageArena(size_bytes, count)
+
+    def key_value_pools(
+        self,
+        layers: int,
+        blocks: int,
+        kv_heads: int,
+        head_dim: int,
+        format: KVFormat,
+        *,
+        large_pages: bool = True,
+    ) -> Sequence[KeyValuePool]:
+        """One for each layer; see kv_pool.py."""
+        return key_value_pools(layers, blocks, kv_heads, head_dim, format, large_pages=large_pages)
+
+    program = ops.Program
+
+    # Operations
+
+    embed_rows = staticmethod(ops.embed_rows)
+    gather_rows = staticmethod(ops.gather_rows)
+    matmul = staticmethod(ops.matmul)
+    matmul_many = staticmethod(ops.matmul_many)
+    matmul_add = staticmethod(ops.matmul_add)
+    matmul_gated = staticmethod(ops.matmul_gated)
+    rope_table = staticmethod(ops.rope_table)
+    rope = staticmethod(ops.rope)
+    store_key_values = staticmethod(ops.store_key_values)
+    attention = staticmethod(ops.attention)

@@ -1,0 +1,50 @@
+"""What is written down twice, because two languages or two floors need it, says the same in both places."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+from notso.qtensor import KV_FORMATS, TILE_POSITIONS, KVFormat
+from notso.qtensor.kv_formats import MAX_BYTE_DIM
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
+from notso.smollm3.scheduling.prefill_budget import TILE_ROWS
+
+ROOT = Path(__file__).parents[2]
+NATIVE, DOCS = ROOT / "native", ROOT / "docs" / "kernels"
+
+
+def stated(file: str, pattern: str) -> str:
+    found = re.search(pattern, (NATIVE / file).read_text("utf-8"))
+    assert found, f"{file} no longer says {pattern}"
+    return found[1]
+
+
+def test_positions_of_a_block() -> None:
+    assert int(stated("cache_format.h", r"kTilePositions = (\d+);")) == TILE_POSITIONS == BLOCK_TOKENS
+
+
+def test_formats_of_the_cache() -> None:
+    names = stated("cache_format.h", r"enum class CacheFormat : int \{ ([\w, ]+) \}").split(", ")
+    assert names == list(KV_FORMATS) == list(get_args(KVFormat))
+    assert int(stated("cache_format.h", r"kCacheFormats = (\d+);")) == len(KV_FORMATS)
+    assert int(stated("kernel_table.h", r"kMostByteDim = (\d+);")) == MAX_BYTE_DIM
+    for name, bits in KV_FORMATS.items():
+        assert name in ("f16", f"k{bits.key}v{bits.value}")
+
+
+def test_batch_rows_of_a_tile() -> None:
+    assert int(stated("kernels/amx/activations_as_a.h", r"kMostMAsA = (\d+) \* kMostTilesAsA")) == TILE_ROWS
+    assert "16 x 16" in (NATIVE / "kernel_table.h").read_text("utf-8")
+
+
+def test_the_documents_say_from_how_many_batch_rows_on_there_are_tiles() -> None:
+    amx, avx512, avx2 = (
+        int(stated(f"kernels/{family}/table.cpp", r"tile_entries\([^,]+, (\d+),"))
+        for family in ("amx", "avx512", "avx2")
+    )
+    assert f"From {amx} batch rows on" in (DOCS / "tiles-amx.md").read_text("utf-8")
+    assert f"from {avx512} or {avx2} batch rows on" in (DOCS / "README.md").read_text("utf-8")
+    few = f"{avx2 - 1} batch rows go this way (AVX-512: {avx512 - 1}, AMX: {amx - 1})"
+    assert few in (DOCS / "gemv.md").read_text("utf-8")

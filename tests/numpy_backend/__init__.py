@@ -1,0 +1,1 @@
+"""A second backend: the slow readable twins of the kernels, over arrays of its own."""

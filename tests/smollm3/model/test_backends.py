@@ -1,0 +1,172 @@
+"""The whole model on two backends gives the same bits: nothing above floor 1 leans on the CPU's memory or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+from golden.random_models import RANDOM
+from golden.store import Floats
+from numpy_backend.backend import NumpyBackend, OpaqueArray
+from smollm3.two_turns import until
+
+from notso.qtensor import CPU, MIB, TILE_POSITIONS, Backend, GGUFFile, KVFormat
+from notso.smollm3 import Engine, OutOfMemoryError, SamplingParams
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.kv.kv_cache import KVCache
+from notso.smollm3.model.model_runner import ModelRunner
+from notso.smollm3.model.weights import SmolLM3Weights
+from notso.smollm3.scheduling.sequence import Sequence
+from notso.smollm3.scheduling.step_plan import BlockCopy, Chunk
+
+BACKENDS: list[Callable[[], Backend]] = [CPU, NumpyBackend]
+BLOCKS = 6
+LENGTHS = (TILE_POSITIONS + 20, 70, 9)
+RNG = np.random.default_rng(7)
+
+
+@contextmanager
+def runner_of(path: Path, backend: Backend, kv_format: KVFormat) -> Iterator[ModelRunner]:
+    """Room for three sequences, each with its own blocks, and a window for every block."""
+    with GGUFFile.open(path) as file:
+        config = SmolLM3Config.from_metadata(file.metadata)
+        weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)
+        windows = {block: BLOCKS - 1 - block for block in range(BLOCKS)}
+        cache = KVCache(
+            backend,
+            config,
+            2 * TILE_POSITIONS,
+            max_num_seqs=3,
+            blocks=BLOCKS,
+            kv_format=kv_format,
+            window_blocks=BLOCKS,
+            windows=windows,
+        )
+        yield ModelRunner(config, weights, cache, max_rows=256)
+
+
+def chunk(sequence: Sequence, count: int, *, samples: bool = True) -> Chunk:
+    start, sequence.computed = sequence.computed, sequence.computed + count
+    return Chunk(sequence, start, count, [], samples)
+
+
+def logits_of(runner: ModelRunner, tokens: list[list[int]]) -> list[Floats]:
+    """A prompt read in two steps, one eager; two others; then a few steps of all three together, captured; a block
+    moved out and in again; and one copied, which its sequence goes on with."""
+    sequences = [Sequence(ids) for ids in tokens]
+    for index, sequence in enumerate(sequences):
+        sequence.batch_index, sequence.blocks = index, [index, index + 3]
+
+    def run(*chunks: Chunk) -> list[Floats]:
+        rows = runner.run(chunks, lambda _: True)
+        assert rows is not None
+        return [row.copy() for row in rows]
+
+    first, second, third = sequences
+    found = run(chunk(first, 100, samples=False))
+    found += run(chunk(first, 40), chunk(second, 60), chunk(third, 3))
+    for _ in range(3):
+        found += run(*(chunk(sequence, 1) for sequence in sequences))
+    cache = runner.cache
+    content, window = cache.read_block(1), cache.read_window(1)
+
+    def read_into(memory: list[memoryview]) -> bool:
+        at = 0
+        for part in memory:
+            part[:] = content[at : at + len(part)]
+            at += len(part)
+        return at == len(content)
+
+    assert cache.load_block(5, read_into)
+    if window is not None:
+        cache.write_window(5, window)
+        second.blocks = [5, 4]
+    cache.copy_block(BlockCopy(2, 1, 3, 4) if window is not None else BlockCopy(2, 1))
+    third.blocks, second.blocks = [1, 2], [5, 4]
+    found += run(chunk(first, 1), chunk(second, 1), chunk(third, 1))
+    return [*found, np.frombuffer(content, np.uint8)]
+
+
+@pytest.mark.parametrize("kv_format", get_args(KVFormat))
+def test_every_step_of_the_demo_model_has_the_same_bits(kv_format: KVFormat) -> None:
+    results = []
+    for make in BACKENDS:
+        rng = np.random.default_rng(7)
+        with runner_of(demo_path(), make(), kv_format) as runner:
+            results.append(logits_of(runner, [rng.integers(0, 3000, n).tolist() for n in LENGTHS]))
+            assert runner._captured, "no step was captured"
+    ours, theirs = results
+    assert len(ours) == len(theirs) == 17
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.size or not b.size
+        np.testing.assert_array_equal(a.view(np.uint8), b.view(np.uint8))
+
+
+def test_float_weights_have_the_same_bits(tmp_path: Path) -> None:
+    """Random weights in F32, whose products are no integers."""
+    path, results = RANDOM.write(tmp_path / "random.gguf"), []
+    ids = RANDOM.prompts(1, 12)[-1]
+    for make in BACKENDS:
+        with runner_of(path, make(), "f16") as runner:
+            sequence = Sequence(ids)
+            sequence.batch_index, sequence.blocks = 0, [0]
+            rows = runner.run([chunk(sequence, len(ids))], lambda _: True)
+            assert rows is not None
+            results.append(rows[0].copy())
+    np.testing.assert_array_equal(*(logits.view(np.uint32) for logits in results))
+
+
+def engine_on(backend: Backend, folder: Path | None = None, kv: KVFormat = "k8v8") -> Engine:
+    file = GGUFFile.open(demo_path())
+    return Engine(
+        file, context_tokens=512, threads=1, is_demo=True, kv=kv, max_num_seqs=3, cache_dir=folder, backend=backend
+    )
+
+
+PROMPT = RNG.integers(100, 3000, 150).tolist()
+
+
+@pytest.mark.parametrize(("kv", "first", "then"), [("k8v8", 0, 1), ("k8v8", 1, 0), ("k8v4", 1, 0), ("k8v4", 0, 1)])
+def test_what_one_backend_wrote_to_the_disk_another_goes_on_with(
+    tmp_path: Path, kv: KVFormat, first: int, then: int
+) -> None:
+    said, cached = [], []
+    for number in (first, then):
+        with engine_on(BACKENDS[number](), tmp_path / "kv", kv) as engine:
+            events = list(engine.generate(PROMPT, SamplingParams(max_tokens=3, temperature=0)))
+            usage = events[-2].usage
+            assert usage is not None
+            cached.append(usage.cached_tokens)
+            said.append("".join(event.text for event in events))
+            offload = engine._offload
+            assert offload is not None
+            until(lambda offload=offload: not offload.has_work)  # type: ignore[misc]
+    assert said[0] == said[1] and cached[0] == 0 and cached[1] >= TILE_POSITIONS
+
+
+def test_weights_go_up_once_and_the_engine_names_its_backend() -> None:
+    backend = NumpyBackend()
+    with engine_on(backend) as engine:
+        list(engine.generate(PROMPT[:5], SamplingParams(max_tokens=2, temperature=0)))
+        assert engine.info.kernels == "numpy" and engine.info.threads == 1
+        assert engine.weight_placement == "mmap"
+        matrices = [name for name, tensor in engine._file.tensors.items() if len(tensor.shape) == 2]
+    assert sorted(backend.weights) == sorted(matrices)
+
+
+def test_the_memory_plan_asks_the_backend_what_there_is() -> None:
+    with pytest.raises(OutOfMemoryError, match="numpy leaves 100 MiB"):
+        engine_on(NumpyBackend(available_bytes=100 * MIB))
+
+
+def test_the_arrays_of_the_second_backend_are_none_of_numpy() -> None:
+    """Else this file would show little."""
+    array = NumpyBackend().upload(np.zeros(3, np.float32))
+    assert not isinstance(array, np.ndarray) and isinstance(array, OpaqueArray)
+    with pytest.raises(TypeError, match="download"):
+        np.asarray(array)
