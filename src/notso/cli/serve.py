@@ -32,6 +32,18 @@ def serve(
         int,
         typer.Option("--port", "-p", envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="0 takes a free one."),
     ] = 3000,
+    ollama_port: Annotated[
+        int | None,
+        typer.Option(
+            "--ollama-port",
+            envvar="NOTSO_OLLAMA_PORT",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="A second port, for Ollama's clients (theirs is 11434).",
+            show_default=False,
+        ),
+    ] = None,
     open_browser: Annotated[
         bool | None,
         typer.Option(
@@ -82,6 +94,7 @@ def serve(
     settings = Settings(
         host=host,
         port=port,
+        ollama_port=ollama_port,
         data_dir=data_dir,
         mcp_config=mcp_config,
         allowed_hosts=tuple(allow_host or ()),

@@ -23,6 +23,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import routes as text_completions
 from notso.web.api.messages import routes as anthropic_messages
+from notso.web.api.ollama import models as ollama_models
+from notso.web.api.ollama import not_offered as ollama_not_offered
+from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.server import health, models, monitoring, not_offered, openapi, server_facts, tokens
 from notso.web.api.shared.services import ApiServices
@@ -136,6 +139,9 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
         text_completions.router,
         anthropic_messages.router,
         responses.router,
+        ollama.router,
+        ollama_models.router,
+        ollama_not_offered.router,
         tokens.router,
         server_facts.router,
         openapi.router,

@@ -26,6 +26,7 @@ class Settings:
 
     host: address to listen on. Anything but loopback needs `api_key`, or UnsafeBindError is raised.
     port: 0 takes a free one.
+    ollama_port: a second port, where Ollama's clients look; None for none, 0 takes a free one.
     data_dir: holds the conversations; None keeps them where the platform keeps user data.
     mcp_config: names MCP servers whose tools chats may use; None for none.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
@@ -42,6 +43,7 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
+    ollama_port: int | None = None
     data_dir: Path | None = None
     mcp_config: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
@@ -56,6 +58,8 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise SettingsError("port must be from 0 to 65535", setting="port")
+        if self.ollama_port is not None and not 0 <= self.ollama_port <= 65_535:
+            raise SettingsError("ollama_port must be from 0 to 65535", setting="ollama_port")
         if not self.host or any(character.isspace() or character == "/" for character in self.host):
             raise SettingsError("host must be a name or an address", setting="host")
         if not is_loopback(self.host) and not self.api_key:
