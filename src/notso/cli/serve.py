@@ -35,13 +35,7 @@ def serve(
     ollama_port: Annotated[
         int | None,
         typer.Option(
-            "--ollama-port",
-            envvar="NOTSO_OLLAMA_PORT",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            help="A second port, for Ollama's clients (theirs is 11434).",
-            show_default=False,
+            "--ollama-port", metavar="PORT", help="A second port for Ollama's API: 11434.", show_default=False
         ),
     ] = None,
     open_browser: Annotated[
@@ -60,7 +54,11 @@ def serve(
     api_key_file: options.ApiKeyFile = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="A further name this server is called by, repeatable."),
+        typer.Option("--allow-host", metavar="NAME", help="Another name it is called by, repeatable."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allow-origin", metavar="ORIGIN", help="Whose pages may use the API, repeatable."),
     ] = None,
     rate_limit: Annotated[
         int | None,
@@ -98,6 +96,7 @@ def serve(
         data_dir=data_dir,
         mcp_config=mcp_config,
         allowed_hosts=tuple(allow_host or ()),
+        allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
         requests_per_minute=rate_limit,
     )

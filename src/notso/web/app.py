@@ -45,6 +45,7 @@ from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
 from notso.web.edge.limits import InPieces, RequestLimits, StrictHttp
+from notso.web.edge.origins import CrossOriginAccess
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.security import CrossSiteGuard, HostGuard, SecurityHeaders
 from notso.web.engine.host import EngineHost
@@ -122,6 +123,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
             Middleware(ApiEdge),
             Middleware(StrictHttp),
             Middleware(HostGuard, names=settings.host_names),
+            Middleware(CrossOriginAccess, rules=settings.allowed_origins),
             Middleware(CrossSiteGuard),
             Middleware(RateLimit, per_minute=settings.rate),
             Middleware(RequestLimits),

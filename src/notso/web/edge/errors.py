@@ -16,6 +16,9 @@ from notso.web.edge.api_error import OLLAMA_PREFIX, ApiError
 PREFIXES = ("/v1/", OLLAMA_PREFIX)
 PATHS = frozenset(
     {
+        "/chat/completions",
+        "/responses",
+        "/reranking",
         "/tokenize",
         "/detokenize",
         "/apply-template",

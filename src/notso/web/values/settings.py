@@ -9,6 +9,7 @@ from pathlib import Path
 import platformdirs
 
 from notso.web.values.errors import SettingsError, UnsafeBindError
+from notso.web.values.origin_rules import OriginRules
 
 DEFAULT_PORT = 3000
 RATE_BEYOND_LOOPBACK = 600
@@ -30,6 +31,7 @@ class Settings:
     data_dir: holds the conversations; None keeps them where the platform keeps user data.
     mcp_config: names MCP servers whose tools chats may use; None for none.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
+    allowed_origins: whose pages may use the API (see OriginRules); none but the server's own if empty.
     api_key: what guarded routes demand; None for a server only this machine reaches.
     requests_per_minute: requests of programs that one address may send; 0 is no limit. None: 600 where other machines
         reach the server, no limit where only this one does.
@@ -47,6 +49,7 @@ class Settings:
     data_dir: Path | None = None
     mcp_config: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
     requests_per_minute: int | None = None
     max_waiting_turns: int = 32
@@ -66,6 +69,10 @@ class Settings:
             raise UnsafeBindError(
                 f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
             )
+        try:
+            OriginRules(self.allowed_origins)
+        except ValueError as error:
+            raise SettingsError(str(error), setting="allowed_origins") from None
         if self.api_key is not None and (self.api_key != self.api_key.strip() or not self.api_key.isprintable()):
             raise SettingsError("an API key neither begins nor ends with a blank, and has no breaks", setting="api_key")
         if self.api_key is not None and len(self.api_key) < 16:
