@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
-from notso.web.server import address_of, listen, serve
+from notso.web.server import ChatServer, address_of, listen, serve
 from notso.web.store.sqlite.directory_lock import DirectoryLock
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import AddressInUseError, DataDirectoryBusyError, SettingsError, UnsafeBindError, WebError
@@ -158,6 +161,29 @@ def test_a_busy_port_is_a_typed_error(tmp_path: Path) -> None:
             serve(ScriptedEngine, settings)
         assert caught.value.port == settings.port
         assert not list(tmp_path.iterdir()), "nothing was touched"
+
+
+def test_ollamas_port_is_a_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listen(Settings(port=0)) as taken:
+        settings = Settings(port=0, ollama_port=taken.getsockname()[1], data_dir=tmp_path)
+        with pytest.raises(AddressInUseError, match="--ollama-port") as caught:
+            serve(ScriptedEngine, settings)
+        assert caught.value.port == settings.ollama_port
+    heard: list[httpx.Response] = []
+
+    def look(self: ChatServer, sockets: list[socket.socket]) -> None:
+        def ask() -> None:
+            with contextlib.suppress(httpx.TransportError):
+                heard.extend(httpx.get(f"http://127.0.0.1:{each.getsockname()[1]}/livez") for each in sockets)
+            self.should_exit = True
+
+        self._on_ready = lambda address: threading.Thread(target=ask).start()
+        uvicorn.Server.run(self, sockets)
+
+    monkeypatch.setattr(ChatServer, "run", look)
+    serve(ScriptedEngine, Settings(port=0, ollama_port=0, data_dir=tmp_path))
+    assert [answer.json() for answer in heard] == [{"status": "alive"}] * 2
+    assert len({answer.url.port for answer in heard}) == 2
 
 
 def test_an_address_of_another_machine_is_a_typed_error(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def read_request(line: RequestLine) -> ChatRequest:
     if entry.get("method") != "POST":
         raise ApiError(400, "invalid_value", "method must be POST", param="method")
     if entry.get("url") != URL:
-        raise ApiError(501, "not_supported", f"url must be {URL}: nothing else can be asked in a batch", param="url")
+        raise ApiError(400, "not_supported", f"url must be {URL}: nothing else can be asked in a batch", param="url")
     if not isinstance(entry.get("body"), dict):
         raise ApiError(400, "invalid_value", "body must be an object", param="body")
     request = parse_chat_request(entry["body"])

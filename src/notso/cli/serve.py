@@ -33,6 +33,12 @@ def serve(
         int,
         typer.Option("--port", "-p", envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="0 takes a free one."),
     ] = 3000,
+    ollama_port: Annotated[
+        int | None,
+        typer.Option(
+            "--ollama-port", metavar="PORT", help="A second port for Ollama's API: 11434.", show_default=False
+        ),
+    ] = None,
     open_browser: Annotated[
         bool | None,
         typer.Option(
@@ -49,7 +55,11 @@ def serve(
     api_key_file: options.ApiKeyFile = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="A further name this server is called by, repeatable."),
+        typer.Option("--allow-host", metavar="NAME", help="Another name it is called by, repeatable."),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allow-origin", metavar="ORIGIN", help="Whose pages may use the API, repeatable."),
     ] = None,
     rate_limit: Annotated[
         int | None,
@@ -84,9 +94,11 @@ def serve(
     settings = Settings(
         host=host,
         port=port,
+        ollama_port=ollama_port,
         data_dir=data_dir,
         mcp_config=mcp_config,
         allowed_hosts=tuple(allow_host or ()),
+        allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
         requests_per_minute=rate_limit,
     )

@@ -23,6 +23,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import routes as text_completions
 from notso.web.api.messages import routes as anthropic_messages
+from notso.web.api.ollama import models as ollama_models
+from notso.web.api.ollama import not_offered as ollama_not_offered
+from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.server import health, models, monitoring, not_offered, openapi, server_facts, tokens
 from notso.web.api.shared.services import ApiServices
@@ -43,6 +46,7 @@ from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
 from notso.web.edge.limits import InPieces, RequestLimits, StrictHttp
+from notso.web.edge.origins import CrossOriginAccess
 from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.security import CrossSiteGuard, HostGuard, SecurityHeaders
 from notso.web.engine.host import EngineHost
@@ -119,6 +123,7 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
             Middleware(ApiEdge),
             Middleware(StrictHttp),
             Middleware(HostGuard, names=settings.host_names),
+            Middleware(CrossOriginAccess, rules=settings.allowed_origins),
             Middleware(CrossSiteGuard),
             Middleware(RateLimit, per_minute=settings.rate),
             Middleware(RequestLimits),
@@ -136,6 +141,9 @@ def create_app(engine_source: EngineSource, settings: Settings | None = None, *,
         text_completions.router,
         anthropic_messages.router,
         responses.router,
+        ollama.router,
+        ollama_models.router,
+        ollama_not_offered.router,
         tokens.router,
         server_facts.router,
         openapi.router,

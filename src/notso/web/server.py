@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -42,25 +43,26 @@ def serve(
     A first signal lets running answers go on for `drain_seconds`; a second ends them at once.
     Raises AddressInUseError, StorageError.
     """
-    listener = listen(settings)
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
+    with contextlib.ExitStack() as listening:
+        listeners = [listening.enter_context(listen(settings))]
+        if settings.ollama_port is not None:
+            listeners.append(listening.enter_context(listen(settings, settings.ollama_port, "--ollama-port")))
+        sys.setswitchinterval(SWITCH_SECONDS)
         app = create_app(engine_source, settings, shelf=shelf)
-        ChatServer(app, address_of(listener, settings), on_ready).run(sockets=[listener])
-    finally:
-        listener.close()
+        ChatServer(app, address_of(listeners[0], settings), on_ready).run(sockets=listeners)
 
 
-def listen(settings: Settings) -> socket.socket:
-    """A bound socket. Raises AddressInUseError."""
+def listen(settings: Settings, port: int | None = None, option: str = "--port") -> socket.socket:
+    """A bound socket, on `port` or the settings' own; `option` chooses it. Raises AddressInUseError."""
+    port = settings.port if port is None else port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            settings.host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise AddressInUseError(
-            f"{settings.host} is no address of this machine: {error.strerror}", host=settings.host, port=settings.port
+            f"{settings.host} is no address of this machine: {error.strerror}", host=settings.host, port=port
         ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -69,10 +71,10 @@ def listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listener.close()
         raise AddressInUseError(
-            f"cannot listen on {settings.host}:{settings.port}: {(error.strerror or 'refused').lower()};"
-            " choose another port with --port (0 takes a free one)",
+            f"cannot listen on {settings.host}:{port}: {(error.strerror or 'refused').lower()};"
+            f" choose another port with {option} (0 takes a free one)",
             host=settings.host,
-            port=settings.port,
+            port=port,
         ) from error
     return listener
 

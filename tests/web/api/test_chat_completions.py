@@ -284,10 +284,11 @@ def test_the_client_tries_again_when_told_to(start: Start) -> None:
     assert len(seen) == 2 and seen[1] - seen[0] > 0.9, "not before the time it was told"
 
 
-@pytest.mark.parametrize("name", ["embeddings", "rerank", "infill"])
-def test_what_is_not_offered_says_so(served: Any, name: str) -> None:
-    answer = served.client.post(f"/v1/{name}", json={})
-    assert answer.status_code == 501 and answer.json()["error"]["code"] == "not_supported"
+@pytest.mark.parametrize("name", ["embeddings", "rerank", "reranking", "infill"])
+@pytest.mark.parametrize("prefix", ["/v1/", "/"])
+def test_what_is_not_offered_says_so(served: Any, prefix: str, name: str) -> None:
+    answer = served.client.post(prefix + name, json={})
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "not_supported"
 
 
 def begin_stopping(server: Any) -> threading.Thread:
@@ -378,3 +379,17 @@ def test_the_documented_snippet_runs(served: Any) -> None:
     code = snippet.replace("http://127.0.0.1:3000", served.address)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert run.returncode == 0 and len(run.stdout) > 5, run.stderr
+
+
+def test_an_address_without_v1_is_the_same(served: Any) -> None:
+    client = openai.OpenAI(base_url=served.address, api_key="none", max_retries=0)
+    ask: dict[str, Any] = {"model": "notso-demo", "messages": HELLO, "temperature": 0, "max_tokens": 8}
+    answers = [each.chat.completions.create(**ask).choices[0].message for each in (client, client_of(served))]
+    assert answers[0] == answers[1]
+    assert client.responses.create(model="notso-demo", input="Hello", max_output_tokens=8, store=False).output
+
+
+@pytest.mark.parametrize(("method", "url"), [("GET", "/chat/completions"), ("GET", "/v1/none"), ("PUT", "/responses")])
+def test_a_wrong_address_is_json(served: Any, method: str, url: str) -> None:
+    answer = served.client.request(method, url, headers={"Accept": "text/html"})
+    assert answer.status_code in (404, 405) and answer.json()["error"]["code"] in ("not_found", "method_not_allowed")

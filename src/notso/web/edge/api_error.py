@@ -15,6 +15,8 @@ from notso.smollm3 import (
 from notso.web.values.errors import StorageError, StorageFullError
 from notso.web.values.problems import Problem
 
+OLLAMA_PREFIX = "/api/"
+
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -62,8 +64,15 @@ class ApiError(Exception):
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": self.body["error"] | {"type": kind}}
 
+    @property
+    def ollama_body(self) -> dict[str, Any]:
+        """The same as Ollama has it: the sentence alone."""
+        return {"error": self.message}
+
     def body_for(self, path: str) -> dict[str, Any]:
         """The answer's JSON body at that address."""
+        if path.startswith(OLLAMA_PREFIX):
+            return self.ollama_body
         return self.anthropic_body if path.startswith("/v1/messages") else self.body
 
     def called(self, names: Mapping[str, str]) -> ApiError:

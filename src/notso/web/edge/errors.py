@@ -11,11 +11,14 @@ import secrets
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.api_error import OLLAMA_PREFIX, ApiError
 
-PREFIX = "/v1/"
+PREFIXES = ("/v1/", OLLAMA_PREFIX)
 PATHS = frozenset(
     {
+        "/chat/completions",
+        "/responses",
+        "/reranking",
         "/tokenize",
         "/detokenize",
         "/apply-template",
@@ -86,7 +89,7 @@ def is_api(scope: Scope) -> bool:
 
 def is_api_path(path: str) -> bool:
     """Whether that address is for programs."""
-    return path.startswith(PREFIX) or path == PREFIX.rstrip("/") or path in PATHS
+    return f"{path}/".startswith(PREFIXES) or path in PATHS
 
 
 def _is_plain(message: Message) -> bool:

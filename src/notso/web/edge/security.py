@@ -14,6 +14,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from notso.web.edge.origins import ALLOWED
+
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 COSTLY_READS = frozenset({"/backup", "/export", "/search"})
 """Change nothing, but read all there is: no other site's page may set them off."""
@@ -41,7 +43,8 @@ class HostGuard:
 
 
 class CrossSiteGuard:
-    """403 for a change asked for by another site's page. A program sends neither header: the key decides there."""
+    """403 for a change asked for by another site's page, unless its origin is allowed. A program sends neither header:
+    the key decides there."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -51,7 +54,7 @@ class CrossSiteGuard:
             await self._app(scope, receive, send)
             return
         is_free = scope["method"] in SAFE_METHODS and scope["path"] not in COSTLY_READS
-        if is_free or self._same_site(scope):
+        if is_free or scope.get(ALLOWED) or self._same_site(scope):
             await self._app(scope, receive, send)
         else:
             await _refuse(403, "Requests from other sites are refused.")(scope, receive, send)

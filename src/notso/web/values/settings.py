@@ -9,6 +9,7 @@ from pathlib import Path
 import platformdirs
 
 from notso.web.values.errors import SettingsError, UnsafeBindError
+from notso.web.values.origin_rules import OriginRules
 
 DEFAULT_PORT = 3000
 RATE_BEYOND_LOOPBACK = 600
@@ -26,9 +27,11 @@ class Settings:
 
     host: address to listen on. Anything but loopback needs `api_key`, or UnsafeBindError is raised.
     port: 0 takes a free one.
+    ollama_port: a second port, where Ollama's clients look; None for none, 0 takes a free one.
     data_dir: holds the conversations; None keeps them where the platform keeps user data.
     mcp_config: names MCP servers whose tools chats may use; None for none.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
+    allowed_origins: whose pages may use the API (see OriginRules); none but the server's own if empty.
     api_key: what guarded routes demand; None for a server only this machine reaches.
     requests_per_minute: requests of programs that one address may send; 0 is no limit. None: 600 where other machines
         reach the server, no limit where only this one does.
@@ -42,9 +45,11 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
+    ollama_port: int | None = None
     data_dir: Path | None = None
     mcp_config: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
     requests_per_minute: int | None = None
     max_waiting_turns: int = 32
@@ -56,12 +61,18 @@ class Settings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise SettingsError("port must be from 0 to 65535", setting="port")
+        if self.ollama_port is not None and not 0 <= self.ollama_port <= 65_535:
+            raise SettingsError("ollama_port must be from 0 to 65535", setting="ollama_port")
         if not self.host or any(character.isspace() or character == "/" for character in self.host):
             raise SettingsError("host must be a name or an address", setting="host")
         if not is_loopback(self.host) and not self.api_key:
             raise UnsafeBindError(
                 f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
             )
+        try:
+            OriginRules(self.allowed_origins)
+        except ValueError as error:
+            raise SettingsError(str(error), setting="allowed_origins") from None
         if self.api_key is not None and (self.api_key != self.api_key.strip() or not self.api_key.isprintable()):
             raise SettingsError("an API key neither begins nor ends with a blank, and has no breaks", setting="api_key")
         if self.api_key is not None and len(self.api_key) < 16:

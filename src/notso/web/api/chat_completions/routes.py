@@ -32,6 +32,7 @@ class ControlFields(Fields):
     action: Literal["reasoning_end"]
 
 
+@router.post("/chat/completions")
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""

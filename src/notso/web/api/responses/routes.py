@@ -22,6 +22,7 @@ from notso.web.store.protocol import StoredResponse
 router = APIRouter(dependencies=[Depends(guarded)])
 
 
+@router.post("/responses")
 @router.post("/v1/responses")
 async def create(request: Request, services: Services, owner: Owner) -> Response:
     """Answer, after what a stored response ends with if one is named, and keep the answer unless told not to."""

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from notso.web.api.chat_completions.fields import CHAT_NOTES, WITHIN_CHAT, ChatFields
 from notso.web.api.completions.fields import TEXT_NOTES, TextFields
 from notso.web.api.messages.fields import COUNT_NOTES, MESSAGE_NOTES, WITHIN_MESSAGE, CountFields, MessageFields
+from notso.web.api.ollama import fields as ollama
 from notso.web.api.responses.fields import RESPONSE_NOTES, WITHIN_RESPONSE, ResponseFields
 from notso.web.api.server.tokens import DETOKENIZE_NOTES, TOKENIZE_NOTES, DetokenizeFields, TokenizeFields
 from notso.web.api.shared.fields import Notes
@@ -45,6 +46,9 @@ ADDRESSES = (
     Address("POST /v1/completions", "OpenAI", TextFields, TEXT_NOTES, WITHIN_SAMPLING),
     Address("POST /v1/messages", "Anthropic", MessageFields, MESSAGE_NOTES, WITHIN_MESSAGE),
     Address("POST /v1/messages/count_tokens", "Anthropic", CountFields, COUNT_NOTES, {}),
+    Address("POST /api/chat", "Ollama", ollama.OllamaChatFields, ollama.CHAT_NOTES, ollama.WITHIN_CHAT),
+    Address("POST /api/generate", "Ollama", ollama.GenerateFields, ollama.GENERATE_NOTES, ollama.WITHIN_ANSWER),
+    Address("POST /api/show", "Ollama", ollama.ShowFields, ollama.SHOW_NOTES, {}),
     Address("POST /tokenize", "llama-server", TokenizeFields, TOKENIZE_NOTES, {}),
     Address("POST /detokenize", "llama-server", DetokenizeFields, DETOKENIZE_NOTES, {}),
 )

@@ -1,4 +1,5 @@
-"""What others of this kind offer and we do not: said by name, so that nobody looks for a fault of theirs."""
+"""What others of this kind offer and we do not: said by name, so that nobody looks for a fault of theirs, and
+with a status that no client tries again."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _CHAT = "SmolLM3 is a chat model"
 
 
 def _refused(reason: str) -> ApiError:
-    return ApiError(501, "not_supported", reason)
+    return ApiError(400, "not_supported", reason)
 
 
 @router.post("/v1/embeddings")
@@ -26,6 +27,8 @@ async def embeddings() -> Response:
 
 @router.post("/v1/rerank")
 @router.post("/rerank")
+@router.post("/v1/reranking")
+@router.post("/reranking")
 async def rerank() -> Response:
     """Refused: the model was not trained for it."""
     raise _refused(f"{_CHAT}: it ranks no documents; ask it in a chat completion")

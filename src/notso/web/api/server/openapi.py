@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from notso.web.api.server.compatibility import ADDRESSES
 from notso.web.api.shared.completion import release
 from notso.web.edge.access import guarded, public
+from notso.web.edge.api_error import OLLAMA_PREFIX
 from notso.web.edge.errors import is_api_path
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -51,7 +52,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         "info": {"title": "notso-smollm3-bot", "version": release()},
         "paths": paths,
         "components": {
-            "schemas": definitions | {"Error": _ERROR},
+            "schemas": definitions | {"Error": _ERROR, "OllamaError": _OLLAMA_ERROR},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -72,7 +73,8 @@ def _routes(app: FastAPI) -> Iterator[tuple[str, str, APIRoute]]:
 def _operation(method: str, path: str, route: APIRoute, body: str | None) -> dict[str, Any]:
     said = inspect.getdoc(route.endpoint) or ""
     is_public = any(each.dependency is public for each in route.dependencies)
-    error = {"description": "What is wrong", "content": {"application/json": {"schema": {"$ref": f"{SCHEMAS}Error"}}}}
+    shape = "OllamaError" if path.startswith(OLLAMA_PREFIX) else "Error"
+    error = {"description": "What is wrong", "content": {"application/json": {"schema": {"$ref": SCHEMAS + shape}}}}
     operation: dict[str, Any] = {
         "summary": said.partition(". ")[0].rstrip("."),
         "description": " ".join(said.split()),
@@ -110,3 +112,5 @@ _ERROR = {
         }
     },
 }
+
+_OLLAMA_ERROR = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}

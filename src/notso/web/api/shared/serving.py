@@ -36,9 +36,12 @@ CONVERSATION = "x-conversation-id"
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T]) -> T:
-    """The body, checked. Raises ApiError: 415, or 400 that names what is wrong."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
+    """The body, checked. Raises ApiError: 415, unless it may be `of_any_type`, or 400 that names what is wrong."""
+    if (
+        not of_any_type
+        and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
+    ):
         raise ApiError(415, "unsupported_media_type", "the body must be application/json")
     body = await request.body()
     return await api_services(request).shared.large_work.run(lambda: parse(parse_object(body)), len(body))

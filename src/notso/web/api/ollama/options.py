@@ -1,0 +1,143 @@
+"""`options`, as Ollama spells them: what is sampled by, hints about a machine that is set up already, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from notso.smollm3 import SamplingParams
+from notso.web.api.shared.field_reader import invalid
+from notso.web.api.shared.fields import Fields, Notes, Text, inert, works
+from notso.web.api.shared.sampling_fields import checked_params
+
+RANDOM_SEED = -1
+MAX_OPTION_TEXT = 256
+
+
+def _whole(given: Any) -> Any:
+    """Ollama takes 40.0 for 40."""
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Hint = bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None
+
+
+class OptionFields(Fields):
+    """Ranges of the sampler's numbers are the engine's to check."""
+
+    temperature: float | None = None
+    top_k: Whole | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Whole | None = None
+    num_predict: Whole | None = None
+    stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: Whole | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    # What changes the answer unless its value is this.
+    typical_p: float | None = None
+    tfs_z: float | None = None
+    mirostat: Literal[0] | None = None
+    penalize_newline: Literal[True] | None = None
+    # What says how to use a machine.
+    num_ctx: Hint = None
+    num_keep: Hint = None
+    num_batch: Hint = None
+    num_gpu: Hint = None
+    main_gpu: Hint = None
+    num_thread: Hint = None
+    use_mmap: Hint = None
+    use_mlock: Hint = None
+    low_vram: Hint = None
+    f16_kv: Hint = None
+    logits_all: Hint = None
+    vocab_only: Hint = None
+    embedding_only: Hint = None
+    numa: Hint = None
+    draft_num_predict: Hint = None
+    mirostat_tau: Hint = None
+    mirostat_eta: Hint = None
+
+
+_SET_UP = "a hint, named in `x-notso-ignored`: the server is set up already"
+_OFF = "leave this out; use top_p, top_k or min_p"
+
+OPTION_NOTES: Notes = {
+    "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
+    "top_k": works("0 or less is off"),
+    "top_p": works("above 0, to 1; 0.95 if left out"),
+    "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
+    "seed": works("64 bits; -1 draws one"),
+    "num_predict": works("longest answer, thinking included; what fits if 0 or less"),
+    "stop": works("a text, or up to 4, of up to 256 characters each; not part of the answer"),
+    "repeat_penalty": works("1 is off"),
+    "repeat_last_n": works("how far the penalties look back, 256 if left out; -1: over everything; 0: none of them"),
+    "presence_penalty": works("-2 to 2"),
+    "frequency_penalty": works("-2 to 2"),
+    "typical_p": inert("1: off", _OFF),
+    "tfs_z": inert("1: off", _OFF),
+    "mirostat": inert("0: off", _OFF),
+    "penalize_newline": inert("true: a line's end is a token as any other", "leave this out"),
+    "num_ctx": inert("a hint, named in `x-notso-ignored`: the context is the server's (`--context`)"),
+    "num_keep": inert("a hint, named in `x-notso-ignored`: nothing of a prompt is left out"),
+    "mirostat_tau": inert("a hint, named in `x-notso-ignored`: mirostat is off"),
+    "mirostat_eta": inert("a hint, named in `x-notso-ignored`: mirostat is off"),
+} | dict.fromkeys(
+    (
+        *("num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "f16_kv"),
+        *("logits_all", "vocab_only", "embedding_only", "numa", "draft_num_predict"),
+    ),
+    inert(_SET_UP),
+)
+HINTS = tuple(name for name, note in OPTION_NOTES.items() if note.text.startswith("a hint"))
+PARAMS = {  # the engine's -> Ollama's
+    "max_tokens": "options.num_predict",
+    "repeat_penalty": "options.repeat_penalty",
+    "penalty_window": "options.repeat_last_n",
+    **{
+        name: f"options.{name}"
+        for name in (
+            *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"),
+        )
+    },
+}
+
+
+def sampling_of(options: OptionFields, thinking_budget: int | None) -> SamplingParams:
+    """The engine's parameters. Raises ApiError (400) that names the option."""
+    for name in ("typical_p", "tfs_z"):
+        if getattr(options, name) not in (None, 1.0):
+            raise invalid(f"options.{name}", f"this value of options.{name} is not supported: {_OFF}")
+    penalties = {
+        "repetition_penalty": options.repeat_penalty,
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "penalty_window": _window(options.repeat_last_n),
+    }
+    chosen = {
+        "max_tokens": options.num_predict if options.num_predict and options.num_predict > 0 else None,
+        "thinking_budget": thinking_budget,
+        "temperature": options.temperature,
+        "top_k": None if options.top_k is None else max(0, options.top_k),
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+        "seed": None if options.seed == RANDOM_SEED else options.seed,
+        "stop": (options.stop,) if isinstance(options.stop, str) else options.stop and tuple(options.stop),
+        **({} if options.repeat_last_n == 0 else penalties),
+    }
+    return checked_params(PARAMS, **{name: value for name, value in chosen.items() if value is not None})
+
+
+def ignored_options(options: OptionFields) -> Iterator[str]:
+    """The hints that were given."""
+    return (f"options.{name}" for name in HINTS if getattr(options, name) is not None)
+
+
+def _window(last: int | None) -> int | None:
+    """Ours is 0 where Ollama's is -1: over everything."""
+    return 0 if last == -1 else last

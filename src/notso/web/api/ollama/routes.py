@@ -1,0 +1,60 @@
+"""Answers in Ollama's form, whole or as lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import JSONResponse, Response
+
+from notso.web.api.ollama.names import listed_name, plain_name
+from notso.web.api.ollama.request import OllamaRequest, parse_chat, parse_generate
+from notso.web.api.ollama.stream import MEDIA_TYPE, Kind, OllamaForm
+from notso.web.api.shared.field_reader import unsupported
+from notso.web.api.shared.model_names import require_model
+from notso.web.api.shared.services import ApiServices, Services
+from notso.web.api.shared.serving import CONVERSATION, Owner, answer, read_body, ready_engine
+from notso.web.edge.access import guarded
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+IGNORED = "x-notso-ignored"
+
+
+@router.post("/api/chat")
+async def chat(request: Request, services: Services, owner: Owner) -> Response:
+    """Answer a conversation, in Ollama's form. A client that leaves stops its answer."""
+    return await _answer(request, services, owner, "chat", parse_chat)
+
+
+@router.post("/api/generate")
+async def generate(request: Request, services: Services, owner: Owner) -> Response:
+    """Answer a prompt, in Ollama's form. A client that leaves stops its answer."""
+    return await _answer(request, services, owner, "generate", parse_generate)
+
+
+async def _answer(
+    request: Request,
+    services: ApiServices,
+    owner: str,
+    kind: Kind,
+    parse: Callable[[Mapping[str, Any]], OllamaRequest],
+) -> Response:
+    if CONVERSATION in request.headers:
+        raise unsupported(CONVERSATION, "X-Conversation-Id is not supported here: lines of JSON carry no numbers")
+    asked = await read_body(request, parse, of_any_type=True)
+    info = ready_engine(services)[1]
+    asked = replace(asked, model=plain_name(asked.given_name, info))
+    require_model(asked.model, info)
+    name = asked.given_name or listed_name(info)
+    if asked.only_loads:
+        response: Response = JSONResponse(OllamaForm(asked, kind, name).loaded())
+    else:
+        response = await answer(request, services, owner, asked, lambda info: OllamaForm(asked, kind, name))
+        if asked.stream:
+            response.headers["content-type"] = MEDIA_TYPE
+    if asked.ignored:
+        response.headers[IGNORED] = ", ".join(asked.ignored)
+    return response

@@ -1,0 +1,125 @@
+"""Answers as Ollama writes them: lines of JSON, the last of which is `done`; or one object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from notso.smollm3 import Event, ToolCall
+from notso.web.api.ollama.request import OllamaRequest
+from notso.web.api.shared.completion import Choice, new_choice, new_id
+from notso.web.api.shared.serializer import as_json
+from notso.web.api.shared.token_logprobs import entries
+from notso.web.edge.api_error import ApiError
+
+Kind = Literal["chat", "generate"]
+NANOSECONDS = 1_000_000  # in a millisecond
+MEDIA_TYPE = "application/x-ndjson"
+
+
+class OllamaForm:
+    """An AnswerForm: a line for each piece and a last one with the counts, or one error in its place."""
+
+    def __init__(self, asked: OllamaRequest, kind: Kind, model: str) -> None:
+        self._asked = asked
+        self._kind = kind
+        self._model = model
+        self._created = timestamp(datetime.now(UTC))
+        self._choice = new_choice(logprobs=asked.top_logprobs is not None)
+        self.id = new_id("ollama")
+        self.ping = self._line(self._piece())  # there is no comment in JSON: an empty piece says the least
+
+    def again(self) -> OllamaForm:
+        """The same answer from its beginning."""
+        again = OllamaForm(self._asked, self._kind, self._model)
+        again.id, again._created, again.ping = self.id, self._created, self.ping
+        return again
+
+    def opening(self) -> Iterator[bytes]:
+        """Nothing comes before the first piece."""
+        return iter(())
+
+    def take(self, number: int, event: Event) -> Iterator[bytes]:
+        """What an event adds. Raises the error of an `error` event."""
+        self._choice.add(event)
+        weighed = {"logprobs": entries(event.logprobs)} if event.logprobs else {}
+        match event.kind:
+            case "text":
+                yield self._line(self._piece(text=event.text) | weighed)
+            case "reasoning":
+                yield self._line(self._piece(thinking=event.text) | weighed)
+            case "tool_call" if event.tool_call is not None:
+                yield self._line(self._piece(calls=[_call(len(self._choice.tool_calls) - 1, event.tool_call)]))
+
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
+    def closing(self) -> Iterator[bytes]:
+        """The counts."""
+        yield self._line(self._piece() | self._end())
+
+    def failure(self, error: ApiError) -> bytes:
+        """The error, in place of all that would have come."""
+        return self._line(error.ollama_body)
+
+    def body(self) -> dict[str, Any]:
+        """The whole."""
+        choice = self._choice
+        calls = [_call(index, call) for index, call in enumerate(choice.tool_calls)]
+        weighed = [*(choice.reasoning_logprobs or ()), *(choice.content_logprobs or ())]
+        whole = self._piece(text=choice.content, thinking=choice.reasoning, calls=calls)
+        return whole | ({"logprobs": entries(weighed)} if weighed else {}) | self._end()
+
+    def loaded(self) -> dict[str, Any]:
+        """For who asked nothing, but whether the model is there."""
+        return self._piece() | {"done": True, "done_reason": "load"}
+
+    def _piece(self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        beside = ({"thinking": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
+        if self._kind == "generate":
+            said: dict[str, Any] = {"response": text, **beside}
+        else:
+            said = {"message": {"role": "assistant", "content": text, **beside}}
+        return {"model": self._model, "created_at": self._created, **said, "done": False}
+
+    def _end(self) -> dict[str, Any]:
+        return {"done": True, "done_reason": _reason(self._choice)} | _counts(self._choice)
+
+    @staticmethod
+    def _line(value: dict[str, Any]) -> bytes:
+        return as_json(value).encode() + b"\n"
+
+
+def timestamp(moment: datetime) -> str:
+    """As Go writes a moment of UTC."""
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _reason(choice: Choice) -> str:
+    """There is no word of its own for an answer that ends with calls."""
+    return "length" if choice.finish_reason == "length" else "stop"
+
+
+def _counts(choice: Choice) -> dict[str, int]:
+    """Tokens, and nanoseconds. The model is loaded before anybody asks."""
+    usage = choice.usage
+    if usage is None:
+        return {}
+    return {
+        "total_duration": _nanoseconds(usage.queue_ms + usage.prompt_ms + usage.completion_ms),
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": _nanoseconds(usage.prompt_ms),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": _nanoseconds(usage.completion_ms),
+    }
+
+
+def _nanoseconds(milliseconds: float) -> int:
+    return round(milliseconds * NANOSECONDS)
+
+
+def _call(index: int, call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}}

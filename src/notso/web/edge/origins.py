@@ -1,0 +1,71 @@
+"""Pages of other origins that an operator lets use the API: by rule, never with a cookie, never the chat pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from notso.web.edge.errors import is_api
+from notso.web.values.origin_rules import OriginRules
+
+ALLOWED = "notso.allowed_origin"
+"""Set in the scope of a request that a page of an allowed origin sends to the API."""
+PREFLIGHT_SECONDS = 600
+_METHODS = "GET, POST, DELETE"
+_HEADER_NAMES = re.compile(r"[A-Za-z0-9_\-, ]{1,2048}")
+
+
+class CrossOriginAccess:
+    """Answers preflights of allowed origins, and lets their pages read the API's answers.
+
+    Nothing is said of credentials, so that no browser shows such a page an answer to a request with a cookie; and a
+    cookie that comes nevertheless is not looked at. A program's key goes into a header.
+    """
+
+    def __init__(self, app: ASGIApp, rules: Iterable[str] = ()) -> None:
+        self._app = app
+        self._rules = OriginRules(rules)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origin = self._allowed(scope) if scope["type"] == "http" and is_api(scope) else None
+        if origin is None:
+            await self._app(scope, receive, send)
+            return
+        asked = {name: value for name, value in scope["headers"] if name.startswith(b"access-control-request-")}
+        if scope["method"] == "OPTIONS" and b"access-control-request-method" in asked:
+            await _preflight(origin, asked)(scope, receive, send)
+            return
+
+        async def send_readable(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_readable_by(origin) | {"access-control-expose-headers": "*"})
+            await send(message)
+
+        headers = [(name, value) for name, value in scope["headers"] if name != b"cookie"]
+        await self._app({**scope, "headers": headers, ALLOWED: True}, receive, send_readable)
+
+    def _allowed(self, scope: Scope) -> str | None:
+        """The one origin that the request names, if a rule allows it."""
+        origins = [value.decode("latin-1").strip() for name, value in scope["headers"] if name == b"origin"]
+        return origins[0] if len(origins) == 1 and self._rules.allow(origins[0]) else None
+
+
+def _preflight(origin: str, asked: dict[bytes, bytes]) -> Response:
+    headers = _readable_by(origin) | {
+        "access-control-allow-methods": _METHODS,
+        "access-control-max-age": str(PREFLIGHT_SECONDS),
+    }
+    names = asked.get(b"access-control-request-headers", b"").decode("latin-1")
+    if _HEADER_NAMES.fullmatch(names):
+        headers["access-control-allow-headers"] = names
+    if asked.get(b"access-control-request-private-network") == b"true":
+        headers["access-control-allow-private-network"] = "true"
+    return Response(status_code=204, headers=headers)
+
+
+def _readable_by(origin: str) -> dict[str, str]:
+    return {"access-control-allow-origin": origin, "vary": "Origin"}

@@ -1,0 +1,40 @@
+"""Which origins a rule means: `app://obsidian.md`, `vscode-webview://*`, `http://localhost:*`, `*`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+ANY = "*"
+_SCHEME = r"[a-z][a-z0-9+.-]*"
+_HOST = r"\[[0-9a-f:.]+\]|[a-z0-9._-]+"
+_RULE = re.compile(rf"({_SCHEME})://(\*|{_HOST})(?::(\*|[0-9]{{1,5}}))?")
+
+
+class OriginRules:
+    """An origin is allowed if one of the rules means it. A star stands for a whole host or port, or for everything.
+
+    Raises ValueError for what is no rule; "null", which pages without an origin send, cannot be named.
+    """
+
+    def __init__(self, rules: Iterable[str]) -> None:
+        given = tuple(rules)
+        self._any = ANY in given
+        self._patterns = [_pattern(rule) for rule in given if rule != ANY]
+
+    def allow(self, origin: str) -> bool:
+        """Whether a page of that origin is meant."""
+        if not _RULE.fullmatch(origin.lower()) or "*" in origin:
+            return False
+        return self._any or any(pattern.fullmatch(origin.lower()) for pattern in self._patterns)
+
+
+def _pattern(rule: str) -> re.Pattern[str]:
+    match = _RULE.fullmatch(rule.lower().removesuffix("/"))
+    if match is None:
+        raise ValueError(f"{rule!r} is no origin: give SCHEME://HOST[:PORT], with * for a whole host or port, or *")
+    scheme, host, port = match.groups()
+    hosts = rf"(?:{_HOST})" if host == "*" else re.escape(host)
+    port = port or ("*" if host == "*" else "")
+    ports = r"(?::[0-9]{1,5})?" if port == "*" else f":{port}" if port else ""
+    return re.compile(rf"{re.escape(scheme)}://{hosts}{ports}")

@@ -1,0 +1,244 @@
+"""Ollama's API: spoken to by its own client on the demo model where that is installed, and by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Engine, EngineError, Event, Message, ModelInfo, ToolCall
+from notso.web.api.ollama.names import plain_name
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+CHAT, GENERATE = "/api/chat", "/api/generate"
+HELLO = [{"role": "user", "content": "Hello"}]
+GREEDY = {"temperature": 0, "num_predict": 24}
+COUNTS = {"total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration"}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One server with the demo model behind it."""
+    shared = request.getfixturevalue("shared")
+    settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("ollama"))
+    server = type(shared)(lambda: Engine.load(threads=1), settings)
+    yield server.ready()
+    server.close()
+
+
+@pytest.fixture
+def client(served: Any) -> Any:
+    """Ollama's own."""
+    ollama = pytest.importorskip("ollama", reason="Ollama's client is not installed: pip install ollama")
+    return ollama.Client(host=served.address)
+
+
+def lines_of(answer: Any) -> list[dict[str, Any]]:
+    assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.content.split(b"\n") if line]
+
+
+def tricky(messages: Sequence[Message], thinking: bool) -> list[Event]:
+    return say('one\n{"done": true}\r\n\u2028\x85two \u00e9\U0001f600\n', "let me\nsee", piece=3)
+
+
+def test_the_client_is_answered(client: Any) -> None:
+    whole = client.chat(model="notso-demo", messages=HELLO, options=GREEDY)
+    assert whole.done and whole.done_reason in ("stop", "length") and whole.message.role == "assistant"
+    assert 0 < whole.eval_count <= 24 and whole.prompt_eval_count > 0 and whole.eval_duration > 0
+    chunks = list(client.chat(model="notso-demo", messages=HELLO, options=GREEDY, stream=True))
+    assert "".join(chunk.message.content or "" for chunk in chunks) == whole.message.content
+    assert "".join(chunk.message.thinking or "" for chunk in chunks) == (whole.message.thinking or "")
+    assert [chunk.done for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    single = client.generate(model="notso-demo", prompt="Hello", options=GREEDY)
+    assert (single.response, single.thinking) == (whole.message.content, whole.message.thinking)
+
+
+def test_the_client_holds_answers_to_a_schema(client: Any) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    options = {"temperature": 0, "num_predict": 200}
+    answer = client.chat(model="notso-demo", messages=HELLO, format=schema, think=False, options=options)
+    assert answer.done_reason == "length" or isinstance(json.loads(answer.message.content)["n"], int)
+
+
+def test_the_client_looks_at_models(client: Any) -> None:
+    (listed,) = client.list().models
+    assert listed.model == "notso-demo:latest" and listed.size > 0 and len(listed.digest) == 64
+    shown = client.show("notso-demo")
+    assert set(shown.capabilities) == {"completion", "tools", "thinking"}
+    assert shown.modelinfo["smollm3.context_length"] > 0
+    (loaded,) = client.ps().models
+    assert loaded.model == listed.model and loaded.context_length == shown.modelinfo["smollm3.context_length"]
+
+
+def test_the_client_reads_refusals(client: Any) -> None:
+    ollama = pytest.importorskip("ollama")
+    for ask in (lambda: client.embed(model="notso-demo", input="x"), lambda: client.pull("notso-demo")):
+        with pytest.raises(ollama.ResponseError) as refused:
+            ask()
+        assert refused.value.status_code == 400 and "not" in refused.value.error
+    with pytest.raises(ollama.ResponseError) as unknown:
+        client.chat(model="llama3.2", messages=HELLO)
+    assert unknown.value.status_code == 404
+
+
+def test_a_name_with_a_tag(shared: Any) -> None:
+    listed = shared.client.get("/api/tags").json()["models"][0]["name"]
+    base = listed.removesuffix(":latest")
+    assert base != listed
+    for spelling in (base, listed, listed.upper()):
+        assert shared.client.post("/api/show", json={"model": spelling}).status_code == 200, spelling
+    assert shared.client.post("/api/show", json={"model": f"{base}:7b"}).status_code == 404
+
+
+def test_names_of_a_library_are_ours() -> None:
+    info = ModelInfo("SmolLM3-3B", "", False, 1, 1, 4096)
+    for name in ("smollm3", "smollm3:latest", "SmolLM3:3b", "smollm3-3b:latest"):
+        assert plain_name(name, info) == "smollm3-3b", name
+    for name in ("smollm3:7b", "llama3.2:latest"):
+        assert plain_name(name, info) == name
+
+
+def test_lines_are_whole_and_equal_the_answer(start: Start) -> None:
+    server = start(ScriptedEngine(tricky)).ready()
+    expected = "".join(event.text for event in tricky([], True) if event.kind == "text")
+    for url, ask in ((CHAT, {"messages": HELLO}), (GENERATE, {"prompt": "Hello"})):
+        answer = server.client.post(url, json=ask)
+        assert len(answer.text.splitlines()) == answer.text.count("\n"), "a line that some client would cut"
+        lines = lines_of(answer)
+        said = [line.get("message", line) for line in lines]
+        key = "content" if url == CHAT else "response"
+        assert "".join(each[key] for each in said) == expected
+        assert "".join(each.get("thinking", "") for each in said) == "let me\nsee"
+        assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+        assert lines[-1].keys() >= COUNTS and lines[-1]["done_reason"] == "stop"
+        whole = server.client.post(url, json=ask | {"stream": False}).json()
+        told = whole.get("message", whole)
+        assert (told[key], told["thinking"]) == (expected, "let me\nsee") and whole.keys() >= COUNTS
+
+
+def test_calls_have_objects_for_arguments(start: Start) -> None:
+    heard: list[Sequence[Message]] = []
+
+    def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        heard.append(messages)
+        return [Event("tool_call", tool_call=ToolCall("call_a", "weather", '{"city": "Oslo"}'))]
+
+    server = start(ScriptedEngine(script)).ready()
+    asked = {"messages": HELLO, "tools": [WEATHER], "think": False}
+    called = {"id": "call_a", "function": {"index": 0, "name": "weather", "arguments": {"city": "Oslo"}}}
+    lines = lines_of(server.client.post(CHAT, json=asked))
+    assert [line["message"].get("tool_calls") for line in lines] == [[called], None]
+    whole = server.client.post(CHAT, json=asked | {"stream": False}).json()
+    assert whole["message"]["tool_calls"] == [called] and whole["done_reason"] == "stop"
+    history = [*HELLO, whole["message"], {"role": "tool", "tool_name": "weather", "content": "12 C"}]
+    assert server.client.post(CHAT, json=asked | {"messages": history}).status_code == 200
+    _, past, result = heard[-1]
+    assert past.tool_calls == (ToolCall("call_a", "weather", '{"city": "Oslo"}'),)
+    assert (result.role, result.content) == ("tool", "12 C")
+
+
+@pytest.mark.parametrize(("think", "thinks"), [(None, True), (True, True), (False, False), ("low", True)])
+def test_thinking_is_asked_for_or_not(start: Start, think: Any, thinks: bool) -> None:
+    heard: list[bool] = []
+
+    def script(messages: Sequence[Message], thinking: bool) -> list[Event]:
+        heard.append(thinking)
+        return say("x")
+
+    server = start(ScriptedEngine(script)).ready()
+    assert server.client.post(CHAT, json={"messages": HELLO, "think": think, "stream": False}).status_code == 200
+    assert heard == [thinks]
+
+
+def test_hints_are_taken_and_named(shared: Any) -> None:
+    asked = {"messages": HELLO, "keep_alive": "5m", "options": {"num_ctx": 8192, "num_gpu": 99, "top_k": 40.0}}
+    for stream in (True, False):
+        answer = shared.client.post(CHAT, json=asked | {"stream": stream})
+        assert answer.status_code == 200
+        assert answer.headers["x-notso-ignored"] == "keep_alive, options.num_ctx, options.num_gpu"
+    assert "x-notso-ignored" not in shared.client.post(CHAT, json={"messages": HELLO}).headers
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"options": {"mirostat": 2}}, "options.mirostat"),
+    ({"options": {"typical_p": 0.5}}, "options.typical_p"),
+    ({"options": {"temperature": 9}}, "options.temperature"),
+    ({"options": {"repeat_penalty": -1}}, "options.repeat_penalty"),
+    ({"options": {"top_k": 40.5}}, "options.top_k"),
+    ({"options": {"magic": 1}}, "options.magic"),
+    ({"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "images"),
+    ({"think": "hard"}, "think"),
+    ({"format": "xml"}, "format"),
+    ({"magic": 1}, "magic"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"messages": [{"role": "narrator", "content": "x"}]}, "role"),
+]
+
+
+@pytest.mark.parametrize(("body", "named"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refusals_name_the_field(shared: Any, body: dict[str, Any], named: str) -> None:
+    answer = shared.client.post(CHAT, json={"messages": HELLO} | body)
+    assert answer.status_code == 400 and list(answer.json()) == ["error"]
+    assert named in answer.json()["error"], answer.json()
+
+
+GENERATE_REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"suffix": "end"}, "suffix"),
+    ({"template": "{{ .Prompt }}"}, "template"),
+    ({"context": [1, 2]}, "context"),
+    ({"raw": True, "system": "x"}, "system"),
+    ({"raw": True, "format": "json"}, "format"),
+    ({"images": ["aGk="]}, "images"),
+]
+
+
+@pytest.mark.parametrize(("body", "named"), GENERATE_REFUSED, ids=lambda value: str(value)[:40])
+def test_refusals_of_a_prompt(shared: Any, body: dict[str, Any], named: str) -> None:
+    answer = shared.client.post(GENERATE, json={"prompt": "x"} | body)
+    assert answer.status_code == 400 and named in answer.json()["error"], answer.json()
+
+
+@pytest.mark.parametrize("url", [CHAT, GENERATE])
+def test_who_asks_nothing_hears_that_the_model_is_loaded(shared: Any, url: str) -> None:
+    answer = shared.client.post(url, json={"keep_alive": -1}).json()
+    assert (answer["done"], answer["done_reason"]) == (True, "load")
+    assert shared.client.post(url, json={"model": "other"}).status_code == 404
+
+
+def test_a_body_without_a_type_is_read(shared: Any) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    answer = shared.client.post(CHAT, content=json.dumps({"messages": HELLO, "stream": False}), headers=headers)
+    assert answer.status_code == 200
+
+
+def test_errors_have_one_form(shared: Any) -> None:
+    for method, url, status in (("GET", "/api/nothing", 404), ("GET", CHAT, 405), ("POST", "/api/pull", 400)):
+        answer = shared.client.request(method, url)
+        assert answer.status_code == status
+        assert isinstance(answer.json()["error"], str), url
+    answer = shared.client.post(CHAT, json={"messages": HELLO}, headers={"X-Conversation-Id": "a"})
+    assert answer.status_code == 400
+
+
+def test_a_failure_on_the_way_is_the_last_line(start: Start) -> None:
+    server = start(ScriptedEngine(tricky, failure=EngineError("a logit was not finite"))).ready()
+    lines = lines_of(server.client.post(CHAT, json={"messages": HELLO}))
+    assert lines[-1] == {"error": "a logit was not finite"} and not any(line.get("done") for line in lines[:-1])
+
+
+def test_log_probabilities(start: Start) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("Hello you", piece=3))).ready()
+    asked = {"messages": HELLO, "think": False, "logprobs": True, "top_logprobs": 2}
+    whole = server.client.post(CHAT, json=asked | {"stream": False}).json()["logprobs"]
+    assert [each["token"] for each in whole] == ["Hel", "lo ", "you"]
+    assert [len(each["top_logprobs"]) for each in whole] == [2] * 3
+    lines = lines_of(server.client.post(CHAT, json=asked))
+    assert [each for line in lines for each in line.get("logprobs", ())] == whole
