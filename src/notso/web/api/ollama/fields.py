@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from notso.smollm3 import MAX_TOP_LOGPROBS
 from notso.web.api.ollama.options import OPTION_NOTES, OptionFields
 from notso.web.api.shared.fields import Fields, Name, Notes, Text, inert, refused, works
-from notso.web.api.shared.sampling_fields import MAX_MESSAGES, MAX_TOOLS, MAX_TOP_LOGPROBS
+from notso.web.api.shared.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 
 Nothing = Annotated[list[Any], Field(max_length=0)]
 KeepAlive = int | float | Annotated[str, Field(max_length=64)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from notso.smollm3 import Grammar, Message, Tool, ToolCall
+from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall
 from notso.web.api.ollama.fields import (
     CHAT_NOTES,
     GENERATE_NOTES,
@@ -75,11 +75,13 @@ def _request(
         prompts=(prompt,),
         params=(sampling_of(options, budget),),
         names=PARAMS | {"response_format": "format"} | ({"messages": "prompt"} if is_raw else {}),
-        thinking=fields.think is not False and not is_raw,
-        tools=tools,
-        grammar=_grammar(fields),
-        top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-        continue_last=continue_last,
+        options=RequestOptions(
+            thinking=fields.think is not False and not is_raw,
+            tools=tools,
+            grammar=_grammar(fields),
+            top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+            continue_last=continue_last,
+        ),
         stream=fields.stream is not False,
         only_loads=not prompt,
         given_name=fields.model,

@@ -27,7 +27,7 @@ class OllamaForm:
         self._kind = kind
         self._model = model
         self._created = timestamp(datetime.now(UTC))
-        self._choice = new_choice(logprobs=asked.top_logprobs is not None)
+        self._choice = new_choice(logprobs=asked.options.top_logprobs is not None)
         self.id = new_id("ollama")
         self.ping = self._line(self._piece())  # there is no comment in JSON: an empty piece says the least
 
