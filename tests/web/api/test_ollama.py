@@ -213,6 +213,13 @@ def test_who_asks_nothing_hears_that_the_model_is_loaded(shared: Any, url: str) 
     assert shared.client.post(url, json={"model": "other"}).status_code == 404
 
 
+def test_who_only_looks_is_answered(shared: Any) -> None:
+    for url in ("/", "/api/version", "/api/tags"):
+        answer = shared.client.head(url)
+        assert answer.status_code == 200 and not answer.content, url
+    assert "text/html" in shared.client.get("/").headers["content-type"]
+
+
 def test_a_body_without_a_type_is_read(shared: Any) -> None:
     headers = {"content-type": "application/x-www-form-urlencoded"}
     answer = shared.client.post(CHAT, content=json.dumps({"messages": HELLO, "stream": False}), headers=headers)

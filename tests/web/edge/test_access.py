@@ -72,7 +72,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("POST /api/chat", "POST /api/generate", "POST /api/show", "GET /api/ps"),
         *(f"{verb} /api/{name}" for verb in ("GET", "HEAD") for name in ("version", "tags")),
         *(f"POST /api/{name}" for name in ("embed", "embeddings", "pull", "push", "create", "copy")),
-        "DELETE /api/delete",
+        *("DELETE /api/delete", "HEAD /"),
         *("POST /v1/responses", "GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
         *("POST /generations/{generation_id}/stop", "GET /generations/{generation_id}/events"),
         *("POST /generations/{generation_id}/answer-now", "GET /feed", "GET /chats", "GET /search"),

@@ -33,6 +33,12 @@ NEVER = "9999-12-31T23:59:59Z"  # the model stays loaded
 PLAIN_FORMATS = frozenset({"F32"})  # of norms, whatever the weights are in
 
 
+@router.head("/")
+async def heartbeat() -> Response:
+    """Ollama's command line asks this before anything else."""
+    return Response()
+
+
 @router.get("/api/version")
 @router.head("/api/version")
 async def version() -> Response:
