@@ -8,7 +8,7 @@ BROWSER := $(shell command -v chromium || command -v chromium-browser || command
 ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
-  results parity fuzz chaos clean stub sanitize screenshots lock audit sbom
+  results parity fuzz chaos races coverage clean stub sanitize screenshots lock audit sbom
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -81,6 +81,12 @@ fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
 chaos: $(VENV)/.dev  ## attack the server at full length, hours with the soak, and write docs/reliability.md (ARGS="-k words")
 	@CHAOS=long $(BIN)/python -m pytest -o timeout=0 tests/chaos $(ARGS); status=$$?; \
 	  $(BIN)/python tests/chaos/ledger.py > docs/reliability.md; exit $$status
+
+coverage: $(VENV)/.dev  ## measure which lines the tests run, Python and native, and write docs/coverage.md
+	@$(BIN)/python tests/measure_coverage.py $(ARGS)
+
+races: $(VENV)/.dev  ## run the tests of what has threads under load with forced delays (ARGS="--runs 20")
+	@$(BIN)/python tests/races/hunt.py $(ARGS)
 
 sanitize: $(VENV)/.dev  ## run the native code under the sanitizers for long (SANITIZE_SECONDS=60)
 	@LONG=native SANITIZE_SECONDS=$${SANITIZE_SECONDS:-60} $(BIN)/python -m pytest -rP -o timeout=0 tests/qtensor/test_sanitizers.py $(ARGS)

@@ -32,13 +32,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from notso import Engine, Message, SamplingParams, Usage, __version__
+from notso import Engine, Message, RequestOptions, SamplingParams, Usage, __version__
 from notso.qtensor import TILE_POSITIONS
 from notso.smollm3.diagnostics.engine_meter import AnswerWatch, EngineMeter
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 from notso.smollm3.engine import input_processor
-from notso.smollm3.kv.formats import KVChoice
-from notso.smollm3.model.weight_placement import Placement
+from notso.smollm3.values.engine_config import KVChoice, Placement
 
 PROMPT_TOKENS = 4096
 FIRST_TURN_TOKENS = 512
@@ -161,7 +160,7 @@ def typed(file: Path, repeats: int = 3) -> Figures:
                 for _ in range(repeats + 1):
                     draft = [*history, Message("user", " ".join(words.choices(VOCABULARY, k=count)))]
                     if pause_s:
-                        engine.read_ahead(draft, thinking=thinks)
+                        engine.read_ahead(draft, options=RequestOptions(thinking=thinks))
                         time.sleep(pause_s)
                     timed.append(answered(engine, meter, draft, thinks))
                 del timed[0]  # brings pages and recorded steps in
@@ -189,7 +188,9 @@ def begun(engine: Engine, meter: EngineMeter, thinks: bool) -> list[Message]:
     said = engine.tokenize(f"{thought}{6 * SENTENCE}<|im_end|>", special=True)
     question = Message("user", engine.detokenize(meter.draw(QUESTION_TOKENS)))
     with mock.patch.object(input_processor, "Sampler", lambda *_: Scripted(said)):
-        events = list(engine.generate([question], SamplingParams(max_tokens=len(said)), thinking=thinks))
+        events = list(
+            engine.generate([question], SamplingParams(max_tokens=len(said)), RequestOptions(thinking=thinks))
+        )
     return [question, Message("assistant", "".join(event.text for event in events if event.kind == "text"))]
 
 
@@ -197,7 +198,7 @@ def answered(engine: Engine, meter: EngineMeter, messages: list[Message], thinks
     """What a turn read, seconds to its first token, and seconds of a decode step of it."""
     params = meter.params(4)
     asked = time.perf_counter()
-    watch = AnswerWatch(engine.submit(messages, params, thinking=thinks))
+    watch = AnswerWatch(engine.submit(messages, params, RequestOptions(thinking=thinks)))
     watch.finish()
     return watch.usage, watch.times[0] - asked, statistics.median(watch.steps)
 

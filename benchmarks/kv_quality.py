@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso import __version__
-from notso.smollm3 import Engine, Message, SamplingParams
+from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
 from notso.smollm3.engine.memory_plan import kv_bytes_per_token
 from notso.smollm3.kv.formats import KV_FORMATS
 from notso.smollm3.sampling.sampler import log_probabilities
@@ -50,7 +50,7 @@ def conversation(engine: Engine, seed: int) -> list[tuple[list[int], int]]:
     while True:
         question = draw.choice(ASKED).format(*draw.sample(range(2, 30), 2))
         messages.append(Message("user", question))
-        prompt = engine.encode_chat(messages, thinking=False)
+        prompt = engine.encode_chat(messages, RequestOptions(thinking=False))
         if len(prompt) + ANSWER_TOKENS > CONTEXT:
             return turns
         events = engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from long_tests import is_long
 
 from notso.smollm3.hub import registry as hub
 
@@ -35,10 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Browser tests come last: playwright keeps an event loop running in this thread until the session ends, and
     asyncio.run refuses to start another beside it. Long tests run only where LONG names their group."""
     items.sort(key=lambda item: "browser" in item.path.parts)
-    chosen = os.environ.get("LONG", "").split(",")
     for item in items:
         for marker in item.iter_markers("long"):
-            if not {*marker.args, "all"} & {*chosen}:
+            if not any(map(is_long, marker.args)):
                 reason = f"takes minutes: make test-long, or LONG={marker.args[0]}; make check runs it where it is due"
                 item.add_marker(pytest.mark.skip(reason=reason))
 

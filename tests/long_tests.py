@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -22,19 +23,41 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "native",
         "CMakeLists.txt",
         "tests/native",
+        "tests/architecture/test_native_headers.py",
         "tests/qtensor/test_sanitizers.py",
         "tests/qtensor/test_emulated_tiles.py",
+    ),
+    "engine": (
+        "src/notso/qtensor",
+        *(
+            f"src/notso/smollm3/{room}"
+            for room in ("engine", "kv", "model", "output", "sampling", "scheduling", "text")
+        ),
+        "tests/smollm3/diagnostics/test_engine_meter.py",
+        "tests/smollm3/engine/test_engine_stress.py",
+        "tests/smollm3/engine/test_one_answer.py",
+        "tests/smollm3/engine/test_prefix_warmup.py",
+        "tests/smollm3/kv/test_conversation_log.py",
+        "tests/smollm3/model/test_accuracy.py",
     ),
     "page": (
         "src/notso/web/rendering",
         "src/notso/web/static",
         "src/notso/web/templates",
+        "tests/browser/axe",
         "tests/browser/hostile_texts.py",
+        "tests/browser/test_accessibility.py",
         "tests/browser/test_hostile.py",
         "tests/browser/test_budget.py",
+        "tests/web/rendering/test_rendering.py",
     ),
 }
 """Group -> files and folders that its tests look at."""
+
+
+def is_long(group: str) -> bool:
+    """Whether LONG asks for what takes minutes in this group."""
+    return bool({group, "all"} & {*os.environ.get("LONG", "").split(",")})
 
 
 def digest(group: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from golden.random_models import RANDOM
 
-from notso.smollm3 import Engine, Event, SamplingParams
+from notso.smollm3 import Engine, Event, RequestOptions, SamplingParams
 from notso.smollm3.engine import input_processor
 
 SMALL = replace(RANDOM, layers=4, hidden=64, ffn=96, heads=4, kv_heads=2, head_dim=16, vocab=300)
@@ -73,7 +73,8 @@ def run(engine: Engine, prompt: Sequence[int] = PROMPT, **options: Any) -> list[
     params = options.pop("params", None) or SamplingParams(
         **{name: options.pop(name) for name in ("max_tokens", "stop", "seed", "logit_bias") if name in options}
     )
-    events = answered(engine.generate(prompt, params, **options))
+    cancelled = options.pop("cancelled", None)
+    events = answered(engine.generate(prompt, params, RequestOptions(**options), cancelled=cancelled))
     assert [event.kind for event in events[-2:]] == ["usage", "end"]
     assert {event.kind for event in events[:-2]} <= {"reasoning", "text", "tool_call"}
     for event in events[:-2]:

@@ -44,7 +44,7 @@ def parse(output: str) -> Reply:
 
 def notso(path: Path | None) -> Ask:
     """The project's own engine."""
-    from notso import Engine, Message, SamplingParams, ToolCall
+    from notso import Engine, Message, RequestOptions, SamplingParams, ToolCall
 
     engine = Engine.load(str(path)) if path else Engine.load()
 
@@ -65,7 +65,7 @@ def notso(path: Path | None) -> Ask:
         turns = [turn(m) for m in messages]
         given = [json.loads(tool) for tool in tools] if tools else None
         params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
-        for event in engine.generate(turns, params, thinking=thinking, tools=given):
+        for event in engine.generate(turns, params, RequestOptions(thinking=thinking, tools=given)):
             if event.kind in parts:
                 parts[event.kind] += event.text
             elif event.kind == "tool_call" and event.tool_call is not None:

@@ -134,13 +134,12 @@ def test_the_public_interface_keeps_its_shape() -> None:
     def parameters(function: object) -> dict[str, object]:
         return {name: p.default for name, p in inspect.signature(function).parameters.items() if name != "self"}  # type: ignore[arg-type]
 
-    asked = {"thinking": True, "tools": None, "date": None}
-    for method in (Engine.render, Engine.encode_chat):
-        found = parameters(method)
-        assert next(iter(found)) == "messages" and {name: found[name] for name in asked} == asked
+    for method in (Engine.render, Engine.encode_chat, Engine.count_tokens, Engine.estimate):
+        assert list(parameters(method).items())[1] == ("options", None)
+    for method in (Engine.submit, Engine.generate, Engine.read_ahead):
+        assert list(parameters(method))[:3] == ["messages", "params", "options"]
     assert next(iter(parameters(Engine.load).values())) is None, "without a path it loads the demo model"
     assert list(parameters(Engine.logits)) == ["ids"]
-    assert list(parameters(Engine.generate))[1] == "params"
     assert [*parameters(Message)][:2] == ["role", "content"]
     assert {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "logit_bias"} <= set(
         parameters(SamplingParams)

@@ -67,6 +67,7 @@ def headers_of_this_machine() -> list[Path]:
     return [*CONTRACTS, *(path for path in KERNELS if on_x86 or path.parent.name == "generic")]
 
 
+@pytest.mark.long("native")
 def test_every_header_compiles_alone() -> None:
     headers = headers_of_this_machine()
     assert len(CONTRACTS) == 3 and len(KERNELS) > 40

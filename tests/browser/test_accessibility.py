@@ -47,7 +47,7 @@ def violations(page: Page, *, of_colours: bool = False) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("size", ["desktop", "phone"])
+@pytest.mark.parametrize("size", ["desktop", pytest.param("phone", marks=pytest.mark.long("page"))])
 def test_nothing_is_out_of_reach(
     serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine, size: str
 ) -> None:

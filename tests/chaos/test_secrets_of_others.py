@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from chaos.ledger import LONG, Ledger
 
-from notso.smollm3 import Engine, Message, SamplingParams
+from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
 
 CHATS = 100 if LONG else 10
 ROUNDS = 4 if LONG else 1
@@ -21,7 +21,7 @@ def question(number: int, secret: str) -> list[Message]:
 
 def text_of(engine: Engine, messages: list[Message], owner: str, stop_after: int | None = None) -> str:
     """The answer, or as much as there was when it was told to stop after so many events."""
-    generation = engine.submit(messages, GREEDY, thinking=False, owner=owner)
+    generation = engine.submit(messages, GREEDY, RequestOptions(thinking=False, owner=owner))
     said = ""
     for number, event in enumerate(generation.events()):
         said += event.text if event.kind == "text" else ""

@@ -20,7 +20,7 @@ from notso.smollm3.text.vocabulary import BYTE_CHARACTERS
 from notso.smollm3.values.events import Event, Usage
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.model_info import ModelInfo
-from notso.smollm3.values.request_options import Grammar
+from notso.smollm3.values.request_options import Grammar, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
 USAGE = Usage(
@@ -58,15 +58,14 @@ class ScriptedEngine:
         self,
         messages: Sequence[Message],
         params: SamplingParams,
+        options: RequestOptions,
         *,
-        thinking: bool = True,
         cancelled: Callable[[], bool] = lambda: False,
-        grammar: Grammar | None = None,
     ) -> Iterator[Event]:
-        self.grammars.append(grammar)
+        self.grammars.append(options.grammar)
         self.asked.append(list(messages))
         self.params.append(params)
-        self.thinking.append(thinking)
+        self.thinking.append(options.thinking)
         finished = "stop"
         for step in self.script:
             if cancelled():

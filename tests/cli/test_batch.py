@@ -22,6 +22,7 @@ from notso.smollm3.output.generation import Generation
 from notso.smollm3.values.events import Event, Usage
 from notso.smollm3.values.messages import Message
 from notso.smollm3.values.model_info import ModelInfo
+from notso.smollm3.values.request_options import RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
 Run = Callable[..., Any]
@@ -40,7 +41,7 @@ class ManyAnswers:
         self.awaits = self.in_all = 0
         self.refuses: dict[str, NotsoError] = {}
         self.fails: dict[str, NotsoError] = {}
-        self.asked: list[tuple[str, SamplingParams, dict[str, Any]]] = []
+        self.asked: list[tuple[str, SamplingParams, RequestOptions]] = []
         self.most_at_once = 0
         self._waiting: list[tuple[str, SamplingParams, Generation]] = []
         self._lock = threading.Lock()
@@ -51,7 +52,7 @@ class ManyAnswers:
         self._thread.start()
         return self
 
-    def submit(self, messages: Sequence[Message], params: SamplingParams, **options: Any) -> Generation:
+    def submit(self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions) -> Generation:
         question = messages[-1].content
         if question in self.refuses:
             raise self.refuses[question]
@@ -149,7 +150,7 @@ def test_many_are_in_flight_and_give_way_to_others(many: ManyAnswers, notso: Run
     many.awaits, many.in_all = 4, 40
     assert notso("batch", str(source), str(tmp_path / "out.jsonl")).code == 0
     assert 4 <= many.most_at_once <= 8, "as many as are written at once, and as many ready to follow"
-    assert {options["priority"] for _, _, options in many.asked} == {"background"}
+    assert {options.priority for _, _, options in many.asked} == {"background"}
 
 
 def test_fields_reach_the_engine(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_fields_reach_the_engine(many: ManyAnswers, notso: Run, tmp_path: Path) 
     notso("batch", str(write(tmp_path / "in.jsonl", [asked])), str(tmp_path / "out.jsonl"))
     _, params, options = many.asked[0]
     assert (params.temperature, params.max_tokens, params.stop, params.thinking_budget) == (0, 9, ("x",), 256)
-    assert options["thinking"] is True and options["tools"] is None
+    assert options.thinking is True and options.tools is None
     body = answers(tmp_path / "out.jsonl")["request-1"]["response"]["body"]
     said = [choice["message"]["content"] for choice in body["choices"]]
     assert said == ["You said question 1 5", "You said question 1 6", "You said question 1 7"]

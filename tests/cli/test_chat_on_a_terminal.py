@@ -22,8 +22,8 @@ from notso.smollm3.values.events import Event, Usage; from notso.smollm3.values.
 
 class Talker:
     info = ModelInfo("Talker", "", False, 1, 1, 4096)
-    def generate(self, messages, params, *, thinking=True, cancelled=lambda: False):
-        if thinking:
+    def generate(self, messages, params, options, *, cancelled=lambda: False):
+        if options.thinking:
             yield Event("reasoning", text="pondering")
         yield Event("text", text="You said " + messages[-1].content.upper())
         while "WAIT" in messages[-1].content.upper() and not cancelled():

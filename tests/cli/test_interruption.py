@@ -26,7 +26,7 @@ from notso.smollm3.values.events import Event; from notso.smollm3.values.model_i
 class Endless:
     info = ModelInfo("Endless", "", False, 1, 1, 4096)
     deaf = {deaf}
-    def generate(self, messages, params, *, thinking=True, cancelled=lambda: False, grammar=None):
+    def generate(self, messages, params, options, *, cancelled=lambda: False):
         yield Event("text", text="word")
         while not cancelled():
             time.sleep(0.01)

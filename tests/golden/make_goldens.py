@@ -26,7 +26,7 @@ from golden.prompts import CONVERSATIONS, DATE
 from golden.random_models import RANDOM, YARN_CONTEXT, shapes_3b_lists, write_shapes_3b
 from golden.store import FOLDER, Golden, sha256, weights_sha256
 
-from notso import Engine
+from notso import Engine, RequestOptions
 from notso.smollm3.hub.registry import demo_path
 
 GREEDY_TOKENS = 64
@@ -95,7 +95,10 @@ GOLDENS: dict[str, Callable[[Path], Golden]] = {
 
 def demo_prompts() -> list[list[int]]:
     with Engine.load(kv="f16") as engine:
-        return [engine.encode_chat(c.messages, c.thinking, c.tools or None, DATE) for c in CONVERSATIONS]
+        return [
+            engine.encode_chat(c.messages, RequestOptions(thinking=c.thinking, tools=c.tools or None, date=DATE))
+            for c in CONVERSATIONS
+        ]
 
 
 def _golden(

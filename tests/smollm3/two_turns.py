@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from notso.smollm3 import Engine, Event, Message, SamplingParams, Tool
+from notso.smollm3 import Engine, Event, Message, RequestOptions, SamplingParams, Tool
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.kv.formats import KVFormat
 
@@ -42,14 +42,17 @@ def load(kv: KVFormat = "k8v8", context: int = 2048, folder: Path | None = None)
 
 def before_words(engine: Engine, messages: Sequence[Message], **options: Any) -> int:
     """Tokens of every prompt that goes on with a person's words."""
-    a, b = (engine.encode_chat([*messages, Message("user", words)], **options) for words in ("And?", "1 or 2?"))
+    a, b = (
+        engine.encode_chat([*messages, Message("user", words)], RequestOptions(**options))
+        for words in ("And?", "1 or 2?")
+    )
     return common_length(a, b)
 
 
 def second_turn(
     engine: Engine, messages: Sequence[Message], words: str = "And the land?", **options: Any
 ) -> tuple[list[Event], int]:
-    events = list(engine.generate([*messages, Message("user", words)], GREEDY, **options))
+    events = list(engine.generate([*messages, Message("user", words)], GREEDY, RequestOptions(**options)))
     usage = events[-2].usage
     assert usage is not None
     return [event for event in events if event.kind not in ("progress", "queued", "usage")], usage.cached_tokens

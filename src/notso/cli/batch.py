@@ -151,7 +151,7 @@ class _Run:
             request = asked.request
             options = request.options_for(line.id if request.fresh else "", "background")
             for prompt, params in request.choices:
-                asked.generations.append(self._engine.submit(prompt, params, **options))
+                asked.generations.append(self._engine.submit(prompt, params, options))
         except (ApiError, NotsoError) as error:
             if asked is not None:
                 asked.stop()  # choices that were taken in before one was refused
@@ -179,7 +179,7 @@ class _Run:
 
         info = self._engine.info
         try:
-            raw, weighed = asked.request.raw_thinking, asked.request.top_logprobs is not None
+            raw, weighed = asked.request.raw_thinking, asked.request.options.top_logprobs is not None
             choices = [
                 collect(generation.read(0), raw_thinking=raw, logprobs=weighed) for generation in asked.generations
             ]

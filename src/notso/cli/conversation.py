@@ -37,6 +37,7 @@ class Conversation:
         raises, the conversation is as if the question had not been put.
         """
         from notso.smollm3.values.messages import Message
+        from notso.smollm3.values.request_options import RequestOptions
 
         asked = [*self.messages, Message("user", question)]
         opening = [Message("system", self.system)] if self.system else []
@@ -46,7 +47,7 @@ class Conversation:
         printer = self._printer()
         with Interruption() as interruption:
             events = self.engine.generate(
-                [*opening, *asked], params, thinking=self.thinking, cancelled=interruption.requested
+                [*opening, *asked], params, RequestOptions(thinking=self.thinking), cancelled=interruption.requested
             )
             try:
                 with terminal.waiting("reading the prompt") as answer_begins:

@@ -10,7 +10,7 @@ from notso.cli import exit_codes, terminal
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.engine.memory_plan import EnginePlan
-    from notso.smollm3.kv.formats import KVChoice
+    from notso.smollm3.values.engine_config import EngineConfig, KVChoice
     from notso.smollm3.values.model_info import ModelInfo
 
 
@@ -39,9 +39,7 @@ def prepare_for_a_lost_file() -> None:
     kernel_choice.end_on_bus_errors(exit_codes.BAD_MODEL, line)
 
 
-def plan_model(
-    path: Path, context_tokens: int | None, kv: KVChoice = "auto", max_num_seqs: int | None = None
-) -> EnginePlan:
+def plan_model(path: Path, asked: EngineConfig) -> EnginePlan:
     """What a model will occupy, from its headers alone: the same checks and the same plan as loading makes.
 
     Raises GGUFError, ModelFileError, OutOfMemoryError or InvalidRequestError.
@@ -58,9 +56,9 @@ def plan_model(
         return plan_engine(
             config,
             weights_bytes,
-            context_tokens=context_tokens,
-            kv=kv,
-            max_num_seqs=max_num_seqs,
+            context_tokens=asked.context_tokens,
+            kv=asked.kv,
+            max_num_seqs=asked.max_num_seqs,
             mapped_bytes=weights_bytes,
         )
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+from notso.smollm3.values.engine_config import MAX_NUM_SEQS, MAX_THREADS, KVChoice, Placement
 
 
 def _remember(variable: str, value: bool) -> bool:
@@ -56,13 +58,13 @@ Threads = Annotated[
         envvar="NOTSO_THREADS",
         metavar="N",
         min=1,
-        max=1024,
+        max=MAX_THREADS,
         help="Threads that compute. Default: one per core.",
         show_default=False,
     ),
 ]
 Weights = Annotated[
-    Literal["auto", "mmap", "hugepages"],
+    Placement,
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
@@ -70,7 +72,7 @@ Weights = Annotated[
     ),
 ]
 KV = Annotated[
-    Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"],
+    KVChoice,
     typer.Option(
         "--kv",
         envvar="NOTSO_KV",
@@ -84,7 +86,7 @@ MaxNumSeqs = Annotated[
         envvar="NOTSO_MAX_NUM_SEQS",
         metavar="N",
         min=1,
-        max=64,
+        max=MAX_NUM_SEQS,
         help="Answers written at the same time. Default: 16, or what fits.",
         show_default=False,
     ),

@@ -97,11 +97,15 @@ def _answer(
     as_json: bool,
     grammar: Grammar | None,
 ) -> Answer:
+    from notso.smollm3.values.request_options import RequestOptions
+
     notice = engines.demo_notice(engine.info)
     if notice and not as_json:
         terminal.note(notice)
     printer = None if as_json else AnswerPrinter(show_reasoning=not hide_thinking)
-    events = engine.generate(messages, params, thinking=thinking, grammar=grammar, cancelled=interruption.requested)
+    events = engine.generate(
+        messages, params, RequestOptions(thinking=thinking, grammar=grammar), cancelled=interruption.requested
+    )
     try:
         with terminal.waiting("reading the prompt", silent=as_json) as answer_begins:
             return collect(events, printer, answer_begins)

@@ -7,6 +7,7 @@ import shutil
 import sys
 import threading
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from notso.cli import engines, options, terminal
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
-    from notso.smollm3.kv.formats import KVChoice
+    from notso.smollm3.values.engine_config import EngineConfig
 
 EXAMPLES = """\
   notso serve
@@ -76,6 +77,7 @@ def serve(
 ) -> None:
     """Serve the chat page and the API on this machine, until Ctrl-C."""
     from notso.smollm3.hub.registry import resolve_model
+    from notso.smollm3.values.engine_config import EngineConfig
     from notso.web.values.settings import Settings
 
     path = resolve_model(model)
@@ -88,7 +90,16 @@ def serve(
         api_key=options.api_key(api_key_file),
         requests_per_minute=rate_limit,
     )
-    for line in introduction(path, context, kv, max_num_seqs):
+    config = EngineConfig(
+        context_tokens=context,
+        threads=threads,
+        weights=weights,
+        kv=kv,
+        max_num_seqs=max_num_seqs,
+        cache_dir=str(settings.directory / "kv") if cache_disk else None,
+        cache_bytes=int(cache_disk * 10**9),
+    )
+    for line in introduction(path, config):
         terminal.say(line)
     engines.prepare_for_a_lost_file()
     from notso.web.engine.models import Shelf
@@ -100,16 +111,7 @@ def serve(
         from notso.smollm3.engine.engine import Engine
 
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Engine.load(
-            model_file,
-            context_tokens=context,
-            threads=threads,
-            weights=weights,
-            kv=kv,
-            max_num_seqs=max_num_seqs,
-            cache_dir=settings.directory / "kv" if cache_disk else None,
-            cache_bytes=int(cache_disk * 10**9),
-        )
+        return Engine.load(replace(config, model=None if model_file is None else str(model_file)))
 
     def ready(address: str) -> None:
         terminal.say(f"open     {address} (Ctrl-C stops)")
@@ -127,14 +129,12 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def introduction(
-    path: Path | None, context_tokens: int | None, kv: KVChoice = "auto", max_num_seqs: int | None = None
-) -> list[str]:
+def introduction(path: Path | None, config: EngineConfig) -> list[str]:
     """Which model will answer and what it will occupy. Raises what a damaged file or too little memory raises, so that
     a server that could not answer is not started."""
     from notso.smollm3.hub import registry as hub
 
-    plan = engines.plan_model(path or hub.demo_path(), context_tokens, kv, max_num_seqs)
+    plan = engines.plan_model(path or hub.demo_path(), config)
     if path is None:
         model = f"the small demo model; `notso pull` fetches SmolLM3-3B (1.92 GB) to {hub.hub_cache()}"
     else:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from long_tests import is_long
 
 from notso.smollm3 import Engine, SamplingParams
 from notso.smollm3.diagnostics.benchmark import BenchmarkPlan
@@ -18,7 +19,7 @@ from notso.smollm3.output.generation import Generation
 DEPTH = 700
 
 
-@pytest.fixture(scope="module", params=KV_FORMATS)
+@pytest.fixture(scope="module", params=KV_FORMATS if is_long("engine") else ("k8v8", "k4v3"))
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with Engine.load(kv=request.param, context_tokens=1024, max_num_seqs=4, speculation=False) as engine:
         yield engine

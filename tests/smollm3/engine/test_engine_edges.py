@@ -19,7 +19,7 @@ from golden.random_models import RANDOM
 
 from notso.qtensor import CPU
 from notso.qtensor.gguf import GGUFFile
-from notso.smollm3 import CompleteOptions, Engine, EngineError, Event, InvalidRequestError, Message, SamplingParams
+from notso.smollm3 import Engine, EngineError, Event, InvalidRequestError, Message, RequestOptions, SamplingParams
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine import work_signal
 from notso.smollm3.engine.memory_plan import STEP_WINDOW_BLOCKS, WINDOW_BLOCKS
@@ -72,7 +72,7 @@ def test_closing_is_heard_at_any_moment(small: Path, monkeypatch: pytest.MonkeyP
 def test_what_comes_after_the_end_is_refused(small: Path) -> None:
     """A request that was checked before the engine was closed, and arrives afterwards."""
     engine = load(small)
-    request = engine._request([1], GREEDY, CompleteOptions(priority="api"))
+    request = engine._request([1], GREEDY, RequestOptions(priority="api"))
     engine.close()
     with pytest.raises(EngineError, match="closed"):
         engine._core.submit(request)
@@ -296,7 +296,7 @@ def test_prompts_that_interrupt_each_other_are_all_answered(small: Path) -> None
         list(engine.generate([*prompts[0][:100]], GREEDY))
         list(engine.generate([*prompts[1][:100]], GREEDY))
         engine._core.call(lambda: time.sleep(0.2))
-        low = engine.submit(prompts[0], GREEDY, priority="background")
+        low = engine.submit(prompts[0], GREEDY, RequestOptions(priority="background"))
         low.wait(1)
         high = engine.submit(prompts[1], GREEDY)
         for generation in (low, high):

@@ -13,7 +13,7 @@ from scripted_tokens import END, GREEDY, PROMPT, SMALL, run, told
 
 from notso.qtensor.backends.cpu import kernel_choice
 from notso.qtensor.errors import GGUFError, KernelChoiceError
-from notso.smollm3 import Engine, InvalidRequestError, Message, ModelFileError, SamplingParams
+from notso.smollm3 import Engine, InvalidRequestError, Message, ModelFileError, RequestOptions, SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_no_argument_loads_the_demo_model(demo_engine: Engine) -> None:
 @pytest.mark.parametrize("thinking", [True, False])
 def test_the_demo_model_thinks_if_it_is_to(demo_engine: Engine, thinking: bool) -> None:
     params = SamplingParams(max_tokens=200, temperature=0)
-    events = list(demo_engine.generate([Message("user", "hello")], params, thinking=thinking))
+    events = list(demo_engine.generate([Message("user", "hello")], params, RequestOptions(thinking=thinking)))
     assert bool(told(events, "reasoning")) is thinking
     assert told(events, "text").strip()
     assert not any(tag in event.text for event in events for tag in ("<think>", "</think>", "<|im_end|>"))
@@ -159,8 +159,10 @@ def test_the_demo_model_thinks_if_it_is_to(demo_engine: Engine, thinking: bool) 
 
 def test_the_ids_of_a_chat_are_those_of_its_text(demo_engine: Engine) -> None:
     messages = [Message("system", "Be brief."), Message("user", "hello")]
-    text = demo_engine.render(messages, thinking=False)
-    assert demo_engine.encode_chat(messages, thinking=False) == demo_engine.tokenizer.encode(text, control=True)
+    text = demo_engine.render(messages, RequestOptions(thinking=False))
+    assert demo_engine.encode_chat(messages, RequestOptions(thinking=False)) == demo_engine.tokenizer.encode(
+        text, control=True
+    )
     assert demo_engine.tokenizer.decode(demo_engine.encode_chat(messages), skip_control=False) == demo_engine.render(
         messages
     )

@@ -1,7 +1,7 @@
 """Thousands of answers begun and given up in every way there is: nothing is lost, mixed up or left behind.
 
-500 of each kind by default, 10,000 with `make fuzz`. A failure prints its seed: `FUZZ_SEED=<n>` begins alike, though
-threads meet as they like.
+150 of each kind by default, 500 where the engine has changed, 10,000 with `make fuzz`. A failure prints its seed:
+`FUZZ_SEED=<n>` begins alike, though threads meet as they like.
 
 Many threads at once submit, follow, stop, disconnect, forget and come back, over fewer blocks than they want, so that
 answers wait, are preempted and share what they have in common. Each answer is compared with what the same request said
@@ -24,14 +24,15 @@ from random import SystemRandom
 
 import pytest
 from golden.random_models import RandomModel
+from long_tests import is_long
 
-from notso.smollm3 import Engine, Event, SamplingParams
+from notso.smollm3 import Engine, Event, RequestOptions, SamplingParams
 from notso.smollm3.engine import memory_plan
 from notso.smollm3.kv.formats import KVFormat
 from notso.smollm3.output.generation import Generation
 
 SMALL = RandomModel(seed=5, layers=2, hidden=64, ffn=96, heads=2, kv_heads=1, head_dim=32, vocab=400)
-ANSWERS = 10_000 if "FUZZ_SECONDS" in os.environ else 500
+ANSWERS = 10_000 if "FUZZ_SECONDS" in os.environ else 500 if is_long("engine") else 150
 CLIENTS = 12
 SEED = int(os.environ.get("FUZZ_SEED", SystemRandom().getrandbits(32)))
 
@@ -108,8 +109,10 @@ class Client:
         generation = self.engine.submit(
             case.prompt,
             case.params,
-            priority=self.source.choice(("interactive", "api", "background")),
-            owner=self.source.choice(("", "ann", "bob")),
+            RequestOptions(
+                priority=self.source.choice(("interactive", "api", "background")),
+                owner=self.source.choice(("", "ann", "bob")),
+            ),
         )
         self.begun.append((case, generation, whole))
         return generation

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
+from notso.smollm3 import Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
 from notso.smollm3.kv.formats import KVFormat
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 
@@ -22,7 +22,7 @@ def load(folder: Path, kv: KVFormat = "k8v8") -> Engine:
 
 
 def cached(engine: Engine, prompt: list[int], conversation: str | None, owner: str = "") -> int:
-    usage = list(engine.generate(prompt, FEW, conversation=conversation, owner=owner))[-2].usage
+    usage = list(engine.generate(prompt, FEW, RequestOptions(conversation=conversation, owner=owner)))[-2].usage
     assert usage is not None
     return usage.cached_tokens
 
@@ -91,7 +91,9 @@ def test_an_answer_under_way_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
         expected = [event.text for event in engine.generate(ANN, SamplingParams(max_tokens=200, temperature=0))]
         engine.forget()
-        generation = engine.submit(ANN, SamplingParams(max_tokens=200, temperature=0), conversation="ann")
+        generation = engine.submit(
+            ANN, SamplingParams(max_tokens=200, temperature=0), RequestOptions(conversation="ann")
+        )
         generation.wait(1)
         engine.forget("", "ann")
         assert [event.text for event in generation.events() if event.kind == "text"] == [
@@ -105,11 +107,15 @@ def test_an_answer_under_way_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
 def test_what_is_read_ahead_is_forgotten_too(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
         question = Message("user", "What is a walrus, and what does it want? " * 30)
-        engine.read_ahead([question], FEW, conversation="ann")
+        engine.read_ahead([question], FEW, RequestOptions(conversation="ann"))
         warmup = engine._core.background.prefix_warmup
         engine.forget("", "ann")
         assert not warmup._drafts and not warmup._notes and engine.stats().kv_blocks_cached == 0
-        list(engine.generate([question], SamplingParams(max_tokens=30), thinking=False, conversation="ann"))
+        list(
+            engine.generate(
+                [question], SamplingParams(max_tokens=30), RequestOptions(thinking=False, conversation="ann")
+            )
+        )
         engine.forget("", "ann")
         assert not warmup._notes and engine.stats().kv_blocks_cached == 0
         assert engine.estimate([question]).cached_tokens == 0

@@ -27,7 +27,8 @@ from notso.smollm3.engine.memory_plan import (
     scratch_bytes,
 )
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
-from notso.smollm3.kv.formats import KV_CHOICES, KV_FORMATS, KVChoice, KVFormat
+from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
+from notso.smollm3.values.engine_config import KV_CHOICES, KVChoice
 
 WEIGHTS = 1_907_462_144  # SmolLM3-3B in Q4_K_M
 SMOLLM3_3B = SmolLM3Config(

@@ -1,7 +1,7 @@
 """One request, one answer: alone or in company, however the work is cut, whatever is remembered, guessed or restored.
 
-A few dozen answers of each kind by default, 1,000 with `make fuzz`, drawn at random among all the ways there are. A
-failure prints its seed: `FUZZ_SEED=<n>` draws alike.
+A dozen answers of each kind by default, 48 where the engine has changed, 1,000 with `make fuzz`, drawn at random among
+all the ways there are. A failure prints its seed: `FUZZ_SEED=<n>` draws alike.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from pathlib import Path
 from random import SystemRandom
 
 import pytest
+from long_tests import is_long
 
 from notso.qtensor.backends.cpu import kernel_choice
-from notso.smollm3 import CompleteOptions, Engine, Message, SamplingParams
+from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
 from notso.smollm3.kv.formats import KVFormat
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.scheduling.block_pool import cache_salt
 
-ANSWERS = 1_000 if "FUZZ_SECONDS" in os.environ else 48
+ANSWERS = 1_000 if "FUZZ_SECONDS" in os.environ else 48 if is_long("engine") else 16
 SEED = int(os.environ.get("FUZZ_SEED", SystemRandom().getrandbits(32)))
 CHUNKS = (1, 7, 64, 130, 512)
 CONTEXT = 1024
@@ -40,7 +41,7 @@ class Asked:
 
     def begin(self, engine: Engine, owner: str = "") -> tuple[Generation, list[int]]:
         """The generation, and the tokens of its sequence, which grow with the answer."""
-        request = engine._request(self.prompt, self.params, CompleteOptions(priority="api", owner=owner))
+        request = engine._request(self.prompt, self.params, RequestOptions(priority="api", owner=owner))
         engine._core.submit(request)
         return request.generation, request.sequence.tokens
 
@@ -78,7 +79,9 @@ def company(engine: Engine, source: random.Random, asked: list[Asked]) -> list[G
         prompt = alike[: source.randrange(1, len(alike))] if source.random() < 0.5 else []
         prompt = prompt + [source.randrange(300, 900) for _ in range(source.randrange(1, 60))]
         params = SamplingParams(max_tokens=source.randrange(1, 20), temperature=source.choice((0.0, 1.0)))
-        others.append(engine.submit(prompt, params, priority=source.choice(("interactive", "api", "background"))))
+        others.append(
+            engine.submit(prompt, params, RequestOptions(priority=source.choice(("interactive", "api", "background"))))
+        )
     return others
 
 
@@ -97,7 +100,7 @@ def test_the_same_request_has_the_same_answer(kv: KVFormat, tmp_path: Path) -> N
     source, asked, count, guessed, cached = random.Random(SEED), list[Asked](), 0, 0, 0
     while count < ANSWERS:
         # Each engine finds on disk what those before it left there.
-        with load(kv, tmp_path, speculation=count % 24 < 16) as engine:
+        with load(kv, tmp_path, speculation=count % 24 < 8) as engine:
             if not asked:
                 asked = [Asked(engine, greedy(24), words=60), Asked(engine, seeded(24), words=30)]
                 asked += [Asked(engine, seeded(20), words=3), Asked(engine, greedy(40), words=14)]

@@ -29,7 +29,7 @@ from smollm3.two_turns import (
     wait,
 )
 
-from notso.smollm3 import Engine, Grammar, Message, SamplingParams
+from notso.smollm3 import Engine, Grammar, Message, RequestOptions, SamplingParams
 from notso.smollm3.engine import prefix_warmup
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
 from notso.smollm3.scheduling.block_pool import BlockPool, block_hash
@@ -55,7 +55,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
             script = scripted(patched)
             script.say(*engine.tokenize(f"{said}<|im_end|>", special=True))
             params = SamplingParams(max_tokens=options.pop("max_tokens", None))
-            return told(list(engine.generate(messages, params, **options)))
+            return told(list(engine.generate(messages, params, RequestOptions(**options))))
 
     return ask
 
@@ -84,7 +84,7 @@ def test_a_tools_result_finds_its_call(ask: Ask) -> None:
         assert [call.name for call in called.tool_calls] == ["look"]
         wait(engine)
         messages = [QUESTION, called, Message("tool", "It is blue.", tool_call_id=called.tool_calls[0].id)]
-        estimate = engine.estimate(messages, thinking=False, tools=TOOLS)
+        estimate = engine.estimate(messages, RequestOptions(thinking=False, tools=TOOLS))
         assert estimate.cached_tokens == before_words(engine, [QUESTION, called], thinking=False, tools=TOOLS)
 
 
@@ -120,8 +120,9 @@ def test_after_a_restart_it_is_there_as_well(ask: Ask, tmp_path: Path) -> None:
 def test_the_beginning_holds_for_any_words(demo_engine: Engine, words: str) -> None:
     history = [Message("system", "Be brief."), QUESTION, Message("assistant", "Well."), Message("user", words)]
     for thinking in (False, True):
-        known = demo_engine._prompts.beginning(history[:-1], thinking, TOOLS, None)
-        assert demo_engine.encode_chat(history, thinking, TOOLS)[: len(known)] == known
+        options = RequestOptions(thinking=thinking, tools=TOOLS)
+        known = demo_engine._prompts.beginning(history[:-1], options)
+        assert demo_engine.encode_chat(history, options)[: len(known)] == known
         assert demo_engine.detokenize(known).endswith("Well.<|im_end|>\n<|im_start|>user\n")
 
 
@@ -137,7 +138,7 @@ def test_only_answers_that_another_turn_may_follow_are_noted(ask: Ask, monkeypat
         ask(engine, [SHORT], max_tokens=4)  # ended for its length
         ask(engine, [SHORT], priority="background")
         ask(engine, [SHORT, Message("assistant", "Well")], continue_last=True)
-        guided = list(engine.generate([SHORT], GREEDY, thinking=False, grammar=Grammar("regex", "ab")))
+        guided = list(engine.generate([SHORT], GREEDY, RequestOptions(thinking=False, grammar=Grammar("regex", "ab"))))
         assert guided[-1].finish_reason == "stop"
         generation = engine.submit([SHORT], SamplingParams(logit_bias={40: 100.0}))
         generation.stop()
@@ -179,13 +180,13 @@ def test_what_others_have_cached_stays(ask: Ask) -> None:
         other = [QUESTION, ask(engine, [QUESTION], SAID, thinking=False)]
         wait(engine)
         taken = engine._core.call(lambda: [cache.allocate() for _ in range(cache.blank - 8)])
-        found = engine.estimate([*other, SHORT], thinking=False).cached_tokens
+        found = engine.estimate([*other, SHORT], RequestOptions(thinking=False)).cached_tokens
         said = f"<think>\n{THOUGHT}\n</think>\n{SAID}"
         history = [SHORT, ask(engine, [SHORT], said, thinking=True)]
         assert cache.blank < 3
         wait(engine)
         assert engine.estimate([*history, SHORT]).cached_tokens == before_words(engine, history)
-        assert engine.estimate([*other, SHORT], thinking=False).cached_tokens == found
+        assert engine.estimate([*other, SHORT], RequestOptions(thinking=False)).cached_tokens == found
         engine._core.call(lambda: [cache.free(block) for block in taken])
 
 
@@ -224,7 +225,7 @@ def test_a_request_need_not_wait(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> N
         def meanwhile(chunks: Any, go_on: Any, *, once: bool = False) -> Any:
             def at(layer: int) -> bool:
                 if once and not asked and layer == 1:
-                    asked.append(engine.submit([SHORT], GREEDY, thinking=False))
+                    asked.append(engine.submit([SHORT], GREEDY, RequestOptions(thinking=False)))
                 layers.append((once, layer))
                 return bool(go_on(layer))
 
@@ -300,18 +301,18 @@ def test_many_ended_at_once_are_all_read(ask: Ask) -> None:
     with load() as engine:
         questions = [Message("user", f"{number} {QUESTION.content}") for number in range(4)]
         with held(engine):
-            generations = [engine.submit([each], GREEDY, thinking=False) for each in questions]
+            generations = [engine.submit([each], GREEDY, RequestOptions(thinking=False)) for each in questions]
         answers = [told(list(generation.events())) for generation in generations]
         ended = [generation.read()[-1].finish_reason for generation in generations]
         wait(engine)
         for question, answer, reason in zip(questions, answers, ended, strict=True):
             history = [question, answer]
-            cached = engine.estimate([*history, SHORT], thinking=False).cached_tokens
+            cached = engine.estimate([*history, SHORT], RequestOptions(thinking=False)).cached_tokens
             assert cached == before_words(engine, history, thinking=False) or reason != "stop"
         assert "stop" in ended
 
 
-@pytest.mark.parametrize("kv", ["k8v8", "k4v3"])
+@pytest.mark.parametrize("kv", ["k8v8", pytest.param("k4v3", marks=pytest.mark.long("engine"))])
 def test_chats_side_by_side_say_what_each_says_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kv: KVFormat
 ) -> None:
@@ -323,7 +324,7 @@ def test_chats_side_by_side_say_what_each_says_alone(
         history, rng = list[Message](), random.Random(number)
         for turn in range(4):
             history.append(Message("user", f"{number} {turn} {QUESTION.content[: rng.randrange(400)]}"))
-            answer = told(list(engine.generate(history, params, thinking=number % 2 == 0)))
+            answer = told(list(engine.generate(history, params, RequestOptions(thinking=number % 2 == 0))))
             history.append(Message("assistant", answer.content, answer.reasoning_content))
             time.sleep(pause_s * rng.random())
         return history

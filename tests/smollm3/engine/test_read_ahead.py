@@ -14,7 +14,7 @@ from smollm3.two_turns import GREEDY, QUESTION, SAID, SHORT, TOOLS, counted, loa
 from notso.smollm3 import ContextLengthError, Engine, Event, InvalidRequestError, Message, SamplingParams
 from notso.smollm3.engine import prefix_warmup
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
-from notso.smollm3.values.request_options import CompleteOptions
+from notso.smollm3.values.request_options import RequestOptions
 
 TYPED = Message("user", "And the land, what lives there, and who named it? " * 8)
 
@@ -24,7 +24,7 @@ def draft(text: str) -> list[Message]:
 
 
 def typed(engine: Engine, messages: Sequence[Message], **options: Any) -> None:
-    engine.read_ahead(messages, **options)
+    engine.read_ahead(messages, options=RequestOptions(**options))
     wait(engine)
 
 
@@ -39,8 +39,10 @@ def test_what_was_typed_is_there_when_it_is_sent(kv: KVFormat, thinking: bool) -
     with load(kv) as engine:
         typed(engine, draft(TYPED.content[:99]), **options)
         typed(engine, messages, **options)
-        prompt = engine.encode_chat(messages, thinking, TOOLS)
-        assert engine.estimate(messages, thinking=thinking, tools=TOOLS).cached_tokens == 0, "another owner's"
+        prompt = engine.encode_chat(messages, RequestOptions(thinking=thinking, tools=TOOLS))
+        assert engine.estimate(messages, RequestOptions(thinking=thinking, tools=TOOLS)).cached_tokens == 0, (
+            "another owner's"
+        )
         after, cached = sent(engine, messages, **options)
         assert cached == len(prompt) - 1
     with load(kv) as engine:
@@ -68,8 +70,8 @@ def test_what_is_typed_last_takes_its_beginning_up(kv: KVFormat, more: str) -> N
 
 def test_where_the_turn_begins(demo_engine: Engine) -> None:
     for messages in (draft("And?"), [SHORT], [Message("system", "Be brief."), SHORT]):
-        ids, turn_at = demo_engine._inputs.draft(messages, SamplingParams(), CompleteOptions(tools=TOOLS))
-        assert ids == demo_engine.encode_chat(messages, tools=TOOLS)
+        ids, turn_at = demo_engine._inputs.draft(messages, SamplingParams(), RequestOptions(tools=TOOLS))
+        assert ids == demo_engine.encode_chat(messages, RequestOptions(tools=TOOLS))
         assert demo_engine.detokenize(ids[turn_at:]).startswith(f"user\n{messages[-1].content}<|im_end|>\n")
 
 
@@ -78,9 +80,9 @@ def test_old_turns_are_left_out_as_when_it_is_sent() -> None:
     with load(context=1024) as engine:
         for params in (SamplingParams(), SamplingParams(max_tokens=400)):
             options: dict[str, Any] = {"when_full": "drop_oldest", "thinking": False}
-            engine.read_ahead([*turns, TYPED], params, **options)
+            engine.read_ahead([*turns, TYPED], params, RequestOptions(**options))
             wait(engine)
-            events = list(engine.generate([*turns, TYPED], params, **options))
+            events = list(engine.generate([*turns, TYPED], params, RequestOptions(**options)))
             usage = events[-2].usage
             assert usage is not None and events[0].kind == "trimmed"
             assert usage.prompt_tokens - usage.cached_tokens == 1
@@ -93,7 +95,7 @@ def test_a_newer_draft_takes_the_place_of_the_last() -> None:
             for text in ("One thing. ", "Another thing. "):
                 engine.read_ahead(draft(text * 40))
             for number in range(2 * prefix_warmup.MOST_NOTES):
-                engine.read_ahead(draft(text * 40), owner=str(number))
+                engine.read_ahead(draft(text * 40), options=RequestOptions(owner=str(number)))
             engine._core._post(lambda: seen.append((len(turns._drafts), len(turns._typed))))
             seen: list[tuple[int, int]] = []
         wait(engine)
@@ -111,7 +113,7 @@ def test_a_draft_that_is_sent_or_forgotten_is_not_read() -> None:
         reads, turns = counted(engine), engine._core.background.prefix_warmup
         with held(engine):
             engine.read_ahead(draft(TYPED.content))
-            generation = engine.submit([SHORT], GREEDY, thinking=False)
+            generation = engine.submit([SHORT], GREEDY, RequestOptions(thinking=False))
         list(generation.events())
         assert not (turns._drafts or turns._typed)
         forgetting = threading.Thread(target=engine.forget)
@@ -124,7 +126,7 @@ def test_a_draft_that_is_sent_or_forgotten_is_not_read() -> None:
         assert not reads
         with held(engine):
             engine.read_ahead(draft(TYPED.content))
-            background = engine.submit([SHORT], GREEDY, thinking=False, priority="background")
+            background = engine.submit([SHORT], GREEDY, RequestOptions(thinking=False, priority="background"))
         list(background.events())
         wait(engine)
         assert reads, "a suggestion is not what was typed"
@@ -146,8 +148,9 @@ def test_what_cannot_be_sent_is_refused() -> None:
             ([SHORT], {"params": SamplingParams(max_tokens=500)}, ContextLengthError),
         ]
         for messages, options, error in bad:
+            params = options.pop("params", None)
             with pytest.raises(error):
-                engine.read_ahead(messages, **options)
+                engine.read_ahead(messages, params, RequestOptions(**options))
         assert not engine._core.background.prefix_warmup._drafts
     with pytest.raises(InvalidRequestError):
         engine.read_ahead([SHORT])
@@ -167,15 +170,15 @@ def test_drafts_take_each_others_room() -> None:
         cache = engine._pool
         others = [Message("user", f"{number} {QUESTION.content}") for number in range(3)]
         for other in others:
-            list(engine.generate([other], SamplingParams(max_tokens=1), thinking=False))
+            list(engine.generate([other], SamplingParams(max_tokens=1), RequestOptions(thinking=False)))
         typed(engine, draft("Something. " * 30), thinking=False)
         taken = engine._core.call(lambda: [cache.allocate() for _ in range(cache.blank)])
-        found = [engine.estimate([other], thinking=False).cached_tokens for other in others]
+        found = [engine.estimate([other], RequestOptions(thinking=False)).cached_tokens for other in others]
         for number in range(12):
             words = f"{number} fish. " * 30
             typed(engine, draft(words), thinking=False)
-            assert engine.estimate(draft(words), thinking=False).cached_tokens > 300
-        now = [engine.estimate([other], thinking=False).cached_tokens for other in others]
+            assert engine.estimate(draft(words), RequestOptions(thinking=False)).cached_tokens > 300
+        now = [engine.estimate([other], RequestOptions(thinking=False)).cached_tokens for other in others]
         assert sum(found) - sum(now) <= 2 * 128
         engine._core.call(lambda: [cache.free(block) for block in taken])
 
@@ -187,7 +190,7 @@ def test_a_request_need_not_wait_for_a_draft() -> None:
         def meanwhile(chunks: Any, go_on: Any, *, once: bool = False) -> Any:
             def at(layer: int) -> bool:
                 if once and not asked and layer == 1:
-                    asked.append(engine.submit([SHORT], GREEDY, thinking=False, priority="background"))
+                    asked.append(engine.submit([SHORT], GREEDY, RequestOptions(thinking=False, priority="background")))
                 layers.append((once, layer))
                 return bool(go_on(layer))
 

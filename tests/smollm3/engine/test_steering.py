@@ -9,7 +9,7 @@ import time
 import pytest
 from smollm3.held_engine import held
 
-from notso.smollm3 import Engine, Event, Message, SamplingParams
+from notso.smollm3 import Engine, Event, Message, RequestOptions, SamplingParams
 
 SUM = [Message("user", "What is 345 + 678?")]
 GREEDY = SamplingParams(max_tokens=300, temperature=0)
@@ -119,7 +119,9 @@ def test_people_come_before_programs_and_these_before_the_background() -> None:
         generations = []
         with held(engine):
             for priority in ("background", "api", "interactive"):
-                generation = engine.submit(SUM, SamplingParams(max_tokens=2, temperature=0), priority=priority)  # type: ignore[arg-type]
+                generation = engine.submit(
+                    SUM, SamplingParams(max_tokens=2, temperature=0), RequestOptions(priority=priority)
+                )  # type: ignore[arg-type]
                 generation.subscribe(
                     lambda g=generation, p=priority: order.append(p) if g.finished and p not in order else None  # type: ignore[misc]
                 )

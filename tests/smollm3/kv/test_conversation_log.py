@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from long_tests import is_long
 from smollm3.kv.block_folder import MODEL, TOKENS, Open, content, key
 
 from notso.smollm3.kv.conversation_log import MAGIC, MOST_WASTE, RECORD_BYTES
@@ -80,7 +81,7 @@ def test_the_conversations_of_other_models_are_forgotten_as_well(opened: Open, t
 def test_whatever_happens_to_the_list_no_file_is_without_a_conversation(opened: Open, tmp_path: Path) -> None:
     """It is cut anywhere, or a bit of it flips: files may be gone, and what is left can be forgotten."""
     path, source = tmp_path / "kv" / "conversations", random.Random(1)
-    for _ in range(60):
+    for _ in range(60 if is_long("engine") else 15):
         files = opened()
         for number in range(8):
             put(files, number, *source.sample((ANN, BOB, CID), 2))

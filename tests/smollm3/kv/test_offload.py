@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from notso.smollm3 import Engine, Event, SamplingParams
+from notso.smollm3 import Engine, Event, RequestOptions, SamplingParams
 from notso.smollm3.kv import kv_cache
 from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
@@ -89,10 +89,10 @@ def test_what_is_remembered_in_memory_is_not_written_twice(tmp_path: Path) -> No
 
 def test_owners_do_not_find_each_others_blocks_on_disk(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
-        list(engine.generate(PROMPT, SAMPLED, owner="a"))
+        list(engine.generate(PROMPT, SAMPLED, RequestOptions(owner="a")))
     with load(tmp_path) as engine:
         for owner, cached in (("b", 0), ("a", len(PROMPT) - 1)):
-            usage = list(engine.generate(PROMPT, SAMPLED, owner=owner))[-2].usage
+            usage = list(engine.generate(PROMPT, SAMPLED, RequestOptions(owner=owner)))[-2].usage
             assert usage is not None
             assert usage.cached_tokens == cached
 

@@ -28,6 +28,8 @@ LEAST_TOP1_OF_ALL, MOST_KL_OF_ALL = 0.985, 2.5e-3
 has no opinion of what a user says next, so that small differences turn it over: the reference itself, with bytes for
 activations, agrees with floats at 0.991 of all text."""
 
+pytestmark = pytest.mark.long("engine")
+
 Floats = npt.NDArray[np.float32]
 JUDGES = {
     "reference-f16": (QUANTISED, float_attention),

@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from notso.smollm3 import Engine, Message, thinking_set_by
+from notso.smollm3 import Engine, Message, RequestOptions, thinking_set_by
 
 DAY = date(2026, 1, 2)
 
@@ -25,13 +25,13 @@ def talk(thoughts: str = "They greet me.", *, keep: bool = True, system: str = "
 
 
 def test_thoughts_are_left_out_unless_kept(engine: Engine) -> None:
-    assert "They greet me." not in engine.render(talk(keep=False), date=DAY)
-    kept = engine.render(talk(), date=DAY)
+    assert "They greet me." not in engine.render(talk(keep=False), RequestOptions(date=DAY))
+    kept = engine.render(talk(), RequestOptions(date=DAY))
     assert "<|im_start|>assistant\n<think>\nThey greet me.\n</think>\nHello!<|im_end|>" in kept
 
 
 def test_kept_thoughts_are_the_tokens_the_model_wrote(engine: Engine) -> None:
-    ids = engine.encode_chat(talk(), date=DAY)
+    ids = engine.encode_chat(talk(), RequestOptions(date=DAY))
     opened, closed = engine.tokenizer.think_open_id, engine.tokenizer.think_close_id
     assert ids.count(opened) == ids.count(closed) == 1
     written = [opened, *engine.tokenizer.encode("\nThey greet me.\n"), closed, *engine.tokenizer.encode("\nHello!")]
@@ -39,16 +39,16 @@ def test_kept_thoughts_are_the_tokens_the_model_wrote(engine: Engine) -> None:
 
 
 def test_tags_spelt_in_thoughts_stay_words(engine: Engine) -> None:
-    plain = engine.encode_chat(talk("They greet me."), date=DAY)
-    odd = engine.encode_chat(talk("They </think><|im_end|> greet <think> me."), date=DAY)
+    plain = engine.encode_chat(talk("They greet me."), RequestOptions(date=DAY))
+    odd = engine.encode_chat(talk("They </think><|im_end|> greet <think> me."), RequestOptions(date=DAY))
     special = engine.tokenizer.special_ids
     assert [i for i in odd if i in special] == [i for i in plain if i in special]
 
 
 def test_without_thinking_nothing_of_it_is_kept(engine: Engine) -> None:
     for messages, thinking in ((talk(), False), (talk(system="Be brief. /no_think"), True)):
-        assert "They greet me." not in engine.render(messages, thinking=thinking, date=DAY)
-    assert "They greet me." in engine.render(talk(system="/think"), thinking=False, date=DAY)
+        assert "They greet me." not in engine.render(messages, RequestOptions(thinking=thinking, date=DAY))
+    assert "They greet me." in engine.render(talk(system="/think"), RequestOptions(thinking=False, date=DAY))
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_what_instructions_set(engine: Engine, text: str, fixed: bool | None) ->
         mode = "/think" if fixed else "/no_think"
         for thinking in (True, False):
             messages = [Message("system", text), Message("user", "Hi")]
-            assert f"Reasoning Mode: {mode}\n" in engine.render(messages, thinking=thinking, date=DAY)
+            assert f"Reasoning Mode: {mode}\n" in engine.render(messages, RequestOptions(thinking=thinking, date=DAY))

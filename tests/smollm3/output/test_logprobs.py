@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from notso.smollm3 import CompleteOptions, Engine, Event, Grammar, InvalidRequestError, Message, SamplingParams
+from notso.smollm3 import Engine, Event, Grammar, InvalidRequestError, Message, RequestOptions, SamplingParams
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import TokenLogprob
@@ -32,7 +32,7 @@ def answered(
     engine: Engine, messages: Any, params: SamplingParams, **options: Any
 ) -> tuple[list[int], list[int], list[Event]]:
     """The prompt's tokens, the answer's, and the events."""
-    request = engine._request(messages, params, CompleteOptions(**options))
+    request = engine._request(messages, params, RequestOptions(**options))
     engine._core.submit(request)
     events = list(request.generation.events())
     assert events[-1].kind == "end", events[-1]
@@ -74,7 +74,7 @@ def test_they_are_the_models_own(demo_engine: Engine, params: SamplingParams) ->
 @pytest.mark.parametrize("kind", ["reasoning", "text"])
 def test_they_join_to_what_is_shown(demo_engine: Engine, kind: str) -> None:
     params = SamplingParams(max_tokens=200, temperature=0, stop=("never said", "= 7", "75!"))
-    events = list(demo_engine.generate(SUM, params, top_logprobs=0))
+    events = list(demo_engine.generate(SUM, params, RequestOptions(top_logprobs=0)))
     assert b"".join(bytes(entry.bytes) for entry in entries(events, kind)).startswith(shown(events, kind))
     assert shown(events, kind)
     assert all(entry.top == () for entry in entries(events))
@@ -89,7 +89,7 @@ def test_guesses_do_not_change_them() -> None:
     results = []
     for speculation in (True, False):
         with Engine.load(speculation=speculation) as engine:
-            events = list(engine.generate(AGAIN, params, top_logprobs=3))
+            events = list(engine.generate(AGAIN, params, RequestOptions(top_logprobs=3)))
             usage = events[-2].usage
             assert usage is not None and bool(usage.accepted_tokens) == speculation
             results.append(entries(events))
@@ -110,7 +110,7 @@ def test_a_grammar_does_not_change_them(demo_engine: Engine) -> None:
 @pytest.mark.parametrize("value", [-1, 21, True, 1.5, "3"])
 def test_other_numbers_are_refused(demo_engine: Engine, value: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        demo_engine.submit(SUM, top_logprobs=value)
+        demo_engine.submit(SUM, options=RequestOptions(top_logprobs=value))
     assert caught.value.param == "top_logprobs"
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import (
-    CompleteOptions,
     Engine,
     Event,
     Grammar,
     InvalidRequestError,
     Message,
+    RequestOptions,
     SamplingParams,
     ToolCall,
     ToolName,
@@ -131,7 +131,7 @@ def asked_at_random(count: int) -> list[tuple[list[Message], SamplingParams, dic
 
 def test_it_fits_its_schema_or_was_cut_for_its_length(demo_engine: Engine) -> None:
     generations = [
-        demo_engine.submit(messages, params, grammar=SCHEMA, **options)
+        demo_engine.submit(messages, params, RequestOptions(grammar=SCHEMA, **options))
         for messages, params, options in asked_at_random(50)
     ]
     complete = 0
@@ -153,7 +153,7 @@ def test_a_required_call_is_one_with_valid_arguments(demo_engine: Engine) -> Non
         choice = chance.choice(("required", ToolName("add"), ToolName("now")))
         several = chance.random() < 0.5
         generation = demo_engine.submit(
-            messages, params, tools=TOOLS, tool_choice=choice, parallel_tool_calls=several, **options
+            messages, params, RequestOptions(tools=TOOLS, tool_choice=choice, parallel_tool_calls=several, **options)
         )
         begun.append((generation, choice, several))
     called = 0
@@ -182,7 +182,7 @@ def test_guesses_change_nothing() -> None:
             others = [engine.submit(SUM, GREEDY) for _ in range(3)]
             for messages in (again, SUM):
                 for options in ({"grammar": SCHEMA}, {"tools": TOOLS, "tool_choice": "required"}):
-                    events = list(engine.generate(messages, GREEDY, **options))  # type: ignore[arg-type]
+                    events = list(engine.generate(messages, GREEDY, RequestOptions(**options)))  # type: ignore[arg-type]
                     said = "".join(event.text for event in events) + str([call.arguments for call in calls(events)])
                     results.add((messages[0].content, str(options), said))
             for other in others:
@@ -193,8 +193,8 @@ def test_guesses_change_nothing() -> None:
 def test_an_answer_that_had_to_leave_goes_on_in_its_grammar() -> None:
     """Background answers are put aside for urgent ones, and come back."""
     with Engine.load(context_tokens=512, max_num_seqs=1) as engine:
-        expected = text(list(engine.generate(SUM, GREEDY, grammar=SCHEMA)))
-        low = engine.submit(SUM, GREEDY, grammar=SCHEMA, priority="background")
+        expected = text(list(engine.generate(SUM, GREEDY, RequestOptions(grammar=SCHEMA))))
+        low = engine.submit(SUM, GREEDY, RequestOptions(grammar=SCHEMA, priority="background"))
         while not any(event.kind == "reasoning" for event in low.read()):
             low.wait(len(low.read()), timeout_s=1)
         high = engine.submit(SUM, GREEDY)
@@ -208,7 +208,7 @@ def test_an_answer_that_had_to_leave_goes_on_in_its_grammar() -> None:
 
 def test_it_thinks_first_and_then_fits(demo_engine: Engine) -> None:
     free = list(demo_engine.generate(SUM, GREEDY))
-    events = list(demo_engine.generate(SUM, GREEDY, grammar=SCHEMA))
+    events = list(demo_engine.generate(SUM, GREEDY, RequestOptions(grammar=SCHEMA)))
     assert text(events, "reasoning") == text(free, "reasoning") != ""
     assert is_person(json.loads(text(events)))
 
@@ -217,7 +217,7 @@ def test_the_end_within_a_thought_waits_for_the_answer(demo_engine: Engine) -> N
     """An end token may not come before the answer has begun: it would be none."""
     ends = dict.fromkeys(demo_engine.tokenizer.end_ids, 100.0)
     params = SamplingParams(max_tokens=400, temperature=0, logit_bias=ends, thinking_budget=30)
-    events = list(demo_engine.generate(SUM, params, grammar=SCHEMA))
+    events = list(demo_engine.generate(SUM, params, RequestOptions(grammar=SCHEMA)))
     assert is_person(json.loads(text(events)))
     assert events[-1].finish_reason == "stop"
 
@@ -230,13 +230,17 @@ def test_the_text_is_all_of_it_whatever_it_looks_like(demo_engine: Engine, think
     assert opening is not None
     params = SamplingParams(max_tokens=300, temperature=0, logit_bias={opening: -100.0})
     grammar = Grammar("regex", expression)
-    events = list(demo_engine.generate(SUM, params, grammar=grammar, tools=TOOLS, thinking=thinking))
+    events = list(demo_engine.generate(SUM, params, RequestOptions(grammar=grammar, tools=TOOLS, thinking=thinking)))
     assert re.fullmatch(expression, text(events))
     assert events[-1].finish_reason == "stop"
 
 
 def test_the_end_of_the_grammar_is_the_end(demo_engine: Engine) -> None:
-    events = list(demo_engine.generate(SUM, GREEDY, grammar=Grammar("lark", 'start: "yes" | "no"'), thinking=False))
+    events = list(
+        demo_engine.generate(
+            SUM, GREEDY, RequestOptions(grammar=Grammar("lark", 'start: "yes" | "no"'), thinking=False)
+        )
+    )
     assert text(events) in ("yes", "no")
     usage = events[-2].usage
     assert usage is not None and usage.completion_tokens <= 4
@@ -244,37 +248,43 @@ def test_the_end_of_the_grammar_is_the_end(demo_engine: Engine) -> None:
 
 def test_a_stop_string_still_stops(demo_engine: Engine) -> None:
     params = SamplingParams(max_tokens=300, temperature=0, stop=('"age',))
-    events = list(demo_engine.generate(SUM, params, grammar=SCHEMA, thinking=False))
+    events = list(demo_engine.generate(SUM, params, RequestOptions(grammar=SCHEMA, thinking=False)))
     assert text(events).startswith('{"name"') and '"age' not in text(events)
     assert events[-1].finish_reason == "stop"
 
 
 def test_text_prompts_follow_a_grammar(demo_engine: Engine) -> None:
-    events = list(demo_engine.generate("The numbers are", GREEDY, grammar=Grammar("regex", " [0-9]+, [0-9]+\\.")))
+    events = list(
+        demo_engine.generate("The numbers are", GREEDY, RequestOptions(grammar=Grammar("regex", " [0-9]+, [0-9]+\\.")))
+    )
     assert re.fullmatch(r" \d+, \d+\.", text(events))
 
 
 def test_with_tools_it_calls_or_fits(demo_engine: Engine) -> None:
-    events = list(demo_engine.generate(WEATHER, GREEDY, tools=TOOLS, grammar=SCHEMA))
+    events = list(demo_engine.generate(WEATHER, GREEDY, RequestOptions(tools=TOOLS, grammar=SCHEMA)))
     assert [call.name for call in calls(events)] == ["get_weather"]
     assert events[-1].finish_reason == "tool_calls"
-    events = list(demo_engine.generate(SUM, GREEDY, tools=TOOLS, grammar=SCHEMA))
+    events = list(demo_engine.generate(SUM, GREEDY, RequestOptions(tools=TOOLS, grammar=SCHEMA)))
     assert calls(events) == [] or text(events) == ""
-    kept = list(demo_engine.generate(WEATHER, GREEDY, tools=TOOLS, grammar=SCHEMA, tool_choice="none"))
+    kept = list(demo_engine.generate(WEATHER, GREEDY, RequestOptions(tools=TOOLS, grammar=SCHEMA, tool_choice="none")))
     assert is_person(json.loads(text(kept)))
 
 
 def test_more_of_an_answer_follows_its_grammar(demo_engine: Engine) -> None:
     begun = '{"name": "Bob", "ag'
     messages = [*SUM, Message("assistant", begun)]
-    events = list(demo_engine.generate(messages, GREEDY, thinking=False, continue_last=True, grammar=SCHEMA))
+    events = list(
+        demo_engine.generate(messages, GREEDY, RequestOptions(thinking=False, continue_last=True, grammar=SCHEMA))
+    )
     assert is_person(json.loads(begun + text(events)))
     thought = [*SUM, Message("assistant", "", reasoning_content="27 + 48")]
-    events = list(demo_engine.generate(thought, GREEDY, continue_last=True, grammar=SCHEMA))
+    events = list(demo_engine.generate(thought, GREEDY, RequestOptions(continue_last=True, grammar=SCHEMA)))
     assert text(events, "reasoning") and is_person(json.loads(text(events)))
     for begun in ("Well", '{"name": 5', '{"name": "a", "age": 1, "tags": []}'):
         with pytest.raises(InvalidRequestError) as caught:
-            demo_engine.submit([*SUM, Message("assistant", begun)], continue_last=True, grammar=SCHEMA)
+            demo_engine.submit(
+                [*SUM, Message("assistant", begun)], options=RequestOptions(continue_last=True, grammar=SCHEMA)
+            )
         assert caught.value.param == "continue_last"
 
 
@@ -283,28 +293,35 @@ def test_more_of_an_answer_follows_its_grammar(demo_engine: Engine) -> None:
 
 def test_none_keeps_the_tools_in_the_prompt_and_calls_none(demo_engine: Engine) -> None:
     """The prompt stays the same, so that what is cached of it serves on."""
-    auto = list(demo_engine.generate(WEATHER, GREEDY, tools=TOOLS))
+    auto = list(demo_engine.generate(WEATHER, GREEDY, RequestOptions(tools=TOOLS)))
     assert [call.name for call in calls(auto)] == ["get_weather"]
-    none = list(demo_engine.generate(WEATHER, GREEDY, tools=TOOLS, tool_choice="none"))
+    none = list(demo_engine.generate(WEATHER, GREEDY, RequestOptions(tools=TOOLS, tool_choice="none")))
     assert calls(none) == [] and none[-1].finish_reason == "stop" and text(none)
     assert none[-2].usage is not None and auto[-2].usage is not None
     assert none[-2].usage.prompt_tokens == auto[-2].usage.prompt_tokens
     opening = demo_engine.tokenizer.tool_call_open_id
     assert opening is not None
     pressed = SamplingParams(max_tokens=30, temperature=0, logit_bias={opening: 100.0})
-    assert calls(list(demo_engine.generate(WEATHER, pressed, tools=TOOLS, tool_choice="none", thinking=False))) == []
+    assert (
+        calls(
+            list(
+                demo_engine.generate(WEATHER, pressed, RequestOptions(tools=TOOLS, tool_choice="none", thinking=False))
+            )
+        )
+        == []
+    )
 
 
 def test_a_vocabulary_without_calls_can_be_asked_for_none(demo_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_engine.tokenizer, "tool_call_open_id", None)
     with pytest.raises(InvalidRequestError, match="no token that begins a call") as refused:
-        demo_engine.submit(WEATHER, GREEDY, tools=TOOLS, tool_choice="required")
+        demo_engine.submit(WEATHER, GREEDY, RequestOptions(tools=TOOLS, tool_choice="required"))
     assert refused.value.param == "tool_choice"
 
 
 def test_one_call_and_no_more(demo_engine: Engine) -> None:
     """Without a grammar too, and nothing after it shows."""
-    several = demo_engine.submit(WEATHER, GREEDY, tools=TOOLS, parallel_tool_calls=False)
+    several = demo_engine.submit(WEATHER, GREEDY, RequestOptions(tools=TOOLS, parallel_tool_calls=False))
     events = list(several.events())
     assert len(calls(events)) == 1
     assert events[-1].finish_reason == "tool_calls"
@@ -337,7 +354,7 @@ def test_one_call_and_no_more(demo_engine: Engine) -> None:
 )
 def test_what_makes_no_sense_is_refused_by_name(demo_engine: Engine, options: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        demo_engine.submit(SUM, **options)
+        demo_engine.submit(SUM, options=RequestOptions(**options))
     assert caught.value.param == param
 
 
@@ -347,21 +364,23 @@ def test_a_prompt_as_it_is_has_no_use_for_what_messages_have(
     demo_engine: Engine, prompt: Any, option: dict[str, Any]
 ) -> None:
     if isinstance(prompt, list) and "tools" in option:
-        assert list(demo_engine.generate(prompt, SamplingParams(max_tokens=2), **option))  # they may stand in the ids
+        assert list(
+            demo_engine.generate(prompt, SamplingParams(max_tokens=2), RequestOptions(**option))
+        )  # they may stand in the ids
         return
     with pytest.raises(InvalidRequestError) as caught:
-        demo_engine.submit(prompt, **option)
+        demo_engine.submit(prompt, options=RequestOptions(**option))
     assert caught.value.param in option
 
 
 def test_thoughts_that_may_not_be_continued_are_no_beginning(demo_engine: Engine) -> None:
     """Without thinking what was thought is left out, and the answer is a fresh one."""
     messages = [*SUM, Message("assistant", "", reasoning_content="hm")]
-    fresh = demo_engine._request(SUM, GREEDY, CompleteOptions(thinking=False))
-    again = demo_engine._request(messages, GREEDY, CompleteOptions(thinking=False, continue_last=True))
+    fresh = demo_engine._request(SUM, GREEDY, RequestOptions(thinking=False))
+    again = demo_engine._request(messages, GREEDY, RequestOptions(thinking=False, continue_last=True))
     assert again.sequence.tokens == fresh.sequence.tokens
     expected, found = (
-        list(demo_engine.generate(m, GREEDY, thinking=False, continue_last=c))
+        list(demo_engine.generate(m, GREEDY, RequestOptions(thinking=False, continue_last=c)))
         for m, c in ((SUM, False), (messages, True))
     )
     assert text(found) == text(expected) != ""
@@ -369,5 +388,5 @@ def test_thoughts_that_may_not_be_continued_are_no_beginning(demo_engine: Engine
 
 def test_an_owner_must_be_text_for_an_estimate_too(demo_engine: Engine) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        demo_engine.estimate(SUM, owner="\ud800")
+        demo_engine.estimate(SUM, RequestOptions(owner="\ud800"))
     assert caught.value.param == "owner"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notso.smollm3 import ContextLengthError, Engine, InvalidRequestError, Message, SamplingParams
+from notso.smollm3 import ContextLengthError, Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
 
 ASKED = [Message("system", "Be brief."), Message("user", "hello")]
 GREEDY = SamplingParams(max_tokens=120, temperature=0)
@@ -12,7 +12,7 @@ GREEDY = SamplingParams(max_tokens=120, temperature=0)
 
 def said(engine: Engine, messages: list[Message], **options: object) -> tuple[str, str]:
     """Reasoning and text."""
-    events = list(engine.generate(messages, GREEDY, **options))  # type: ignore[arg-type]
+    events = list(engine.generate(messages, GREEDY, RequestOptions(**options)))  # type: ignore[arg-type]
     return tuple("".join(e.text for e in events if e.kind == kind) for kind in ("reasoning", "text"))  # type: ignore[return-value]
 
 
@@ -50,7 +50,7 @@ def test_newlines_at_the_seam_are_kept(demo_engine: Engine) -> None:
 @pytest.mark.parametrize("last", [Message("user", "hi"), Message("system", "hi")])
 def test_only_an_assistants_words_can_be_continued(demo_engine: Engine, last: Message) -> None:
     with pytest.raises(InvalidRequestError, match="continued"):
-        demo_engine.submit([Message("user", "a"), last], continue_last=True)
+        demo_engine.submit([Message("user", "a"), last], options=RequestOptions(continue_last=True))
 
 
 def conversation(turns: int) -> list[Message]:
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused_or_loses_its_oldest_turns_and_says_so() ->
         messages = conversation(20)
         with pytest.raises(ContextLengthError):
             engine.submit(messages)
-        events = list(engine.generate(messages, GREEDY, when_full="drop_oldest"))
+        events = list(engine.generate(messages, GREEDY, RequestOptions(when_full="drop_oldest")))
         assert events[0].kind == "trimmed"
         dropped = events[0].dropped_messages
         usage = events[-2].usage
@@ -80,13 +80,15 @@ def test_what_does_not_fit_is_refused_or_loses_its_oldest_turns_and_says_so() ->
 
 def test_what_fits_is_left_whole() -> None:
     with Engine.load(context_tokens=1024) as engine:
-        kinds = [event.kind for event in engine.generate(ASKED, GREEDY, when_full="drop_oldest")]
+        kinds = [event.kind for event in engine.generate(ASKED, GREEDY, RequestOptions(when_full="drop_oldest"))]
         assert "trimmed" not in kinds
 
 
 def test_a_last_message_that_cannot_fit_is_refused_either_way() -> None:
     with Engine.load(context_tokens=256) as engine, pytest.raises(ContextLengthError):
-        engine.submit([*conversation(3)[:-1], Message("user", "a b c d " * 300)], when_full="drop_oldest")
+        engine.submit(
+            [*conversation(3)[:-1], Message("user", "a b c d " * 300)], options=RequestOptions(when_full="drop_oldest")
+        )
 
 
 def test_leaving_out_refuses_nothing_that_fits() -> None:
@@ -96,11 +98,13 @@ def test_leaving_out_refuses_nothing_that_fits() -> None:
         whole = engine.count_tokens([last])
         assert 192 < whole < 256
         for messages, dropped in (([last], 0), ([*conversation(3)[1:-1], last], 6)):
-            events = list(engine.generate(messages, SamplingParams(temperature=0), when_full="drop_oldest"))
+            events = list(
+                engine.generate(messages, SamplingParams(temperature=0), RequestOptions(when_full="drop_oldest"))
+            )
             assert sum(event.dropped_messages for event in events) == dropped
             assert events[-2].usage is not None and events[-2].usage.prompt_tokens == whole
             with pytest.raises(ContextLengthError) as caught:
-                engine.submit(messages, SamplingParams(max_tokens=200), when_full="drop_oldest")
+                engine.submit(messages, SamplingParams(max_tokens=200), RequestOptions(when_full="drop_oldest"))
             assert (caught.value.needed_tokens, caught.value.context_tokens) == (whole + 200, 256)
 
 
@@ -121,21 +125,21 @@ def test_a_prompt_too_long_by_its_bytes_is_refused_before_it_is_encoded(
             demo_engine.submit(asked)
     too_long = [Message("user", "x" * most), Message("assistant", "x"), Message("user", "x" * most)]
     with pytest.raises(ContextLengthError, match="at least"):
-        demo_engine.submit(too_long, when_full="drop_oldest")
+        demo_engine.submit(too_long, options=RequestOptions(when_full="drop_oldest"))
     assert not encoded
 
 
 def test_an_old_turn_too_long_to_be_encoded_is_left_out(demo_engine: Engine) -> None:
     old = Message("user", "x" * demo_engine.info.context_tokens * demo_engine.tokenizer.longest_bytes)
     messages = [old, Message("assistant", "y"), Message("user", "hello")]
-    events = list(demo_engine.generate(messages, SamplingParams(max_tokens=2), when_full="drop_oldest"))
+    events = list(demo_engine.generate(messages, SamplingParams(max_tokens=2), RequestOptions(when_full="drop_oldest")))
     assert sum(event.dropped_messages for event in events) == 2
 
 
 def test_unknown_choices_are_refused_by_name(demo_engine: Engine) -> None:
     for option, value in (("when_full", "explode"), ("priority", "urgent")):
         with pytest.raises(InvalidRequestError) as caught:
-            demo_engine.submit(ASKED, **{option: value})
+            demo_engine.submit(ASKED, options=RequestOptions(**{option: value}))
         assert caught.value.param == option
 
 
@@ -148,4 +152,4 @@ def test_an_estimate_counts_what_is_cached(demo_engine: Engine) -> None:
     assert after.cached_tokens >= before.prompt_tokens - 1 > before.cached_tokens
     assert after.seconds is not None
     assert after.seconds <= 0.1
-    assert demo_engine.estimate(messages, owner="somebody else").cached_tokens == 0
+    assert demo_engine.estimate(messages, RequestOptions(owner="somebody else")).cached_tokens == 0

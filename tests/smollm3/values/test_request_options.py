@@ -4,37 +4,28 @@ from __future__ import annotations
 
 from dataclasses import fields
 from inspect import signature
-from typing import get_type_hints
 
 import pytest
 
-from notso.smollm3 import AnswerOptions, CompleteOptions, Engine, InvalidRequestError, Message, SamplingParams
+from notso.smollm3 import Engine, InvalidRequestError, RequestOptions, SamplingParams
+from notso.web.engine.port import ChatEngine
+from notso.web.testing.scripted_engine import ScriptedEngine
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0)
 
 
-def test_the_complete_options_are_the_options() -> None:
-    assert get_type_hints(CompleteOptions) == get_type_hints(AnswerOptions)
-    assert list(CompleteOptions().options) == [each.name for each in fields(CompleteOptions)]
-    assert CompleteOptions(**CompleteOptions(thinking=False, owner="x").options) == CompleteOptions(
-        thinking=False, owner="x"
-    )
-
-
 def test_each_option_is_explained() -> None:
-    assert CompleteOptions.__doc__ is not None
-    for each in fields(CompleteOptions):
-        assert f"{each.name}:" in CompleteOptions.__doc__
+    assert RequestOptions.__doc__ is not None
+    for each in fields(RequestOptions):
+        assert f"{each.name}:" in RequestOptions.__doc__
 
 
 def test_no_engine_lists_them_again() -> None:
-    for method in (Engine.submit, Engine.generate):
-        assert not set(signature(method).parameters) & {each.name for each in fields(CompleteOptions)}
-
-
-def test_an_unknown_option_is_refused(demo_engine: Engine) -> None:
-    with pytest.raises(TypeError, match="colour"):
-        demo_engine.submit([Message("user", "hi")], colour="red")  # type: ignore[call-arg]
+    names = {each.name for each in fields(RequestOptions)}
+    for engine in (Engine, ChatEngine, ScriptedEngine):
+        for method in ("submit", "read_ahead", "render", "count_tokens", "estimate"):
+            parameters = signature(getattr(engine, method)).parameters
+            assert "options" in parameters and not set(parameters) & names, (engine, method)
 
 
 def test_text_is_continued_as_it_is(demo_engine: Engine) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from notso.smollm3 import Engine, InvalidRequestError, Message, SamplingParams
+from notso.smollm3 import Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_messages(engine: Engine, messages: Any) -> None:
 @pytest.mark.parametrize("tools", [5, "get_weather", {"name": "x"}])
 def test_tools(engine: Engine, tools: Any) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        engine.generate([Message("user", "x")], tools=tools)
+        engine.generate([Message("user", "x")], options=RequestOptions(tools=tools))
     assert caught.value.param == "tools"
 
 

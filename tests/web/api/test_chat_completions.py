@@ -368,9 +368,9 @@ def test_owners_and_priority(start: Start) -> None:
     server = start(engine).ready()
     for extra in ({}, {}, {"cache_prompt": False}, {"cache_prompt": False}):
         server.client.post("/v1/chat/completions", json={"messages": HELLO} | extra)
-    owners = [request.owner for request in engine.requests]
+    owners = [request.options.owner for request in engine.requests]
     assert owners[0] == owners[1] and len({owners[0], owners[2], owners[3]}) == 3
-    assert {request.priority for request in engine.requests} == {"api"}
+    assert {request.options.priority for request in engine.requests} == {"api"}
 
 
 def test_the_documented_snippet_runs(served: Any) -> None:

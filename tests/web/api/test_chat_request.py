@@ -14,6 +14,7 @@ from notso.smollm3 import (
     Grammar,
     InvalidRequestError,
     OutOfMemoryError,
+    RequestOptions,
     TemplateError,
     ToolName,
 )
@@ -42,7 +43,7 @@ def test_what_is_left_out_is_the_model_s_own() -> None:
     request = ask()
     (params,) = request.params
     assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.6, 0.95, None, None)
-    assert request.thinking and request.tools is None and not request.stream and not request.continue_last
+    assert request.options == RequestOptions() and not request.stream
     assert ask(temperature=None, stop=None, tools=None, n=None, stream=None) == request
 
 
@@ -93,7 +94,7 @@ def test_messages_of_every_role() -> None:
 
 
 def test_an_answer_at_the_end_is_to_be_continued() -> None:
-    assert ask(messages=[*HELLO, {"role": "assistant", "content": "Once upon"}]).continue_last
+    assert ask(messages=[*HELLO, {"role": "assistant", "content": "Once upon"}]).options.continue_last
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_an_answer_at_the_end_is_to_be_continued() -> None:
 )
 def test_ways_to_say_how_much_to_think(fields: dict[str, Any], thinking: bool, budget: int | None) -> None:
     request = ask(**fields)
-    assert (request.thinking, request.params[0].thinking_budget) == (thinking, budget)
+    assert (request.options.thinking, request.params[0].thinking_budget) == (thinking, budget)
 
 
 def test_choices_differ_in_their_seed() -> None:
@@ -120,32 +121,34 @@ def test_choices_differ_in_their_seed() -> None:
 
 
 def test_tools_go_in_as_they_are() -> None:
-    assert ask(tools=[TOOL], tool_choice="auto").tools == (TOOL,)
-    assert ask(tools=[TOOL], tool_choice="none").tools is None
-    assert ask(tools=[]).tools is None
+    assert ask(tools=[TOOL], tool_choice="auto").options.tools == (TOOL,)
+    assert ask(tools=[TOOL], tool_choice="none").options.tools is None
+    assert ask(tools=[]).options.tools is None
 
 
 def test_calls_that_must_be() -> None:
-    assert (ask().tool_choice, ask(tools=[TOOL]).tool_choice, ask(tool_choice="auto").tool_choice) == ("auto",) * 3
-    assert ask(tools=[TOOL], tool_choice="required").tool_choice == "required"
+    for plain in (ask(), ask(tools=[TOOL]), ask(tool_choice="auto")):
+        assert plain.options.tool_choice == "auto"
+    assert ask(tools=[TOOL], tool_choice="required").options.tool_choice == "required"
     named = {"type": "function", "function": {"name": "add"}}
-    assert ask(tools=[TOOL], tool_choice=named).tool_choice == ToolName("add")
-    assert ask(tools=[TOOL], tool_choice="none").tools is None
-    assert ask(tools=[TOOL], parallel_tool_calls=False).parallel_tool_calls is False
+    assert ask(tools=[TOOL], tool_choice=named).options.tool_choice == ToolName("add")
+    assert ask(tools=[TOOL], tool_choice="none").options.tools is None
+    assert ask(tools=[TOOL], parallel_tool_calls=False).options.parallel_tool_calls is False
 
 
 def test_formats_are_grammars() -> None:
-    assert ask(response_format={"type": "text"}).grammar is None
-    assert ask(response_format={"type": "json_object"}).grammar == Grammar("json_object")
+    assert ask(response_format={"type": "text"}).options.grammar is None
+    assert ask(response_format={"type": "json_object"}).options.grammar == Grammar("json_object")
     schema = {"type": "object", "properties": {"a": {"enum": ["\u00e9", 1]}}}
     wanted = {"name": "x", "schema": schema, "strict": True, "description": "d"}
-    grammar = ask(response_format={"type": "json_schema", "json_schema": wanted}).grammar
+    grammar = ask(response_format={"type": "json_schema", "json_schema": wanted}).options.grammar
     assert grammar is not None and grammar.kind == "json_schema" and json.loads(grammar.source) == schema
 
 
 def test_log_probabilities() -> None:
-    assert ask().top_logprobs is None and ask(logprobs=False).top_logprobs is None
-    assert ask(logprobs=True).top_logprobs == 0 and ask(logprobs=True, top_logprobs=20).top_logprobs == 20
+    assert ask().options.top_logprobs is None and ask(logprobs=False).options.top_logprobs is None
+    assert ask(logprobs=True).options.top_logprobs == 0
+    assert ask(logprobs=True, top_logprobs=20).options.top_logprobs == 20
     assert ask(n=64, max_tokens=62_500).params[0].max_tokens == 62_500
 
 

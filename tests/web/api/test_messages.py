@@ -222,10 +222,11 @@ def test_messages_become_the_engine_s(start: Start) -> None:
     assert (answer.content, answer.reasoning_content) == ("Let me see.", "Hm")
     assert [(call.id, call.name, call.arguments) for call in answer.tool_calls] == [("c1", "add", '{"a": "\u00e9"}')]
     assert (result.content, result.tool_call_id, failed.content) == ("4", "c1", "Error: no")
-    assert asked.thinking and asked.params.thinking_budget == 256 and asked.params.max_tokens == 500
-    assert (asked.params.stop, asked.params.top_k, asked.priority) == (("END",), 5, "api")
-    assert asked.tool_choice == ToolName("add") and not asked.parallel_tool_calls
-    assert asked.tools is not None and asked.tools[0]["function"]["parameters"] == {"type": "object"}
+    assert asked.options.thinking and asked.params.thinking_budget == 256 and asked.params.max_tokens == 500
+    assert (asked.params.stop, asked.params.top_k, asked.options.priority) == (("END",), 5, "api")
+    assert asked.options.tool_choice == ToolName("add") and not asked.options.parallel_tool_calls
+    assert asked.options.tools is not None
+    assert asked.options.tools[0]["function"]["parameters"] == {"type": "object"}
 
 
 def test_no_text_forges_an_event(start: Start) -> None:

@@ -189,7 +189,8 @@ def test_items_become_the_engine_s(start: Start) -> None:
     assert (system.role, system.content, user.content) == ("system", "Be kind.", "one\ntwo")
     assert (said.content, said.reasoning_content, said.tool_calls) == ("Wait.", "Hm", (ToolCall("c1", "add", "{}"),))
     assert (result.role, result.content, result.tool_call_id) == ("tool", "4", "c1")
-    assert asked.tool_choice == ToolName("add") and asked.when_full == "drop_oldest" and asked.priority == "api"
+    options = asked.options
+    assert (options.tool_choice, options.when_full, options.priority) == (ToolName("add"), "drop_oldest", "api")
     assert (asked.params.thinking_budget, asked.params.max_tokens) == (256, 9)
     assert answer.json()["tool_choice"] == choice and answer.json()["tools"] == [TOOL]
 

@@ -100,7 +100,7 @@ def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch
     assert engine.forgotten == []
     answer = server.client.post(f"/chats/{asked.chat_id}/delete", data={})
     trash = answer.headers["location"].partition("=")[2]
-    asked_for = engine.requests[0]
+    asked_for = engine.requests[0].options
     assert asked_for.conversation is not None
     server.wait(lambda: bool(engine.forgotten))  # and asked before, undo would take it back
     assert engine.forgotten == [(asked_for.owner, asked_for.conversation)]
@@ -122,7 +122,7 @@ def test_an_emptied_chat_goes_on_as_another_conversation(start: Start, monkeypat
     assert server.client.post(f"/chats/{asked.chat_id}/clear", data={}).status_code in (200, 303)
     server.client.post(f"/chats/{asked.chat_id}/messages", data={"text": "a fresh start", "key": new_id()})
     server.finished(server.last(asked.chat_id))
-    first, second, fresh = (request.conversation for request in engine.requests)
+    first, second, fresh = (request.options.conversation for request in engine.requests)
     assert first == second and fresh not in (first, None)
     server.wait(lambda: bool(engine.forgotten))
     assert [conversation for _, conversation in engine.forgotten] == [first]
@@ -169,7 +169,11 @@ def test_suggestions_use_the_chats_own_prompt_in_the_background(start: Start) ->
     page = server.client.get(url, headers=FRAGMENT).text
     assert re.findall(r'name="text" value="([^"]*)">', page) == ["What is a walrus?", "Where does it live?", "Why?"]
     request = engine.requests[-1]
-    assert (request.priority, request.thinking, request.params.thinking_budget) == ("background", True, 0)
+    assert (request.options.priority, request.options.thinking, request.params.thinking_budget) == (
+        "background",
+        True,
+        0,
+    )
     assert request.params.max_tokens == 60
     assert [message.content for message in request.messages] == ["Hello", "An answer.", REQUEST]
     server.client.get(url)

@@ -143,7 +143,7 @@ def test_a_stopped_answer_is_written_on(start: Start) -> None:
     assert after.generation_id != before.generation_id
     assert after.numbers.completion_tokens > before.numbers.completion_tokens
     request = server.shared.engine.engine.requests[-1]
-    assert request.continue_last and request.messages[-1].content == before.content
+    assert request.options.continue_last and request.messages[-1].content == before.content
     assert request.messages[-1].reasoning_content == "thoughts"
     assert len(server.on_loop(lambda: server.shared.store.messages("local", asked.chat_id))) == 2
 
@@ -205,9 +205,11 @@ def test_a_summary_stands_for_what_is_above_until_it_is_taken_out(server: Any) -
     server.wait(lambda: server.chat.turns.unfinished == 0)
     engine = server.shared.engine.engine
     before, asked = engine.requests
-    assert asked.messages[-1].content == SUMMARY_REQUEST and asked.tool_choice == "none"
-    assert (asked.thinking, asked.tools) == (before.thinking, before.tools), "so that what was read of the chat serves"
-    assert asked.tools and asked.params.thinking_budget == 0
+    assert asked.messages[-1].content == SUMMARY_REQUEST and asked.options.tool_choice == "none"
+    asked_thinking, asked_tools = asked.options.thinking, asked.options.tools
+    same = (before.options.thinking, before.options.tools)
+    assert (asked_thinking, asked_tools) == same, "so that what was read of the chat serves"
+    assert asked_tools and asked.params.thinking_budget == 0
     summary = server.last(first.chat_id)
     server.finished(server.ask("two", first.chat_id))
     read = [(message.role, message.content) for message in engine.requests[-1].messages]

@@ -43,10 +43,10 @@ def test_the_model_names_a_new_chat_once_and_quietly(start: Start) -> None:
     server.finished(asked)
     server.wait(lambda: name_of(server, asked.chat_id) == "A Chat About Cats")
     (request,) = asked_for(engine)
-    assert request.priority == "background" and request.params.thinking_budget == 0
-    assert request.tools == engine.requests[0].tools and request.tool_choice == "none", (
-        "the chat's prompt, read already"
-    )
+    options = request.options
+    assert options.priority == "background" and request.params.thinking_budget == 0
+    assert options.tools == engine.requests[0].options.tools, "the chat's prompt, read already"
+    assert options.tool_choice == "none"
     server.finished(server.ask("And dogs?", asked.chat_id))
     server.wait(lambda: not server.chat.turns.unfinished)
     assert len(asked_for(engine)) == 1

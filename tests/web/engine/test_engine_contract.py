@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from smollm3.held_engine import held
 
-from notso.smollm3 import Engine, NotsoError
+from notso.smollm3 import Engine, NotsoError, RequestOptions
 from notso.web.engine.port import ChatEngine, Event, Generation, Message, SamplingParams
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 
@@ -67,7 +67,7 @@ def test_text_is_continued_as_it_is(engine: ChatEngine) -> None:
     events = list(engine.submit("Once upon a time", SamplingParams(temperature=0.0, max_tokens=20)).events())
     assert events[-1].kind == "end"
     with pytest.raises(NotsoError):
-        engine.submit("Once upon a time", continue_last=True)
+        engine.submit("Once upon a time", options=RequestOptions(continue_last=True))
 
 
 def test_tokens_come_and_go(engine: ChatEngine) -> None:
@@ -79,12 +79,12 @@ def test_tokens_come_and_go(engine: ChatEngine) -> None:
 def test_a_prompt_can_be_seen_and_counted(engine: ChatEngine) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     assert "27 + 48" in engine.render(QUESTION)
-    assert engine.count_tokens(QUESTION, tools=[tool]) > engine.count_tokens(QUESTION)
+    assert engine.count_tokens(QUESTION, RequestOptions(tools=[tool])) > engine.count_tokens(QUESTION)
 
 
 @pytest.mark.parametrize("alternatives", [None, 0, 2])
 def test_each_piece_has_its_log_probabilities_if_asked_for(engine: ChatEngine, alternatives: int | None) -> None:
-    events = list(engine.submit(QUESTION, GREEDY, top_logprobs=alternatives).events())
+    events = list(engine.submit(QUESTION, GREEDY, RequestOptions(top_logprobs=alternatives)).events())
     for kind in ("reasoning", "text"):
         entries = [entry for event in events if event.kind == kind for entry in event.logprobs]
         joined = b"".join(bytes(entry.bytes) for entry in entries).decode()
@@ -95,7 +95,7 @@ def test_each_piece_has_its_log_probabilities_if_asked_for(engine: ChatEngine, a
 def test_options_that_make_no_sense_are_refused(engine: ChatEngine) -> None:
     for options in ({"top_logprobs": 21}, {"tool_choice": "often"}, {"owner": "\ud800"}, {"when_full": "explode"}):
         with pytest.raises(NotsoError):
-            engine.submit(QUESTION, GREEDY, **options)  # type: ignore[arg-type]
+            engine.submit(QUESTION, GREEDY, RequestOptions(**options))  # type: ignore[arg-type]
 
 
 def test_an_answer_is_progress_thoughts_text_usage_and_an_end(engine: ChatEngine) -> None:
@@ -117,7 +117,7 @@ def test_progress_grows_to_the_whole_prompt(engine: ChatEngine) -> None:
 
 
 def test_without_thinking_there_are_no_thoughts(engine: ChatEngine) -> None:
-    assert "reasoning" not in kinds(list(engine.submit(QUESTION, GREEDY, thinking=False).events()))
+    assert "reasoning" not in kinds(list(engine.submit(QUESTION, GREEDY, RequestOptions(thinking=False)).events()))
 
 
 def test_a_log_can_be_read_again_and_from_anywhere(engine: ChatEngine) -> None:
@@ -190,20 +190,20 @@ def test_a_budget_ends_the_thought(engine: ChatEngine) -> None:
 
 def test_an_answer_can_be_written_on(engine: ChatEngine) -> None:
     answered = (*QUESTION, Message("assistant", "27 + 48 is"))
-    events = list(engine.submit(answered, GREEDY, thinking=False, continue_last=True).events())
+    events = list(engine.submit(answered, GREEDY, RequestOptions(thinking=False, continue_last=True)).events())
     assert not text(events, "text").startswith("27 + 48 is"), "only what is new comes"
     assert events[-1].finish_reason == "stop"
 
 
 def test_a_thought_can_be_thought_on(engine: ChatEngine) -> None:
     thinking = (*QUESTION, Message("assistant", "", reasoning_content="27 + 48"))
-    events = list(engine.submit(thinking, GREEDY, continue_last=True).events())
+    events = list(engine.submit(thinking, GREEDY, RequestOptions(continue_last=True)).events())
     assert text(events, "reasoning") and not text(events, "reasoning").startswith("27 + 48")
     assert text(events, "text")
 
 
 def test_many_at_once(engine: ChatEngine) -> None:
-    generations = [engine.submit(QUESTION, GREEDY, owner=str(number)) for number in range(6)]
+    generations = [engine.submit(QUESTION, GREEDY, RequestOptions(owner=str(number))) for number in range(6)]
     answers = {text(ended(generation), "text") for generation in generations}
     assert len(answers) == 1
 
@@ -211,22 +211,26 @@ def test_many_at_once(engine: ChatEngine) -> None:
 def test_counting_and_estimating(engine: ChatEngine) -> None:
     short, longer = engine.count_tokens(QUESTION), engine.count_tokens((Message("user", "What is 27 + 48? " * 9),))
     assert 0 < short < longer
-    ended(engine.submit(QUESTION, GREEDY, date=date(2025, 7, 8)))
-    estimate = engine.estimate(QUESTION, date=date(2025, 7, 8))
+    ended(engine.submit(QUESTION, GREEDY, RequestOptions(date=date(2025, 7, 8))))
+    estimate = engine.estimate(QUESTION, RequestOptions(date=date(2025, 7, 8)))
     assert 0 <= estimate.cached_tokens <= estimate.prompt_tokens
     assert estimate.seconds is None or estimate.seconds >= 0
 
 
 def test_a_draft_can_be_told_of_ahead(engine: ChatEngine) -> None:
     options: dict[str, Any] = {"thinking": False, "date": date(2025, 7, 8), "when_full": "drop_oldest"}
-    before = list(engine.submit(QUESTION, GREEDY, **options).events())
-    engine.read_ahead(QUESTION, GREEDY, **options)
-    engine.read_ahead((*QUESTION, Message("assistant", "75"), Message("user", "And")), GREEDY, **options)
-    assert text(list(engine.submit(QUESTION, GREEDY, **options).events()), "text") == text(before, "text")
+    before = list(engine.submit(QUESTION, GREEDY, RequestOptions(**options)).events())
+    engine.read_ahead(QUESTION, GREEDY, RequestOptions(**options))
+    engine.read_ahead(
+        (*QUESTION, Message("assistant", "75"), Message("user", "And")), GREEDY, RequestOptions(**options)
+    )
+    assert text(list(engine.submit(QUESTION, GREEDY, RequestOptions(**options)).events()), "text") == text(
+        before, "text"
+    )
     answered = (*QUESTION, Message("assistant", "75"))
     for messages, wrong in (((), {}), (answered, {}), (QUESTION, {"owner": "\ud800"}), (QUESTION, {"when_full": "x"})):
         with pytest.raises(NotsoError):
-            engine.read_ahead(messages, GREEDY, **wrong)  # type: ignore[arg-type]
+            engine.read_ahead(messages, GREEDY, RequestOptions(**wrong))  # type: ignore[arg-type]
 
 
 def test_who_hears_of_the_end_finds_the_place_free(engine: ChatEngine) -> None:
@@ -258,7 +262,7 @@ def test_what_does_not_fit_is_refused_or_trimmed() -> None:
         turns = [Message(role, "word " * 400) for _ in range(8) for role in ("user", "assistant")]
         with pytest.raises(NotsoError, match="tokens"):
             engine.submit([*turns, *QUESTION], GREEDY)
-        events = list(engine.submit([*turns, *QUESTION], GREEDY, when_full="drop_oldest").events())
+        events = list(engine.submit([*turns, *QUESTION], GREEDY, RequestOptions(when_full="drop_oldest")).events())
         trimmed = [event.dropped_messages for event in events if event.kind == "trimmed"]
         assert len(trimmed) == 1 and 0 < trimmed[0] < 16
         assert events[-1].finish_reason in ("stop", "length")

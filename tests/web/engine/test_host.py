@@ -120,7 +120,8 @@ def test_what_is_typed_is_read_ahead_as_it_will_be_sent(start: Start) -> None:
     asked = server.ask("\na question\n")
     server.finished(asked)
     first = engine.requests[0]  # of a chat that did not exist while it was typed
-    server.wait(lambda: engine.drafts == [replace(first, conversation=None)])
+    nameless = replace(first, options=replace(first.options, conversation=None))
+    server.wait(lambda: engine.drafts == [nameless])
     url = f"/chats/{asked.chat_id}"
     server.client.post(f"{url}/settings", data={"when_full": "drop_oldest", "keep_thinking": "on"})
     typed(url, text="more", **{"file-1-name": "f", "file-1-text": "x y z"})
@@ -129,7 +130,8 @@ def test_what_is_typed_is_read_ahead_as_it_will_be_sent(start: Start) -> None:
     server.finished(server.last(asked.chat_id))
     server.wait(lambda: len(engine.drafts) == 2)
     draft, sent = engine.drafts[-1], engine.requests[-1]
-    assert draft == sent and draft.when_full == "drop_oldest" and not draft.thinking and draft.tools
+    options = draft.options
+    assert draft == sent and options.when_full == "drop_oldest" and not options.thinking and options.tools
     assert draft.messages[-1].content.startswith("--- f ---\nx y z")
 
 
@@ -176,3 +178,15 @@ def test_the_meter_counts_what_is_there_and_what_is_typed(start: Start) -> None:
     assert (parts["This message"], parts["Conversation"], parts["Attachments"]) == ("2", "5", "11")
     assert measured(f"{url}/estimate")[0] == 28
     assert "does not fit" in server.client.post(f"{url}/estimate", data={"text": "w " * 5000}, headers=FRAGMENT).text
+
+
+def test_the_options_reach_the_engine_as_the_value_that_was_checked(start: Start) -> None:
+    engine = ScriptedEngine()
+    engine.gate.clear()
+    server = start(engine).ready()
+    asked = server.ask("one")
+    server.wait(lambda: len(engine.requests) == 1)
+    turn = server.on_loop(lambda: server.chat.turns.find(asked.generation_id))
+    assert engine.requests[0].options is turn.request.options
+    engine.gate.set()
+    server.finished(asked)

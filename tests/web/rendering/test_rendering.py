@@ -410,7 +410,7 @@ def test_what_is_too_long_is_shown_plain() -> None:
     assert whole == streamed
 
 
-@pytest.mark.parametrize("depth", [15, 16, 17, 40])
+@pytest.mark.parametrize("depth", [15, 16, 17, pytest.param(40, marks=pytest.mark.long("page"))])
 @pytest.mark.parametrize("shape", ["lists", "lists in a line", "quotes"])
 def test_nothing_is_lost_in_the_deep_nor_behind_it(depth: int, shape: str) -> None:
     if shape == "lists":

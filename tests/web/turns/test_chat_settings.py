@@ -93,7 +93,7 @@ def test_they_reach_the_engine(start: Start) -> None:
     assert (first.temperature, first.seed, first.thinking_budget) == (0.9, 5, None)
     assert (second.temperature, second.seed, second.thinking_budget) == (0.1, 5, 7)
     assert engine.requests[1].messages[0].content == "Be brief."
-    assert (engine.requests[0].when_full, engine.requests[1].when_full) == ("stop", "drop_oldest")
+    assert (engine.requests[0].options.when_full, engine.requests[1].options.when_full) == ("stop", "drop_oldest")
 
 
 def test_a_refused_field_is_told_beside_it_and_the_others_are_stored(start: Start) -> None:

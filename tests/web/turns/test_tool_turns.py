@@ -110,7 +110,8 @@ def test_a_call_is_asked_for_run_and_told_to_the_model(using: Callable[..., Any]
     (use,) = answer.tool_uses
     assert (use.state, use.result, use.name, use.round) == ("done", "42", "calculator", 0) and use.duration_ms > 0
     first, second = engine_of(server).requests
-    assert [tool["function"]["name"] for tool in first.tools or ()] == ["calculator"] and first.tools == second.tools
+    assert [tool["function"]["name"] for tool in first.options.tools or ()] == ["calculator"]
+    assert first.options.tools == second.options.tools
     assert second.messages == (
         *first.messages,
         Message("assistant", "**Part 0**", tool_calls=(ToolCall(use.id, use.name, use.arguments),)),
@@ -192,7 +193,7 @@ def test_nobody_answers(using: Callable[..., Any], monkeypatch: pytest.MonkeyPat
 def test_all_tools_are_off_until_chosen(start: Start) -> None:
     server = start(ScriptedEngine(lambda messages, thinking: say("Hello."))).ready()
     turn = server.ask("Hi")
-    assert server.finished(turn).tool_uses == () and engine_of(server).requests[-1].tools is None
+    assert server.finished(turn).tool_uses == () and engine_of(server).requests[-1].options.tools is None
     page = server.client.get("/tools", headers=FRAGMENT).text
     assert "All are off" in page and "10 tokens" in page and " checked" not in page
     page = server.client.post(
@@ -200,13 +201,13 @@ def test_all_tools_are_off_until_chosen(start: Start) -> None:
     ).text
     assert "Together they take 20 tokens" in page and page.count(" checked") == 2
     server.finished(server.ask("Hi", turn.chat_id))
-    names = [tool["function"]["name"] for tool in engine_of(server).requests[-1].tools or ()]
+    names = [tool["function"]["name"] for tool in engine_of(server).requests[-1].options.tools or ()]
     assert names == ["calculator", "clock"]
     assert "All are off" in server.client.get("/tools", headers=FRAGMENT).text, "new chats have none as before"
     server.client.post("/tools", data={"tool-clock": "on"})
     server.client.post(f"/chats/{turn.chat_id}/tools", data={})
     server.finished(server.ask("Hi", turn.chat_id))
-    assert engine_of(server).requests[-1].tools is None, "none, although new chats have one"
+    assert engine_of(server).requests[-1].options.tools is None, "none, although new chats have one"
 
 
 def test_a_tool_that_is_not_there_needs_no_permission(using: Callable[..., Any]) -> None:
@@ -331,7 +332,7 @@ def test_stopped_in_the_second_part_goes_on_there(using: Callable[..., Any]) -> 
     whole = server.finished(server.last(turn.chat_id))
     assert whole.content == answer.content + " - so." and whole.tool_uses == answer.tool_uses
     request = engine.requests[-1]
-    assert request.continue_last and request.messages[-1] == Message("assistant", parts_of(answer)[1])
+    assert request.options.continue_last and request.messages[-1] == Message("assistant", parts_of(answer)[1])
     assert [each.role for each in request.messages] == ["user", "assistant", "tool", "assistant"]
 
 

@@ -258,8 +258,8 @@ def test_the_engine_reads_history_date_and_toggle(start: Start) -> None:
         ("user", "Three"),
     ]
     assert all(message.reasoning_content is None for message in two.messages)
-    assert (one.thinking, two.thinking) == (True, False)
-    assert one.date == two.date is not None
+    assert (one.options.thinking, two.options.thinking) == (True, False)
+    assert one.options.date == two.options.date is not None
 
 
 def test_the_date_is_frozen_per_chat(start: Start) -> None:
@@ -273,7 +273,7 @@ def test_the_date_is_frozen_per_chat(start: Start) -> None:
         )
     )
     server.finished(server.ask("Two", asked.chat_id))
-    assert engine.requests[-1].date.isoformat() == "2025-07-08"  # type: ignore[union-attr]
+    assert engine.requests[-1].options.date.isoformat() == "2025-07-08"  # type: ignore[union-attr]
 
 
 def test_a_failure_ends_the_turn_with_words_and_keeps_the_text(start: Start) -> None:

@@ -22,8 +22,7 @@ from notso.smollm3.diagnostics.peers import PeerProcess, Task
 from notso.smollm3.engine.engine import Engine
 from notso.smollm3.engine.memory_plan import kv_bytes_per_token
 from notso.smollm3.errors import EngineError, InvalidRequestError
-from notso.smollm3.kv.formats import KVChoice
-from notso.smollm3.model.weight_placement import Placement
+from notso.smollm3.values.engine_config import KVChoice, Placement
 from notso.smollm3.values.sampling_params import SamplingParams
 
 PROBE_BYTES = 1 << 30

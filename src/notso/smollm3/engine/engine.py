@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date as Date
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +22,10 @@ from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, EngineError, InvalidRequestError
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.cache_version import cache_version
-from notso.smollm3.kv.formats import KVChoice
 from notso.smollm3.kv.kv_cache import KVCache
 from notso.smollm3.kv.offload import KVOffload
 from notso.smollm3.model.model_runner import ModelRunner
-from notso.smollm3.model.weight_placement import Placement, WeightPlacement
+from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.output.generation import Generation, events_until
 from notso.smollm3.scheduling.block_pool import BlockPool, cache_salt, conversation_digest
@@ -36,16 +34,14 @@ from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.engine_config import EngineConfig
 from notso.smollm3.values.events import Event
-from notso.smollm3.values.messages import Message, Tool
+from notso.smollm3.values.messages import Message
 from notso.smollm3.values.model_info import EngineStats, PromptEstimate
-from notso.smollm3.values.request_options import AnswerOptions, CompleteOptions, PromptInput
+from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
 Floats = npt.NDArray[np.float32]
-
-DEFAULT_CACHE_BYTES = 4 << 30
-"""Room on disk for computed conversations: some 100,000 tokens of the 3B."""
 
 MAX_WAITING = 4096
 """Requests that may wait; more are refused."""
@@ -58,23 +54,9 @@ class Engine:
     is cached, nor on the number of threads.
     """
 
-    def __init__(
-        self,
-        file: GGUFFile,
-        *,
-        context_tokens: int | None,
-        threads: int | None,
-        is_demo: bool,
-        weights_on: Placement = "auto",
-        kv: KVChoice = "auto",
-        max_num_seqs: int | None = None,
-        speculation: bool = True,
-        cache_dir: Path | None = None,
-        cache_bytes: int = DEFAULT_CACHE_BYTES,
-        backend: Backend | None = None,
-    ) -> None:
-        """Use `Engine.load`. backend: who computes; None: the CPU, with `threads`."""
-        backend = backend or CPU.configured(threads)
+    def __init__(self, file: GGUFFile, config: EngineConfig, backend: Backend | None = None) -> None:
+        """Use `Engine.load`. backend: who computes; None: the CPU, with the threads of `config`."""
+        backend = backend or CPU.configured(config.threads)
         self._file = file
         self.config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
@@ -82,9 +64,9 @@ class Engine:
         plan = plan_engine(
             self.config,
             weight_bytes,
-            context_tokens=context_tokens,
-            kv=kv,
-            max_num_seqs=max_num_seqs,
+            context_tokens=config.context_tokens,
+            kv=config.kv,
+            max_num_seqs=config.max_num_seqs,
             limit=backend.memory(mapped_bytes=weight_bytes),
         )
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
@@ -108,62 +90,33 @@ class Engine:
             windows=self._pool.windows,
         )
         self._offload: KVOffload | None = None
-        if cache_dir is not None:
-            self._offload = KVOffload(cache, self._pool, cache_dir, self._cache_version, cache_bytes)
+        if config.cache_dir is not None:
+            folder = Path(config.cache_dir)
+            self._offload = KVOffload(cache, self._pool, folder, self._cache_version, config.cache_bytes)
         self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
         weights = weights.on(backend)
-        self._placement = WeightPlacement(file, weights, signal, backend, wanted=weights_on)
+        self._placement = WeightPlacement(file, weights, signal, backend, wanted=config.weights)
         rows = step_rows(self.config, plan.context_tokens)
         self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
         self._inputs = InputProcessor(
-            self._prompts, self.tokenizer, plan.context_tokens, signal, latency if speculation else None
+            self._prompts, self.tokenizer, plan.context_tokens, signal, latency if config.speculation else None
         )
         self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency)
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
         self._end = weakref.finalize(self, _end, self._core, self._placement, file)
         self._placement.start()
-        self.info = model_info(file, self.config, plan, backend, kv_bytes=cache.nbytes, is_demo=is_demo)
+        self.info = model_info(file, self.config, plan, backend, kv_bytes=cache.nbytes, is_demo=config.model is None)
 
     @classmethod
-    def load(
-        cls,
-        path: str | Path | None = None,
-        *,
-        context_tokens: int | None = None,
-        threads: int | None = None,
-        weights: Placement = "auto",
-        kv: KVChoice = "auto",
-        max_num_seqs: int | None = None,
-        speculation: bool = True,
-        cache_dir: str | Path | None = None,
-        cache_bytes: int = DEFAULT_CACHE_BYTES,
-    ) -> Engine:
-        """Map a GGUF file and make it ready; None loads the demo model that ships with the package.
-
-        context_tokens: capacity of prompt and answer together; None takes up to 8,192 as memory allows. Beyond the
-        model's trained context YaRN doubles it; more is refused. threads: None uses one for each physical core.
-        weights: "mmap" reads them from the mapped file; "hugepages" copies them to 2 MiB pages in the background while
-        it already answers; "auto" does so for files where it pays, if memory and the system allow.
-        kv: how keys and values are kept; "auto" chooses by context and memory. max_num_seqs: answers written at the
-        same time; None takes up to 16 as memory allows. speculation: draft tokens where that pays; what is said
-        stays the same. cache_dir: a private folder for up to `cache_bytes` of what was computed, so that conversations
-        go on after a restart without being read again; None keeps nothing.
+    def load(cls, model: str | Path | EngineConfig | None = None, **settings: Any) -> Engine:
+        """Map a GGUF file and make it ready; None loads the demo model that ships with the package. How: by a whole
+        config, or by its fields as keywords.
 
         Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError or KernelChoiceError.
         """
-        is_demo = path is None
-        return cls(
-            GGUFFile.open(demo_path() if path is None else path),
-            context_tokens=context_tokens,
-            threads=threads,
-            is_demo=is_demo,
-            weights_on=weights,
-            kv=kv,
-            max_num_seqs=max_num_seqs,
-            speculation=speculation,
-            cache_dir=None if cache_dir is None else Path(cache_dir),
-            cache_bytes=cache_bytes,
-        )
+        given = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
+        config = EngineConfig.from_dict(given | settings)
+        return cls(GGUFFile.open(demo_path() if config.model is None else config.model), config)
 
     @property
     def weight_placement(self) -> str:
@@ -226,50 +179,25 @@ class Engine:
         """
         return self.tokenizer.decode(checked_ids(ids, self.config.vocab_size), skip_control=False) if len(ids) else ""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
         """The exact text of the prompt, as the model file's template prints it."""
-        return self._prompts.template.render(messages, thinking=thinking, tools=tools, date=date)
+        asked = options or RequestOptions()
+        return self._prompts.template.render(messages, thinking=asked.thinking, tools=asked.tools, date=asked.date)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], options: RequestOptions | None = None) -> list[int]:
         """The prompt's token ids. Control tokens come from the template only, never from what a message says."""
-        return self._prompts.write(messages, thinking, tools, date).ids
+        return self._prompts.write(messages, options or RequestOptions()).ids
 
-    def count_tokens(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-    ) -> int:
+    def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         """How many tokens the prompt has."""
-        return len(self.encode_chat(messages, thinking, tools, date))
+        return len(self.encode_chat(messages, options))
 
-    def estimate(
-        self,
-        messages: Sequence[Message],
-        *,
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-        owner: str = "",
-    ) -> PromptEstimate:
+    def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
         """What reading this prompt would cost now."""
         self._require_open()
-        owner = CompleteOptions(owner=owner).owner
-        ids = self.encode_chat(messages, thinking, tools, date)
-        cached = self._core.call(lambda: self._scheduler.cached_length(self._salt(owner), ids))
+        salt = self._salt((options or RequestOptions()).owner)
+        ids = self.encode_chat(messages, options)
+        cached = self._core.call(lambda: self._scheduler.cached_length(salt, ids))
         per_token = self._core.prompt_s_per_token
         seconds = per_token * (len(ids) - cached) if per_token else None
         return PromptEstimate(len(ids), cached, seconds)
@@ -287,22 +215,18 @@ class Engine:
     # Answers
 
     def submit(
-        self,
-        messages: PromptInput,
-        params: SamplingParams | None = None,
-        **options: Unpack[AnswerOptions],
+        self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
         """Begin to answer a conversation, or to continue text or token ids; what comes is in the Generation.
-        `CompleteOptions` says what the options mean.
 
         Raises InvalidRequestError, ContextLengthError, TemplateError or EngineError.
         """
-        request = self._request(messages, params, CompleteOptions(**options))
+        request = self._request(messages, params, options)
         self._core.submit(request)
         return request.generation
 
     def read_ahead(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+        self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         """What `submit` is about to be asked for, while the last message is still being typed: its prompt is read while
         nobody asks for anything, in place of what was to be read ahead for that owner before. Whatever is typed next,
@@ -311,25 +235,25 @@ class Engine:
         Returns at once, and refuses what `submit` refuses.
         """
         self._require_open()
-        complete = CompleteOptions(**options)
-        ids, turn_at = self._inputs.draft(messages, params or SamplingParams(), complete)
-        named = complete.conversation is not None  # else it is of none, until one finds it
-        conversation = conversation_digest(complete.owner, complete.conversation) if named else None
-        self._core.read_ahead(self._salt(complete.owner), conversation, ids, turn_at)
+        asked = options or RequestOptions()
+        ids, turn_at = self._inputs.draft(messages, params or SamplingParams(), asked)
+        named = asked.conversation is not None  # else it is of none, until one finds it
+        conversation = conversation_digest(asked.owner, asked.conversation) if named else None
+        self._core.read_ahead(self._salt(asked.owner), conversation, ids, turn_at)
 
     def generate(
         self,
         messages: PromptInput,
         params: SamplingParams | None = None,
+        options: RequestOptions | None = None,
         *,
         cancelled: Callable[[], bool] | None = None,
-        **options: Unpack[AnswerOptions],
     ) -> Iterator[Event]:
         """What `submit` does once the first event is asked for, and the events as they come. Blocks between them.
 
         Closing the iterator, or `cancelled()` turning true (it is asked fifty times a second), stops the answer.
         """
-        request = self._request(messages, params, CompleteOptions(**options))
+        request = self._request(messages, params, options)
         return self._events(request, cancelled or (lambda: False))
 
     def _events(self, request: Request, cancelled: Callable[[], bool]) -> Iterator[Event]:
@@ -337,11 +261,12 @@ class Engine:
         self._core.submit(request)
         yield from events_until(request.generation, cancelled)
 
-    def _request(self, asked: PromptInput, params: SamplingParams | None, options: CompleteOptions) -> Request:
+    def _request(self, messages: PromptInput, params: SamplingParams | None, options: RequestOptions | None) -> Request:
         self._require_open()
         if self._core.requests >= MAX_WAITING:
             raise EngineError(f"{MAX_WAITING:,} requests wait already")
-        return self._inputs.write(asked, params or SamplingParams(), options, self._salt(options.owner))
+        asked = options or RequestOptions()
+        return self._inputs.write(messages, params or SamplingParams(), asked, self._salt(asked.owner))
 
     def _salt(self, owner: str) -> bytes:
         return cache_salt(self._cache_version, owner)

@@ -26,7 +26,7 @@ from notso.smollm3.text.prompt import ANSWER_TOKENS, Prompt, PromptWriter, check
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import Message
-from notso.smollm3.values.request_options import CompleteOptions, PromptInput
+from notso.smollm3.values.request_options import PromptInput, RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
 DRAFT_HISTORY_TOKENS = 32_768
@@ -56,7 +56,7 @@ class InputProcessor:
         thinking = (tokenizer.think_open_id, tokenizer.think_close_id)
         self._never_drafted = tokenizer.control_ids | {token for token in thinking if token is not None}
 
-    def write(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions, salt: bytes) -> Request:
+    def write(self, asked: PromptInput, params: SamplingParams, options: RequestOptions, salt: bytes) -> Request:
         """A request, whose block hashes begin with `salt`, that nothing has been done for yet.
 
         Raises InvalidRequestError, ContextLengthError or TemplateError.
@@ -98,7 +98,7 @@ class InputProcessor:
         )
 
     def draft(
-        self, messages: Sequence[Message], params: SamplingParams, options: CompleteOptions
+        self, messages: Sequence[Message], params: SamplingParams, options: RequestOptions
     ) -> tuple[list[int], int]:
         """The prompt of what a person still types, and where the turn being typed begins in it.
 
@@ -108,17 +108,17 @@ class InputProcessor:
         if not has_words or messages[-1].role != "user" or options.continue_last:
             raise InvalidRequestError("only what a person types can be read ahead", param="messages")
         prompt = self._fitting_prompt(messages, params, options)
-        turn_at = self._prompts.last_turn_at(prompt, messages, options.thinking, options.tools, options.date)
+        turn_at = self._prompts.last_turn_at(prompt, messages, options)
         return prompt.ids, turn_at
 
-    def _fitting_prompt(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions) -> Prompt:
+    def _fitting_prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
         prompt = self._prompt(asked, params, options)
         wanted = len(prompt.ids) + (params.max_tokens or 1)
         if wanted > self._context_tokens:
             raise ContextLengthError(wanted, self._context_tokens)
         return prompt
 
-    def _prompt(self, asked: PromptInput, params: SamplingParams, options: CompleteOptions) -> Prompt:
+    def _prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
         if not hasattr(asked, "__len__") or len(asked) == 0:
             raise InvalidRequestError("messages or token ids are needed: there is nothing to answer", param="messages")
         if isinstance(asked, str):
@@ -131,18 +131,14 @@ class InputProcessor:
             return Prompt(ids, may_think=self._prompts.may_think(ids))
         return self._prompts.write_for(
             cast(Sequence[Message], asked),
-            options.thinking,
-            options.tools,
-            options.date,
-            continue_last=options.continue_last,
-            when_full=options.when_full,
+            options,
             context_tokens=self._context_tokens,
             kept_free=self._kept_free(params),
             least_free=params.max_tokens or 1,
         )
 
     def _next_ids(
-        self, asked: PromptInput, params: SamplingParams, options: CompleteOptions
+        self, asked: PromptInput, params: SamplingParams, options: RequestOptions
     ) -> Callable[[Message], list[int]] | None:
         """What writes the beginning of the next prompt, as long as it fits; None where no turn is to be expected."""
         if not isinstance(asked[0], Message) or options.continue_last or options.priority == "background":
@@ -154,7 +150,7 @@ class InputProcessor:
 
         def write(answer: Message) -> list[int]:
             history = [*messages, replace(answer, keep_reasoning=keep)]
-            ids = self._prompts.beginning(history, options.thinking, options.tools, options.date)
+            ids = self._prompts.beginning(history, options)
             return ids if len(ids) < most else []
 
         return write

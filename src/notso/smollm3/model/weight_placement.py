@@ -10,13 +10,11 @@ import logging
 import threading
 from collections import deque
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 from notso.qtensor import Backend, GGUFFile, QTensorError, Weight, WeightArena
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.model.weights import MATRICES, LayerWeights, SmolLM3Weights
-
-Placement = Literal["auto", "mmap", "hugepages"]
 
 WORTHWHILE_BYTES = 256 << 20
 """Smaller files stay in the processor's caches, or are read in a moment; "auto" leaves them where they are."""
@@ -53,15 +51,13 @@ class WeightPlacement:
         signal: EngineSignal,
         backend: Backend,
         *,
-        wanted: Placement,
+        wanted: str,
     ) -> None:
         """`signal` is woken from the copying thread whenever something is ready for `adopt`. "auto" copies only while
         the engine is idle, "hugepages" at once.
 
         Raises InvalidRequestError if "hugepages" is asked for where the system has none.
         """
-        if wanted not in ("auto", "mmap", "hugepages"):
-            raise InvalidRequestError("weights must be auto, mmap or hugepages", param="weights")
         if wanted == "hugepages" and not backend.has_weight_arena:
             raise InvalidRequestError("this system gives no huge pages; use weights=mmap", param="weights")
         self._file = file

@@ -13,7 +13,7 @@ from notso.smollm3.sampling.grammar import Grammars, Matcher, Part, answer_part,
 from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Tool
-from notso.smollm3.values.request_options import CompleteOptions, ToolName
+from notso.smollm3.values.request_options import RequestOptions, ToolName
 
 
 class Guide:
@@ -94,7 +94,7 @@ class Guide:
 
 
 def guide_for(
-    options: CompleteOptions, tokenizer: Tokenizer, grammars: Grammars, *, may_think: bool, begun: str
+    options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, *, may_think: bool, begun: str
 ) -> Guide | None:
     """What keeps an answer to what was asked for; None if nothing does.
 
@@ -118,7 +118,7 @@ def guide_for(
     return Guide(tokenizer, matcher, may_think=may_think, ruled_out=ruled_out, begun=bool(begun))
 
 
-def _matcher(options: CompleteOptions, tokenizer: Tokenizer, grammars: Grammars) -> Matcher | None:
+def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) -> Matcher | None:
     choice = options.tool_choice
     if choice == "required" or isinstance(choice, ToolName):
         if options.grammar is not None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date as Date
 
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError, ModelFileError
 from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.special_tokens import Run
 from notso.smollm3.text.tokenizer import Tokenizer, check_unicode
-from notso.smollm3.values.messages import Message, Tool, WhenFull
+from notso.smollm3.values.messages import Message
+from notso.smollm3.values.request_options import RequestOptions
 
 CLOSE_SPELT = "</think>"
 ANSWER_TOKENS = 1024
@@ -47,62 +48,49 @@ class PromptWriter:
             raise ModelFileError("this model file has no chat template; give token ids instead of messages")
         return self._template
 
-    def write(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-        *,
-        continue_last: bool = False,
-        most_tokens: int | None = None,
-    ) -> Prompt:
+    def write(self, messages: Sequence[Message], options: RequestOptions, *, most_tokens: int | None = None) -> Prompt:
         """The prompt for the next answer or, with `continue_last`, for more of the last message, an assistant's.
 
         Control tokens come from the template only, never from what a message says. Raises ContextLengthError for one
         that is certainly longer than `most_tokens`.
         """
         earlier, begun = messages, None
-        if continue_last:
+        if options.continue_last:
             earlier, begun = messages[:-1], messages[-1]
             if not isinstance(begun, Message) or begun.role != "assistant" or begun.tool_calls:
                 raise InvalidRequestError("only an assistant's text can be continued", param="messages")
         ids = self.template.encode(
-            self._tokenizer, earlier, thinking=thinking, tools=tools, date=date, most_tokens=most_tokens
+            self._tokenizer,
+            earlier,
+            thinking=options.thinking,
+            tools=options.tools,
+            date=options.date,
+            most_tokens=most_tokens,
         )
         if begun is not None and most_tokens is not None:
             self._tokenizer.check_length([begun.content], most_tokens)
         if begun is None:
             return Prompt(ids, may_think=self.may_think(ids))
-        beginning = self._beginning(begun, thinking)
+        beginning = self._beginning(begun, options.thinking)
         if not beginning:  # nothing of it is left: thoughts, and it may not think
             return Prompt(ids, may_think=self.may_think(ids))
         return Prompt(ids + beginning, goes_on=True, begun=begun.content)
 
-    def beginning(
-        self, messages: Sequence[Message], thinking: bool, tools: Sequence[Tool] | None, date: Date | None
-    ) -> list[int]:
+    def beginning(self, messages: Sequence[Message], options: RequestOptions) -> list[int]:
         """What every prompt begins with that goes on from `messages` with words of a person or of a tool; empty where
         the template is not a known one, and takes a process of its own."""
-        template, encode = self.template, self._tokenizer.encode_runs
-        if not template.is_known:
+        encode = self._tokenizer.encode_runs
+        if not self.template.is_known:
             return []
         one, other = (
-            template.runs([*messages, Message("user", words)], thinking=thinking, tools=tools, date=date)
+            self._runs([*messages, Message("user", words)], options)
             for words in ("a", "1")  # of no token in common
         )
         same = common_length(one, other)
         ids, others = encode(one[same : same + 1]), encode(other[same : same + 1])
         return encode(one[:same]) + ids[: common_length(ids, others)]
 
-    def last_turn_at(
-        self,
-        prompt: Prompt,
-        messages: Sequence[Message],
-        thinking: bool,
-        tools: Sequence[Tool] | None,
-        date: Date | None,
-    ) -> int:
+    def last_turn_at(self, prompt: Prompt, messages: Sequence[Message], options: RequestOptions) -> int:
         """With which token of `prompt`, written for `messages`, the last one's turn begins, or a little before; its
         length where the template is not a known one, as in `beginning`."""
         if not self.template.is_known:
@@ -110,7 +98,7 @@ class PromptWriter:
         head = 1 if messages[0].role == "system" else 0
         earlier, last = [*messages[:head], *messages[head + prompt.dropped_messages : -1]], messages[-1]
         one, other = (
-            self.template.runs([*earlier, replace(last, content=words)], thinking=thinking, tools=tools, date=date)
+            self._runs([*earlier, replace(last, content=words)], options)
             for words in (last.content, f"a{last.content}")
         )
         same = common_length(one, other)
@@ -124,12 +112,8 @@ class PromptWriter:
     def write_for(
         self,
         messages: Sequence[Message],
-        thinking: bool,
-        tools: Sequence[Tool] | None,
-        date: Date | None,
+        options: RequestOptions,
         *,
-        continue_last: bool,
-        when_full: WhenFull,
         context_tokens: int,
         kept_free: int,
         least_free: int,
@@ -137,12 +121,10 @@ class PromptWriter:
         """`write`; or, with `when_full` "drop_oldest", `write_fitting`."""
 
         def write(kept: Sequence[Message]) -> Prompt:
-            return self.write(kept, thinking, tools, date, continue_last=continue_last, most_tokens=context_tokens)
+            return self.write(kept, options, most_tokens=context_tokens)
 
-        if when_full == "stop":
+        if options.when_full == "stop":
             return write(messages)
-        if when_full != "drop_oldest":
-            raise InvalidRequestError("when_full must be stop or drop_oldest", param="when_full")
         return self.write_fitting(messages, write, context_tokens, kept_free, least_free)
 
     def write_fitting(
@@ -188,6 +170,9 @@ class PromptWriter:
         if len(prompt.ids) + least_free > context_tokens:
             raise ContextLengthError(len(prompt.ids) + least_free, context_tokens)
         return replace(prompt, dropped_messages=starts[-1] - head if starts else 0)
+
+    def _runs(self, messages: Sequence[Message], options: RequestOptions) -> list[Run]:
+        return self.template.runs(messages, thinking=options.thinking, tools=options.tools, date=options.date)
 
     def _beginning(self, begun: Message, thinking: bool) -> list[int]:
         """What the assistant has said so far, as the model would have written it."""

@@ -1,16 +1,16 @@
-"""What may be said about how a prompt is to be answered, besides the sampling: listed here once, for every engine."""
+"""What may be said about how a prompt is to be answered, besides the sampling: one value, listed and checked here."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import date as Date
-from typing import Literal, TypeAlias, TypedDict, cast, get_args
+from typing import Literal, TypeAlias, get_args
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.values.messages import Message, Priority, Tool, WhenFull
 
-MOST_TOP_LOGPROBS = 20
+MAX_TOP_LOGPROBS = 20
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
 
@@ -40,26 +40,9 @@ PromptInput: TypeAlias = Sequence[Message] | Sequence[int] | str
 """
 
 
-class AnswerOptions(TypedDict, total=False):
-    """The options of `Engine.submit` and whatever stands in for it; `CompleteOptions` says what each means."""
-
-    thinking: bool
-    tools: Sequence[Tool] | None
-    tool_choice: ToolChoice
-    parallel_tool_calls: bool
-    grammar: Grammar | None
-    top_logprobs: int | None
-    date: Date | None
-    priority: Priority
-    owner: str
-    conversation: str | None
-    continue_last: bool
-    when_full: WhenFull
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompleteOptions:
-    """The options with their defaults.
+class RequestOptions:
+    """How a prompt is to be answered: what `Engine.submit` and whatever stands in for it takes beside the sampling.
 
     thinking: whether the model may think first. tools: what it may call. tool_choice: "auto" leaves that to the model,
     "none" keeps it from calling, "required" makes it call, a ToolName makes it call that tool, once.
@@ -99,8 +82,8 @@ class CompleteOptions:
         is_grammar = grammar is None or (isinstance(grammar, Grammar) and grammar.kind in get_args(GrammarKind))
         _require(is_grammar, "grammar", f"a Grammar of a kind of {', '.join(get_args(GrammarKind))}")
         top = self.top_logprobs
-        is_count = top is None or (type(top) is int and 0 <= top <= MOST_TOP_LOGPROBS)
-        _require(is_count, "top_logprobs", f"a whole number from 0 to {MOST_TOP_LOGPROBS}")
+        is_count = top is None or (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS)
+        _require(is_count, "top_logprobs", f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
         _require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
         is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
         _require(is_name, "conversation", "text in valid Unicode")
@@ -112,13 +95,8 @@ class CompleteOptions:
         """
         senseless = ["date", "continue_last", "when_full", *(["tools", "tool_choice"] if is_text else [])]
         for name in senseless:
-            if getattr(self, name) != getattr(CompleteOptions(), name):
+            if getattr(self, name) != getattr(RequestOptions(), name):
                 raise InvalidRequestError(f"{name} needs messages; this prompt is read as it is", param=name)
-
-    @property
-    def options(self) -> AnswerOptions:
-        """As keyword arguments."""
-        return cast(AnswerOptions, {each.name: getattr(self, each.name) for each in fields(CompleteOptions)})
 
 
 def _require(holds: bool, name: str, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from notso.web.chat.services import ChatServices
-from notso.web.engine.port import ChatEngine, ModelError, Tool
+from notso.web.engine.port import ChatEngine, ModelError, RequestOptions, Tool
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.store.tree import branch, line_to
 from notso.web.turns.chat_settings import ChatSettings, settings_from
@@ -45,4 +45,4 @@ def _count(
     messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
     if settings.when_full == "drop_oldest":  # what is older may go
         messages = (*(message for message in messages[:1] if message.role == "system"), messages[-1])
-    return engine.count_tokens(messages, chat.thinking, tools, chat.prompt_date)
+    return engine.count_tokens(messages, RequestOptions(thinking=chat.thinking, tools=tools, date=chat.prompt_date))

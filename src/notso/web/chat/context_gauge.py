@@ -6,27 +6,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date as Date
-from typing import Literal, TypedDict, Unpack
+from typing import Literal
 
-from notso.web.engine.port import ChatEngine, Message, ModelError, Tool, WhenFull
+from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions, WhenFull
 from notso.web.store.protocol import Attachment, StoredMessage
 from notso.web.turns.attachments import with_attachments
 from notso.web.turns.chat_settings import ChatSettings
-from notso.web.turns.prompt import SUMMARY_HEADING, conversation_of, prompt_messages
+from notso.web.turns.prompt import SUMMARY_HEADING, prompt_messages
 
 Level = Literal["ok", "warn", "bad"]
 
 WARN_PERCENT, BAD_PERCENT = 70, 90
-
-
-class Asked(TypedDict):
-    """Of what is asked with a draft: all that its prompt depends on besides the messages."""
-
-    thinking: bool
-    tools: Sequence[Tool] | None
-    date: Date | None
-    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +52,15 @@ def measure(
     line: Sequence[StoredMessage],
     draft: StoredMessage,
     settings: ChatSettings,
-    **asked: Unpack[Asked],
+    options: RequestOptions,
 ) -> Meter:
-    """Measure a branch with a draft at its end. Raises ModelError."""
-    tools = asked["tools"]
+    """Measure a branch with a draft at its end, by the options of what would be asked. Raises ModelError."""
 
-    def count(messages: Sequence[Message], tools: Sequence[Tool] | None = tools) -> int:
-        return engine.count_tokens(messages, asked["thinking"], tools, asked["date"])
+    def count(messages: Sequence[Message]) -> int:
+        return engine.count_tokens(messages, options)
 
     messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
-    estimate = engine.estimate(messages, **asked)
+    estimate = engine.estimate(messages, options)
     used = estimate.prompt_tokens
     without_text = (*messages[:-1], Message("user", with_attachments("", draft.attachments)))
     without_draft = (*messages[:-1], Message("user", ""))
@@ -88,7 +77,7 @@ def measure(
     if system is not None and SUMMARY_HEADING in system.content:
         plain = replace(system, content=settings.system_prompt)
         summary = with_system - (count((plain, *alone)) if settings.system_prompt.strip() else bare)
-    tool_tokens = bare - count(alone, None) if tools else 0
+    tool_tokens = bare - engine.count_tokens(alone, replace(options, tools=None)) if options.tools else 0
     words_only = [replace(each, tool_calls=()) for each in without_draft if each.role != "tool"]
     results = no_draft - count(words_only) if len(words_only) < len(without_draft) else 0
     parts = {
@@ -117,18 +106,12 @@ def read_ahead(
     line: Sequence[StoredMessage],
     draft: StoredMessage,
     settings: ChatSettings,
-    **asked: Unpack[Asked],
+    options: RequestOptions,
 ) -> None:
     """Have the engine read what it would be asked if the draft were sent. What cannot be sent is left alone."""
     messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
     with contextlib.suppress(ModelError):
-        engine.read_ahead(
-            messages,
-            settings.sampling,
-            **asked,
-            conversation=conversation_of(line),
-            when_full=settings.when_full,
-        )
+        engine.read_ahead(messages, settings.sampling, options)
 
 
 def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessage:

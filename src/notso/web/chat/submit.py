@@ -11,7 +11,7 @@ from typing import Literal
 from notso.web.chat.context_check import check_fits
 from notso.web.chat.services import ChatServices
 from notso.web.chat.tool_offer import offer_in
-from notso.web.engine.port import Message, Request, SamplingParams
+from notso.web.engine.port import Message, Request, RequestOptions, SamplingParams
 from notso.web.store.protocol import Chat, NewAnswer, NewTurn, StoredMessage, TurnAccepted, TurnRefused
 from notso.web.store.tree import branch, line_to
 from notso.web.turns.attachments import attachments_from
@@ -110,13 +110,15 @@ async def summarise(services: ChatServices, owner: str, chat: Chat, fields: dict
         request = Request(
             messages,
             SamplingParams(temperature=0.0, max_tokens=MAX_SUMMARY_TOKENS, thinking_budget=0),
-            thinking=chat.thinking,  # this and the tools as in the chat itself, so that its cached prompt serves
-            tools=services.toolbox.definitions(settings.tool_names),
-            tool_choice="none",
-            date=chat.prompt_date,
-            owner=owner,
-            conversation=conversation_of(shown),
-            when_full="drop_oldest",
+            RequestOptions(
+                thinking=chat.thinking,  # this and the tools as in the chat itself, so that its cached prompt serves
+                tools=services.toolbox.definitions(settings.tool_names),
+                tool_choice="none",
+                date=chat.prompt_date,
+                owner=owner,
+                conversation=conversation_of(shown),
+                when_full="drop_oldest",
+            ),
         )
         services.turns.start(Turn(accepted.answer, request))
     return accepted
@@ -177,12 +179,14 @@ async def _start(
     request = Request(
         prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking),
         settings.sampling,
-        thinking=chat.thinking,
-        tools=offer.definitions if offer is not None else None,
-        date=chat.prompt_date,
-        owner=owner,
-        conversation=conversation_of(line),
-        when_full=settings.when_full,
+        RequestOptions(
+            thinking=chat.thinking,
+            tools=offer.definitions if offer is not None else None,
+            date=chat.prompt_date,
+            owner=owner,
+            conversation=conversation_of(line),
+            when_full=settings.when_full,
+        ),
     )
     in_thought = bool(answer.reasoning) and not answer.content
     services.turns.start(Turn(answer, request, offer, settings.keep_thinking, hurry and in_thought))

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from notso.web.engine.host import EngineHost, Job
-from notso.web.engine.port import Message, Request, Tool
+from notso.web.engine.port import Message, Request, RequestOptions, Tool
 from notso.web.engine.short_text import whole_text
 from notso.web.store.protocol import Chat
 from notso.web.turns.chat_settings import ChatSettings
@@ -87,13 +87,15 @@ class Suggestions:
         request = Request(
             (*messages, Message("user", REQUEST)),
             params,
-            thinking=chat.thinking,  # as in the chat itself, so that its cached prompt serves
-            tools=tools,
-            tool_choice="none",
-            date=chat.prompt_date,
-            priority="background",
-            owner=owner,
-            conversation=conversation,
+            RequestOptions(
+                thinking=chat.thinking,  # as in the chat itself, so that its cached prompt serves
+                tools=tools,
+                tool_choice="none",
+                date=chat.prompt_date,
+                priority="background",
+                owner=owner,
+                conversation=conversation,
+            ),
         )
 
         def begun(job: Job) -> None:

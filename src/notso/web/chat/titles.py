@@ -11,7 +11,7 @@ from dataclasses import replace
 from notso.web.chat.submit import title_of
 from notso.web.chat.suggestions import Suggestions
 from notso.web.engine.host import EngineHost, Job
-from notso.web.engine.port import Message, Request
+from notso.web.engine.port import Message, Request, RequestOptions
 from notso.web.engine.short_text import whole_text
 from notso.web.store.protocol import Chat, ChatStore, StoredMessage
 from notso.web.tools.toolbox import Toolbox
@@ -68,7 +68,7 @@ class Titles:
             task.add_done_callback(self._tasks.discard)
 
     async def _name(self, turn: Turn) -> None:
-        owner, chat_id = turn.request.owner, turn.answer.chat_id
+        owner, chat_id = turn.request.options.owner, turn.answer.chat_id
         with contextlib.suppress(NotsoError):
             chat = await self._store.chat(owner, chat_id)
             if chat is None:
@@ -99,13 +99,15 @@ class Titles:
         request = Request(
             (*messages, Message("user", REQUEST)),
             replace(settings.sampling, temperature=0.0, max_tokens=MAX_TOKENS, thinking_budget=0),
-            thinking=chat.thinking,  # this and the tools as in the chat itself, so that its cached prompt serves
-            tools=self._toolbox.definitions(settings.tool_names),
-            tool_choice="none",
-            date=chat.prompt_date,
-            priority="background",
-            owner=owner,
-            conversation=conversation_of(line),
+            RequestOptions(
+                thinking=chat.thinking,  # this and the tools as in the chat itself, so that its cached prompt serves
+                tools=self._toolbox.definitions(settings.tool_names),
+                tool_choice="none",
+                date=chat.prompt_date,
+                priority="background",
+                owner=owner,
+                conversation=conversation_of(line),
+            ),
         )
 
         def begun(job: Job) -> None:

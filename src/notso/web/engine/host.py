@@ -237,7 +237,7 @@ class EngineHost:
         request = job.request
 
         def submit() -> Generation:
-            return engine.submit(request.asked, request.params, **request.options)
+            return engine.submit(request.messages, request.params, request.options)
 
         ended = job.ended
 

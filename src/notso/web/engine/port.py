@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date as Date
-from typing import Protocol, Unpack
+from typing import Protocol
 
 from notso.smollm3 import (
-    AnswerOptions,
-    CompleteOptions,
     EngineStats,
     Event,
     FinishReason,
@@ -22,6 +19,7 @@ from notso.smollm3 import (
     Progress,
     PromptEstimate,
     PromptInput,
+    RequestOptions,
     SamplingParams,
     TokenLogprob,
     Tool,
@@ -34,9 +32,7 @@ from notso.smollm3 import (
 )
 
 __all__ = [
-    "AnswerOptions",
     "ChatEngine",
-    "CompleteOptions",
     "EngineSource",
     "EngineStats",
     "Event",
@@ -52,6 +48,7 @@ __all__ = [
     "PromptEstimate",
     "PromptInput",
     "Request",
+    "RequestOptions",
     "SamplingParams",
     "TokenLogprob",
     "Tool",
@@ -65,17 +62,12 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Request(CompleteOptions):
-    """What the engine is asked: a conversation, or `prompt` as it is, and the options as keywords."""
+class Request:
+    """What the engine is asked: a conversation, how to choose tokens, and the options."""
 
     messages: tuple[Message, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
-    prompt: str | tuple[int, ...] | None = None
-
-    @property
-    def asked(self) -> PromptInput:
-        """What to submit."""
-        return self.messages if self.prompt is None else self.prompt
+    options: RequestOptions = field(default_factory=RequestOptions)
 
 
 class Generation(Protocol):
@@ -108,26 +100,17 @@ class ChatEngine(Protocol):
     def info(self) -> ModelInfo: ...
 
     def submit(
-        self,
-        messages: PromptInput,
-        params: SamplingParams | None = None,
-        **options: Unpack[AnswerOptions],
+        self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
         """Queue a question. May raise ModelError: it does not fit, or the engine is full or closed."""
 
     def read_ahead(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+        self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         """A person still types what is about to be submitted: when idle, read what is certain of it. Refuses what
         `submit` refuses."""
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
         """The prompt as text."""
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
@@ -136,24 +119,10 @@ class ChatEngine(Protocol):
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids."""
 
-    def count_tokens(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-    ) -> int:
+    def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         """Length of the whole rendered prompt."""
 
-    def estimate(
-        self,
-        messages: Sequence[Message],
-        *,
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-        owner: str = "",
-    ) -> PromptEstimate:
+    def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
         """What reading that prompt would cost now."""
 
     def stats(self) -> EngineStats: ...

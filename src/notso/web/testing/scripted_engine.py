@@ -6,12 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import date as Date
-from typing import Unpack, cast
+from typing import cast
 
 from notso.smollm3 import EngineError
 from notso.web.engine.port import (
-    AnswerOptions,
     EngineStats,
     Event,
     InvalidRequestError,
@@ -22,9 +20,9 @@ from notso.web.engine.port import (
     PromptEstimate,
     PromptInput,
     Request,
+    RequestOptions,
     SamplingParams,
     TokenLogprob,
-    Tool,
     Usage,
 )
 from notso.web.values.errors import NotsoError
@@ -50,14 +48,13 @@ def default_script(messages: Sequence[Message], thinking: bool) -> Iterable[Even
     return say(DEFAULT_ANSWER, DEFAULT_THOUGHTS if thinking else "")
 
 
-def _request(asked: PromptInput, params: SamplingParams, options: AnswerOptions) -> Request:
+def _request(asked: PromptInput, params: SamplingParams | None, options: RequestOptions | None) -> Request:
+    params, options = params or SamplingParams(), options or RequestOptions()
     if not isinstance(asked, str) and (not len(asked) or isinstance(asked[0], Message)):
-        return Request(tuple(cast(Sequence[Message], asked)), params, **options)
-    prompt = asked if isinstance(asked, str) else tuple(cast(Sequence[int], asked))
-    told = prompt if isinstance(prompt, str) else " ".join(map(str, prompt))
-    request = Request((Message("user", told),), params, prompt, **options)
-    request.require_for_prompt(is_text=isinstance(prompt, str))
-    return request
+        return Request(tuple(cast(Sequence[Message], asked)), params, options)
+    options.require_for_prompt(is_text=isinstance(asked, str))
+    told = asked if isinstance(asked, str) else " ".join(map(str, asked))
+    return Request((Message("user", told),), params, options)
 
 
 def _logprobs(text: str, alternatives: int | None) -> tuple[TokenLogprob, ...]:
@@ -178,37 +175,28 @@ class ScriptedEngine:
         )
 
     def submit(
-        self,
-        messages: PromptInput,
-        params: SamplingParams | None = None,
-        **options: Unpack[AnswerOptions],
+        self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> ScriptedGeneration:
         """Queue the script. A prompt that is no conversation comes to it as one message; `requests` keeps it."""
         if self.refusal is not None:
             raise self.refusal
-        request = _request(messages, params or SamplingParams(), options)
+        request = _request(messages, params, options)
         generation = ScriptedGeneration(request)
         with self._moved:
             self._queue.append(generation)
-            self._queue.sort(key=lambda each: PRIORITIES.index(each.request.priority))
+            self._queue.sort(key=lambda each: PRIORITIES.index(each.request.options.priority))
         threading.Thread(target=self._play, args=(generation,), name="notso-script", daemon=True).start()
         return generation
 
     def read_ahead(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
+        self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         """Nothing is read; that it was asked for is kept in `drafts`."""
         if not messages or messages[-1].role != "user":
             raise InvalidRequestError("only what a person types can be read ahead", param="messages")
-        self.drafts.append(_request(messages, params or SamplingParams(), options))
+        self.drafts.append(_request(messages, params, options))
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:
         """A line for each message."""
         return "".join(f"<{message.role}>{message.content}\n" for message in messages)
 
@@ -220,27 +208,14 @@ class ScriptedEngine:
         """The characters."""
         return "".join(map(chr, ids))
 
-    def count_tokens(
-        self,
-        messages: Sequence[Message],
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-    ) -> int:
+    def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         """One token a word, and ten a tool."""
+        tools = options.tools if options is not None else None
         return sum(len(_read(message).split()) for message in messages) + TEMPLATE_TOKENS + 10 * len(tools or ())
 
-    def estimate(
-        self,
-        messages: Sequence[Message],
-        *,
-        thinking: bool = True,
-        tools: Sequence[Tool] | None = None,
-        date: Date | None = None,
-        owner: str = "",
-    ) -> PromptEstimate:
+    def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
         """As if all but the last message were cached."""
-        tokens, cached = self.count_tokens(messages, tools=tools), self.count_tokens(messages[:-1], tools=tools)
+        tokens, cached = self.count_tokens(messages, options), self.count_tokens(messages[:-1], options)
         return PromptEstimate(tokens, cached, (tokens - cached) / READ_TOKENS_PER_S)
 
     def stats(self) -> EngineStats:
@@ -301,7 +276,7 @@ class ScriptedEngine:
         stopped = called = False
         length = self.count_tokens(request.messages)
         generation.put(Event("progress", progress=Progress(0, length, 0)))
-        for event in self.script(request.messages, request.thinking):
+        for event in self.script(request.messages, request.options.thinking):
             cut_short = generation.hurried.is_set() or (budget is not None and counts["reasoning"] >= budget)
             if event.kind == "reasoning" and cut_short:
                 continue
@@ -309,7 +284,7 @@ class ScriptedEngine:
                 break
             if event.kind in counts:
                 counts[event.kind] += 1
-                logprobs = _logprobs(event.text, request.top_logprobs)
+                logprobs = _logprobs(event.text, request.options.top_logprobs)
                 event = replace(event, tokens=sum(counts.values()), logprobs=logprobs)
             called = called or event.kind == "tool_call"
             generation.put(event)

@@ -26,7 +26,8 @@ def next_request(question: Request, answer: StoredMessage, *, keep_thinking: boo
     if not text and not thoughts:
         return replace(question, messages=messages)
     begun = Message("assistant", text, reasoning_content=thoughts or None)
-    return replace(question, messages=(*messages, begun), thinking=bool(thoughts), continue_last=True)
+    options = replace(question.options, thinking=bool(thoughts), continue_last=True)
+    return replace(question, messages=(*messages, begun), options=options)
 
 
 def parts_of(answer: StoredMessage) -> list[str]:

@@ -91,7 +91,7 @@ class Follower:
     @property
     def figures(self) -> Figures:
         """How things stand now."""
-        budget = self.turn.request.params.thinking_budget if self.turn.request.thinking else None
+        budget = self.turn.request.params.thinking_budget if self.turn.request.options.thinking else None
         return self._narration.figures(time.monotonic(), budget)
 
     def take(self, events: list[Event]) -> None:

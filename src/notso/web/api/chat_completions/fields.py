@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from notso.smollm3 import MAX_TOP_LOGPROBS
 from notso.web.api.shared.fields import Content, Fields, Name, Notes, Text, inert, refused, works
 from notso.web.api.shared.sampling_fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
-    MAX_TOP_LOGPROBS,
     SAMPLING_NOTES,
     WITHIN_SAMPLING,
     SamplingFields,

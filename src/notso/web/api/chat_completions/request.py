@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from notso.smollm3 import Grammar, Message, Tool, ToolCall, ToolChoice, thinking_set_by
+from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolChoice, thinking_set_by
 from notso.web.api.chat_completions.fields import (
     CHAT_NOTES,
     WITHIN_CHAT,
@@ -32,7 +32,7 @@ from notso.web.api.shared.sampling_fields import check_stream_options, either, s
 class ChatRequest(Question):
     """What a program asked for, checked.
 
-    `continue_last`: the last message is an answer to be extended. `raw_thinking`: thoughts come as text within tags.
+    `raw_thinking`: thoughts come as text within tags.
     """
 
     include_usage: bool = False
@@ -50,7 +50,7 @@ class ChatRequest(Question):
         """Whether the template makes the model think: what the instructions say beats what was asked for."""
         first = self.messages[0]
         fixed = thinking_set_by(first.content) if first.role == "system" else None
-        return "think" if (self.thinking if fixed is None else fixed) else "no_think"
+        return "think" if (self.options.thinking if fixed is None else fixed) else "no_think"
 
 
 def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
@@ -65,13 +65,15 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
         model=fields.model,
         prompts=(messages,),
         params=sampling_of(fields, either(fields, "max_tokens", "max_completion_tokens"), budget, top_logprobs),
-        thinking=thinking,
-        tools=tools,
-        tool_choice=_tool_choice(fields),
-        parallel_tool_calls=fields.parallel_tool_calls is not False,
-        grammar=_grammar(fields),
-        top_logprobs=top_logprobs,
-        continue_last=messages[-1].role == "assistant",
+        options=RequestOptions(
+            thinking=thinking,
+            tools=tools,
+            tool_choice=_tool_choice(fields),
+            parallel_tool_calls=fields.parallel_tool_calls is not False,
+            grammar=_grammar(fields),
+            top_logprobs=top_logprobs,
+            continue_last=messages[-1].role == "assistant",
+        ),
         stream=bool(fields.stream),
         fresh=fields.cache_prompt is False,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),

@@ -21,7 +21,7 @@ class ChatForm:
     def __init__(self, asked: ChatRequest, completion: Completion) -> None:
         self._asked = asked
         self._completion = completion
-        self._weighed = asked.top_logprobs is not None
+        self._weighed = asked.options.top_logprobs is not None
         self._choices = [
             new_choice(raw_thinking=asked.raw_thinking, logprobs=self._weighed) for _ in range(len(list(asked.choices)))
         ]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from notso.smollm3 import MAX_TOP_LOGPROBS, RequestOptions
 from notso.web.api.shared.field_reader import invalid, read_fields, unsupported
 from notso.web.api.shared.fields import Notes, Text, inert, later, refused, works
 from notso.web.api.shared.question import Question
@@ -28,7 +29,7 @@ class TextFields(SamplingFields):
 
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     # Fields whose value, if it is this, asks for nothing.
     best_of: Literal[1] | None = None
     suffix: Literal[""] | None = None
@@ -79,8 +80,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
         prompts=texts,
         params=sampling_of(fields, longest, None, fields.logprobs),
         names={"messages": "prompt", "top_logprobs": "logprobs"},
-        thinking=False,
-        top_logprobs=fields.logprobs,
+        options=RequestOptions(thinking=False, top_logprobs=fields.logprobs),
         stream=bool(fields.stream),
         fresh=fields.cache_prompt is False,
         echo=bool(fields.echo),

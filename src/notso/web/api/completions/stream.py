@@ -22,7 +22,7 @@ class TextForm:
     def __init__(self, asked: TextRequest, completion: Completion) -> None:
         self._asked = asked
         self._completion = completion
-        self._weighed = asked.top_logprobs is not None
+        self._weighed = asked.options.top_logprobs is not None
         self._echoed = [prompt if asked.echo and isinstance(prompt, str) else "" for prompt, _ in asked.choices]
         self._choices = [new_choice(logprobs=self._weighed) for _ in self._echoed]
         self._watches = [Stopwatch() for _ in self._choices] if asked.timings_per_token else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeVar
 
-from notso.smollm3 import Message, Tool, ToolCall, ToolChoice
+from notso.smollm3 import Message, RequestOptions, Tool, ToolCall, ToolChoice
 from notso.web.api.messages.fields import (
     COUNT_NOTES,
     MESSAGE_NOTES,
@@ -88,13 +88,15 @@ def _request(fields: CountFields, **more: Any) -> MessageRequest:
         model=fields.model,
         prompts=(messages,),
         names=NAMES,
-        thinking=not isinstance(fields.thinking, ThinkingOff | None),
         hides_thoughts=getattr(fields.thinking, "display", None) == "omitted",
-        tools=tools,
-        tool_choice=_tool_choice(fields),
-        parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
-        grammar=None if asked is None else schema_grammar("output_config.format.schema", asked.schema_),
-        continue_last=messages[-1].role == "assistant",
+        options=RequestOptions(
+            thinking=not isinstance(fields.thinking, ThinkingOff | None),
+            tools=tools,
+            tool_choice=_tool_choice(fields),
+            parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
+            grammar=None if asked is None else schema_grammar("output_config.format.schema", asked.schema_),
+            continue_last=messages[-1].role == "assistant",
+        ),
         **more,
     )
 

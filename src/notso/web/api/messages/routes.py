@@ -32,7 +32,7 @@ async def count_tokens(request: Request, services: Services) -> Response:
     engine, info = ready_engine(services)
     require_model(asked.model, info)
     try:
-        count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.thinking, asked.tools))
+        count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.options))
     except Exception as error:
         raise known(error, asked.names) from error
     return JSONResponse({"input_tokens": count})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from notso.smollm3 import Grammar, Message, Tool, ToolCall, ToolChoice
+from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolChoice
 from notso.web.api.responses.fields import (
     RESPONSE_NOTES,
     WITHIN_RESPONSE,
@@ -71,13 +71,15 @@ def parse_response_request(body: Mapping[str, Any]) -> ResponseRequest:
         prompts=(),
         params=(params,),
         names=NAMES,
-        thinking=effort != "none",
-        tools=_tools(fields),
-        tool_choice=_tool_choice(fields),
-        parallel_tool_calls=fields.parallel_tool_calls is not False,
-        grammar=_grammar(fields),
-        top_logprobs=fields.top_logprobs or 0 if fields.top_logprobs is not None or fields.include else None,
-        when_full="drop_oldest" if fields.truncation == "auto" else "stop",
+        options=RequestOptions(
+            thinking=effort != "none",
+            tools=_tools(fields),
+            tool_choice=_tool_choice(fields),
+            parallel_tool_calls=fields.parallel_tool_calls is not False,
+            grammar=_grammar(fields),
+            top_logprobs=fields.top_logprobs or 0 if fields.top_logprobs is not None or fields.include else None,
+            when_full="drop_oldest" if fields.truncation == "auto" else "stop",
+        ),
         stream=bool(fields.stream),
         said=said,
         instructions=fields.instructions,
@@ -92,7 +94,8 @@ def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> Resp
     """The same question about this conversation."""
     before = (Message("system", asked.instructions),) if asked.instructions else ()
     goes_on = bool(said) and said[-1].role == "assistant" and not said[-1].tool_calls
-    return replace(asked, said=said, prompts=((*before, *said),), continue_last=goes_on)
+    options = replace(asked.options, continue_last=goes_on)
+    return replace(asked, said=said, prompts=((*before, *said),), options=options)
 
 
 def _typed(body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -79,12 +79,12 @@ async def apply_template(request: Request, services: Services) -> Response:
     """The prompt that a chat completion of this body would make the model read, as text, and how long it is."""
     asked = await read_body(request, parse_chat_request)
     engine = ready_engine(services)[0]
-    if asked.continue_last:
+    if asked.options.continue_last:
         raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")
 
     def work() -> Response:
-        prompt = engine.render(asked.messages, asked.thinking, asked.tools)
-        count = engine.count_tokens(asked.messages, asked.thinking, asked.tools)
+        prompt = engine.render(asked.messages, asked.options)
+        count = engine.count_tokens(asked.messages, asked.options)
         return JSONResponse({"prompt": prompt, "n_tokens": count})
 
     return await _off_loop(request, work)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from notso.smollm3 import AnswerOptions, CompleteOptions, Message, Priority, SamplingParams
+from notso.smollm3 import Message, Priority, RequestOptions, SamplingParams
 
 Prompt = tuple[Message, ...] | str
 """A conversation, or text to be written on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question(CompleteOptions):
-    """A request, checked. Every prompt is answered with every one of `params`.
+class Question:
+    """A request, checked. Every prompt is answered with every one of `params`, by the same `options`.
 
     `fresh`: nothing cached may be used. `keep`: the answer is stored until it is deleted. `model`: the name that was
     given. `names`: what this API calls a field, where a chat completion has another word for it.
@@ -22,6 +22,7 @@ class Question(CompleteOptions):
     model: str | None = None
     prompts: tuple[Prompt, ...]
     params: tuple[SamplingParams, ...]
+    options: RequestOptions
     stream: bool = False
     fresh: bool = False
     keep: bool = False
@@ -32,6 +33,6 @@ class Question(CompleteOptions):
         """One for each answer, those to the same prompt beside each other."""
         return ((prompt, params) for prompt in self.prompts for params in self.params)
 
-    def options_for(self, owner: str, priority: Priority = "api", *, conversation: str | None = None) -> AnswerOptions:
-        """What the engine is told besides the prompt and the sampling."""
-        return {**self.options, "owner": owner, "priority": priority, "conversation": conversation}
+    def options_for(self, owner: str, priority: Priority = "api", *, conversation: str | None = None) -> RequestOptions:
+        """The options, with who asks."""
+        return replace(self.options, owner=owner, priority=priority, conversation=conversation)

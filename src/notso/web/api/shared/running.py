@@ -183,4 +183,4 @@ class RunningAnswers:
     def _submit(self) -> None:
         options = self._question.options_for(self._owner, conversation=self._conversation)
         for prompt, params in self._question.choices:
-            self._generations.append(self._engine.submit(prompt, params, **options))
+            self._generations.append(self._engine.submit(prompt, params, options))

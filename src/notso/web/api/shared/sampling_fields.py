@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from notso.smollm3 import SamplingParams
+from notso.smollm3 import MAX_LOGIT_BIAS, SamplingParams
 from notso.web.api.shared.field_reader import invalid
 from notso.web.api.shared.fields import Fields, Name, Notes, Text, inert, refused, works
 from notso.web.edge.api_error import api_error_of
@@ -17,7 +17,6 @@ MAX_CHOICES = 64
 MAX_WORK = 4_000_000
 """n times max_tokens times all log probabilities of a token: what one request may make of a few bytes."""
 
-MAX_BIASES = 1024
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
@@ -44,7 +43,7 @@ class SamplingFields(Fields):
     stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    logit_bias: Annotated[dict[TokenId, float], at_most(MAX_BIASES)] | None = None
+    logit_bias: Annotated[dict[TokenId, float], at_most(MAX_LOGIT_BIAS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
@@ -147,6 +146,3 @@ MAX_MESSAGES = 2048
 
 
 MAX_TOOLS = 128
-
-
-MAX_TOP_LOGPROBS = 20

@@ -11,19 +11,19 @@ from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import process_memory
-from notso.web.chat.context_gauge import Asked, draft_message, measure, read_ahead
+from notso.web.chat.context_gauge import draft_message, measure, read_ahead
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import settings_of
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import NamedChat, Owner, find_chat, path_of
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
-from notso.web.engine.port import ModelError, thinking_set_by
+from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.store.folder import DataFolder, look_at
 from notso.web.store.protocol import Chat
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, changed, settings_from, shown_defaults, shown_values
-from notso.web.turns.prompt import text_size
+from notso.web.turns.prompt import conversation_of, text_size
 from notso.web.values.ids import is_id
 from notso.web.values.wording import words
 
@@ -136,20 +136,22 @@ async def _estimate(request: Request, services: ChatServices, owner: str, chat: 
         fields.get("text", "").strip("\n"), attachments_from(fields, services.shared.settings.max_message_characters)
     )
     line = [shown.message for shown in path]
-    asked = Asked(
+    options = RequestOptions(
         thinking="thinking" in fields,
         tools=services.toolbox.definitions(settings.tool_names),
         date=chat.prompt_date if chat is not None else date.today(),
         owner=owner,
+        conversation=conversation_of(line),
+        when_full=settings.when_full,
     )
     try:
         meter = await services.shared.large_work.run(
-            lambda: measure(engine, line, draft, settings, **asked), text_size([*line, draft])
+            lambda: measure(engine, line, draft, settings, options), text_size([*line, draft])
         )
     except ModelError:
         return Response(status_code=204)  # the engine is just going away; the next keystroke asks again
     response = await services.pages.respond(request, "_meter.html", chat=chat, meter=meter, memory=process_memory())
     says_something = bool(draft.content.strip() or draft.attachments)
     if settings.read_ahead and says_something and not any(message.active for message in line):
-        response.background = BackgroundTask(read_ahead, engine, line, draft, settings, **asked)
+        response.background = BackgroundTask(read_ahead, engine, line, draft, settings, options)
     return response

@@ -17,7 +17,7 @@ from notso.web.chat.tool_offer import allowed_in, with_tools
 from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
-from notso.web.engine.port import ChatEngine, Message, ModelError
+from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.tools.chat_tool import ChatTool
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
@@ -114,7 +114,8 @@ def _costs(
     question = (Message("user", ""),)
 
     def count(some: Sequence[ChatTool]) -> int:
-        return engine.count_tokens(question, thinking, [tool.definition for tool in some] or None, day)
+        definitions = [tool.definition for tool in some] or None
+        return engine.count_tokens(question, RequestOptions(thinking=thinking, tools=definitions, date=day))
 
     bare = count(())
     return {tool.name: count([tool]) - bare for tool in tools} | {"": count(chosen) - bare}

@@ -1,0 +1,89 @@
+"""How an engine is to be loaded: one value, which `Engine.load` and whoever configures it from outside both make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from os import PathLike, fspath
+from typing import Any, Literal, TypeAlias, get_args
+
+from notso.smollm3.errors import InvalidRequestError
+
+KVChoice: TypeAlias = Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"]
+KV_CHOICES: tuple[KVChoice, ...] = get_args(KVChoice)
+
+Placement: TypeAlias = Literal["auto", "mmap", "hugepages"]
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+
+MAX_THREADS = 1024
+MAX_NUM_SEQS = 64
+"""Answers that can be written at the same time, at the most."""
+
+DEFAULT_CACHE_BYTES = 4 << 30
+"""Room on disk for computed conversations: some 100,000 tokens of the 3B."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What may be chosen about a loaded model. Plain values, so that it goes through JSON and back.
+
+    model: a GGUF file; None: the demo model that ships with the package. context_tokens: capacity of prompt and answer
+    together; None takes up to 8,192 as memory allows. Beyond the model's trained context YaRN doubles it; more is
+    refused. threads: None uses one for each physical core. weights: "mmap" reads them from the mapped file; "hugepages"
+    copies them to 2 MiB pages in the background while it already answers; "auto" does so for files where it pays, if
+    memory and the system allow. kv: how keys and values are kept; "auto" chooses by context and memory. max_num_seqs:
+    answers written at the same time; None takes up to 16 as memory allows. speculation: draft tokens where that pays;
+    what is said stays the same. cache_dir: a private folder for up to `cache_bytes` of what was computed, so that
+    conversations go on after a restart without being read again; None keeps nothing.
+
+    Raises InvalidRequestError, whose `param` names the field.
+    """
+
+    model: str | None = None
+    context_tokens: int | None = None
+    threads: int | None = None
+    weights: Placement = "auto"
+    kv: KVChoice = "auto"
+    max_num_seqs: int | None = None
+    speculation: bool = True
+    cache_dir: str | None = None
+    cache_bytes: int = DEFAULT_CACHE_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("model", "cache_dir"):
+            path = getattr(self, name)
+            _require(path is None or isinstance(path, str), name, "a path, as text")
+        is_whole = self.context_tokens is None or type(self.context_tokens) is int  # its range is the model's
+        _require(is_whole, "context_tokens", "a whole number")
+        _require(_is_count(self.threads, MAX_THREADS), "threads", f"a whole number from 1 to {MAX_THREADS:,}")
+        _require(self.weights in PLACEMENTS, "weights", f"{', '.join(PLACEMENTS[:-1])} or {PLACEMENTS[-1]}")
+        _require(self.kv in KV_CHOICES, "kv", f"one of {', '.join(KV_CHOICES)}")
+        _require(_is_count(self.max_num_seqs, MAX_NUM_SEQS), "max_num_seqs", f"a whole number from 1 to {MAX_NUM_SEQS}")
+        _require(isinstance(self.speculation, bool), "speculation", "true or false")
+        _require(type(self.cache_bytes) is int and self.cache_bytes >= 0, "cache_bytes", "a whole number, 0 or more")
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> EngineConfig:
+        """The value of a JSON object, or of keywords; paths may be path objects. What is left out has its default.
+
+        Raises InvalidRequestError for a name that is none of the fields, or a value that is out of range.
+        """
+        names = {each.name for each in fields(cls)}
+        for name in settings:
+            if name not in names:
+                raise InvalidRequestError(f"an engine has no setting {name!r}", param=str(name))
+        paths = {name: fspath(value) for name, value in settings.items() if isinstance(value, PathLike)}
+        return cls(**{**settings, **paths})
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON has them."""
+        return asdict(self)
+
+
+def _is_count(value: object, most: int) -> bool:
+    return value is None or (type(value) is int and 1 <= value <= most)
+
+
+def _require(holds: bool, name: str, what: str) -> None:
+    if not holds:
+        raise InvalidRequestError(f"{name} must be {what}", param=name)
