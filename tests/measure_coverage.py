@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from notso.qtensor import kernel_choice
+from notso.qtensor.backends.cpu import kernel_choice
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "coverage"

@@ -27,6 +27,7 @@ from notso.web.api.responses import routes as responses
 from notso.web.api.server import health, models, monitoring, not_offered, openapi, server_facts, tokens
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
+from notso.web.chat.chat_view import read_chat_if_any
 from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import messages, tools, transfer
@@ -57,7 +58,6 @@ from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
-from notso.web.values.ids import is_id
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
 from notso.web.values.wording import words
@@ -270,10 +270,10 @@ async def _show_problem(request: Request, error: Exception) -> Response:
 async def _page_with_draft(request: Request, services: ChatServices, problem: Problem) -> Response | None:
     owner = owner_of(request)
     chat_id = request.path_params.get("chat_id", "")
-    chat = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
-    if chat_id and chat is None:
+    view = await read_chat_if_any(services, owner, chat_id)
+    if chat_id and view is None:
         return None
-    return await views.chat_page(request, services, owner, chat, problem=problem)
+    return await views.chat_page(request, services, owner, view, problem=problem)
 
 
 async def _ask_for_key(request: Request) -> Response:

@@ -55,7 +55,7 @@ class Engine:
     """
 
     def __init__(self, file: GGUFFile, config: EngineConfig, backend: Backend | None = None) -> None:
-        """Use `Engine.load`. backend: who computes; None: the CPU, with the threads of `config`."""
+        """Use `Engine.load`. backend: who computes; None: the CPU, with `config.threads`."""
         backend = backend or CPU.configured(config.threads)
         self._file = file
         self.config = SmolLM3Config.from_metadata(file.metadata)

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from notso.web.chat.chat_view import ChatView
 from notso.web.chat.services import ChatServices
 from notso.web.engine.port import ChatEngine, ModelError, RequestOptions, Tool
 from notso.web.store.protocol import Chat, StoredMessage
-from notso.web.store.tree import branch, line_to
-from notso.web.turns.chat_settings import ChatSettings, settings_from
+from notso.web.turns.chat_settings import ChatSettings
 from notso.web.turns.prompt import prompt_messages, text_size
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 
-async def check_fits(
-    services: ChatServices, owner: str, chat: Chat, question: StoredMessage, instead_of: str | None
-) -> None:
+async def check_fits(services: ChatServices, view: ChatView, question: StoredMessage, instead_of: str | None) -> None:
     """Raises Problem with both numbers. While no model is loaded nothing can be said, and the engine will say it."""
     engine = services.shared.engine.engine
     if engine is None:
         return
-    settings = settings_from(await services.shared.store.defaults(owner), chat.settings)
-    messages = await services.shared.store.messages(owner, chat.id)
-    shown = branch(messages, chat.chosen_root) if instead_of is None else line_to(messages, instead_of)[:-1]
+    chat, settings = view.chat, view.settings
     try:
         tools = services.toolbox.definitions(settings.tool_names)
-        line = [*shown, question]
+        line = [*view.line(instead_of), question]
         used = await services.shared.large_work.run(
             lambda: _count(engine, line, settings, chat, tools), text_size(line)
         )

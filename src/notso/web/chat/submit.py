@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import date
 from typing import Literal
 
+from notso.web.chat.chat_view import ChatView, read_chat
 from notso.web.chat.context_check import check_fits
 from notso.web.chat.services import ChatServices
 from notso.web.chat.tool_offer import offer_in
 from notso.web.engine.port import Message, Request, RequestOptions, SamplingParams
 from notso.web.store.protocol import Chat, NewAnswer, NewTurn, StoredMessage, TurnAccepted, TurnRefused
-from notso.web.store.tree import branch, line_to
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, settings_from
 from notso.web.turns.prompt import SUMMARY_REQUEST, conversation_of, prompt_messages
@@ -25,6 +25,8 @@ from notso.web.values.wording import words
 
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
+Begun = tuple[TurnAccepted, ChatView]
+"""What was stored, and the chat with it."""
 
 MAX_TITLE_CHARACTERS = 120
 TITLE_WIDTH = 48
@@ -34,14 +36,15 @@ MAX_SUMMARY_TOKENS = 512
 async def ask(
     services: ChatServices,
     owner: str,
-    chat: Chat,
+    view: ChatView,
     fields: dict[str, str],
     *,
     is_new: bool = False,
     instead_of: str | None = None,
-) -> TurnAccepted:
+) -> Begun:
     """Store the question and start its answer; what comes back is on disk. Raises Problem and
     StorageError, which keep the text."""
+    chat = view.chat
     text = fields.get("text", "").strip("\n")
     limit = services.shared.settings.max_message_characters
     try:
@@ -49,11 +52,11 @@ async def ask(
         _check_text(text, limit, may_be_empty=bool(attachments))
         check_admission(services)
         question = replace(_message(chat, "user", text), attachments=attachments)
-        await check_fits(services, owner, chat, question, instead_of)
+        await check_fits(services, view, question, instead_of)
         new_turn = NewTurn(question, _new_answer(chat), _key(fields), instead_of)
         new = chat if is_new else None
-        accepted = await _begin(
-            services, owner, chat, new_turn.answer, lambda: services.shared.store.add_turn(owner, new_turn, new)
+        accepted, view = await _begin(
+            services, owner, view, new_turn.answer, lambda: services.shared.store.add_turn(owner, new_turn, new)
         )
         if accepted.repeated and accepted.question.content != text:
             raise Problem(409, words["error_sent_before"])  # its answer was lost on the way, and the text changed since
@@ -62,48 +65,48 @@ async def ask(
         raise
     if accepted.question.chat_id != chat.id and not is_new:
         raise Problem(400, words["error_form"])  # the key of another chat's message
-    return accepted
+    return accepted, view
 
 
 async def answer_again(
-    services: ChatServices, owner: str, chat: Chat, message_id: str, fields: dict[str, str]
-) -> TurnAccepted:
+    services: ChatServices, owner: str, view: ChatView, message: StoredMessage, fields: dict[str, str]
+) -> Begun:
     """Another version of an answer, beside it."""
-    message = await services.shared.store.message(owner, chat.id, message_id)
-    if message is None or message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
+    if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
-    new = NewAnswer(_new_answer(chat), message.parent_id, _key(fields))
-    return await _begin(services, owner, chat, new.answer, lambda: services.shared.store.add_answer(owner, new))
+    new = NewAnswer(_new_answer(view.chat), message.parent_id, _key(fields))
+    return await _begin(services, owner, view, new.answer, lambda: services.shared.store.add_answer(owner, new))
 
 
 async def write_on(
-    services: ChatServices, owner: str, chat: Chat, message_id: str, *, hurry: bool = False
-) -> TurnAccepted:
+    services: ChatServices, owner: str, view: ChatView, message_id: str, *, hurry: bool = False
+) -> Begun:
     """Continue the same answer where it ended; with `hurry`, its unfinished thought is closed first."""
-    answer = replace(_new_answer(chat), id=message_id)
+    answer = replace(_new_answer(view.chat), id=message_id)
     generation_id = answer.generation_id or ""
     return await _begin(
-        *(services, owner, chat, answer),
-        lambda: services.shared.store.resume_answer(owner, chat.id, message_id, generation_id),
+        *(services, owner, view, answer),
+        lambda: services.shared.store.resume_answer(owner, view.chat.id, message_id, generation_id),
         hurry=hurry,
     )
 
 
-async def summarise(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> TurnAccepted:
+async def summarise(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Begun:
     """A summary after the newest message; for the model it stands in place of what is above it."""
-    shown = branch(await services.shared.store.messages(owner, chat.id), chat.chosen_root)
+    chat, settings, shown = view.chat, view.settings, view.line()
     if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
         raise Problem(400, words["error_nothing_to_summarise"])
     answer = replace(_new_answer(chat), kind="summary")
     new = NewAnswer(answer, shown[-1].id, _key(fields) if "key" in fields else new_id())
-    settings = await settings_of(services, owner, chat)
     check_admission(services)
     with services.turns.expecting(answer.generation_id or ""):
         accepted = _accepted(await _once_free(services, lambda: services.shared.store.add_answer(owner, new)))
+        view = view.after(accepted) or await read_chat(services, owner, chat.id)
         if accepted.repeated:
-            return accepted
+            return accepted, view
+        line = view.line_to(accepted.question.id)
         messages = (
-            *prompt_messages(shown, settings.system_prompt, keep_thinking=settings.keep_thinking),
+            *prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking),
             Message("user", SUMMARY_REQUEST),
         )
         await services.toolbox.ready(settings.tool_names)
@@ -116,12 +119,12 @@ async def summarise(services: ChatServices, owner: str, chat: Chat, fields: dict
                 tool_choice="none",
                 date=chat.prompt_date,
                 owner=owner,
-                conversation=conversation_of(shown),
+                conversation=conversation_of(line),
                 when_full="drop_oldest",
             ),
         )
         services.turns.start(Turn(accepted.answer, request))
-    return accepted
+    return accepted, view
 
 
 def new_chat(first_text: str, *, thinking: bool) -> Chat:
@@ -157,23 +160,23 @@ def check_admission(services: ChatServices) -> None:
 
 
 async def _begin(
-    services: ChatServices, owner: str, chat: Chat, answer: StoredMessage, store: StoreCall, *, hurry: bool = False
-) -> TurnAccepted:
+    services: ChatServices, owner: str, view: ChatView, answer: StoredMessage, store: StoreCall, *, hurry: bool = False
+) -> Begun:
     """Store a turn and start it, unless it was there already. Raises Problem: others came while this was looked at."""
     check_admission(services)
     with services.turns.expecting(answer.generation_id or ""):
         accepted = _accepted(await _once_free(services, store))
+        view = view.after(accepted) or await read_chat(services, owner, accepted.question.chat_id)
         if not accepted.repeated:
-            await _start(services, owner, chat, accepted, hurry=hurry)
-    return accepted
+            await _start(services, owner, view, accepted, hurry=hurry)
+    return accepted, view
 
 
 async def _start(
-    services: ChatServices, owner: str, chat: Chat, accepted: TurnAccepted, *, hurry: bool = False
+    services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted, *, hurry: bool = False
 ) -> None:
-    settings = await settings_of(services, owner, chat)
-    answer = accepted.answer
-    line = line_to(await services.shared.store.messages(owner, chat.id), accepted.question.id)
+    chat, settings, answer = view.chat, view.settings, accepted.answer
+    line = view.line_to(accepted.question.id)
     await services.toolbox.ready(settings.tool_names)
     offer = offer_in(services, owner, chat, settings, line)
     request = Request(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from notso.web.chat.submit import title_of
@@ -70,11 +71,11 @@ class Titles:
     async def _name(self, turn: Turn) -> None:
         owner, chat_id = turn.request.options.owner, turn.answer.chat_id
         with contextlib.suppress(NotsoError):
-            chat = await self._store.chat(owner, chat_id)
-            if chat is None:
+            whole = await self._store.whole_chat(owner, chat_id)
+            if whole is None:
                 return
-            settings = settings_from(await self._store.defaults(owner), chat.settings)
-            line = await self._store.messages(owner, chat_id)
+            chat, line = whole.chat, whole.messages
+            settings = settings_from(whole.defaults, chat.settings)
             if not settings.titles or len(line) != 2 or chat.title != title_of(line[0].content):
                 return  # it has a name of its own, or is past its first answer
             if not await self._idle():
@@ -94,7 +95,7 @@ class Titles:
             await asyncio.sleep(LOOK_SECONDS)
         return False
 
-    async def _ask(self, owner: str, chat: Chat, line: list[StoredMessage], settings: ChatSettings) -> str | None:
+    async def _ask(self, owner: str, chat: Chat, line: Sequence[StoredMessage], settings: ChatSettings) -> str | None:
         messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
         request = Request(
             (*messages, Message("user", REQUEST)),

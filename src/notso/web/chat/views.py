@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Request, Response
 from starlette.responses import RedirectResponse
 
+from notso.web.chat.chat_view import ChatView
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
 from notso.web.engine.facts import model_facts
 from notso.web.engine.port import thinking_set_by
 from notso.web.store.protocol import Chat, StoredMessage
-from notso.web.store.tree import Shown, shown_path
+from notso.web.store.tree import Shown
 from notso.web.turns.answer_stats import Figures, figures_of
-from notso.web.turns.chat_settings import ChatSettings, settings_from, shown_values
+from notso.web.turns.chat_settings import settings_from, shown_values
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -30,7 +32,7 @@ async def chat_page(
     request: Request,
     services: ChatServices,
     owner: str,
-    chat: Chat | None,
+    view: ChatView | None,
     *,
     problem: Problem | None = None,
     through: str | None = None,
@@ -40,9 +42,10 @@ async def chat_page(
 
     `through` names a message that the shown branch shall pass, without remembering that.
     """
-    revision = services.feed.revision  # before what is shown is looked up: what changes meanwhile is heard of
-    path = await path_of(services, owner, chat, through) if chat is not None else []
-    settings = await _settings_in(services, owner, chat)
+    revision = view.revision if view is not None else services.feed.revision  # of before anything is looked up
+    chat = view.chat if view is not None else None
+    settings = view.settings if view is not None else settings_from(await services.shared.store.defaults(owner))
+    path = view.path(through) if view is not None else []
     path = await services.kept_html.path(path, questions=not settings.raw_questions)
     return await services.pages.respond(
         request,
@@ -66,20 +69,27 @@ async def chat_page(
 
 
 async def turns_view(
-    request: Request, services: ChatServices, owner: str, chat_id: str, *, toast: dict[str, str] | None = None
+    request: Request,
+    services: ChatServices,
+    owner: str,
+    view: ChatView,
+    *,
+    through: str | None = None,
+    toast: dict[str, str] | None = None,
 ) -> Response:
-    """All of a chat's shown branch, for a page that shows the chat already; a page without scripts loads anew."""
-    chat = await find_chat(services, owner, chat_id)
+    """All of a chat's shown branch, for a page that shows the chat already; a page without scripts loads anew.
+
+    `through` names a message that was just put on the branch.
+    """
+    chat, raw = view.chat, view.settings.raw_questions
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
-    in_step = in_step_context(request, services)
-    raw = (await _settings_in(services, owner, chat)).raw_questions
-    path = await services.kept_html.path(await path_of(services, owner, chat), questions=not raw)
+    path = await services.kept_html.path(view.path(through), questions=not raw)
     return await services.pages.respond(
         request,
         "_turns.html",
-        **in_step,
+        **in_step_context(request, view.revision),
         **composer_context(services, chat, path),
         **status_context(services),
         chats=await services.shared.store.chats(owner),
@@ -93,7 +103,7 @@ async def turn_view(
     request: Request,
     services: ChatServices,
     owner: str,
-    chat: Chat,
+    view: ChatView,
     message_ids: list[str],
     *,
     settled: bool,
@@ -102,15 +112,13 @@ async def turn_view(
     """Some messages as they are now, with the composer's buttons to match. `settled`: their stream has ended;
     `after`: what the page has heard of other tabs' doings.
     """
-    in_step = in_step_context(request, services, after)
-    raw = (await _settings_in(services, owner, chat)).raw_questions
-    path = await path_of(services, owner, chat, through=message_ids[-1])
+    raw, path = view.settings.raw_questions, view.path(through=message_ids[-1])
     shown = [each for each in path if each.message.id in message_ids]
     return await services.pages.respond(
         request,
         "_turn.html",
-        **in_step,
-        **composer_context(services, chat, path),
+        **in_step_context(request, after or view.revision),
+        **composer_context(services, view.chat, path),
         **status_context(services),
         chats=await services.shared.store.chats(owner),
         raw_questions=raw,
@@ -119,13 +127,16 @@ async def turn_view(
     )
 
 
-def in_step_context(request: Request, services: ChatServices, after: str = "") -> dict[str, Any]:
-    """What a page needs to hear of other tabs' doings from here on, or from `after` on: to be taken before looking."""
-    return {"tab": tab_of(request), "revision": after or services.feed.revision}
+def in_step_context(request: Request, revision: str) -> dict[str, Any]:
+    """What a page needs to hear of other tabs' doings from `revision` on."""
+    return {"tab": tab_of(request), "revision": revision}
 
 
-async def _settings_in(services: ChatServices, owner: str, chat: Chat | None) -> ChatSettings:
-    return settings_from(await services.shared.store.defaults(owner), chat.settings if chat is not None else {})
+def announce(request: Request, services: ChatServices, owner: str, view: ChatView) -> ChatView:
+    """Tell other tabs what this one did. It hears of that only if others did something since the chat was read."""
+    nothing_since = services.feed.revision == view.revision
+    services.feed.announce(owner, view.chat.id, tab_of(request))
+    return replace(view, revision=services.feed.revision) if nothing_since else view
 
 
 def _just_ended(path: list[Shown]) -> bool:
@@ -179,11 +190,6 @@ def details_context(services: ChatServices, path: list[Shown]) -> dict[str, Any]
         "last_is_active": last is not None and last.active,
         "working": services.turns.unfinished > 0,
     }
-
-
-async def path_of(services: ChatServices, owner: str, chat: Chat, through: str | None = None) -> list[Shown]:
-    """The shown branch of a chat."""
-    return shown_path(await services.shared.store.messages(owner, chat.id), chat.chosen_root, through)
 
 
 def back(request: Request, address: str) -> Response:

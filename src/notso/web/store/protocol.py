@@ -193,6 +193,15 @@ class Conversation:
     first_message_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class WholeChat:
+    """A chat, its owner's default settings, and its messages of all branches, oldest first: as of one moment."""
+
+    chat: Chat
+    defaults: Mapping[str, SettingValue]
+    messages: tuple[StoredMessage, ...]
+
+
 class ChatStore(Protocol):
     """Conversations of one owner at a time; every method names the owner, and a foreign id is an unknown one.
 
@@ -216,6 +225,9 @@ class ChatStore(Protocol):
         """All chats, pinned ones first, then last used first."""
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
+
+    async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None:
+        """All that a page or a turn of a chat is made from, in one read."""
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
         """All messages of the chat, all branches, oldest first (see tree.py)."""

@@ -8,15 +8,16 @@ from fastapi import APIRouter, Depends, Request, Response
 from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
 
+from notso.web.chat.chat_view import read_chat, read_chat_if_any
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.submit import MAX_TITLE_CHARACTERS, settings_of, summarise
+from notso.web.chat.submit import MAX_TITLE_CHARACTERS, summarise
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, back, find_chat, in_step_context, path_of, tab_of, turns_view
+from notso.web.chat.views import Owner, announce, back, find_chat, in_step_context, tab_of, turns_view
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
 from notso.web.turns.prompt import conversation_of, prompt_messages
-from notso.web.values.ids import is_generation_id, is_id, new_id
+from notso.web.values.ids import is_generation_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
@@ -57,17 +58,19 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
 @router.get("/chats/{chat_id}/turns")
 async def show_turns(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """The messages a page shows, fetched when another tab changed them, or deleted the chat with all of them."""
-    known = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
-    if known is None and is_fragment(request):
+    revision, view = services.feed.revision, await read_chat_if_any(services, owner, chat_id)
+    if view is not None:
+        return await turns_view(request, services, owner, view)
+    if is_fragment(request):
         gone: dict[str, Any] = {
             "problem": words["error_unknown_chat"],
             "answering": None,
             "key": new_id(),
             "last_question": "",
         }
-        gone |= in_step_context(request, services) | {"chat": {"id": chat_id}}  # it may be brought back
+        gone |= in_step_context(request, revision) | {"chat": {"id": chat_id}}  # it may be brought back
         return await services.pages.respond(request, "_gone.html", 404, **gone)
-    return await turns_view(request, services, owner, chat_id)
+    raise Problem(404, words["error_unknown_chat"])
 
 
 @router.post("/chats/{chat_id}/title")
@@ -136,20 +139,20 @@ async def undo(request: Request, services: Services, owner: Owner, trash_id: str
 @router.post("/chats/{chat_id}/summarize")
 async def summarize(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Have the conversation so far summed up, for the model to read instead."""
-    chat = await find_chat(services, owner, chat_id)
-    await summarise(services, owner, chat, await read_form(request))
-    services.feed.announce(owner, chat.id, tab_of(request))
-    return await turns_view(request, services, owner, chat.id)
+    fields = await read_form(request)
+    view = await read_chat(services, owner, chat_id)
+    accepted, view = await summarise(services, owner, view, fields)
+    view = announce(request, services, owner, view)
+    return await turns_view(request, services, owner, view, through=accepted.answer.id)
 
 
 @router.get("/chats/{chat_id}/suggestions")
 async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """What might be asked next: waits for it, and answers 204 when there is nothing to suggest."""
-    chat = await find_chat(services, owner, chat_id)
-    line = [shown.message for shown in await path_of(services, owner, chat)]
+    view = await read_chat(services, owner, chat_id)
+    chat, settings, line = view.chat, view.settings, view.line()
     if not line or line[-1].role != "assistant" or line[-1].state != "done" or line[-1].kind != "turn":
         return Response(status_code=204)
-    settings = await settings_of(services, owner, chat)
     messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
     tools = services.toolbox.definitions(settings.tool_names)
     conversation = conversation_of(line)
@@ -166,9 +169,9 @@ async def _empty(request: Request, services: ChatServices, owner: str, chat_id: 
     trash_id = await services.shared.store.trash_messages(owner, chat.id, reset=reset)
     if trash_id is None:
         raise Problem(404, words["error_unknown_chat"])
-    services.feed.announce(owner, chat.id, tab_of(request))
+    view = announce(request, services, owner, await read_chat(services, owner, chat_id))
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
-    return await turns_view(request, services, owner, chat.id, toast=toast)
+    return await turns_view(request, services, owner, view, toast=toast)
 
 
 def _to_start(request: Request, address: str) -> Response:

@@ -7,13 +7,14 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import PlainTextResponse
 
-from notso.web.chat.services import Services
+from notso.web.chat.chat_view import ChatView, read_chat
+from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import answer_again, ask, write_on
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, find_chat, find_message, tab_of, turn_view, turns_view
+from notso.web.chat.views import Owner, announce, find_chat, find_message, turn_view, turns_view
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
-from notso.web.store.protocol import Attachment
+from notso.web.store.protocol import Attachment, TurnAccepted
 from notso.web.values.ids import new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -28,9 +29,9 @@ async def show_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str, after: str = ""
 ) -> Response:
     """One message as it is now, with the composer's buttons to match: what a page fetches when a stream is done."""
-    chat = await find_chat(services, owner, chat_id)
-    message = await find_message(services, owner, chat_id, message_id)
-    return await turn_view(request, services, owner, chat, [message.id], settled=not message.active, after=after)
+    view = await read_chat(services, owner, chat_id)
+    message = view.message(message_id)
+    return await turn_view(request, services, owner, view, [message.id], settled=not message.active, after=after)
 
 
 @router.get("/text")
@@ -55,30 +56,29 @@ async def edit_form(request: Request, services: Services, owner: Owner, chat_id:
 @router.post("/edit")
 async def edit(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """A changed question is asked again, beside the first; a changed answer takes the place of what it was."""
-    chat = await find_chat(services, owner, chat_id)
-    message = await find_message(services, owner, chat_id, message_id)
     fields = await read_form(request)
+    view = await read_chat(services, owner, chat_id)
+    message = view.message(message_id)
     if message.role == "user":
         kept = {name: value for name, value in _files(message.attachments) if name not in fields}
-        await ask(services, owner, chat, fields | kept, instead_of=message.id)
-    else:
-        content = fields.get("text", "").strip("\n")
-        if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
-            raise Problem(400, words["error_empty"] if not content.strip() else words["error_answer_too_long"])
-        if not await services.shared.store.edit_answer(owner, chat.id, message.id, content):
-            raise Problem(409, words["error_running"])
-    services.feed.announce(owner, chat.id, tab_of(request))
-    return await turns_view(request, services, owner, chat.id)
+        accepted, view = await ask(services, owner, view, fields | kept, instead_of=message.id)
+        return await _with_turn(request, services, owner, view, accepted)
+    content = fields.get("text", "").strip("\n")
+    if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
+        raise Problem(400, words["error_empty"] if not content.strip() else words["error_answer_too_long"])
+    if not await services.shared.store.edit_answer(owner, chat_id, message.id, content):
+        raise Problem(409, words["error_running"])
+    view = announce(request, services, owner, await read_chat(services, owner, chat_id))
+    return await turns_view(request, services, owner, view)
 
 
 @router.post("/regenerate")
 async def regenerate(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Another answer to the same question, beside the first."""
-    chat = await find_chat(services, owner, chat_id)
-    message = await find_message(services, owner, chat_id, message_id)
-    await answer_again(services, owner, chat, message.id, await read_form(request))
-    services.feed.announce(owner, chat.id, tab_of(request))
-    return await turns_view(request, services, owner, chat.id)
+    fields = await read_form(request)
+    view = await read_chat(services, owner, chat_id)
+    accepted, view = await answer_again(services, owner, view, view.message(message_id), fields)
+    return await _with_turn(request, services, owner, view, accepted)
 
 
 @router.post("/continue")
@@ -86,41 +86,46 @@ async def continue_answer(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str
 ) -> Response:
     """Write the same answer on; with mode `answer`, an unfinished thought is closed first."""
-    chat = await find_chat(services, owner, chat_id)
-    message = await find_message(services, owner, chat_id, message_id)
     fields = await read_form(request)
+    view = await read_chat(services, owner, chat_id)
+    message = view.message(message_id)
     if (
         message.role != "assistant"
         or message.kind != "turn"
         or fields.get("mode", "") not in ("", "thinking", "answer")
     ):
         raise Problem(400, words["error_form"])
-    await write_on(services, owner, chat, message.id, hurry=fields.get("mode") == "answer")
-    services.feed.announce(owner, chat.id, tab_of(request))
-    return await turns_view(request, services, owner, chat.id)
+    accepted, view = await write_on(services, owner, view, message.id, hurry=fields.get("mode") == "answer")
+    return await _with_turn(request, services, owner, view, accepted)
 
 
 @router.post("/choose")
 async def choose(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Show this version, and remember it."""
-    chat = await find_chat(services, owner, chat_id)
-    message = await find_message(services, owner, chat_id, message_id)
     await read_form(request)
-    await services.shared.store.choose(owner, chat.id, message.id)
-    services.feed.announce(owner, chat.id, tab_of(request))
-    return await turns_view(request, services, owner, chat.id)
+    view = await read_chat(services, owner, chat_id)
+    message = view.message(message_id)
+    await services.shared.store.choose(owner, chat_id, message.id)
+    view = announce(request, services, owner, view)
+    return await turns_view(request, services, owner, view, through=message.id)
 
 
 @router.post("/unsummarize")
 async def unsummarize(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Take a summary out: the model reads everything again."""
-    chat = await find_chat(services, owner, chat_id)
     message = await find_message(services, owner, chat_id, message_id)
     await read_form(request)
-    if not await services.shared.store.remove_summary(owner, chat.id, message.id):
+    if not await services.shared.store.remove_summary(owner, chat_id, message.id):
         raise Problem(409, words["error_running"])
-    services.feed.announce(owner, chat.id, tab_of(request))
-    return await turns_view(request, services, owner, chat.id)
+    view = announce(request, services, owner, await read_chat(services, owner, chat_id))
+    return await turns_view(request, services, owner, view)
+
+
+async def _with_turn(
+    request: Request, services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted
+) -> Response:
+    view = announce(request, services, owner, view)
+    return await turns_view(request, services, owner, view, through=accepted.answer.id)
 
 
 def _files(attachments: tuple[Attachment, ...]) -> list[tuple[str, str]]:

@@ -9,17 +9,18 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Request, Response
 from starlette.responses import RedirectResponse
 
+from notso.web.chat.chat_view import ChatView, read_chat, read_chat_if_any
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import ask, new_chat
 from notso.web.chat.templates import is_fragment, reasoning_html
 from notso.web.chat.views import (
     Owner,
+    announce,
     back,
     chat_page,
     details_context,
     find_chat,
     find_generation,
-    path_of,
     status_context,
     tab_of,
     turn_view,
@@ -53,7 +54,9 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
     chat = new_chat(fields.get("text", "") or fields.get("file-1-name", ""), thinking="thinking" in fields)
     if fields.get("thinking_budget"):
         chat = replace(chat, settings=_with_budget(chat, fields).settings)
-    accepted = await ask(services, owner, chat, fields, is_new=True)
+    revision, defaults = services.feed.revision, await services.shared.store.defaults(owner)
+    view = ChatView(chat, defaults, (), revision)
+    accepted, _ = await ask(services, owner, view, fields, is_new=True)
     services.feed.announce(owner, accepted.question.chat_id, tab_of(request))
     return RedirectResponse(f"/chats/{accepted.question.chat_id}", 303)
 
@@ -63,22 +66,22 @@ async def show_chat(
     request: Request, services: Services, owner: Owner, chat_id: str, at: str = "", undo: str = ""
 ) -> Response:
     """A chat with its messages; an unfinished answer attaches itself to its stream."""
-    chat = await find_chat(services, owner, chat_id)
+    view = await read_chat(services, owner, chat_id)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
-    return await chat_page(request, services, owner, chat, through=at if is_id(at) else None, toast=toast)
+    return await chat_page(request, services, owner, view, through=at if is_id(at) else None, toast=toast)
 
 
 @router.post("/chats/{chat_id}/messages")
 async def send_message(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Create a turn. Both bubbles come back once it is on disk; the answer's bubble attaches to the stream."""
-    chat = await find_chat(services, owner, chat_id)
     fields = await read_form(request)
-    chat = await _with_toggle(services, owner, chat, fields)
-    accepted = await ask(services, owner, chat, fields)
-    services.feed.announce(owner, chat.id, tab_of(request))
+    view = await read_chat(services, owner, chat_id)
+    view = replace(view, chat=await _with_toggle(services, owner, view.chat, fields))
+    accepted, view = await ask(services, owner, view, fields)
+    view = announce(request, services, owner, view)
     if not is_fragment(request):
-        return RedirectResponse(f"/chats/{chat.id}", 303)
-    return await turn_view(request, services, owner, chat, [accepted.question.id, accepted.answer.id], settled=False)
+        return RedirectResponse(f"/chats/{chat_id}", 303)
+    return await turn_view(request, services, owner, view, [accepted.question.id, accepted.answer.id], settled=False)
 
 
 @router.post("/chats/{chat_id}/thinking")
@@ -177,8 +180,8 @@ async def status_details(request: Request, services: Services, owner: Owner, cha
 
 
 async def _path_if_any(services: ChatServices, owner: str, chat_id: str) -> list[Shown]:
-    chat = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
-    return await path_of(services, owner, chat) if chat is not None else []
+    view = await read_chat_if_any(services, owner, chat_id)
+    return view.path() if view is not None else []
 
 
 async def _with_toggle(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:

@@ -11,11 +11,12 @@ from starlette.background import BackgroundTask
 from starlette.responses import RedirectResponse
 
 from notso.smollm3 import process_memory
+from notso.web.chat.chat_view import ChatView, read_chat, read_chat_if_any
 from notso.web.chat.context_gauge import draft_message, measure, read_ahead
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import settings_of
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import NamedChat, Owner, find_chat, path_of
+from notso.web.chat.views import NamedChat, Owner, find_chat
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
@@ -24,7 +25,6 @@ from notso.web.store.protocol import Chat
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, changed, settings_from, shown_defaults, shown_values
 from notso.web.turns.prompt import conversation_of, text_size
-from notso.web.values.ids import is_id
 from notso.web.values.wording import words
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -53,10 +53,10 @@ async def estimate_new(request: Request, services: Services, owner: Owner) -> Re
 @router.post("/chats/{chat_id}/estimate")
 async def estimate(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """What a chat with the draft at its end takes of the context, and what reading it would cost."""
-    chat = await services.shared.store.chat(owner, chat_id) if is_id(chat_id) else None
-    if chat is None and is_fragment(request):
+    view = await read_chat_if_any(services, owner, chat_id)
+    if view is None and is_fragment(request):
         return Response(status_code=204)  # deleted a moment ago, and the page is about to leave it
-    return await _estimate(request, services, owner, chat or await find_chat(services, owner, chat_id))
+    return await _estimate(request, services, owner, view or await read_chat(services, owner, chat_id))
 
 
 async def _show(
@@ -125,17 +125,17 @@ def _told(form: Mapping[str, str], chat: Chat | None) -> str:
     return (words["toast_set_default"] if chat is None else words["toast_set_chat"]).format(changes=changes)
 
 
-async def _estimate(request: Request, services: ChatServices, owner: str, chat: Chat | None) -> Response:
+async def _estimate(request: Request, services: ChatServices, owner: str, view: ChatView | None) -> Response:
     fields = await read_form(request)
     engine = services.shared.engine.engine
     if engine is None:
         return Response(status_code=204)
-    settings = await settings_of(services, owner, chat)
-    path = await path_of(services, owner, chat) if chat is not None else []
+    chat = view.chat if view is not None else None
+    settings = view.settings if view is not None else await settings_of(services, owner, None)
+    line = view.line() if view is not None else []
     draft = draft_message(
         fields.get("text", "").strip("\n"), attachments_from(fields, services.shared.settings.max_message_characters)
     )
-    line = [shown.message for shown in path]
     options = RequestOptions(
         thinking="thinking" in fields,
         tools=services.toolbox.definitions(settings.tool_names),

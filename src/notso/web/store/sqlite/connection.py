@@ -102,6 +102,16 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def snapshot(connection: sqlite3.Connection) -> Iterator[None]:
+    """What is read within it is as of one moment."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+
+
+@contextlib.contextmanager
 def storage_errors() -> Iterator[None]:
     """Turn what SQLite and the system say into our own errors, without paths or SQL."""
     try:

@@ -23,9 +23,10 @@ from notso.web.store.protocol import (
     StoredResponse,
     TurnAccepted,
     TurnRefused,
+    WholeChat,
 )
 from notso.web.store.sqlite import responses, trash, tree_writes
-from notso.web.store.sqlite.connection import open_nothing, open_reader, storage_errors
+from notso.web.store.sqlite.connection import open_nothing, open_reader, snapshot, storage_errors
 from notso.web.store.sqlite.damage import damage_of, move_strange_log, roll_back, said_of
 from notso.web.store.sqlite.directory_lock import DirectoryLock
 from notso.web.store.sqlite.rows import chat_of, message_of, settings_text
@@ -38,6 +39,10 @@ T = TypeVar("T")
 IDLE_SECONDS = 2.0
 """After so long without a write the log is folded into the file, so that a log that gets lost mostly held nothing.
 An answer that is being written is saved more often than that."""
+
+_CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
+_DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
+_MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
 
 class SQLiteStore:
@@ -87,15 +92,23 @@ class SQLiteStore:
         return [chat_of(row) for row in rows]
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None:
-        rows = await self._read("SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL", chat_id, owner)
+        rows = await self._read(_CHAT, chat_id, owner)
         return chat_of(rows[0]) if rows else None
 
+    async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None:
+        def read(db: sqlite3.Connection) -> WholeChat | None:
+            with snapshot(db):
+                chat = db.execute(_CHAT, (chat_id, owner)).fetchone()
+                defaults = db.execute(_DEFAULTS, (owner,)).fetchone()
+                messages = db.execute(_MESSAGES, (chat_id, owner)).fetchall()
+            if chat is None:
+                return None
+            return WholeChat(chat_of(chat), _settings_in(defaults), tuple(map(self._message, messages)))
+
+        return await self._look(read)
+
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
-        rows = await self._read(
-            "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position",
-            *(chat_id, owner),
-        )
-        return [self._message(row) for row in rows]
+        return [self._message(row) for row in await self._read(_MESSAGES, chat_id, owner)]
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
         rows = await self._read(
@@ -159,8 +172,8 @@ class SQLiteStore:
         return await self._change("UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", text, chat_id, owner)
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
-        rows = await self._read("SELECT settings FROM preferences WHERE owner = ?", owner)
-        return dict(json.loads(rows[0]["settings"])) if rows else {}
+        rows = await self._read(_DEFAULTS, owner)
+        return _settings_in(rows[0] if rows else None)
 
     async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None:
         await self._change("INSERT OR REPLACE INTO preferences VALUES (?, ?)", owner, settings_text(settings))
@@ -279,3 +292,7 @@ class SQLiteStore:
             self._writer = None
         if self._lock is not None:
             self._lock.release()
+
+
+def _settings_in(row: sqlite3.Row | None) -> dict[str, SettingValue]:
+    return dict(json.loads(row["settings"])) if row is not None else {}

@@ -1,0 +1,203 @@
+"""A request reads a chat once: how often each asks the store, and what it does where the chat changed meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Message
+from notso.web.store.protocol import NewTurn
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
+
+
+class CountedStore:
+    """A store that notes what is asked of it; `before` is called once, before the call of that name."""
+
+    def __init__(self, store: Any) -> None:
+        self.calls: list[str] = []
+        self.before: dict[str, Callable[[Any], Any]] = {}
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found):
+            return found
+
+        async def counted(*args: Any, **kwargs: Any) -> Any:
+            self.calls.append(name)
+            if (change := self.before.pop(name, None)) is not None:
+                await change(self._store)
+            return await found(*args, **kwargs)
+
+        return counted
+
+
+class Asking:
+    """A chat with one finished turn, and the store's calls of whatever is done within `counted`."""
+
+    def __init__(self, start: Start) -> None:
+        self.engine = ScriptedEngine(lambda messages, thinking: say("one two three"))
+        self.server = start(self.engine).ready()
+        self.first = self.server.ask("a question", thinking=False)
+        self.server.finished(self.first)
+        self.url = f"/chats/{self.first.chat_id}"
+        self.answer = f"{self.url}/messages/{self.first.message_id}"
+        self.store = CountedStore(self.server.shared.store)
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[list[str]]:
+        """The engine says nothing meanwhile: saving an answer is no part of the request for it."""
+        self.engine.gate.clear()
+        self.server.client.get(self.url)  # HTML is made where it was not yet
+        self.store.calls = []
+        self.server.shared.store = self.server.chat.kept_html._store = self.store
+        yield self.store.calls
+        self.server.shared.store = self.server.chat.kept_html._store = self.store._store
+        self.engine.gate.set()
+
+    def post(self, url: str, **fields: str) -> None:
+        done = self.server.client.post(url, data={"key": new_id()} | fields, headers=FRAGMENT)
+        assert done.status_code == 200, done.text
+
+    def send(self, text: str = "more") -> None:
+        self.post(f"{self.url}/messages", text=text)
+
+    def finish(self) -> tuple[Message, ...]:
+        """What the model read of the newest question."""
+        self.server.finished(self.server.last(self.first.chat_id))
+        return self.engine.requests[-1].messages
+
+
+@pytest.fixture
+def asking(start: Start) -> Asking:
+    return Asking(start)
+
+
+def test_a_message_reads_its_chat_once(asking: Asking) -> None:
+    with asking.counted() as calls:
+        asking.send()
+    assert calls == ["whole_chat", "add_turn", "chats"]
+
+
+def test_the_first_message_of_a_chat_reads_nothing_of_it(asking: Asking) -> None:
+    with asking.counted() as calls:
+        assert asking.server.client.post("/chats", data={"text": "hello", "key": new_id()}).status_code == 303
+    assert calls[:2] == ["defaults", "add_turn"], "and then the page it leads to"
+    assert set(calls[2:]) <= {"whole_chat", "chats"}
+
+
+@pytest.mark.parametrize(
+    ("what", "calls"),
+    [
+        ("regenerate", ["whole_chat", "add_answer", "chats"]),
+        ("continue", ["whole_chat", "resume_answer", "chats"]),
+        ("choose", ["whole_chat", "choose", "chats"]),
+        ("edit", ["whole_chat", "edit_answer", "whole_chat", "keep_html", "chats"]),
+    ],
+)
+def test_what_is_done_to_an_answer_reads_its_chat_once_more_at_most(
+    asking: Asking, what: str, calls: list[str]
+) -> None:
+    with asking.counted() as counted:
+        asking.post(f"{asking.answer}/{what}", text="other words")
+    assert counted == calls
+
+
+def test_a_changed_question_reads_its_chat_once(asking: Asking) -> None:
+    question = asking.server.on_loop(lambda: asking.server.shared.store.messages("local", asking.first.chat_id))[0].id
+    with asking.counted() as calls:
+        asking.post(f"{asking.url}/messages/{question}/edit", text="another question")
+    assert calls == ["whole_chat", "add_turn", "chats"]
+    assert [message.content for message in asking.finish()] == ["another question"]
+
+
+def test_looking_reads_once_and_stopping_looks_one_answer_up(asking: Asking) -> None:
+    asking.engine.gate.clear()
+    asking.send()
+    running = asking.server.last(asking.first.chat_id)
+    for url, expected in (
+        (asking.url, ["whole_chat", "chats"]),
+        (f"{asking.url}/turns", ["whole_chat", "chats"]),
+        (asking.answer, ["whole_chat", "chats"]),
+        (f"/status?chat={asking.first.chat_id}", ["whole_chat"]),
+    ):
+        with asking.counted() as calls:
+            assert asking.server.client.get(url, headers=FRAGMENT).status_code == 200
+        assert calls == expected, url
+    with asking.counted() as calls:
+        done = asking.server.client.post(f"/generations/{running.generation_id}/stop", data={}, headers=FRAGMENT)
+        assert done.status_code == 204
+    assert calls == ["generation"]
+    with asking.counted() as calls:
+        asking.post(f"{asking.url}/estimate", text="what I type")
+    assert calls == ["whole_chat"]
+
+
+def test_what_was_stored_meanwhile_is_read_before_the_model_is_asked(asking: Asking) -> None:
+    """Another tab's turn comes between reading the chat and storing the question."""
+
+    async def another_turn(store: Any) -> None:
+        [question, answer] = await store.messages("local", asking.first.chat_id)
+        turn = NewTurn(
+            replace(question, id=new_id(), content="from the other tab"),
+            replace(answer, id=new_id(), generation_id=new_id(), content="its answer", state="done"),
+            new_id(),
+        )
+        accepted = await store.add_turn("local", turn)
+        await store.save_answer(replace(accepted.answer, content="its answer", state="done"))
+
+    with asking.counted() as calls:
+        asking.store.before["add_turn"] = another_turn
+        asking.send("last")
+    assert calls == ["whole_chat", "add_turn", "whole_chat", "chats"]
+    assert [message.content for message in asking.finish()] == [
+        *("a question", "one two three", "from the other tab", "its answer", "last")
+    ]
+
+
+def test_an_answer_that_ends_while_the_next_question_comes_is_read_whole(asking: Asking) -> None:
+    """The chat was read while the answer above was still being written."""
+
+    async def end(store: Any) -> None:
+        answer = (await store.messages("local", asking.first.chat_id))[-1]
+        await store.save_answer(replace(answer, content="at last", state="done"))
+
+    answer = asking.server.stored(asking.first)
+    asking.server.on_loop(lambda: asking.server.shared.store.save_answer(replace(answer, state="running")))
+    with asking.counted():
+        asking.store.before["add_turn"] = end
+        asking.send("and now?")
+    assert [message.content for message in asking.finish()] == ["a question", "at last", "and now?"]
+
+
+def test_of_its_own_doing_a_tab_hears_nothing_and_of_others_what_came_meanwhile(asking: Asking) -> None:
+    tab = {"X-Tab": new_id()}
+
+    def revision(text: str) -> str:
+        return re.findall(r"after=([0-9a-f]+-\d+)", text)[-1]
+
+    def sent() -> str:
+        fields = {"text": "more", "key": new_id()}
+        return asking.server.client.post(f"{asking.url}/messages", data=fields, headers=FRAGMENT | tab).text
+
+    async def other_tab(store: Any) -> None:
+        asking.server.chat.feed.announce("local", asking.first.chat_id, new_id())
+
+    def heard(since: str) -> list[str]:
+        return asking.server.chat.feed.since(since, "local", asking.first.chat_id, tab["X-Tab"])
+
+    with asking.counted():
+        assert heard(revision(sent())) == []
+    asking.finish()
+    with asking.counted():
+        asking.store.before["add_turn"] = other_tab
+        assert heard(revision(sent())) == ["chats", "turns"]
