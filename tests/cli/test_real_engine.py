@@ -141,10 +141,10 @@ def test_another_architecture_is_told_with_exit_code_3(notso: Run, small_model: 
 def test_a_context_that_memory_cannot_hold_is_refused_with_exit_code_4(
     notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from notso.smollm3.engine import memory_plan
+    from notso.qtensor import CPU
 
     little = MemoryLimit("the control group", 264 << 20)
-    monkeypatch.setattr(memory_plan, "available_memory", lambda **_: little)
+    monkeypatch.setattr(CPU, "memory", lambda *_, **__: little)
     result = notso("run", "-m", str(small_model), "--context", "131072", "hi")
 
     assert result.code == 4

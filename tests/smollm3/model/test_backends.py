@@ -15,7 +15,7 @@ from numpy_backend.backend import NumpyBackend, OpaqueArray
 from smollm3.two_turns import until
 
 from notso.qtensor import CPU, MIB, TILE_POSITIONS, Backend, GGUFFile, KVFormat
-from notso.smollm3 import Engine, OutOfMemoryError, SamplingParams
+from notso.smollm3 import Engine, EngineConfig, OutOfMemoryError, SamplingParams
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.kv.kv_cache import KVCache
@@ -122,10 +122,9 @@ def test_float_weights_have_the_same_bits(tmp_path: Path) -> None:
 
 
 def engine_on(backend: Backend, folder: Path | None = None, kv: KVFormat = "k8v8") -> Engine:
-    file = GGUFFile.open(demo_path())
-    return Engine(
-        file, context_tokens=512, threads=1, is_demo=True, kv=kv, max_num_seqs=3, cache_dir=folder, backend=backend
-    )
+    cache_dir = None if folder is None else str(folder)
+    config = EngineConfig(context_tokens=512, threads=1, kv=kv, max_num_seqs=3, cache_dir=cache_dir)
+    return Engine(GGUFFile.open(demo_path()), config, backend)
 
 
 PROMPT = RNG.integers(100, 3000, 150).tolist()

@@ -1,6 +1,6 @@
-"""Which formats the key-value cache can be asked for. Those under 8 bits are read after a Hadamard rotation and through
-a codebook; for them the first tile of a sequence and those still being written are kept in k8v8 beside (performance:
-attention sinks and the recent window).
+"""What the formats of the cache under 8 bits have beside them: they are read after a Hadamard rotation and through a
+codebook, and the first tile of a sequence and those still being written are kept in k8v8 (performance: attention sinks
+and the recent window).
 """
 
 from __future__ import annotations
