@@ -133,7 +133,7 @@ def test_what_cannot_be_held_is_refused_by_name(served: Any) -> None:
     bad_tool = [{"type": "function", "function": {"name": "f", "parameters": {"type": "foo"}}}]
     rows: list[tuple[dict[str, Any], str]] = [
         (schema({"type": "foo"}), "response_format"),
-        (schema({"unknownKeyword": 1}), "response_format"),
+        (schema({"$dynamicRef": "#x"}), "response_format"),
         (schema(deep), "response_format.json_schema.schema"),
         (schema({"type": "string", "pattern": "(((((((((("}), "response_format"),
         ({"tools": bad_tool, "tool_choice": "required"}, "tools"),

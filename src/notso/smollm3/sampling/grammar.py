@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.json_schema import MAX_CHARACTERS, check_schema, checked_schema
+from notso.smollm3.sampling.json_schema import MAX_CHARACTERS, checked_schema, held_schema
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 
@@ -23,8 +24,13 @@ Part = dict[str, Any]
 
 MAX_LEXER_STATES = 20_000  # of one or two kilobytes
 MAX_GRAMMAR_SIZE = 100_000
-MAX_ROW_ITEMS = 200  # ways to read what was written so far; each costs time at every token
+MAX_ROW_ITEMS = 1_000  # ways to read what was written so far; each costs time at every token
 """A grammar that needs more fails, and nobody else waits for it."""
+
+DEEP_CHARACTERS = 8_192
+DEEP_STACK_BYTES = 128 * 2**20
+"""A grammar of so many characters may need more stack than a thread has: some 5 KiB for each level, `MAX_DESCENT` of
+them. Only what is used of it is memory."""
 
 JSON_STYLE = {
     "whitespace_flexible": False,  # else a model may write spaces for ever
@@ -33,6 +39,9 @@ JSON_STYLE = {
     "json_allowed_escapes": 'nrbtf\\"',  # none by number: half a surrogate pair would be no text
 }
 """JSON on one line, with or without a space behind commas and colons."""
+
+
+_DEEP = threading.Lock()
 
 
 class Matcher:
@@ -51,6 +60,11 @@ class Matcher:
         """Whether nothing can follow."""
         return bool(self._matcher.is_stopped())
 
+    @property
+    def may_end(self) -> bool:
+        """Whether what was written so far is whole."""
+        return bool(self._matcher.is_accepting())
+
     def allowed(self) -> npt.NDArray[np.bool_]:
         """For each token id whether it may come next (V,). An ending token may where the grammar may end.
 
@@ -60,7 +74,7 @@ class Matcher:
         allowed = np.unpackbits(bits, count=len(self._permitted), bitorder="little").view(np.bool_)
         self._require_no_error()
         allowed &= self._permitted
-        if not self._matcher.is_accepting():
+        if not self.may_end:
             allowed[self._ends] = False
         if not allowed.any():
             raise InvalidRequestError("the grammar leads to a place where nothing may follow", param=self._param)
@@ -100,9 +114,11 @@ class Grammars:
         """
         import llguidance
 
-        made = llguidance.LLMatcher(
-            self._library_vocabulary(),
-            json.dumps({"grammars": list(parts)}),
+        vocabulary, text = self._library_vocabulary(), json.dumps({"grammars": list(parts)})
+        make = partial(
+            llguidance.LLMatcher,
+            vocabulary,
+            text,
             log_level=0,
             limits=llguidance.LLParserLimits(
                 max_lexer_states=MAX_LEXER_STATES,
@@ -111,6 +127,7 @@ class Grammars:
                 verbose_errors=False,
             ),
         )
+        made = make() if len(text) < DEEP_CHARACTERS else _on_a_deep_stack(make)
         if made.is_error():
             raise InvalidRequestError(f"the grammar is refused: {_sentence(made.get_error())}", param=param)
         permitted = self._permitted.copy()
@@ -161,7 +178,7 @@ def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
     if grammar.kind == "json_object":
         return schema_part({"type": "object"})
     if grammar.kind == "json_schema":
-        return schema_part(checked_schema(grammar.source, param))
+        return schema_part(checked_schema(grammar.source, param).schema)
     if grammar.kind == "regex":
         import llguidance
 
@@ -179,8 +196,8 @@ def arguments_part(parameters: object, tool: str) -> Part:
     if parameters is None:
         parameters = {"properties": {}, "additionalProperties": False}
     try:
-        schema = check_schema(parameters, "tools")
-        if len(_written(schema)) > MAX_CHARACTERS:
+        schema = held_schema(parameters, "tools").schema
+        if len(_written(parameters)) > MAX_CHARACTERS:
             raise InvalidRequestError(f"they are longer than {MAX_CHARACTERS:,} characters", param="tools")
         if schema.get("type", "object") != "object":
             raise InvalidRequestError("arguments are an object", param="tools")
@@ -189,7 +206,21 @@ def arguments_part(parameters: object, tool: str) -> Part:
     return schema_part({"type": "object", **schema})
 
 
-def _written(schema: Mapping[str, Any]) -> str:
+def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
+    """What `make` returns, in a thread of its own; one at a time, so that large grammars take one core."""
+    found: list[llguidance.LLMatcher] = []
+    with _DEEP:
+        before = threading.stack_size(DEEP_STACK_BYTES)
+        try:
+            thread = threading.Thread(target=lambda: found.append(make()), name="grammar")
+            thread.start()
+        finally:
+            threading.stack_size(before)
+        thread.join()
+    return found[0]
+
+
+def _written(schema: object) -> str:
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -197,5 +228,7 @@ def _written(schema: Mapping[str, Any]) -> str:
 
 
 def _sentence(error: str) -> str:
-    """The first line of what the library says."""
+    """The first line of what the library says, or what it means."""
+    if "oneOf constraints" in error:
+        return "several options of a oneOf may hold at once, and that cannot be prevented; use anyOf"
     return error.strip().split("\n", 1)[0][:200]

@@ -1,19 +1,26 @@
-"""Which JSON schemas an answer can be held to: every keyword is enforced, or the schema is refused."""
+"""Which JSON schemas an answer can be held to: every constraint is held, or the schema is refused by its name."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, NoReturn
 
 from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.schema_keywords import MANY, NAMED, ONE
+from notso.smollm3.sampling.schema_negation import Schema
+from notso.smollm3.sampling.schema_rewriting import SchemaRewriter
 
-MAX_DEPTH = 32
-MAX_CHARACTERS = 65_536
+MAX_CHARACTERS = 2**20
+"""Of a schema or a grammar, as it is sent."""
 
-MAX_DESCENT = 512
+MAX_REWRITTEN = 2**22
+"""Items of a schema (keywords, names, values) once it is in the library's keywords."""
+
+MAX_DESCENT = 4_096
 """References times nesting: the library goes down one call for each, and ends the process where its stack ends."""
 
 MAX_PERIOD = 10_000
@@ -22,31 +29,18 @@ MAX_PERIOD = 10_000
 MAX_PATTERN_PROPERTIES = 32
 """In one object: the library combines their patterns with one another."""
 
-_ONE = ("items", "additionalProperties")
-_MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
-ENFORCED = frozenset(
-    (
-        *("type", "enum", "const", "$ref", "required", "minProperties", "maxProperties", "minItems", "maxItems"),
-        *("minLength", "maxLength", "pattern", "format"),
-        *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-        *_ONE,
-        *_MANY,
-        *_NAMED,
-    )
-)
-DESCRIPTIVE = frozenset(
-    (
-        *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly"),
-        *("discriminator", "$comment", "$schema", "$id"),
-    )
-)
-"""Say nothing about which values are valid."""
+@dataclass(frozen=True, slots=True)
+class HeldSchema:
+    """A schema in the keywords that the library holds, and what was ignored:
+    unknown keywords, and formats as `format: x`."""
+
+    schema: dict[str, Any]
+    ignored: tuple[str, ...] = ()
 
 
-def checked_schema(source: str, param: str) -> dict[str, Any]:
-    """The schema that `source` is as JSON text. Raises InvalidRequestError, which names `param` and what is wrong."""
+def checked_schema(source: str, param: str) -> HeldSchema:
+    """What `source` is as JSON text. Raises InvalidRequestError, which names `param` and what is wrong."""
     if len(source) > MAX_CHARACTERS:
         raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param=param)
     try:
@@ -54,49 +48,80 @@ def checked_schema(source: str, param: str) -> dict[str, Any]:
         source.encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the schema is not JSON: {error}", param=param) from None
-    return check_schema(schema, param)
+    return held_schema(schema, param)
 
 
-def check_schema(schema: object, param: str) -> dict[str, Any]:
-    """A schema as it is if it can be enforced. Raises InvalidRequestError otherwise."""
-    if not isinstance(schema, dict):
+def held_schema(document: object, param: str) -> HeldSchema:
+    """A schema, told in what the library holds. Raises InvalidRequestError if that cannot be done."""
+    if not isinstance(document, dict):
         raise InvalidRequestError("the schema must be a JSON object", param=param)
-    left: list[tuple[object, str, int]] = [(schema, "", 1)]
-    deepest, references, period = 1, 0, 1
-    while left:
-        each, where, depth = left.pop()
-        if isinstance(each, bool):
-            continue
-        if not isinstance(each, dict):
-            raise InvalidRequestError(f"{where or 'the schema'} must be a schema: an object or a boolean", param=param)
-        if depth > MAX_DEPTH:
-            raise InvalidRequestError(f"the schema is nested deeper than {MAX_DEPTH}", param=param)
-        _check_keywords(each, where, param)
-        deepest, references = max(deepest, depth), references + ("$ref" in each)
-        period = math.lcm(period, _period(each.get("multipleOf")))
-        if period > MAX_PERIOD:
-            raise InvalidRequestError(f"{where}/multipleOf needs too much memory to be enforced", param=param)
-        left += ((inner, f"{where}/{path}", depth + 1) for path, inner in _inner(each))
-    if references and deepest * (references + 1) > MAX_DESCENT:
+    rewriter = SchemaRewriter(document, param)
+    schema, definitions = rewriter.rewritten()
+    if schema is False:
+        raise InvalidRequestError("the schema is refused: nothing satisfies it", param=param)
+    held: dict[str, Any] = {**({} if schema is True else schema)}
+    _check_size(held, definitions, param)
+    return HeldSchema(held | ({"$defs": definitions} if definitions else {}), tuple(rewriter.ignored))
+
+
+def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> None:
+    """Whether the library can take it. What occurs in several places is one object here, and many there."""
+    sizes: dict[int, tuple[int, int]] = {}
+    deepest, size, period = 1, 0, 1
+    for each in (schema, *definitions.values()):
+        for inner in _each_inner(each):
+            period = math.lcm(period, _period(inner.get("multipleOf")))
+            if period > MAX_PERIOD:
+                raise InvalidRequestError("multipleOf needs too much memory to be enforced", param=param)
+            patterns = len(inner.get("patternProperties", ()))
+            if patterns > MAX_PATTERN_PROPERTIES:
+                raise InvalidRequestError(
+                    f"patternProperties may have {MAX_PATTERN_PROPERTIES} members, not {patterns}", param=param
+                )
+        own, depth = _extent(each, sizes)
+        deepest, size = max(deepest, depth), size + own
+    if size > MAX_REWRITTEN:
+        raise InvalidRequestError("the schema becomes too large: it has too many combinations", param=param)
+    if definitions and deepest * (len(definitions) + 1) > MAX_DESCENT:
         raise InvalidRequestError(
-            f"the schema has {references} references and is nested {deepest} deep; the product may be {MAX_DESCENT}",
+            f"the schema has references to {len(definitions)} places and is nested {deepest} deep; "
+            f"the product may be {MAX_DESCENT}",
             param=param,
         )
-    return schema
 
 
-def _check_keywords(schema: dict[str, Any], where: str, param: str) -> None:
-    for keyword in schema:
-        if keyword not in ENFORCED and keyword not in DESCRIPTIVE:
-            raise InvalidRequestError(f"the schema's keyword {where}/{keyword} is not supported", param=param)
-    least = schema.get("minProperties", 0)
-    if isinstance(least, int) and least > 1:  # names that the schema does not list may come twice
-        raise InvalidRequestError(f"{where}/minProperties above 1 is not supported; use required", param=param)
-    patterns = schema.get("patternProperties")
-    if isinstance(patterns, dict) and len(patterns) > MAX_PATTERN_PROPERTIES:
-        raise InvalidRequestError(
-            f"{where}/patternProperties may have {MAX_PATTERN_PROPERTIES} members, not {len(patterns)}", param=param
-        )
+def _each_inner(schema: Schema) -> Iterator[dict[str, Any]]:
+    """The schema and all in it, each once."""
+    left: list[Schema] = [schema]
+    seen: set[int] = set()
+    while left:
+        each = left.pop()
+        if isinstance(each, dict) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left += _inner(each)
+
+
+def _extent(schema: Schema, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """How many items it is written with, and how deep it is."""
+    if not isinstance(schema, dict):
+        return 1, 1
+    if id(schema) not in known:
+        extents = [_extent(inner, known) for inner in _inner(schema)]
+        own = sum(1 + (len(value) if isinstance(value, list | dict) else 1) for value in schema.values())
+        known[id(schema)] = own + sum(size for size, _ in extents), 1 + max((depth for _, depth in extents), default=0)
+    return known[id(schema)]
+
+
+def _inner(schema: dict[str, Any]) -> Iterator[Schema]:
+    """The schemas in a schema."""
+    for keyword, value in schema.items():
+        if keyword in ONE:
+            yield value
+        elif keyword in MANY:
+            yield from value
+        elif keyword in NAMED:
+            yield from value.values()
 
 
 def _period(step: object) -> int:
@@ -108,21 +133,6 @@ def _period(step: object) -> int:
         while digits % prime == 0:
             digits //= prime
     return digits
-
-
-def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    """The schemas in a schema, with where they stand."""
-    for keyword in _ONE:
-        if keyword in schema:
-            yield keyword, schema[keyword]
-    for keyword in _MANY:
-        inner = schema.get(keyword)
-        if isinstance(inner, list):
-            yield from ((f"{keyword}/{number}", each) for number, each in enumerate(inner))
-    for keyword in _NAMED:
-        inner = schema.get(keyword)
-        if isinstance(inner, dict):
-            yield from ((f"{keyword}/{name}", each) for name, each in inner.items())
 
 
 def _refuse_constant(name: str) -> NoReturn:

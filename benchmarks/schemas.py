@@ -1,0 +1,276 @@
+"""How many schemas that others wrote answers can be held to, and whether every answer that was held to one is of it.
+
+    python benchmarks/schemas.py --bench jsonschemabench/data --suite JSON-Schema-Test-Suite/tests/draft2020-12
+
+--bench: a folder of data sets, each a folder of schemas; so many of each are drawn, by a fixed seed. Each that is taken
+is followed at random to the end of an answer, several times, and every answer is judged by the library `jsonschema`
+(formats that are held included). --suite: groups of a schema with values of which is known whether they are valid; each
+is offered to the grammar, the names of objects in any order. --write: the page whose tables are made new.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import itertools
+import json
+import random
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+from jsonschema.validators import validator_for
+
+from notso.qtensor.gguf import GGUFFile
+from notso.smollm3 import Grammar, InvalidRequestError
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.sampling.grammar import Grammars, Matcher, answer_part
+from notso.smollm3.sampling.schema_keywords import FORMATS
+from notso.smollm3.text.tokenizer import Tokenizer
+
+FREE_TOKENS = 60
+MOST_TOKENS = 3_000
+MOST_ORDERS = 48
+"""How an answer is drawn: so many tokens at random, then whatever leads to the end; given up after so many."""
+
+HELD_FORMATS = jsonschema.FormatChecker()
+HELD_FORMATS.checkers = {
+    name: check for name, check in jsonschema.Draft202012Validator.FORMAT_CHECKER.checkers.items() if name in FORMATS
+}
+
+OLD_DRAFTS = {f"draft{number}": f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)}
+"""By the name of a folder of the suite: what a schema says to be of that draft."""
+
+
+MARKS = "<!-- figures -->", "<!-- /figures -->"
+
+
+@dataclass
+class Count:
+    """What came of the schemas of one data set, or of one file of the suite."""
+
+    schemas: int = 0
+    taken: int = 0
+    answers: int = 0
+    unfinished: int = 0
+    narrower: int = 0
+    wrong: list[str] = field(default_factory=list)
+    refusals: collections.Counter[str] = field(default_factory=collections.Counter)
+    seconds: list[float] = field(default_factory=list)
+
+
+class Answers:
+    """Makes matchers, and answers at random."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self._tokenizer = Tokenizer.from_gguf(GGUFFile.open(path).metadata, path)
+        self._grammars = Grammars(self._tokenizer)
+        self._grammars.matcher([answer_part(Grammar("regex", "a"))], "grammar")  # makes the vocabulary
+        self._chance = random.Random(seed)
+        words = [self._tokenizer.token_bytes(token) for token in range(self._tokenizer.vocab_size)]
+        self._closing = np.array([bool(re.fullmatch(rb'[^"\[{]*["\]}]+[, ]*', word)) for word in words])
+        self._short = np.array([len(word) == 1 for word in words])
+
+    def matcher(self, schema: Any) -> Matcher:
+        """At the beginning of an answer. Raises InvalidRequestError if the schema is refused."""
+        return self._grammars.matcher([answer_part(Grammar("json_schema", json.dumps(schema)))], "grammar")
+
+    def takes(self, schema: Any, text: str) -> bool:
+        """Whether an answer may be this text."""
+        matcher = self.matcher(schema)
+        return matcher.takes_all(self._tokenizer.encode(text)) and matcher.may_end
+
+    def draw(self, schema: Any) -> str | None:
+        """An answer at random; None if it found no end in time."""
+        matcher, tokens = self.matcher(schema), []
+        while not matcher.is_over:
+            allowed = matcher.allowed()
+            if matcher.may_end and (len(tokens) > FREE_TOKENS or self._chance.random() < 0.3):
+                break
+            allowed[sorted(self._tokenizer.end_ids)] = False
+            for narrowed in (allowed & self._closing, allowed & self._short):
+                is_late = len(tokens) > FREE_TOKENS or self._chance.random() < 0.3
+                if is_late and narrowed.any():
+                    allowed = narrowed
+                    break
+            token = int(self._chance.choice(np.flatnonzero(allowed)))
+            matcher.take(token)
+            tokens.append(token)
+            if len(tokens) > MOST_TOKENS:
+                return None
+        return self._tokenizer.decode(tokens)
+
+
+def bench_counts(folder: Path, answers: Answers, sample: int, seed: int, walks: int) -> dict[str, Count]:
+    """By data set: schemas, those that were taken, and the answers that were drawn."""
+    chance, counts = random.Random(seed), {}
+    folders = sorted(path for path in folder.iterdir() if path.is_dir())
+    for data_set in folders:
+        count = counts[data_set.name] = Count()
+        paths = sorted(data_set.glob("*.json"))
+        for path in chance.sample(paths, min(len(paths), sample // len(folders))):
+            _follow(path.name, json.loads(path.read_text()), answers, walks, count)
+    return counts
+
+
+def _follow(name: str, schema: Any, answers: Answers, walks: int, count: Count) -> None:
+    count.schemas += 1
+    start = time.process_time()
+    try:
+        answers.matcher(schema)
+    except InvalidRequestError as error:
+        count.refusals[f"{name}: {error}"] += 1
+        return
+    count.seconds.append(time.process_time() - start)
+    count.taken += 1
+    judge = validator_for(schema, default=jsonschema.Draft202012Validator)(schema, format_checker=HELD_FORMATS)
+    for _ in range(walks):
+        try:
+            text = answers.draw(schema)
+        except InvalidRequestError as error:
+            count.refusals[f"{name}: within an answer: {error}"] += 1
+            continue
+        if text is None:
+            count.unfinished += 1
+            continue
+        count.answers += 1
+        fault = next(iter(judge.iter_errors(json.loads(text))), None)
+        if fault is not None:
+            count.wrong.append(f"{name}: {fault.message[:200]} in {text[:300]}")
+
+
+def suite_counts(folder: Path, answers: Answers) -> dict[str, Count]:
+    """By file of the suite: groups, those whose schema was taken, and what came of their values."""
+    counts = {}
+    formats = [folder / "optional" / "format" / f"{name}.json" for name in FORMATS]
+    for path in (*sorted(folder.glob("*.json")), *(path for path in formats if path.exists())):
+        count = counts[path.stem if path.parent == folder else f"format: {path.stem}"] = Count()
+        for group in json.loads(path.read_text()):
+            if isinstance(group["schema"], dict) and folder.name in OLD_DRAFTS:
+                group["schema"].setdefault("$schema", OLD_DRAFTS[folder.name])
+            _offer(group, answers, count)
+    return counts
+
+
+def _offer(group: dict[str, Any], answers: Answers, count: Count) -> None:
+    count.schemas += 1
+    schema = group["schema"]
+    try:
+        answers.matcher(schema)
+    except InvalidRequestError as error:
+        count.refusals[f"{group['description']}: {error}"] += 1
+        return
+    count.taken += 1
+    for test in group["tests"]:
+        count.answers += 1
+        orders = itertools.islice(_orders(test["data"]), MOST_ORDERS)
+        is_taken = any(answers.takes(schema, json.dumps(value, ensure_ascii=False)) for value in orders)
+        if is_taken and not test["valid"]:
+            count.wrong.append(f"{group['description']}: {json.dumps(test['data'])[:100]} ({test['description']})")
+        count.narrower += test["valid"] and not is_taken
+
+
+def _orders(value: Any) -> Iterator[Any]:
+    """The value with the names of its objects in every order."""
+    if isinstance(value, list):
+        yield from map(list, itertools.product(*([*itertools.islice(_orders(each), 6)] for each in value)))
+    elif isinstance(value, dict):
+        for names in itertools.permutations(value):
+            members = itertools.product(*([*itertools.islice(_orders(value[name]), 6)] for name in names))
+            yield from (dict(zip(names, each, strict=True)) for each in members)
+    else:
+        yield value
+
+
+def _row(name: str, count: Count, *figures: int) -> str:
+    return f"| {name} | " + " | ".join(f"{figure:,}" for figure in (count.schemas, count.taken, *figures)) + " |"
+
+
+def main() -> None:
+    """Print a row for each data set and each file, then what was refused and what was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bench", type=Path, help="folder of data sets of schemas")
+    parser.add_argument("--suite", type=Path, help="folder of one draft of the JSON Schema Test Suite")
+    parser.add_argument("--write", type=Path, help="put the tables between the marks of this page")
+    parser.add_argument("--gguf", type=Path, help="whose tokenizer; default: the demo model's")
+    parser.add_argument("--sample", type=int, default=150, help="how many schemas of all data sets together")
+    parser.add_argument("--walks", type=int, default=20, help="answers for each")
+    parser.add_argument("--seed", type=int, default=17)
+    arguments = parser.parse_args()
+    answers = Answers(arguments.gguf or demo_path(), arguments.seed)
+    tables, told = [], {}
+    if arguments.bench:
+        bench = bench_counts(arguments.bench, answers, arguments.sample, arguments.seed, arguments.walks)
+        tables.append(bench_table(bench))
+        told |= bench
+    if arguments.suite:
+        suite = suite_counts(arguments.suite, answers)
+        tables.append(suite_table(suite))
+        told |= suite
+    print("\n".join(tables))
+    if arguments.write:
+        before, _, rest = arguments.write.read_text().partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        arguments.write.write_text(before + MARKS[0] + "\n\n" + "\n".join(tables) + "\n" + MARKS[1] + after)
+    for name, count in told.items():
+        for reason, times in count.refusals.items():
+            print(f"refused: {name}: {reason}" + (f" ({times} times)" if times > 1 else ""))
+        for wrong in count.wrong:
+            print(f"wrong: {name}: {wrong}")
+
+
+def bench_table(counts: dict[str, Count]) -> str:
+    """As Markdown."""
+    total = _sum(counts)
+    seconds = sorted(total.seconds) or [0.0]
+    rows = [_row(name, count, count.answers, len(count.wrong), count.unfinished) for name, count in counts.items()]
+    return "\n".join(
+        (
+            "| data set | schemas | taken | answers | wrong | no end found |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            _row("all", total, total.answers, len(total.wrong), total.unfinished),
+            "",
+            f"CPU time to begin: median {1e3 * seconds[len(seconds) // 2]:.0f} ms, most {1e3 * seconds[-1]:.0f} ms.\n",
+        )
+    )
+
+
+def suite_table(counts: dict[str, Count]) -> str:
+    """As Markdown, the files in which all is as it should be in one row."""
+    plain = {name: count for name, count in counts.items() if count.taken == count.schemas and not count.narrower}
+    shown = {name: count for name, count in counts.items() if name not in plain or count.wrong}
+    rows = [_row(name, count, count.answers, len(count.wrong), count.narrower) for name, count in shown.items()]
+    others, total = _sum(plain), _sum(counts)
+    return "\n".join(
+        (
+            "| file | schemas | taken | values | invalid and taken | valid and not taken |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            _row(f"{len(plain)} others", others, others.answers, len(others.wrong), others.narrower),
+            _row("all", total, total.answers, len(total.wrong), total.narrower),
+            "",
+        )
+    )
+
+
+def _sum(counts: dict[str, Count]) -> Count:
+    total = Count()
+    for count in counts.values():
+        total.schemas += count.schemas
+        total.taken += count.taken
+        total.answers += count.answers
+        total.unfinished += count.unfinished
+        total.narrower += count.narrower
+        total.wrong += count.wrong
+        total.seconds += count.seconds
+    return total
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What is said of a whole array, as alternatives of arrays whose items are told one by one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from notso.smollm3.sampling.schema_negation import Schema, all_types_but, any_of
+
+MAX_ARRANGEMENTS = 130
+"""In how many orders the items of a `uniqueItems` are written down one by one."""
+
+CONTAINED_WITHIN = 4
+"""Among how many items the one that `contains` asks for is."""
+
+
+def containing(item: Schema, least: int) -> Schema:
+    """Arrays with one of `item` among the first few, or that begin with `least` of them."""
+    places = [range(least)] if least > 1 else [range(at, at + 1) for at in range(CONTAINED_WITHIN)]
+    arrays = (
+        {
+            "type": "array",
+            "prefixItems": [item if at in place else True for at in range(place.stop)],
+            "minItems": place.stop,
+        }
+        for place in places
+    )
+    return any_of([all_types_but(["array"]), *arrays])
+
+
+def plain_values(items: Schema) -> list[Any] | None:
+    """All values that items may have, where those are listed and neither arrays nor objects."""
+    if not isinstance(items, dict):
+        return None
+    if items == {"type": "boolean"}:
+        return [False, True]
+    values = items.get("enum", [items["const"]] if "const" in items else None)
+    if values is None or any(isinstance(value, list | dict) for value in values):
+        return None
+    return list({(isinstance(value, bool), value): value for value in values}.values())
+
+
+def arrangements(values: Sequence[Any], least: int, most: float) -> Schema | None:
+    """Arrays of these values, each once at most: in any order, or in this one where the orders are many. None where
+    that is still too many."""
+    sizes = range(least, int(min(most, len(values))) + 1)
+    for arrange in (itertools.permutations, itertools.combinations):
+        if sum(math.comb(len(values), size) for size in sizes) > MAX_ARRANGEMENTS:
+            return None
+        arranged = itertools.chain.from_iterable(arrange(values, size) for size in sizes)
+        lists = list(itertools.islice(arranged, MAX_ARRANGEMENTS + 1))
+        if len(lists) <= MAX_ARRANGEMENTS:
+            return any_of([all_types_but(["array"]), *map(_array_of, lists)])
+    return None
+
+
+def _array_of(values: Sequence[Any]) -> Schema:
+    items = [{"const": value} for value in values]
+    return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+
+
+def other_items(schema: dict[str, Any], rest: Schema) -> Schema:
+    """Arrays whose items that `schema` itself says nothing of are of `rest`."""
+    told = schema.get("items")
+    is_list = isinstance(told, list)
+    if ("items" in schema and not is_list) or (is_list and "additionalItems" in schema):
+        return True
+    before = told if is_list else schema.get("prefixItems")
+    count = len(before) if isinstance(before, list) else 0
+    return {"prefixItems": [True] * count, "items": rest} if count else {"items": rest}

@@ -1,0 +1,292 @@
+"""What a schema excludes, as a schema: exact, or none. Schemas here hold the library's keywords only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from notso.smollm3.sampling.schema_texts import has_unwritable
+
+Schema: TypeAlias = bool | dict[str, Any]
+
+TYPES = ("null", "boolean", "number", "string", "array", "object")
+MAX_EXCLUDED_STRINGS = 100
+MAX_EXCLUDED_LENGTH = 100
+"""More, or longer ones, would make too large a regular expression of what is left."""
+
+_BOUNDS = {  # a bound, for which type, and what lies beyond it
+    "minimum": ("number", "exclusiveMaximum"),
+    "maximum": ("number", "exclusiveMinimum"),
+    "exclusiveMinimum": ("number", "maximum"),
+    "exclusiveMaximum": ("number", "minimum"),
+}
+_SIZES = {
+    "minLength": ("string", "maxLength", -1),
+    "maxLength": ("string", "minLength", 1),
+    "minItems": ("array", "maxItems", -1),
+    "maxItems": ("array", "minItems", 1),
+    "minProperties": ("object", "maxProperties", -1),
+}
+
+
+def any_of(options: Iterable[Schema]) -> Schema:
+    """What one of them takes."""
+    left: list[Schema] = []
+    for option in options:
+        if option is True or option == {}:
+            return True
+        if option is not False:
+            left.append(option)
+    return left[0] if len(left) == 1 else {"anyOf": left} if left else False
+
+
+def all_of(schemas: Iterable[Schema]) -> Schema:
+    """What all of them take."""
+    left: list[Schema] = []
+    for schema in schemas:
+        if schema is False:
+            return False
+        if schema is not True and schema != {}:
+            left.append(schema)
+    return left[0] if len(left) == 1 else {"allOf": left} if left else True
+
+
+def all_types_but(types: Iterable[str]) -> Schema:
+    """Values of every other type; "integer" is no type here."""
+    left = [name for name in TYPES if name not in set(types)]
+    return {"type": left} if left else False
+
+
+def type_of(value: object) -> str:
+    """The JSON type of a value."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    kinds = ((str, "string"), (list, "array"), (dict, "object"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "null")
+
+
+class Negation:
+    """Negates schemas and compares them. resolve: the schema behind a `$ref`, or None where it leads in a circle or
+    too far; spend: told of each step, raises where there were too many."""
+
+    def __init__(self, resolve: Callable[[str], Schema | None], spend: Callable[[], None]) -> None:
+        self._resolve = resolve
+        self._spend = spend
+        self._following: set[str] = set()
+
+    def of(self, schema: Schema, names: Iterable[str] | None = None) -> Schema | None:
+        """What takes exactly the values that `schema` does not; None where the library's keywords cannot say that.
+
+        names: objects are known to have no others.
+        """
+        self._spend()
+        if isinstance(schema, bool):
+            return not schema
+        options: list[Schema] = []
+        for keyword, value in schema.items():
+            if keyword == "additionalProperties" and names is not None and "patternProperties" not in schema:
+                others: dict[str, Schema] = {name: value for name in names if name not in schema.get("properties", ())}
+                negated = self._of_properties(others)
+            else:
+                negated = self._of_keyword(keyword, value, names)
+            if negated is None:
+                return None
+            options.append(negated)
+        return any_of(options)
+
+    def _of_keyword(self, keyword: str, value: Any, names: Iterable[str] | None) -> Schema | None:
+        match keyword:
+            case "$ref":
+                return self._of_reference(value, names)
+            case "anyOf" | "allOf":
+                inner = [self.of(each, names) for each in value]
+                known = [each for each in inner if each is not None]
+                if len(known) < len(inner):
+                    return None
+                return all_of(known) if keyword == "anyOf" else any_of(known)
+            case "type":
+                kinds = [value] if isinstance(value, str) else value
+                if "integer" in kinds and "number" not in kinds:
+                    return None
+                return all_types_but(kinds)
+            case "const":
+                return _all_values_but([value])
+            case "enum":
+                return _all_values_but(value)
+            case "required":
+                return any_of({"type": "object", "properties": {name: False}} for name in value)
+            case "properties":
+                return self._of_properties(value)
+            case "maxProperties" if value == 0:
+                return {"type": "object", "minProperties": 1}
+        if keyword in _BOUNDS and not isinstance(value, bool):
+            kind, beyond = _BOUNDS[keyword]
+            return {"type": kind, beyond: value}
+        if keyword in _SIZES and isinstance(value, int):
+            kind, beyond, step = _SIZES[keyword]
+            return {"type": kind, beyond: value + step} if value + step >= 0 else False
+        return None
+
+    def _of_reference(self, reference: str, names: Iterable[str] | None) -> Schema | None:
+        target = self._resolve(reference) if reference not in self._following else None
+        if target is None:
+            return None
+        self._following.add(reference)
+        try:
+            return self.of(target, names)
+        finally:
+            self._following.discard(reference)
+
+    def _of_properties(self, properties: dict[str, Schema]) -> Schema | None:
+        options: list[Schema] = []
+        for name, schema in properties.items():
+            negated = self.of(schema)
+            if negated is None:
+                return None
+            if negated is not False:
+                options.append({"type": "object", "required": [name], "properties": {name: negated}})
+        return any_of(options)
+
+    def closed_names(self, schema: Schema) -> list[str] | None:
+        """The only names that its objects can have; None where there may be others."""
+        self._spend()
+        if not isinstance(schema, dict):
+            return None
+        if schema.get("additionalProperties") is False and "patternProperties" not in schema:
+            return list(schema.get("properties", ()))
+        parts = list(schema.get("allOf", ()))
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference not in self._following:
+            self._following.add(reference)
+            try:
+                return self.closed_names(self._resolve(reference) or False)
+            finally:
+                self._following.discard(reference)
+        return next((names for names in map(self.closed_names, parts) if names is not None), None)
+
+    def are_disjoint(self, one: Schema, other: Schema) -> bool:
+        """Whether no value can be of both, as far as that is easily seen."""
+        self._spend()
+        if one is False or other is False:
+            return True
+        if isinstance(one, bool) or isinstance(other, bool):
+            return False
+        for mine, theirs in ((one, other), (other, one)):
+            found = self._is_part_disjoint(mine, theirs)
+            if found:
+                return True
+        shared = _types(one) & _types(other)
+        if not shared:
+            return True
+        values, others = _values(one), _values(other)
+        if values is not None and others is not None:
+            return not any(_are_equal(value, each) for value in values for each in others)
+        if shared != {"object"}:
+            return False
+        names = dict.fromkeys((*one.get("required", ()), *other.get("required", ())))
+        return any(self.are_disjoint(_property(one, name), _property(other, name)) for name in names)
+
+    def _is_part_disjoint(self, mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
+        reference = mine.get("$ref")
+        if isinstance(reference, str) and reference not in self._following:
+            target = self._resolve(reference)
+            if target is not None:
+                self._following.add(reference)
+                try:
+                    if self.are_disjoint(target, theirs):
+                        return True
+                finally:
+                    self._following.discard(reference)
+        if any(self.are_disjoint(each, theirs) for each in mine.get("allOf", ())):
+            return True
+        options = mine.get("anyOf")
+        return bool(options) and all(self.are_disjoint(each, theirs) for each in options or ())
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    """The types a value of it may have."""
+    found = set(TYPES)
+    names = schema.get("type")
+    if isinstance(names, str | list):
+        listed = [names] if isinstance(names, str) else names
+        found &= {"number" if name == "integer" else name for name in listed if isinstance(name, str)}
+    values = _values(schema)
+    return found if values is None else found & {type_of(value) for value in values}
+
+
+def _values(schema: dict[str, Any]) -> Sequence[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    values = schema.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _are_equal(one: object, other: object) -> bool:
+    """As JSON has it: true is not 1. Of what holds other values it is not known, so they may be."""
+    if isinstance(one, list | dict) and isinstance(other, list | dict):
+        return type(one) is type(other)
+    return type_of(one) == type_of(other) and one == other
+
+
+def _property(schema: dict[str, Any], name: str) -> Schema:
+    """What a property of this name must be, as far as that is easily seen."""
+    found: Schema | None = schema.get("properties", {}).get(name)
+    if found is None and "patternProperties" not in schema:
+        found = schema.get("additionalProperties")
+    return True if found is None else found
+
+
+def _all_values_but(values: Sequence[Any]) -> Schema | None:
+    kinds: dict[str, list[Any]] = {}
+    for value in values:
+        kinds.setdefault(type_of(value), []).append(value)
+    if kinds.keys() & {"array", "object"}:
+        return None
+    options = [all_types_but(kinds)]
+    if len(set(kinds.get("boolean", []))) == 1:
+        options.append({"const": not kinds["boolean"][0]})
+    if "number" in kinds:
+        options += _numbers_between(sorted(set(kinds["number"])))
+    if "string" in kinds:
+        pattern = pattern_of_all_but(kinds["string"])
+        if pattern is None:
+            return None
+        options.append({"type": "string", "pattern": pattern})
+    return any_of(options)
+
+
+def _numbers_between(numbers: list[float]) -> Iterator[Schema]:
+    yield {"type": "number", "exclusiveMaximum": numbers[0]}
+    for low, high in itertools.pairwise(numbers):
+        yield {"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high}
+    yield {"type": "number", "exclusiveMinimum": numbers[-1]}
+
+
+def pattern_of_all_but(strings: Sequence[str]) -> str | None:
+    """A regular expression for all texts but these; None where they are too many or too long."""
+    if len(strings) > MAX_EXCLUDED_STRINGS or any(len(text) > MAX_EXCLUDED_LENGTH for text in strings):
+        return None
+    if has_unwritable("".join(strings)):
+        return None
+    return f"^(?:{_pattern_of_rests(sorted(set(strings)))})$"
+
+
+def _pattern_of_rests(strings: Sequence[str]) -> str:
+    """All texts but `strings`, without anchors."""
+    rests: dict[str, list[str]] = {}
+    for text in strings:
+        if text:
+            rests.setdefault(text[0], []).append(text[1:])
+    letters = "".join(_escaped(letter) for letter in rests)
+    options = [f"[^{letters}][\\s\\S]*" if letters else "[\\s\\S]+"]
+    options += (f"{_escaped(letter)}(?:{_pattern_of_rests(rest)})" for letter, rest in rests.items())
+    if "" not in strings:
+        options.append("")
+    return "|".join(options)
+
+
+def _escaped(letter: str) -> str:
+    return letter if letter.isalnum() else f"\\u{{{ord(letter):x}}}"

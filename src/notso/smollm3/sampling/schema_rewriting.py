@@ -1,0 +1,402 @@
+"""A JSON schema in the few keywords that the library holds: what it asks for is the same, or less is allowed.
+
+Less is allowed where a grammar cannot say more: names come in the schema's order, what `contains` asks for is among the
+first items, and with `unevaluatedProperties` the names of one branch are known and not those of all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.schema_arrays import arrangements, containing, other_items, plain_values
+from notso.smollm3.sampling.schema_keywords import (
+    ANNOTATIONS,
+    FORMATS,
+    MANY,
+    NAMED,
+    ONE,
+    REFUSED,
+    REWRITTEN,
+    SILENT,
+    VALUES,
+)
+from notso.smollm3.sampling.schema_negation import Negation, Schema, all_of, all_types_but, any_of
+from notso.smollm3.sampling.schema_references import References, is_old_draft
+from notso.smollm3.sampling.schema_texts import has_unwritable, written_pattern
+
+MAX_DEPTH = 32
+MAX_STEPS = 100_000
+"""Of rewriting and comparing: a second's work on a slow machine."""
+
+MAX_OPTIONS = 64
+"""Into how many alternatives one keyword may be taken apart."""
+
+
+_ANY_NAME = ""
+"""A pattern that every name matches."""
+
+
+class SchemaRewriter:
+    """Rewrites one document. `ignored` names what says nothing about values: unknown keywords and formats.
+
+    Raises InvalidRequestError, which names `param` and the keyword that cannot be held.
+    """
+
+    def __init__(self, document: dict[str, Any], param: str) -> None:
+        self._document = document
+        self._param = param
+        self._is_old = is_old_draft(document)
+        self._references = References(document, param)
+        self._names: dict[int, str] = {}
+        self._pending: list[tuple[str, Any, str]] = []
+        self._definitions: dict[str, Schema] = {}
+        self._negation = Negation(self._definition, self._spend)
+        self._steps = 0
+        self.ignored: dict[str, None] = {}
+
+    def rewritten(self) -> tuple[Schema, dict[str, Schema]]:
+        """The schema, and the definitions that its references lead to: `#/$defs/NAME`."""
+        schema = self._schema(self._document, "", 1)
+        while self._pending:
+            self._define(self._pending[-1])
+        return schema, self._definitions
+
+    def _define(self, pending: tuple[str, Any, str]) -> None:
+        self._pending.remove(pending)
+        name, target, where = pending
+        self._definitions[name] = self._schema(target, where, 1)
+
+    def _definition(self, reference: str) -> Schema | None:
+        """What a rewritten reference leads to; None while it is being written."""
+        name = reference.rpartition("/")[2]
+        for pending in self._pending:
+            if pending[0] == name:
+                self._define(pending)
+                break
+        return self._definitions.get(name)
+
+    def _schema(self, schema: Any, where: str, depth: int) -> Schema:
+        self._spend()
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise self._refusal(f"{where or 'the schema'} must be a schema: an object or a boolean")
+        if depth > MAX_DEPTH:
+            raise self._refusal(f"the schema is nested deeper than {MAX_DEPTH}")
+        if self._is_old and "$ref" in schema:
+            return self._reference(schema, where)
+        held: dict[str, Any] = {}
+        besides: list[Schema] = []
+        for keyword, value in schema.items():
+            path = f"{where}/{keyword}"
+            if keyword in VALUES:
+                held.update(self._value(schema, keyword, value, path))
+            elif keyword in ONE or keyword in MANY or keyword in NAMED:
+                held.update(self._inner(schema, keyword, value, path, depth))
+            elif keyword == "format":
+                asked = self._format(value)
+                (besides.append(asked) if asked.keys() & schema.keys() - {"format"} else held.update(asked))
+            elif keyword in REWRITTEN:
+                besides.append(self._rewritten(schema, keyword, value, where, depth))
+            elif keyword in REFUSED:
+                raise self._refusal(f"the schema's keyword {path} is not supported")
+            elif keyword not in ANNOTATIONS and keyword not in SILENT:
+                self.ignored[keyword] = None
+        if "oneOf" in held:
+            besides.append(self._one_of(held.pop("oneOf")))
+        besides += self._least_properties(held, where)
+        besides += self._unique_items(schema, held, where)
+        rest = all_of(besides)
+        if isinstance(rest, bool):
+            return held if rest else False
+        return {**held, "allOf": [*held.get("allOf", ()), rest]} if held else rest
+
+    def _value(self, schema: dict[str, Any], keyword: str, value: Any, path: str) -> dict[str, Any]:
+        match keyword:
+            case "type":
+                is_right = isinstance(value, str) or (_are_names(value) and bool(value))
+            case "enum":
+                is_right = isinstance(value, list) and bool(value)
+            case "required":
+                is_right = _are_names(value)
+            case "pattern":
+                return {keyword: self._pattern(value, path)}
+            case "const":
+                is_right = True
+            case "exclusiveMinimum" | "exclusiveMaximum" if isinstance(value, bool):  # as draft 4 has it
+                bound = keyword.replace("exclusiveM", "m")
+                return {keyword: schema[bound]} if value and bound in schema else {}
+            case "minimum" | "maximum" if schema.get(keyword.replace("m", "exclusiveM", 1)) is True:
+                return {}
+            case "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf":
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                is_right = is_number and abs(value) < math.inf
+            case _:
+                is_right = isinstance(value, int | float) and value == int(value) >= 0
+                return {keyword: self._checked(int(value) if is_right else value, is_right, path)}
+        if keyword in ("const", "enum") and any(map(has_unwritable, _texts(value))):
+            raise self._refusal(f"{path} has control characters, which an answer cannot write")
+        return {keyword: self._checked(value, is_right, path)}
+
+    def _pattern(self, value: Any, path: str) -> str:
+        written = written_pattern(self._checked(value, isinstance(value, str), path))
+        if written is None:
+            raise self._refusal(f"{path} has control characters, which an answer cannot write")
+        return written
+
+    def _checked(self, value: Any, is_right: bool, path: str) -> Any:
+        if not is_right:
+            raise self._refusal(f"{path} is not what a schema has there")
+        return value
+
+    def _inner(self, schema: dict[str, Any], keyword: str, value: Any, path: str, depth: int) -> dict[str, Any]:
+        if keyword == "items" and isinstance(value, list):  # as draft 2019-09 and older have it
+            held = self._inner(schema, "prefixItems", value, path, depth)
+            if "additionalItems" in schema:
+                held["items"] = self._schema(schema["additionalItems"], f"{path}/additionalItems", depth + 1)
+            return held
+        if keyword in ONE:
+            return {keyword: self._schema(value, path, depth + 1)}
+        if keyword in MANY:
+            options = self._checked(value, isinstance(value, list) and bool(value), path)
+            return {keyword: [self._schema(each, f"{path}/{n}", depth + 1) for n, each in enumerate(options)]}
+        named = self._checked(value, isinstance(value, dict), path)
+        schemas = {name: self._schema(each, f"{path}/{name}", depth + 1) for name, each in named.items()}
+        if keyword == "patternProperties":
+            schemas = {self._pattern(name, path): each for name, each in schemas.items()}
+        return {keyword: schemas}
+
+    def _rewritten(self, schema: dict[str, Any], keyword: str, value: Any, where: str, depth: int) -> Schema:
+        path = f"{where}/{keyword}"
+
+        def inner(given: Any) -> Schema:
+            return self._schema(given, path, depth + 1)
+
+        match keyword:
+            case "$ref":
+                return self._reference(schema, where)
+            case "not":
+                return self._negated(inner(value), path)
+            case "if":
+                return self._conditional(schema, where, depth)
+            case "dependencies" | "dependentRequired" | "dependentSchemas":
+                named = self._checked(value, isinstance(value, dict), path)
+                return all_of(self._dependency(name, each, inner, path) for name, each in named.items())
+            case "propertyNames":
+                return self._property_names(inner(value), path)
+            case "contains":
+                return self._contains(schema, inner(value), where)
+            case "unevaluatedProperties":
+                return self._unevaluated(schema, inner(value), path)
+            case "unevaluatedItems":
+                if {"allOf", "anyOf", "oneOf", "$ref", "if", "not", "contains"} & schema.keys():
+                    raise self._refusal(f"the schema's keyword {path} is not supported beside others that apply items")
+                return other_items(schema, inner(value))
+        return True  # uniqueItems, which reads what was made of its items
+
+    def _reference(self, schema: dict[str, Any], where: str) -> Schema:
+        target = self._references.target(schema, where)
+        name = self._names.get(id(target))
+        if name is None:
+            name = self._names[id(target)] = f"d{len(self._names)}"
+            self._pending.append((name, target, f"{where}/$ref"))
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _format(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, str) and value in FORMATS:
+            return dict(FORMATS[value])
+        self.ignored[f"format: {value}" if isinstance(value, str) else "format"] = None
+        return {}
+
+    def _negated(self, schema: Schema, path: str) -> Schema:
+        negated = self._negation.of(schema)
+        if negated is None:
+            raise self._refusal(f"what the schema's keyword {path} excludes is not supported")
+        return negated
+
+    def _conditional(self, schema: dict[str, Any], where: str, depth: int) -> Schema:
+        if "then" not in schema and "else" not in schema:
+            return True
+        condition, then, otherwise = (
+            self._schema(schema.get(keyword, True), f"{where}/{keyword}", depth + 1)
+            for keyword in ("if", "then", "else")
+        )
+        return any_of([all_of([condition, then]), all_of([self._negated(condition, f"{where}/if"), otherwise])])
+
+    def _dependency(self, name: str, asked: Any, inner: Callable[[Any], Schema], path: str) -> Schema:
+        lacking = {"properties": {name: False}}
+        if isinstance(asked, str):
+            asked = [asked]
+        if isinstance(asked, list):
+            names = self._checked(asked, _are_names(asked), path)
+            return any_of([lacking, {"type": "object", "required": list(dict.fromkeys([name, *names]))}])
+        return any_of([lacking, all_of([{"type": "object", "required": [name]}, inner(asked)])])
+
+    def _property_names(self, names: Schema, path: str) -> Schema:
+        if isinstance(names, bool):
+            return True if names else {"maxProperties": 0}
+        values, pattern = self._name_set(names, path)
+        if values is not None:
+            return {"properties": dict.fromkeys(values, True), "additionalProperties": False}
+        return True if pattern is None else {"patternProperties": {pattern: True}, "additionalProperties": False}
+
+    def _name_set(self, names: Schema, path: str) -> tuple[list[str] | None, str | None]:
+        """The names that a schema for names takes: a list, or a pattern; neither where it takes all."""
+        followed = self._followed(names)
+        asked = {key: value for key, value in followed.items() if key != "type"}
+        if "string" not in followed.get("type", "string"):
+            return [], None
+        if asked.keys() in ({"enum"}, {"const"}):
+            values = asked.get("enum", [asked.get("const")])
+            return [value for value in values if isinstance(value, str)], None
+        if asked.keys() == {"pattern"}:
+            return None, asked["pattern"]
+        if asked and asked.keys() <= {"minLength", "maxLength"}:
+            return None, f"^[\\s\\S]{{{asked.get('minLength', 0)},{asked.get('maxLength', '')}}}$"
+        if asked:
+            raise self._refusal(f"the schema's keyword {path} is not supported with {', '.join(sorted(asked))}")
+        return None, None
+
+    def _followed(self, schema: Schema) -> dict[str, Any]:
+        """What a lone reference leads to; something that takes nothing where that is in a circle."""
+        for _ in range(MAX_DEPTH):
+            if not isinstance(schema, dict) or schema.keys() != {"$ref"}:
+                return schema if isinstance(schema, dict) else {} if schema else {"type": []}
+            schema = self._definition(schema["$ref"]) or False
+        return {"type": []}
+
+    def _contains(self, schema: dict[str, Any], item: Schema, where: str) -> Schema:
+        if "maxContains" in schema:
+            raise self._refusal(f"the schema's keyword {where}/maxContains is not supported")
+        least = self._value(schema, "minContains", schema.get("minContains", 1), f"{where}/minContains")["minContains"]
+        if least <= 0:
+            return True
+        return containing(item, least)
+
+    def _unevaluated(self, schema: dict[str, Any], rest: Schema, path: str) -> Schema:
+        """Closes the object over the names that the schema and those it applies tell of."""
+        if rest is True or "additionalProperties" in schema:
+            return True
+        branches = list(itertools.islice(self._evaluated(schema, path, 1), MAX_OPTIONS + 1))
+        if len(branches) > MAX_OPTIONS:
+            raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")
+        closed = (
+            ({} if _ANY_NAME in names.get("patternProperties", {}) else {**names, "additionalProperties": rest}, also)
+            for names, also in branches
+        )
+        return any_of(all_of(each) for each in closed)
+
+    def _evaluated(self, schema: Any, path: str, depth: int) -> Iterator[tuple[dict[str, Any], Schema]]:
+        """For each branch that a value may take: the names it evaluates, and what holds in it."""
+        self._spend()
+        if depth > MAX_DEPTH:
+            raise self._refusal(f"the schema's keyword {path} leads in a circle")
+        own: dict[str, dict[str, Any]] = {"properties": {}, "patternProperties": {}}
+        parts: list[list[tuple[dict[str, Any], Schema]]] = []
+        for keyword, value in schema.items() if isinstance(schema, dict) else ():
+            if keyword in NAMED:
+                own[keyword].update(dict.fromkeys(_listed(value), True))
+            elif keyword in ("additionalProperties", "unevaluatedProperties") and depth > 1:
+                own["patternProperties"][_ANY_NAME] = True
+            elif keyword == "allOf":
+                parts += (list(self._evaluated(each, path, depth + 1)) for each in _listed(value))
+            elif keyword in ("anyOf", "oneOf"):
+                parts.append(
+                    [
+                        (names, all_of([self._schema(each, path, depth), also]))
+                        for each in _listed(value)
+                        for names, also in self._evaluated(each, path, depth + 1)
+                    ]
+                )
+            elif keyword == "$ref":
+                parts.append(list(self._evaluated(self._references.target(schema, path), path, depth + 1)))
+            elif keyword in ("if", "dependentSchemas", "dependencies"):
+                raise self._refusal(f"the schema's keyword {path} is not supported beside {keyword}")
+        for chosen in itertools.product(*parts):
+            self._spend()
+            merged = {key: dict(names) for key, names in own.items()}
+            for names, _ in chosen:
+                for key in merged:
+                    merged[key].update(names.get(key, {}))
+            yield {key: names for key, names in merged.items() if names}, all_of(also for _, also in chosen)
+
+    def _one_of(self, options: list[Schema]) -> Schema:
+        """Exactly one: each option without the others that it may overlap with."""
+        alone: list[Schema] = []
+        for number, option in enumerate(options):
+            parts = [option]
+            for other in (*options[:number], *options[number + 1 :]):
+                if not self._negation.are_disjoint(option, other):
+                    negated = self._negation.of(other, self._negation.closed_names(option))
+                    if negated is None:
+                        return {"oneOf": options}  # the library may see that they are disjoint, or refuses
+                    parts.append(negated)
+            alone.append(all_of(parts))
+        return any_of(alone)
+
+    def _least_properties(self, held: dict[str, Any], where: str) -> Iterator[Schema]:
+        """`minProperties` as names that are there: the library counts a name that comes twice as two."""
+        least = held.get("minProperties", 0)
+        names = held.get("properties", {})
+        required = set(held.get("required", ()))
+        optional = [name for name, schema in names.items() if schema is not False and name not in required]
+        more = least - len(required)
+        if more <= 0:
+            held.pop("minProperties", None)
+        elif least > 1 or optional:
+            del held["minProperties"]
+            if math.comb(len(optional), more) > MAX_OPTIONS or (more > len(optional) and least > 1):
+                raise self._refusal(f"{where}/minProperties above 1 is not supported; use required")
+            objects: list[dict[str, Any]] = [
+                {"type": "object", "required": list(chosen)} for chosen in itertools.combinations(optional, more)
+            ]
+            if least == 1:  # one after the other, so that a text is of one of them only
+                for number, each in enumerate(objects):
+                    each["properties"] = dict.fromkeys(optional[:number], False)
+                objects.append({"type": "object", "properties": dict.fromkeys(optional, False), "minProperties": 1})
+            yield any_of([all_types_but(["object"]), *objects])
+
+    def _unique_items(self, schema: dict[str, Any], held: dict[str, Any], where: str) -> Iterator[Schema]:
+        most = held.get("maxItems", math.inf)
+        if schema.get("uniqueItems") is True and most > 1:
+            values = plain_values(self._followed(held.get("items", True))) if "prefixItems" not in held else None
+            arrays = None if values is None else arrangements(values, held.get("minItems", 0), most)
+            if arrays is None:
+                raise self._refusal(
+                    f"the schema's keyword {where}/uniqueItems is supported for a few plain values only"
+                )
+            yield arrays
+
+    def _spend(self) -> None:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise self._refusal("the schema takes too long to be enforced: it has too many combinations")
+
+    def _refusal(self, why: str) -> InvalidRequestError:
+        return InvalidRequestError(why, param=self._param)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a JSON value."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, list):
+            left += each
+        elif isinstance(each, dict):
+            left += each.values()
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _listed(value: object) -> list[Any]:
+    """The members or names of what may be neither a list nor a mapping: that is refused where it is read."""
+    return list(value) if isinstance(value, list | dict) else []
