@@ -53,6 +53,7 @@ from notso.web.engine.host import EngineHost
 from notso.web.engine.metrics import Metrics, RequestMetrics
 from notso.web.engine.models import Shelf
 from notso.web.engine.port import EngineSource
+from notso.web.engine.running import RunningRequests
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.services import Shared
 from notso.web.store.protocol import Conversation
@@ -172,13 +173,13 @@ async def begin_stopping(parts: Parts) -> None:
         await asyncio.wait_for(_settled(parts), parts.shared.settings.drain_seconds)
     except TimeoutError:
         parts.chat.turns.interrupt_all()
-        parts.api.answers.stop_all()
+        parts.shared.requests.stop_all()
         await parts.chat.turns.settled()
 
 
 async def _settled(parts: Parts) -> None:
+    await parts.shared.requests.settled()
     await parts.chat.turns.settled()
-    await parts.api.answers.settled()
 
 
 def _mcp_servers(path: Path | None) -> McpServers | None:
@@ -197,18 +198,19 @@ def _mcp_servers(path: Path | None) -> McpServers | None:
 def _parts(engine_source: EngineSource, settings: Settings, shelf: Shelf | None) -> Parts:
     store = SQLiteStore(settings.directory)
     engine = EngineHost(engine_source)
+    requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue()
     assets = Assets()
     pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"))
-    turns = Turns(store, engine, renderer, settings.max_answer_characters, pages.card)
+    turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
-    suggestions, feed = Suggestions(engine, turns), Feed()
+    suggestions, feed = Suggestions(requests, turns), Feed()
     mcp = _mcp_servers(settings.mcp_config)
     toolbox = Toolbox(mcp)
-    titles = Titles(engine, turns, suggestions, store, feed, toolbox)
+    titles = Titles(requests, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
-    shared = Shared(settings, store, engine)
+    shared = Shared(settings, store, engine, requests)
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
         shared, turns, suggestions, renderer, assets, pages, kept_html, feed, shelf=shelf, toolbox=toolbox

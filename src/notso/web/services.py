@@ -6,18 +6,20 @@ from dataclasses import dataclass, field
 
 from notso.web.edge.work_line import WorkLine
 from notso.web.engine.host import EngineHost
+from notso.web.engine.running import RunningRequests
 from notso.web.store.protocol import ChatStore
 from notso.web.values.settings import Settings
 
 
 @dataclass(slots=True)
 class Shared:
-    """Made once per application. `stopping` is set when the server was told to end: it answers, but admits nothing new.
-    `large_work` is what large bodies and prompts wait in.
+    """Made once per application. `requests` is the way into the engine. `stopping` is set when the server was told to
+    end: it answers, but admits nothing new. `large_work` is what large bodies and prompts wait in.
     """
 
     settings: Settings
     store: ChatStore
     engine: EngineHost
+    requests: RunningRequests
     large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))
     stopping: bool = False

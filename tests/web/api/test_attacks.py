@@ -91,7 +91,7 @@ def test_many_clients_at_once_and_a_third_of_them_leave(
         for said in found.values()
     ]
     assert len(set(deltas)) == 1, "each was told the same"
-    server.wait(lambda: engine.stats().running == 0 and not server.api.answers._open, 60)
+    server.wait(lambda: engine.stats().running == 0 and not server.shared.requests._open, 60)
 
 
 def test_deep_and_wide_schemas_take_no_time(shared: Any) -> None:

@@ -16,9 +16,10 @@ import httpx
 import openai
 import pytest
 
-from notso.smollm3 import ContextLengthError, Engine, EngineError, EngineStats, Event, Message, Progress, ToolCall
+from notso.smollm3 import ContextLengthError, Engine, EngineError, Event, Message, Progress, ToolCall
 from notso.web.app import begin_stopping as stop_serving
 from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.ids import new_id
 
 Start = Callable[..., Any]
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -251,6 +252,28 @@ def test_a_full_queue_says_when_to_come_back(start: Start) -> None:
         thread.join(60)
 
 
+def test_what_is_just_being_asked_counts_for_pages_and_programs(start: Start) -> None:
+    """The engine has not seen it yet: its prompt is being written."""
+    engine, asking, go_on = ScriptedEngine(), threading.Event(), threading.Event()
+    server = start(engine, max_waiting_turns=1).ready()
+    submit = engine.submit
+
+    def slow(*args: Any, **options: Any) -> Any:
+        asking.set()
+        assert go_on.wait(60)
+        return submit(*args, **options)
+
+    engine.submit = slow  # type: ignore[method-assign]
+    first = threading.Thread(target=lambda: stream_lines(server), daemon=True)
+    first.start()
+    assert asking.wait(60)
+    assert server.client.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 429
+    assert server.client.post("/chats", data={"text": "Hello", "key": new_id()}).status_code == 429
+    go_on.set()
+    first.join(60)
+    assert server.client.post("/v1/chat/completions", json={"messages": HELLO}).status_code == 200
+
+
 def test_while_it_loads_clients_are_told_to_wait(start: Start) -> None:
     gate = threading.Event()
 
@@ -272,13 +295,13 @@ def test_the_client_tries_again_when_told_to(start: Start) -> None:
     engine = ScriptedEngine()
     server = start(engine, max_waiting_turns=1).ready()
     server.client.post("/v1/chat/completions", json={"messages": HELLO})  # from here on it knows how long answers take
-    real, seen = engine.stats, []
+    real, seen = server.shared.requests.admit, []
 
-    def busy_at_first() -> EngineStats:
+    def busy_at_first(*args: Any, **kwargs: Any) -> Any:
         seen.append(time.monotonic())
-        return EngineStats(waiting=1) if len(seen) == 1 else real()
+        return None if len(seen) == 1 else real(*args, **kwargs)
 
-    engine.stats = busy_at_first  # type: ignore[method-assign]
+    server.shared.requests.admit = busy_at_first
     answer = client_of(server, max_retries=2).chat.completions.create(model="scripted", messages=HELLO)
     assert answer.choices[0].message.content
     assert len(seen) == 2 and seen[1] - seen[0] > 0.9, "not before the time it was told"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from notso.smollm3 import EngineError, Event
+from notso.smollm3 import EngineError
 from notso.web.api.shared import resumable
-from notso.web.api.shared.running import RunningAnswers
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
@@ -71,32 +68,6 @@ def test_who_left_reads_on_where_he_was(start: Start) -> None:
     assert server.client.get("/v1/stream", params={"conv_id": "c1", "from": rest[-1][0] + 1}).text == ""
 
 
-def test_others_come_between_what_a_late_reader_catches_up_with() -> None:
-    events = [Event("text", text=str(number)) for number in range(1000)]
-    written = SimpleNamespace(finished=True, read=lambda after: events[after:])
-    nothing: Any = None
-    answers = RunningAnswers(nothing, nothing, id="a", asker="b", owner="c", among=nothing, on_end=nothing)
-    answers._generations = [written]  # type: ignore[list-item]
-
-    async def read() -> int:
-        between = 0
-        going = True
-
-        async def others() -> None:
-            nonlocal between
-            while going:
-                between += 1
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(others())
-        assert [event async for event in answers.events()] == [(0, event) for event in events]
-        going = False
-        await task
-        return between
-
-    assert asyncio.run(read()) > 20
-
-
 def test_two_read_the_same(start: Start) -> None:
     server = start(slow()).ready()
     leave(server, after=2)
@@ -124,7 +95,7 @@ def test_stop_by_the_conversation_s_name(start: Start) -> None:
     assert found[-1][1] == "[DONE]" and json.loads(found[-2][1])["choices"][0]["finish_reason"] == "stop"
     assert found[: len(begun)] == begun and len(said(found)) < len(LONG)
     assert server.client.delete("/v1/stream?conv_id=c1").json()["stopped"] is False
-    server.wait(lambda: not server.api.answers._open)
+    server.wait(lambda: not server.shared.requests._open)
 
 
 def test_whole_answers_are_kept_too(start: Start) -> None:
@@ -162,7 +133,7 @@ def test_of_many_at_the_same_moment_one_is_answered(start: Start) -> None:
     for thread in threads:
         thread.join(60)
     assert len(found) == 12 and found.count(200) >= 1 and set(found) <= {200, 409}
-    server.wait(lambda: engine.stats().running == 0 and not server.api.answers._open)
+    server.wait(lambda: engine.stats().running == 0 and not server.shared.requests._open)
 
 
 def test_a_failure_is_one_error_for_every_reader(start: Start) -> None:
@@ -244,6 +215,6 @@ def test_a_stopping_server_ends_them(start: Start) -> None:
     server = start(slow(0.02, LONG * 100), drain_seconds=0.2).ready()
     leave(server)
     server.on_loop(lambda: begin_stopping(server.app.state.parts))
-    server.wait(lambda: not server.api.answers._open)
+    server.wait(lambda: not server.shared.requests._open)
     found = events(server.client.get("/v1/stream?conv_id=c1").text)
     assert json.loads(found[-1][1])["error"]["code"] == "shutting_down"

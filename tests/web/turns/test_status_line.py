@@ -8,12 +8,11 @@ from notso.web.turns.status_line import Narration
 
 def test_the_whole_way() -> None:
     narration = Narration(10.0)
-    assert narration.say(10.0).phase == "queued" and not narration.began
+    assert narration.say(10.0).phase == "queued"
     narration.take(Event("queued", place=2), 10.1)
     saying = narration.say(10.1)
     assert (saying.label, dict(saying.progress)) == ("Queued (2nd)", {"place": 2})
     narration.take(Event("progress", progress=Progress(360, 1360, 360)), 12.0)
-    assert narration.began
     assert narration.say(12.0).label == "Reading prompt", "short waits are not worth figures"
     narration.take(Event("progress", progress=Progress(860, 1360, 360, 100.0)), 17.0)
     saying = narration.say(17.0)

@@ -363,7 +363,7 @@ def test_too_many_waiting_turns_are_refused_with_a_time(start: Start) -> None:
     engine.gate.clear()
     server = start(engine, max_waiting_turns=2).ready()
     server.ask("running")
-    server.wait(lambda: server.chat.turns.waiting == 0)
+    server.wait(lambda: server.on_loop(lambda: server.shared.requests.waiting) == 0)
     server.ask("waits")
     server.wait(lambda: engine.stats().waiting == 1)
     second = server.ask("waits too")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from datetime import date
 from typing import Literal
@@ -13,6 +14,7 @@ from notso.web.chat.context_check import check_fits
 from notso.web.chat.services import ChatServices
 from notso.web.chat.tool_offer import offer_in
 from notso.web.engine.port import Message, Request, RequestOptions, SamplingParams
+from notso.web.engine.running import RunningRequest
 from notso.web.store.protocol import Chat, NewAnswer, NewTurn, StoredMessage, TurnAccepted, TurnRefused
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, settings_from
@@ -50,14 +52,15 @@ async def ask(
     try:
         attachments = attachments_from(fields, limit)
         _check_text(text, limit, may_be_empty=bool(attachments))
-        check_admission(services)
-        question = replace(_message(chat, "user", text), attachments=attachments)
-        await check_fits(services, view, question, instead_of)
-        new_turn = NewTurn(question, _new_answer(chat), _key(fields), instead_of)
-        new = chat if is_new else None
-        accepted, view = await _begin(
-            services, owner, view, new_turn.answer, lambda: services.shared.store.add_turn(owner, new_turn, new)
-        )
+        with _admitted(services, owner) as running:
+            question = replace(_message(chat, "user", text), attachments=attachments)
+            await check_fits(services, view, question, instead_of)
+            turn = NewTurn(question, _new_answer(chat), _key(fields), instead_of)
+            new = chat if is_new else None
+            accepted, view = await _begin(
+                *(services, owner, view, turn.answer, running),
+                lambda: services.shared.store.add_turn(owner, turn, new),
+            )
         if accepted.repeated and accepted.question.content != text:
             raise Problem(409, words["error_sent_before"])  # its answer was lost on the way, and the text changed since
     except (Problem, StorageError) as error:
@@ -75,7 +78,10 @@ async def answer_again(
     if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
     new = NewAnswer(_new_answer(view.chat), message.parent_id, _key(fields))
-    return await _begin(services, owner, view, new.answer, lambda: services.shared.store.add_answer(owner, new))
+    with _admitted(services, owner) as running:
+        return await _begin(
+            *(services, owner, view, new.answer, running), lambda: services.shared.store.add_answer(owner, new)
+        )
 
 
 async def write_on(
@@ -84,11 +90,12 @@ async def write_on(
     """Continue the same answer where it ended; with `hurry`, its unfinished thought is closed first."""
     answer = replace(_new_answer(view.chat), id=message_id)
     generation_id = answer.generation_id or ""
-    return await _begin(
-        *(services, owner, view, answer),
-        lambda: services.shared.store.resume_answer(owner, view.chat.id, message_id, generation_id),
-        hurry=hurry,
-    )
+    with _admitted(services, owner) as running:
+        return await _begin(
+            *(services, owner, view, answer, running),
+            lambda: services.shared.store.resume_answer(owner, view.chat.id, message_id, generation_id),
+            hurry=hurry,
+        )
 
 
 async def summarise(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Begun:
@@ -98,11 +105,11 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
         raise Problem(400, words["error_nothing_to_summarise"])
     answer = replace(_new_answer(chat), kind="summary")
     new = NewAnswer(answer, shown[-1].id, _key(fields) if "key" in fields else new_id())
-    check_admission(services)
-    with services.turns.expecting(answer.generation_id or ""):
+    with _admitted(services, owner) as running, services.turns.expecting(answer.generation_id or ""):
         accepted = _accepted(await _once_free(services, lambda: services.shared.store.add_answer(owner, new)))
         view = view.after(accepted) or await read_chat(services, owner, chat.id)
         if accepted.repeated:
+            running.close()
             return accepted, view
         line = view.line_to(accepted.question.id)
         messages = (
@@ -123,7 +130,7 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
                 when_full="drop_oldest",
             ),
         )
-        services.turns.start(Turn(accepted.answer, request))
+        services.turns.start(Turn(accepted.answer, request), running)
     return accepted, view
 
 
@@ -147,33 +154,59 @@ async def settings_of(services: ChatServices, owner: str, chat: Chat | None) -> 
     return settings_from(await services.shared.store.defaults(owner), chat.settings if chat is not None else {})
 
 
-def check_admission(services: ChatServices) -> None:
-    """Whether another turn may begin. Raises Problem."""
+@contextlib.contextmanager
+def _admitted(services: ChatServices, owner: str) -> Iterator[RunningRequest]:
+    """One turn more that waits, until it is started and ends, or this is left by an error. Raises Problem."""
+    _check_admission(services)
+    running = services.shared.requests.admit(owner)
+    if running is None:
+        raise Problem(429, words["error_busy"], retry_after_seconds=10)
+    try:
+        yield running
+    except BaseException:
+        running.close()
+        raise
+
+
+def _check_admission(services: ChatServices) -> None:
     if services.shared.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=15)
     if services.shared.store.read_only:
         raise Problem(503, words["read_only" if services.shared.store.damage == "unsound" else "read_only_lost"])
     if services.shared.engine.state in ("failed", "stopped"):
         raise Problem(503, words["error_not_loaded"].format(reason=services.shared.engine.failure))
-    if services.turns.waiting >= services.shared.settings.max_waiting_turns:
-        raise Problem(429, words["error_busy"], retry_after_seconds=10)
 
 
 async def _begin(
-    services: ChatServices, owner: str, view: ChatView, answer: StoredMessage, store: StoreCall, *, hurry: bool = False
+    services: ChatServices,
+    owner: str,
+    view: ChatView,
+    answer: StoredMessage,
+    running: RunningRequest,
+    store: StoreCall,
+    *,
+    hurry: bool = False,
 ) -> Begun:
-    """Store a turn and start it, unless it was there already. Raises Problem: others came while this was looked at."""
-    check_admission(services)
+    """Store a turn and start it, unless it was there already. Raises Problem."""
+    _check_admission(services)  # once more: much may have happened while it was measured
     with services.turns.expecting(answer.generation_id or ""):
         accepted = _accepted(await _once_free(services, store))
         view = view.after(accepted) or await read_chat(services, owner, accepted.question.chat_id)
-        if not accepted.repeated:
-            await _start(services, owner, view, accepted, hurry=hurry)
+        if accepted.repeated:
+            running.close()
+        else:
+            await _start(services, owner, view, accepted, running, hurry=hurry)
     return accepted, view
 
 
 async def _start(
-    services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted, *, hurry: bool = False
+    services: ChatServices,
+    owner: str,
+    view: ChatView,
+    accepted: TurnAccepted,
+    running: RunningRequest,
+    *,
+    hurry: bool,
 ) -> None:
     chat, settings, answer = view.chat, view.settings, accepted.answer
     line = view.line_to(accepted.question.id)
@@ -192,7 +225,7 @@ async def _start(
         ),
     )
     in_thought = bool(answer.reasoning) and not answer.content
-    services.turns.start(Turn(answer, request, offer, settings.keep_thinking, hurry and in_thought))
+    services.turns.start(Turn(answer, request, offer, settings.keep_thinking, hurry and in_thought), running)
 
 
 async def _once_free(services: ChatServices, store: StoreCall) -> TurnAccepted | TurnRefused:

@@ -8,8 +8,8 @@ import re
 from collections import OrderedDict
 from dataclasses import replace
 
-from notso.web.engine.host import EngineHost, Job
 from notso.web.engine.port import Message, Request, RequestOptions, Tool
+from notso.web.engine.running import RunningRequest, RunningRequests
 from notso.web.engine.short_text import whole_text
 from notso.web.store.protocol import Chat
 from notso.web.turns.chat_settings import ChatSettings
@@ -29,24 +29,24 @@ _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s*")
 class Suggestions:
     """Makes suggestions, one chat at a time. Everything here runs on the event loop."""
 
-    def __init__(self, engine: EngineHost, turns: Turns) -> None:
-        self._engine = engine
+    def __init__(self, requests: RunningRequests, turns: Turns) -> None:
+        self._requests = requests
         self._turns = turns
-        self._job: Job | None = None
+        self._running: RunningRequest | None = None
         self._made: OrderedDict[str, list[str]] = OrderedDict()
         turns.at_start.append(lambda turn: self.cancel())
 
     @property
     def idle(self) -> bool:
         """Whether nobody needs the engine now."""
-        stats = self._engine.stats()
+        stats = self._requests.host.stats()
         return stats is not None and stats.running + stats.waiting + self._turns.unfinished == 0
 
     def cancel(self) -> None:
         """A person did something: let go."""
-        if self._job is not None:
-            self._job.stop()
-            self._job = None
+        if self._running is not None:
+            self._running.stop()
+            self._running = None
 
     async def after(
         self,
@@ -98,10 +98,10 @@ class Suggestions:
             ),
         )
 
-        def begun(job: Job) -> None:
-            self._job = job
+        def begun(running: RunningRequest) -> None:
+            self._running = running
 
-        return await whole_text(self._engine, request, WAIT_SECONDS, begun)
+        return await whole_text(self._requests, request, WAIT_SECONDS, begun)
 
 
 def questions_in(text: str) -> list[str]:

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from notso.web.chat.submit import title_of
 from notso.web.chat.suggestions import Suggestions
-from notso.web.engine.host import EngineHost, Job
 from notso.web.engine.port import Message, Request, RequestOptions
+from notso.web.engine.running import RunningRequest, RunningRequests
 from notso.web.engine.short_text import whole_text
 from notso.web.store.protocol import Chat, ChatStore, StoredMessage
 from notso.web.tools.toolbox import Toolbox
@@ -40,26 +40,26 @@ class Titles:
 
     def __init__(
         self,
-        engine: EngineHost,
+        requests: RunningRequests,
         turns: Turns,
         suggestions: Suggestions,
         store: ChatStore,
         feed: Feed,
         toolbox: Toolbox,
     ) -> None:
-        self._engine = engine
+        self._requests = requests
         self._toolbox = toolbox
         self._suggestions = suggestions
         self._store = store
         self._feed = feed
-        self._job: Job | None = None
+        self._running: RunningRequest | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         turns.at_start.append(lambda turn: self.cancel())
 
     def cancel(self) -> None:
         """Something else wants the engine: let go."""
-        if self._job is not None:
-            self._job.stop()
+        if self._running is not None:
+            self._running.stop()
 
     def consider(self, turn: Turn) -> None:
         """A turn has ended: perhaps its chat wants a name."""
@@ -111,10 +111,10 @@ class Titles:
             ),
         )
 
-        def begun(job: Job) -> None:
-            self._job = job
+        def begun(running: RunningRequest) -> None:
+            self._running = running
 
-        return await whole_text(self._engine, request, PATIENCE_SECONDS, begun)
+        return await whole_text(self._requests, request, PATIENCE_SECONDS, begun)
 
 
 def title_in(text: str) -> str:

@@ -5,30 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from notso.web.engine.host import EngineHost, Job
-from notso.web.engine.port import Event, Request
+from notso.web.engine.port import Request
+from notso.web.engine.running import RunningRequest, RunningRequests, asks
+from notso.web.values.errors import NotsoError
 
 
-async def whole_text(engine: EngineHost, request: Request, seconds: float, begun: Callable[[Job], None]) -> str | None:
+async def whole_text(
+    requests: RunningRequests, request: Request, seconds: float, begun: Callable[[RunningRequest], None]
+) -> str | None:
     """All that is answered, or None where it was stopped, failed or took longer than `seconds`.
 
-    `begun` is given the job, to stop it by.
+    `begun` is given what it can be stopped by.
     """
-    events: list[Event] = []
-    ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-
-    def end(failure: BaseException | None) -> None:
-        if not ended.done():
-            ended.set_result(failure)
-
-    job = Job(request, events=events.extend, ended=end)
-    begun(job)
-    engine.submit(job)
+    running = requests.open(request.options.owner, counts=False)
+    begun(running)
+    text, finished = "", False
     try:
-        failure = await asyncio.wait_for(ended, seconds)
-    except TimeoutError:
+        async with asyncio.timeout(seconds):
+            await running.begin(asks(request))
+            async for _, events in running.events():
+                text += "".join(event.text for event in events if event.kind == "text")
+                finished = finished or any(event.finish_reason in ("stop", "length") for event in events)
+    except (TimeoutError, NotsoError):
         return None
     finally:
-        job.stop()
-    finished = any(event.finish_reason in ("stop", "length") for event in events if event.kind == "end")
-    return "".join(event.text for event in events if event.kind == "text") if finished and not failure else None
+        running.close()
+    return text if finished else None

@@ -43,11 +43,6 @@ class Narration:
         self._tokens = self._thought_tokens = self._thought_tokens_before = 0
 
     @property
-    def began(self) -> bool:
-        """Whether the engine has taken it up."""
-        return self._reading_since > 0 or self._writing_since > 0
-
-    @property
     def thinking_s(self) -> float:
         """How long it thought, once it has finished thinking."""
         until = self._thinking_until

@@ -10,8 +10,8 @@ from dataclasses import asdict, fields, replace
 from itertools import groupby, zip_longest
 from typing import TypeAlias, TypeVar, cast
 
-from notso.web.engine.host import Job
 from notso.web.engine.port import Event, FinishReason, Request, Usage
+from notso.web.engine.running import RunningRequest, RunningRequests, asks
 from notso.web.rendering.budget import Budget
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.rendering.markdown import RENDERER_VERSION
@@ -32,6 +32,7 @@ T = TypeVar("T")
 Piece: TypeAlias = tuple[ChannelName, str] | ToolUse
 """What is still to be rendered, in order: text, and calls between it."""
 
+EVENT_BATCH_SECONDS = 0.05
 TICK_SECONDS = 0.1
 SAVE_SECONDS = 1.0
 SAVE_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
@@ -39,7 +40,7 @@ SAVE_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
 
 class Follower:
     """Follows one turn from its first event to its saved end: what the engine says, the tools it calls, what it says
-    then, and so on. `job` is what the engine is given at the moment; `submit` gives it another.
+    then, and so on. `running` is what the engine is asked at the moment.
     """
 
     def __init__(
@@ -48,17 +49,17 @@ class Follower:
         store: ChatStore,
         renderer: FairQueue,
         max_characters: int,
-        submit: Callable[[Job], None],
+        requests: RunningRequests,
+        running: RunningRequest,
         card: Callable[[ToolUse], Card],
     ) -> None:
         self.turn = turn
         self.calls = ToolCalls(turn.offer, turn.answer.tool_uses, self._show_call)
-        self.job = self._job(next_request(turn.request, turn.answer, keep_thinking=turn.keep_thinking))
-        self.job.answer_asked = turn.hurry
+        self.running = running
         self.finish_reason: FinishReason | None = None
         self._store = store
         self._renderer = renderer
-        self._submit = submit
+        self._requests = requests
         self._card = card
         self._usages: list[Usage] = []
         self._text: dict[ChannelName, str] = {"reasoning": turn.answer.reasoning, "answer": turn.answer.content}
@@ -75,11 +76,13 @@ class Follower:
         self._ended = False
         self._wake = asyncio.Event()
         self._last_save = time.monotonic()
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the engine has not begun yet."""
-        return not self._narration.began and not self._ended and not self.calls.open
+        self._listening: asyncio.Task[None] | None = None
+        if self.calls.open:
+            running.close()  # there is something to do first
+        else:
+            if turn.hurry:
+                running.answer_now()
+            self._ask(next_request(turn.request, turn.answer, keep_thinking=turn.keep_thinking))
 
     @property
     def usage(self) -> Usage | None:
@@ -102,7 +105,7 @@ class Follower:
             match event.kind:
                 case "reasoning":
                     if self.turn.hurry:
-                        self.job.answer_now()
+                        self.running.answer_now()
                     self._add("reasoning", event.text)
                 case "text":
                     self._add("answer", event.text)
@@ -113,20 +116,17 @@ class Follower:
                     self._after_call = True
                 case "usage" if event.usage is not None:
                     self._usages.append(event.usage)
+                case "error":
+                    self._failure = event.error
                 case "end":
                     self.finish_reason = event.finish_reason
                     if event.finish_reason == "length":
                         self._note = words["note_length"]
         self._wake.set()
 
-    def end(self, failure: BaseException | None) -> None:
-        """Nothing more will come."""
-        self._failure = failure
-        self._ended = True
-        self._wake.set()
-
     def stop(self) -> None:
-        """End the tool that runs, or the waiting for permission; the engine's part is stopped by its job."""
+        """End what the engine writes, the tool that runs, or the waiting for permission."""
+        self.running.stop()
         self.calls.stop()
 
     async def run(self) -> None:
@@ -167,15 +167,31 @@ class Follower:
             return False
         self._separate |= set(CHANNELS)
         self._narration = self._narration.next_part(time.monotonic())
-        self._ended = False
         so_far = self._message("running")
         request = next_request(self.turn.request, so_far, keep_thinking=self.turn.keep_thinking)
-        self.job = self._job(self._left_over(request))
-        self._submit(self.job)
+        self.running = self._requests.open(request.options.owner)
+        self._ask(self._left_over(request))
         return True
 
-    def _job(self, request: Request) -> Job:
-        return Job(request, events=self.take, ended=self.end, dropped=self._drop)
+    def _ask(self, request: Request) -> None:
+        self._ended = False
+        self._listening = asyncio.create_task(self._listen(self.running, request))
+
+    async def _listen(self, running: RunningRequest, request: Request) -> None:
+        """Take what the engine says as it comes; it is rendered at a pace of its own."""
+        try:
+            await running.begin(asks(request))
+            async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
+                self.take(events)
+        except NotsoError as error:
+            self._failure = error
+        except Exception as error:
+            logger.exception("the engine failed on a question")
+            self._failure = error
+        finally:
+            running.close()
+            self._ended = True
+            self._wake.set()
 
     def _left_over(self, request: Request) -> Request:
         """The bounds on the answer, less what its earlier parts have used up."""
@@ -196,9 +212,6 @@ class Follower:
             self.turn.log.tell(phase, words[f"phase_{phase}"].format(name=use.name), self.turn.log.thought, "", {})
         self.turn.log.ask(use.id if asking else "")
 
-    def _drop(self) -> None:
-        self.turn.interrupted = self.turn.cancelled = True
-
     def _add(self, channel: ChannelName, text: str) -> None:
         if channel in self._separate:  # a call stands between this and what was said before
             text = text.lstrip("\n")
@@ -217,7 +230,7 @@ class Follower:
         if self._room[channel] <= 0:
             self._note = words["note_length"]
             self.turn.cancelled = True
-            self.job.stop()
+            self.running.stop()
 
     def _tell(self) -> None:
         if not self.turn.cancelled:

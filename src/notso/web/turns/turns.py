@@ -7,8 +7,8 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
-from notso.web.engine.host import EngineHost
 from notso.web.engine.port import FinishReason, Usage
+from notso.web.engine.running import RunningRequest, RunningRequests
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.store.protocol import ChatStore, ToolUse
 from notso.web.turns.answer_stats import Figures
@@ -34,7 +34,7 @@ class Turns:
     def __init__(
         self,
         store: ChatStore,
-        engine: EngineHost,
+        requests: RunningRequests,
         renderer: FairQueue,
         max_answer_characters: int,
         card: Callable[[ToolUse], Card],
@@ -42,7 +42,7 @@ class Turns:
         self.at_start: list[Callable[[Turn], None]] = []
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self._store = store
-        self._engine = engine
+        self._requests = requests
         self._renderer = renderer
         self._max_answer_characters = max_answer_characters
         self._card = card
@@ -56,29 +56,20 @@ class Turns:
         """Turns that run or wait."""
         return len(self._followers)
 
-    @property
-    def waiting(self) -> int:
-        """Turns the engine has not begun, with those that are about to come."""
-        coming = len(self._expected - self._followers.keys())
-        return coming + sum(follower.waiting for follower in self._followers.values())
-
-    def start(self, turn: Turn) -> None:
-        """Hand a stored turn to the engine."""
-        follower = Follower(
-            turn, self._store, self._renderer, self._max_answer_characters, self._engine.submit, self._card
-        )
-        self._followers[turn.id] = follower
-        asks_engine = not follower.calls.open
-        if asks_engine:
-            phase = "loading" if self._engine.state == "loading" else "queued"
-            turn.log.set_phase(phase, words[f"phase_{phase}"])  # it may be in a long step before it says a word
+    def start(self, turn: Turn, running: RunningRequest) -> None:
+        """Hand a stored turn to the engine, as the request it was admitted as."""
         for tell in self.at_start:
             tell(turn)
+        follower = Follower(
+            turn, self._store, self._renderer, self._max_answer_characters, self._requests, running, self._card
+        )
+        self._followers[turn.id] = follower
+        if not follower.calls.open:
+            phase = "loading" if self._requests.host.state == "loading" else "queued"
+            turn.log.set_phase(phase, words[f"phase_{phase}"])  # it may be in a long step before it says a word
         task = asyncio.create_task(self._follow(follower))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if asks_engine:
-            self._engine.submit(follower.job)
 
     @contextlib.contextmanager
     def expecting(self, generation_id: str) -> Iterator[None]:
@@ -112,10 +103,6 @@ class Turns:
         turn.interrupted = turn.interrupted or interrupted
         turn.cancelled = True
         turn.log.set_phase("stopping", words["phase_stopping"])
-        if self._engine.withdraw(follower.job):
-            follower.end(None)
-        else:
-            follower.job.stop()
         follower.stop()
         return True
 
@@ -133,7 +120,7 @@ class Turns:
         """End a turn's thinking. False when no such turn runs or waits."""
         follower = self._followers.get(generation_id)
         if follower is not None:
-            follower.job.answer_now()
+            follower.running.answer_now()
         return follower is not None
 
     def stop_chat(self, chat_id: str) -> None:
@@ -159,7 +146,7 @@ class Turns:
             await follower.run()
         except Exception:
             logger.exception("a turn could not be followed")
-            follower.job.stop()
+            follower.running.stop()
             turn.log.finish("failed", words["phase_failed"], words["failed_inside"])
         finally:
             del self._followers[turn.id]

@@ -50,10 +50,10 @@ async def control(request: Request, services: Services, owner: Owner) -> Respons
         return read_fields(ControlFields, body, {})
 
     fields = await read_body(request, parse)
-    answers = services.answers.find(fields.id, owner)
-    if answers is None:
+    running = services.shared.requests.find(fields.id, owner)
+    if running is None:
         raise ApiError(404, "not_found", "no answer of that id is being written", param="id")
-    answers.answer_now()
+    running.answer_now()
     return JSONResponse({"id": fields.id, "action": fields.action, "success": True})
 
 
@@ -67,7 +67,7 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
         raise invalid("from", "from must be the number of an event: 0 or more")
     start = int(named) if last is None else int(last) + 1
     services.reread_streams.opened(owner)
-    events = numbered(frames(kept.answers, kept.form.again()), start, kept.form.ping)
+    events = numbered(frames(kept.running, kept.form.again()), start, kept.form.ping)
     return stream_of(events, lambda: services.reread_streams.closed(owner))
 
 
@@ -75,9 +75,9 @@ async def resume(request: Request, services: Services, owner: Owner) -> Response
 async def stop(request: Request, services: Services, owner: Owner) -> Response:
     """Stop a conversation's answer; what there is of it, stays. Nothing happens to one that has ended."""
     kept = _kept(request, services, owner)
-    running = not kept.finished
-    kept.answers.stop_for_asker()
-    return JSONResponse({"conv_id": request.query_params["conv_id"], "id": kept.answers.id, "stopped": running})
+    stopped = not kept.finished
+    kept.running.stop(by_asker=True)
+    return JSONResponse({"conv_id": request.query_params["conv_id"], "id": kept.running.name, "stopped": stopped})
 
 
 def _kept(request: Request, services: ApiServices, owner: str) -> KeptAnswer:

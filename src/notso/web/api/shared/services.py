@@ -8,7 +8,6 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from notso.web.api.shared.resumable import KeptAnswers
-from notso.web.api.shared.running import OpenAnswers
 from notso.web.edge.open_streams import OpenStreams
 from notso.web.engine.metrics import Metrics
 from notso.web.services import Shared
@@ -18,11 +17,10 @@ MAX_REREAD_STREAMS = 64  # of answers that are read again; who follows one from 
 
 @dataclass(slots=True)
 class ApiServices:
-    """Answers under way, answers that can be read again, and the counters of all."""
+    """Answers that can be read again, and the counters of all."""
 
     shared: Shared
     metrics: Metrics
-    answers: OpenAnswers = field(default_factory=OpenAnswers)
     kept_answers: KeptAnswers = field(default_factory=KeptAnswers)
     reread_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_REREAD_STREAMS))
 

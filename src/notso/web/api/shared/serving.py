@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
@@ -15,16 +15,17 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import ModelInfo
+from notso.web.api.shared.answer_events import answer_events
 from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.question import Question
 from notso.web.api.shared.resumable import numbered
-from notso.web.api.shared.running import RunningAnswers
 from notso.web.api.shared.serializer import AnswerForm
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.api.shared.strict_json import parse_object
 from notso.web.edge.access import owner_of
 from notso.web.edge.api_error import ApiError, api_error_of
-from notso.web.engine.port import ChatEngine
+from notso.web.engine.port import ChatEngine, Generation
+from notso.web.engine.running import RunningRequest
 
 logger = logging.getLogger("notso.web.api")
 
@@ -71,52 +72,41 @@ async def answer(
 ) -> Response:
     """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
     conversation. Raises ApiError for whatever can be refused before the first byte."""
-    engine, info = ready_engine(services)
+    _, info = ready_engine(services)
     require_model(asked.model, info)
     choices = len(list(asked.choices))
     if choices > info.max_num_seqs:
         raise ApiError(400, "invalid_value", f"n is at most {info.max_num_seqs} on this server", param="n")
     conversation = conversation_of(request)
-    if conversation is not None:
-        if choices > 1:
-            raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
-        services.kept_answers.check_free(owner, conversation)
-    _admit(services, engine)
+    if conversation is not None and choices > 1:
+        raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
     form = form_of(info)
-    answers = RunningAnswers(
-        engine,
-        asked,
-        id=form.id,
-        asker=owner,
-        owner=secrets.token_hex(16) if asked.fresh else owner,
-        conversation=form.id if asked.keep else None,
-        among=services.answers,
-        on_end=services.metrics.observe,
-    )
+    cached_of = secrets.token_hex(16) if asked.fresh else owner
+    options = asked.options_for(cached_of, conversation=form.id if asked.keep else None)
+
+    def submit(engine: ChatEngine) -> Iterator[Generation]:
+        return (engine.submit(prompt, params, options) for prompt, params in asked.choices)
+
+    async def begin() -> RunningRequest:
+        """All that can be refused is refused before the first byte."""
+        running = _admitted(services, info, owner, form.id, choices)
+        await running.begin(submit, lambda work: with_prompt(request, work))
+        return running
+
     try:
-        await answers.start(
-            lambda work: with_prompt(request, work)
-        )  # all that can be refused is refused before the first byte
         if conversation is not None:
-            _check_still_free(services, owner, conversation, answers)
-            services.kept_answers.keep(owner, conversation, answers, form.again())
+            with services.kept_answers.claimed(owner, conversation, form.id):
+                running = await begin()
+                services.kept_answers.keep(owner, conversation, running, form.again())
             if asked.stream:
-                return stream_of(numbered(frames(answers, form), 0, form.ping), lambda: None)
-            return JSONResponse(await whole(answers, form))
+                return stream_of(numbered(frames(running, form), 0, form.ping), lambda: None)
+            return JSONResponse(await whole(running, form))
+        running = await begin()
         if asked.stream:
-            return stream_of(frames(answers, form), answers.stop)
-        return JSONResponse(await _unless_gone(request, answers, form))
+            return stream_of(frames(running, form), running.close)
+        return JSONResponse(await _unless_gone(request, running, form))
     except Exception as error:
         raise known(error, asked.names) from error
-
-
-def _check_still_free(services: ApiServices, owner: str, conversation: str, answers: RunningAnswers) -> None:
-    """Raises ApiError (409) where another request of that name has begun while this one was asked."""
-    try:
-        services.kept_answers.check_free(owner, conversation)
-    except ApiError:
-        answers.stop()
-        raise
 
 
 def conversation_of(request: Request) -> str | None:
@@ -129,12 +119,12 @@ def conversation_of(request: Request) -> str | None:
     return name
 
 
-async def frames(answers: RunningAnswers, form: AnswerForm) -> AsyncIterator[bytes]:
+async def frames(running: RunningRequest, form: AnswerForm) -> AsyncIterator[bytes]:
     """Everything a stream says, or one error in the place of what is missing."""
     try:
         for frame in form.opening():
             yield frame
-        async for item in answers.events():
+        async for item in answer_events(running):
             if item is None:
                 yield form.ping
                 continue
@@ -147,9 +137,9 @@ async def frames(answers: RunningAnswers, form: AnswerForm) -> AsyncIterator[byt
         yield form.failure(known(error))
 
 
-async def whole(answers: RunningAnswers, form: AnswerForm) -> dict[str, Any]:
+async def whole(running: RunningRequest, form: AnswerForm) -> dict[str, Any]:
     """The whole response. Raises the error of an answer."""
-    async for item in answers.events():
+    async for item in answer_events(running):
         if item is not None:
             for _ in form.take(*item):
                 pass
@@ -170,19 +160,21 @@ def known(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     return mapped
 
 
-def _admit(services: ApiServices, engine: ChatEngine) -> None:
-    """Raises ApiError (429) where too many wait already, with the time after which it is worth asking again."""
-    stats = engine.stats()
-    if stats.waiting < services.shared.settings.max_waiting_turns:
-        return
-    rounds = math.ceil(stats.waiting / engine.info.max_num_seqs)
+def _admitted(services: ApiServices, info: ModelInfo, owner: str, name: str, choices: int) -> RunningRequest:
+    """One request more. Raises ApiError (429) where too many wait already, with the time after which it is worth asking
+    again."""
+    requests = services.shared.requests
+    running = requests.admit(owner, name, choices=choices, on_end=services.metrics.observe)
+    if running is not None:
+        return running
+    rounds = math.ceil(requests.waiting / info.max_num_seqs)
     seconds = min(LONGEST_RETRY_SECONDS, math.ceil(rounds * services.metrics.mean_answer_seconds))
     raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
 
 
-async def _unless_gone(request: Request, answers: RunningAnswers, form: AnswerForm) -> dict[str, Any]:
+async def _unless_gone(request: Request, running: RunningRequest, form: AnswerForm) -> dict[str, Any]:
     """The whole answer, or nothing to anybody if the client leaves meanwhile."""
-    writing = asyncio.create_task(whole(answers, form))
+    writing = asyncio.create_task(whole(running, form))
     leaving = asyncio.create_task(_left(request))
     try:
         await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -192,7 +184,7 @@ async def _unless_gone(request: Request, answers: RunningAnswers, form: AnswerFo
     finally:
         for task in (writing, leaving):
             task.cancel()
-        answers.stop()
+        running.close()
 
 
 async def _left(request: Request) -> None:

@@ -1,0 +1,257 @@
+"""The one way into the engine, for pages and programs: requests are admitted, asked, followed and stopped here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+from notso.web.engine.host import EngineHost
+from notso.web.engine.port import ChatEngine, Event, FinishReason, Generation, ModelError, Request, Usage
+
+Ask = Callable[[ChatEngine], Iterable[Generation]]
+"""Submits to an engine. It may take its time and raise ModelError."""
+OffLoop = Callable[[Callable[[], None]], Awaitable[None]]
+OnEnd = Callable[[Usage | None, FinishReason | None], None]
+
+MOST_AT_ONCE = 32
+"""Events in a batch: others come between, where a late reader has much to catch up with."""
+BEFORE_THE_FIRST_STEP = ("queued", "trimmed")
+
+
+class Wakes:
+    """Calls the event loop from other threads. However many call before it comes round, it is woken once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._due: list[Callable[[], None]] = []
+
+    def wake(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        """Have `callback` called on the loop. From any thread."""
+        with self._lock:
+            self._due.append(callback)
+            if len(self._due) > 1:
+                return
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
+            loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        with self._lock:
+            due, self._due = self._due, []
+        for callback in due:
+            callback()
+
+
+class RunningRequest:
+    """A request from its admission to its end: a generation for each of its `choices`. On the event loop.
+
+    `name` is what the answer is called, `owner` whose it is. `on_end` is told once of each generation's end. Who opens
+    it must `close` it in the end, whatever happens.
+    """
+
+    def __init__(self, among: RunningRequests, name: str, owner: str, choices: int, on_end: OnEnd | None) -> None:
+        self.name = name
+        self.owner = owner
+        self.stopped_by_asker = False
+        self._among = among
+        self._on_end = on_end
+        self._choices = choices
+        self._generations: list[Generation] = []
+        self._taken_up: set[int] = set()
+        self._told: set[int] = set()
+        self._stopped = self._hurried = self._begun = False
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[None] | None = None
+        self._wanted = False
+        self._readers: set[asyncio.Event] = set()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last event of every choice is there."""
+        return self._begun and all(generation.finished for generation in self._generations)
+
+    @property
+    def waiting(self) -> int:
+        """How many of its choices the engine has not taken up."""
+        for number, generation in enumerate(self._generations):
+            if number not in self._taken_up and any(
+                event.kind not in BEFORE_THE_FIRST_STEP for event in generation.read()
+            ):
+                self._taken_up.add(number)
+        return 0 if self._stopped else self._choices - len(self._taken_up)
+
+    async def begin(self, ask: Ask, off_loop: OffLoop | None = None) -> None:
+        """Ask the engine, by what runs that off the loop; while a model is being loaded, wait for it. Where it was
+        stopped meanwhile, there are no events. Raises what `ask` raises, and ModelError where no model can answer."""
+        host = self._among.host
+        try:
+            while host.state == "loading" and not self._stopped:
+                self._waiter = self._loop.create_future()
+                host.when_loaded(self._go_on)
+                await self._waiter
+            engine = host.engine
+            if engine is None and not self._stopped:
+                raise ModelError(host.failure)
+            if engine is not None and not self._stopped:
+                await (off_loop or host.off_loop)(lambda: self._submit(engine, ask))
+        except BaseException:
+            self.close()
+            raise
+        self._begun = True
+        for generation in self._generations:
+            generation.subscribe(self._notify)
+
+    async def events(
+        self, *, pace_s: float = 0.0, silence_s: float | None = None
+    ) -> AsyncIterator[tuple[int, list[Event]]]:
+        """(number of the choice, its next events), from the first to the last, once it has begun; no events where
+        nothing came for `silence_s`.
+
+        The first come at once, others together, no sooner than `pace_s` after those before. Any number of readers may
+        follow: each reads on where it left off, so a slow one costs nothing but itself.
+        """
+        news = asyncio.Event()
+        self._readers.add(news)
+        read = [0] * len(self._generations)
+        due = 0.0
+        try:
+            while True:
+                news.clear()
+                self._wanted = True  # before reading: what comes after that is told
+                ended = self.finished
+                if ended:
+                    self._tell_ends()
+                due = self._loop.time() + pace_s
+                for number, generation in enumerate(self._generations):
+                    events = generation.read(read[number])
+                    read[number] += len(events)
+                    for start in range(0, len(events), MOST_AT_ONCE):
+                        if start:
+                            await asyncio.sleep(0)
+                        yield number, events[start : start + MOST_AT_ONCE]
+                if ended:
+                    return
+                try:
+                    async with asyncio.timeout(silence_s):
+                        await news.wait()
+                except TimeoutError:
+                    yield 0, []
+                if (early := due - self._loop.time()) > 0:
+                    await asyncio.sleep(early)
+        finally:
+            self._readers.discard(news)
+
+    def stop(self, *, by_asker: bool = False) -> None:
+        """End it wherever it is: whoever reads hears of the end. `by_asker`: what there is, is the answer."""
+        self.stopped_by_asker = self.stopped_by_asker or by_asker
+        self._stopped = True  # first: what is submitted from here on stops itself
+        self._go_on()
+        for generation in list(self._generations):
+            if not generation.finished:
+                generation.stop()
+
+    def answer_now(self) -> None:
+        """Close the thoughts, so that the answers begin."""
+        self._hurried = True
+        for generation in list(self._generations):
+            generation.answer_now()
+
+    def close(self) -> None:
+        """Nobody reads any more: end what has not ended. How it ends is still told."""
+        self._among.discard(self)
+        self._wanted = True
+        self.stop()
+        self._tell_ends()
+
+    def _submit(self, engine: ChatEngine, ask: Ask) -> None:
+        """Off the loop."""
+        for generation in ask(engine):
+            self._generations.append(generation)  # before looking: whoever stops looks here afterwards
+            if self._hurried:
+                generation.answer_now()
+            if self._stopped:
+                generation.stop()
+                return
+
+    def _notify(self) -> None:
+        """In the engine's thread, after each write. Nobody is woken for what nobody waits for."""
+        if self._wanted:
+            self._wanted = False
+            self._among.wakes.wake(self._loop, self._wake)
+
+    def _wake(self) -> None:
+        self._tell_ends()
+        for news in self._readers:
+            news.set()
+        if not self._readers and not self.finished:
+            self._wanted = True  # for the end
+
+    def _go_on(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _tell_ends(self) -> None:
+        for number, generation in enumerate(self._generations):
+            if self._on_end is not None and number not in self._told and generation.finished:
+                self._told.add(number)
+                events = generation.read()
+                usage = next((event.usage for event in events if event.kind == "usage"), None)
+                reason = next((event.finish_reason for event in events if event.kind == "end"), None)
+                if reason is not None:
+                    self._on_end(usage, reason)
+
+
+class RunningRequests:
+    """All of them, with the limit on how many may wait. On the event loop."""
+
+    def __init__(self, host: EngineHost, most_waiting: int) -> None:
+        self.host = host
+        self.wakes = Wakes()
+        self._most_waiting = most_waiting
+        self._open: dict[RunningRequest, bool] = {}
+        self._one_less = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Answers that were asked for and that the engine has not taken up."""
+        return sum(request.waiting for request, counts in self._open.items() if counts)
+
+    def admit(
+        self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None
+    ) -> RunningRequest | None:
+        """One more, which counts from here on; None where as many wait as may."""
+        return None if self.waiting >= self._most_waiting else self.open(owner, name, choices=choices, on_end=on_end)
+
+    def open(
+        self, owner: str, name: str = "", *, choices: int = 1, on_end: OnEnd | None = None, counts: bool = True
+    ) -> RunningRequest:
+        """One more, of somebody who was admitted before, or, unless it `counts`, of nobody who waits for it."""
+        request = RunningRequest(self, name, owner, choices, on_end)
+        self._open[request] = counts
+        return request
+
+    def discard(self, request: RunningRequest) -> None:
+        """It has ended, one way or another."""
+        self._open.pop(request, None)
+        self._one_less.set()
+
+    def find(self, name: str, owner: str) -> RunningRequest | None:
+        """The one of that name, if it is this owner's."""
+        return next((each for each in self._open if each.name == name and each.owner == owner), None)
+
+    def stop_all(self) -> None:
+        """The server is going away."""
+        for request in list(self._open):
+            request.stop()
+
+    async def settled(self) -> None:
+        """Return when none is left."""
+        while self._open:
+            self._one_less.clear()
+            await self._one_less.wait()
+
+
+def asks(request: Request) -> Ask:
+    """What submits one request."""
+    return lambda engine: [engine.submit(request.messages, request.params, request.options)]

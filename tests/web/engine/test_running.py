@@ -1,0 +1,262 @@
+"""The one way into the engine: who is admitted, what a reader gets and when it is woken, and where a stop reaches."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import Event, FinishReason, ModelError, Usage
+from notso.smollm3.output.generation import Generation
+from notso.web.engine.host import EngineHost
+from notso.web.engine.running import MOST_AT_ONCE, RunningRequest, RunningRequests
+
+END = Event("end", finish_reason="stop")
+
+
+def texts(*words: str) -> list[Event]:
+    return [Event("text", text=word) for word in words]
+
+
+class House:
+    """A loaded host whose engine hands out plain generations, written by the test."""
+
+    def __init__(self, most_waiting: int = 2) -> None:
+        self.host = EngineHost(lambda: None)  # type: ignore[arg-type, return-value]
+        self.host.state, self.host.engine = "ready", SimpleNamespace(info=None)  # type: ignore[assignment]
+        self.requests = RunningRequests(self.host, most_waiting)
+
+    async def begun(self, *generations: Generation, **options: Any) -> RunningRequest:
+        running = self.requests.open("", choices=len(generations), **options)
+        await running.begin(lambda engine: generations)
+        return running
+
+
+def on_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 60))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+async def all_of(running: RunningRequest) -> list[tuple[int, Event]]:
+    return [(number, event) async for number, events in running.events() for event in events]
+
+
+@on_loop
+async def test_who_is_admitted_counts_before_anybody_else_is_asked() -> None:
+    """Between the check and the asking there is no moment in which one too many could come."""
+    house = House(most_waiting=2)
+    generations = [Generation() for _ in range(2)]
+    first, second = house.requests.admit("a"), house.requests.admit("b")
+    assert first is not None and second is not None and house.requests.admit("c") is None
+    for running, generation in zip((first, second), generations, strict=True):
+        await running.begin(lambda engine, generation=generation: [generation])
+    generations[0].write([Event("queued", place=1)])
+    assert house.requests.waiting == 2 and house.requests.admit("c") is None
+    generations[0].write(texts("a"))
+    assert house.requests.waiting == 1
+    third = house.requests.admit("c", choices=3)
+    assert third is not None and house.requests.waiting == 4
+    third.close()
+    house.requests.open("", counts=False)
+    assert house.requests.waiting == 1
+    second.stop()
+    assert house.requests.waiting == 0
+
+
+@on_loop
+async def test_what_fails_to_begin_gives_its_place_back() -> None:
+    house = House(most_waiting=1)
+
+    def refuse(engine: object) -> Any:
+        raise ModelError("no")
+
+    running = house.requests.admit("a")
+    assert running is not None
+    with pytest.raises(ModelError, match="no"):
+        await running.begin(refuse)
+    assert house.requests.waiting == 0
+    await house.requests.settled()
+
+
+@on_loop
+async def test_every_reader_gets_every_event_of_every_choice_in_order() -> None:
+    house, generations = House(), [Generation(), Generation()]
+    running = await house.begun(*generations)
+    early = asyncio.create_task(all_of(running))
+    await asyncio.sleep(0)
+    said = [texts("a", "b"), texts("c")]
+
+    def write() -> None:
+        for generation, events in zip(generations, said, strict=True):
+            for event in events:
+                generation.write([event])
+            generation.write([END], last=True)
+
+    await asyncio.to_thread(write)
+    for found in (await early, await all_of(running)):
+        for number, events in enumerate(said):
+            assert [event for at, event in found if at == number] == [*events, END]
+
+
+@on_loop
+async def test_a_step_wakes_the_loop_once_for_all_and_nobody_for_what_nobody_awaits() -> None:
+    house, generations = House(), [Generation() for _ in range(64)]
+    wakes: list[object] = []
+    loop = asyncio.get_running_loop()
+    call = loop.call_soon_threadsafe
+    running = [await house.begun(generation) for generation in generations]
+    readers = [asyncio.create_task(all_of(each)) for each in running[:-1]]
+    await asyncio.sleep(0)
+
+    def counted(callback: Any, *args: Any, **kwargs: Any) -> Any:
+        wakes.append(callback)
+        return call(callback, *args, **kwargs)
+
+    loop.call_soon_threadsafe = counted  # type: ignore[method-assign]
+    for number in range(10):  # a step: the loop does not come round meanwhile
+        for generation in generations:
+            generation.write(texts(str(number)))
+    assert len(wakes) == 1
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for generation in generations:
+        generation.write([END], last=True)
+    assert len(wakes) == 2
+    assert {len(events) for events in await asyncio.gather(*readers)} == {11}
+
+
+@on_loop
+async def test_a_paced_reader_is_left_alone_until_it_is_time() -> None:
+    house, generation = House(), Generation()
+    running = await house.begun(generation)
+    batches: list[int] = []
+    first = asyncio.Event()
+
+    async def read() -> None:
+        async for _, events in running.events(pace_s=0.5):
+            batches.append(len(events))
+            first.set()
+
+    reader = asyncio.create_task(read())
+    generation.write(texts("at once"))
+    await first.wait()
+    for _ in range(5):
+        generation.write(texts("together"))
+        await asyncio.sleep(0)
+    generation.write([END], last=True)
+    await reader
+    assert batches == [1, 6]
+
+
+@on_loop
+async def test_others_come_between_what_a_late_reader_catches_up_with() -> None:
+    house, generation = House(), Generation()
+    generation.write(texts(*map(str, range(1000))))
+    generation.write([END], last=True)
+    running = await house.begun(generation)
+    between, going = 0, True
+
+    async def others() -> None:
+        nonlocal between
+        while going:
+            between += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    batches = [events async for _, events in running.events()]
+    going = False
+    await task
+    assert sum(map(len, batches)) == 1001 and max(map(len, batches)) == MOST_AT_ONCE
+    assert between >= len(batches) - 1
+
+
+@on_loop
+async def test_silence_is_told_and_ends_nothing() -> None:
+    house, generation = House(), Generation()
+    running = await house.begun(generation)
+    found: list[list[Event]] = []
+    async for _, events in running.events(silence_s=0.01):
+        found.append(events)
+        if len(found) == 2:
+            generation.write([END], last=True)
+    assert found[:2] == [[], []] and found[-1] == [END]
+
+
+@on_loop
+async def test_ends_are_told_once_whoever_reads_and_if_nobody_does() -> None:
+    ends: list[tuple[Usage | None, FinishReason | None]] = []
+    usage = Usage(prompt_tokens=1, completion_tokens=2)
+
+    def on_end(usage: Usage | None, reason: FinishReason | None) -> None:
+        ends.append((usage, reason))
+
+    house, generation = House(), Generation()
+    running = await house.begun(generation, on_end=on_end)
+    generation.write([Event("usage", usage=usage), END], last=True)
+    for _ in range(2):
+        await all_of(running)
+    running.close()
+    assert ends == [(usage, "stop")]
+    left = Generation()
+    running = await house.begun(left, on_end=on_end)
+    running.close()
+    assert left.stop_requested and not house.requests._open and len(ends) == 1
+    left.write([Event("end", finish_reason="cancelled")], last=True)
+    await asyncio.sleep(0)
+    assert ends[1:] == [(None, "cancelled")]
+
+
+@on_loop
+async def test_a_stop_reaches_what_is_just_being_asked() -> None:
+    house, submitted, go_on = House(), threading.Event(), threading.Event()
+    generations = [Generation(), Generation(), Generation()]
+    handed: list[Generation] = []
+
+    def ask(engine: object) -> Any:
+        for generation in generations:
+            handed.append(generation)
+            yield generation
+            submitted.set()
+            assert go_on.wait(60)
+
+    running = house.requests.open("", choices=3)
+    running.answer_now()
+    beginning = asyncio.create_task(running.begin(ask))
+    await asyncio.to_thread(submitted.wait, 60)
+    running.stop()
+    go_on.set()
+    await beginning
+    assert len(handed) == 2, "the rest is not asked for"
+    assert all(each.stop_requested and each.answer_requested for each in handed)
+
+
+@pytest.mark.parametrize("how", ["loaded", "failed", "stopped"])
+def test_what_waits_for_a_model_goes_on_when_there_is_one_or_none(how: str) -> None:
+    async def test() -> None:
+        house, generation = House(), Generation()
+        engine, house.host.engine, house.host.state = house.host.engine, None, "loading"
+        generation.write([END], last=True)
+        running = house.requests.admit("a")
+        assert running is not None
+        beginning: Awaitable[None] = asyncio.ensure_future(running.begin(lambda engine: [generation]))
+        await asyncio.sleep(0)
+        assert house.requests.waiting == 1
+        if how == "stopped":
+            running.stop()
+        else:
+            house.host._loaded(engine if how == "loaded" else None, "it broke", 0)  # type: ignore[arg-type]
+        if how == "failed":
+            with pytest.raises(ModelError, match="it broke"):
+                await beginning
+        else:
+            await beginning
+            assert await all_of(running) == ([(0, END)] if how == "loaded" else [])
+
+    asyncio.run(asyncio.wait_for(test(), 60))
