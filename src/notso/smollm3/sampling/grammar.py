@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.gbnf import lark_of_gbnf
 from notso.smollm3.sampling.json_schema import MAX_CHARACTERS, checked_schema, held_schema
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
@@ -183,7 +184,23 @@ def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
         import llguidance
 
         return {"lark_grammar": f"start: /{llguidance.regex_to_lark(grammar.source, '')}/"}
+    if grammar.kind == "gbnf":
+        return {"lark_grammar": lark_of_gbnf(grammar.source, param)}
+    if grammar.kind == "choice":
+        return _choice_part(grammar.source, param)
     return {"lark_grammar": grammar.source}
+
+
+def _choice_part(source: str, param: str) -> Part:
+    """One of the texts in a JSON list."""
+    try:
+        texts = json.loads(source)
+    except (ValueError, RecursionError):
+        texts = None
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidRequestError("the choices must be a list of texts that are not empty", param=param)
+    shown = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
+    return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(shown)}"}
 
 
 def schema_part(schema: Mapping[str, Any]) -> Part:
@@ -231,4 +248,6 @@ def _sentence(error: str) -> str:
     """The first line of what the library says, or what it means."""
     if "oneOf constraints" in error:
         return "several options of a oneOf may hold at once, and that cannot be prevented; use anyOf"
+    if "NoExtensionBias" in error:
+        return "no text follows it"
     return error.strip().split("\n", 1)[0][:200]

@@ -12,13 +12,14 @@ from notso.smollm3.values.messages import Message, Priority, Tool, WhenFull
 
 MOST_TOP_LOGPROBS = 20
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must be: any JSON object, JSON of a schema (`source` is the schema as JSON text), a text that a
-    regular expression describes, or one that a grammar in Lark's notation derives."""
+    regular expression describes, one of a JSON list of texts, or a text that a grammar derives: in GBNF, llama.cpp's
+    notation, or in Lark's."""
 
     kind: GrammarKind
     source: str = ""
