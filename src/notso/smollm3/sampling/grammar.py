@@ -105,6 +105,7 @@ class Grammars:
         self._permitted = np.ones(tokenizer.vocab_size, np.bool_)
         self._permitted[sorted((tokenizer.special_ids | tokenizer.unused_ids) - tokenizer.end_ids)] = False
         self._lock = threading.Lock()
+        self._spellings: dict[str, dict[bytes, list[int]]] = {}
         self._vocabulary: llguidance.LLTokenizer | None = None
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
@@ -140,6 +141,13 @@ class Grammars:
             raise InvalidRequestError(f"the grammar is refused: {error}", param=param) from None
         return matcher
 
+    def spelling(self, tag: str) -> dict[bytes, list[int]]:
+        """By what was written of a tag (nothing, at least): the tokens that finish it, other than its own."""
+        with self._lock:
+            if tag not in self._spellings:
+                self._spellings[tag] = _spelling(self._tokenizer, tag.encode())
+            return self._spellings[tag]
+
     def _library_vocabulary(self) -> llguidance.LLTokenizer:
         """The vocabulary as the library wants it: made once, when first needed (a third of a second for the 3B's)."""
         import llguidance
@@ -166,6 +174,20 @@ class _Vocabulary:
 
     def __call__(self, text: str | bytes) -> list[int]:
         return self._encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+
+
+def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
+    found: dict[bytes, list[int]] = {}
+    for token in range(tokenizer.vocab_size):
+        written = tokenizer.token_bytes(token)
+        if tag[-1:] not in written or token in tokenizer.special_ids:
+            continue
+        if tag in written:
+            found.setdefault(b"", []).append(token)
+        for cut in range(1, len(tag)):
+            if written.startswith(tag[cut:]):
+                found.setdefault(tag[:cut], []).append(token)
+    return found
 
 
 def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
