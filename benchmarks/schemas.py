@@ -26,7 +26,7 @@ import jsonschema
 import numpy as np
 from jsonschema.validators import validator_for
 
-from notso.qtensor.gguf import GGUFFile
+from notso.qtensor import GGUFFile
 from notso.smollm3 import Grammar, InvalidRequestError
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.sampling.grammar import Grammars, Matcher, answer_part

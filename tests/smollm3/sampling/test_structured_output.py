@@ -338,7 +338,10 @@ def test_one_call_and_no_more(demo_engine: Engine) -> None:
         ({"tool_choice": "required", "tools": TOOLS, "grammar": SCHEMA}, "grammar"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
         ({"grammar": "{}"}, "grammar"),
-        ({"grammar": Grammar("gbnf", "")}, "grammar"),  # type: ignore[arg-type]
+        ({"grammar": Grammar("ebnf", "")}, "grammar"),  # type: ignore[arg-type]
+        ({"grammar": Grammar("gbnf", "")}, "grammar"),
+        ({"strict_tools": ["add"]}, "strict_tools"),
+        ({"strict_tools": ("f",), "tools": [{"function": {"name": "f", "parameters": {"not": {}}}}]}, "tools"),
         ({"grammar": Grammar("json_schema", '{"not": {}}')}, "grammar"),
         ({"tool_choice": "required", "tools": [{"function": {"name": "f", "parameters": {"not": {}}}}]}, "tools"),
         ({"tool_choice": "required", "tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}]}, "tools"),

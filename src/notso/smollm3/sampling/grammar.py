@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.sampling.gbnf import lark_of_gbnf
 from notso.smollm3.sampling.json_schema import MAX_CHARACTERS, checked_schema, held_schema
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
@@ -104,6 +105,7 @@ class Grammars:
         self._permitted = np.ones(tokenizer.vocab_size, np.bool_)
         self._permitted[sorted((tokenizer.special_ids | tokenizer.unused_ids) - tokenizer.end_ids)] = False
         self._lock = threading.Lock()
+        self._spellings: dict[str, dict[bytes, list[int]]] = {}
         self._vocabulary: llguidance.LLTokenizer | None = None
 
     def matcher(self, parts: Sequence[Part], param: str, tags: Sequence[int] = ()) -> Matcher:
@@ -139,6 +141,13 @@ class Grammars:
             raise InvalidRequestError(f"the grammar is refused: {error}", param=param) from None
         return matcher
 
+    def spelling(self, tag: str) -> dict[bytes, list[int]]:
+        """By what was written of a tag (nothing, at least): the tokens that finish it, other than its own."""
+        with self._lock:
+            if tag not in self._spellings:
+                self._spellings[tag] = _spelling(self._tokenizer, tag.encode())
+            return self._spellings[tag]
+
     def _library_vocabulary(self) -> llguidance.LLTokenizer:
         """The vocabulary as the library wants it: made once, when first needed (a third of a second for the 3B's)."""
         import llguidance
@@ -167,6 +176,20 @@ class _Vocabulary:
         return self._encode(text if isinstance(text, str) else text.decode("utf-8", "replace"))
 
 
+def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
+    found: dict[bytes, list[int]] = {}
+    for token in range(tokenizer.vocab_size):
+        written = tokenizer.token_bytes(token)
+        if tag[-1:] not in written or token in tokenizer.special_ids:
+            continue
+        if tag in written:
+            found.setdefault(b"", []).append(token)
+        for cut in range(1, len(tag)):
+            if written.startswith(tag[cut:]):
+                found.setdefault(tag[:cut], []).append(token)
+    return found
+
+
 def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
     """A grammar that somebody asked for. Raises InvalidRequestError if it is too long or not of its kind."""
     if len(grammar.source) > MAX_CHARACTERS:
@@ -183,7 +206,23 @@ def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
         import llguidance
 
         return {"lark_grammar": f"start: /{llguidance.regex_to_lark(grammar.source, '')}/"}
+    if grammar.kind == "gbnf":
+        return {"lark_grammar": lark_of_gbnf(grammar.source, param)}
+    if grammar.kind == "choice":
+        return _choice_part(grammar.source, param)
     return {"lark_grammar": grammar.source}
+
+
+def _choice_part(source: str, param: str) -> Part:
+    """One of the texts in a JSON list."""
+    try:
+        texts = json.loads(source)
+    except (ValueError, RecursionError):
+        texts = None
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidRequestError("the choices must be a list of texts that are not empty", param=param)
+    shown = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
+    return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(shown)}"}
 
 
 def schema_part(schema: Mapping[str, Any]) -> Part:
@@ -231,4 +270,6 @@ def _sentence(error: str) -> str:
     """The first line of what the library says, or what it means."""
     if "oneOf constraints" in error:
         return "several options of a oneOf may hold at once, and that cannot be prevented; use anyOf"
+    if "NoExtensionBias" in error:
+        return "no text follows it"
     return error.strip().split("\n", 1)[0][:200]

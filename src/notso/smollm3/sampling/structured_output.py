@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from notso.smollm3.sampling.sampler import Floats
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import Tool
 from notso.smollm3.values.request_options import RequestOptions, ToolName
+
+CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 
 
 class Guide:
@@ -93,6 +95,67 @@ class Guide:
         return first
 
 
+class CallGuide(Guide):
+    """Leaves an answer free but for its tool calls: behind the tag that opens one, `begin` makes what it follows.
+
+    Only the token opens a call: text that spells the tag out is kept from being finished. begun: the text of the answer
+    that the prompt ends with. Raises InvalidRequestError if the call that it is in does not follow.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, begin: Callable[[], Matcher], spelling: Mapping[bytes, Sequence[int]], begun: str
+    ) -> None:
+        super().__init__(tokenizer, None)
+        self._tokenizer = tokenizer
+        self._begin = begin
+        self._spelling = spelling
+        self._tail = begun.encode()[-len(CALL_TAG) :]
+        self._call: Matcher | None = None
+        _, opened, rest = begun.rpartition(CALL_TAG)
+        if opened and CALL_END not in rest:
+            self._open()
+            if self._call is None or not self._call.takes_all(tokenizer.encode(rest)):
+                raise InvalidRequestError(
+                    "what the answer has of a call does not follow its tool", param="continue_last"
+                )
+
+    def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
+        """As for a Guide."""
+        if self._call is not None:
+            allowed = self._call.allowed()
+            restricted = np.full_like(logits, -np.inf)
+            np.copyto(restricted[: len(allowed)], logits[: len(allowed)], where=allowed)
+            return restricted
+        barred = (
+            []
+            if in_reasoning
+            else [token for spelt, rest in self._spelling.items() if self._tail.endswith(spelt) for token in rest]
+        )
+        if not barred:
+            return logits
+        restricted = logits.copy()
+        restricted[barred] = -np.inf
+        return restricted
+
+    def take(self, token: int, in_reasoning: bool) -> bool:
+        """As for a Guide; the answer's first token is of no meaning."""
+        if self._call is not None:
+            self._call.take(token)
+            if self._call.is_over:
+                self._call, self._tail = None, b""
+        elif token == self.call_tag and not in_reasoning:
+            self._open()
+        else:
+            written = b"" if in_reasoning else self._tail + self._tokenizer.token_bytes(token)
+            self._tail = written[-len(CALL_TAG) :]
+        return False
+
+    def _open(self) -> None:
+        if self.call_tag is not None:
+            self._call, self._tail = self._begin(), b""
+            self._call.take(self.call_tag)
+
+
 def guide_for(
     options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, *, may_think: bool, begun: str
 ) -> Guide | None:
@@ -107,6 +170,8 @@ def guide_for(
     is_barred = options.tool_choice == "none" and bool(options.tools)
     ruled_out = _tags(tokenizer)[:1] if is_barred else []
     matcher = _matcher(options, tokenizer, grammars)
+    if matcher is None and options.strict_tools and options.tools and options.tool_choice == "auto":
+        return _call_guide(options, tokenizer, grammars, begun)
     if matcher is None:
         return Guide(tokenizer, None, ruled_out=ruled_out) if ruled_out else None
     if begun:
@@ -147,6 +212,19 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
     return grammars.matcher(parts, "tools", _tags(tokenizer))
 
 
+def _call_guide(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, begun: str) -> Guide:
+    if tokenizer.tool_call_open_id is None:
+        raise InvalidRequestError("this model has no token that begins a call: none can be held", param="tools")
+    tools = options.tools or ()
+    parts = [_calls_part("start: call", tools, tokenizer), *_arguments_parts(tools, options.strict_tools)]
+
+    def begin() -> Matcher:
+        return grammars.matcher(parts, "tools", _tags(tokenizer))
+
+    begin()  # what cannot be held is refused before anything is written
+    return CallGuide(tokenizer, begin, grammars.spelling(CALL_TAG), begun)
+
+
 def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:
     """The tools of which one must be called."""
     if not tools:
@@ -164,8 +242,8 @@ def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part
     opening, closing = (
         json.dumps(text) if token is None else f"<[{token}]>"
         for text, token in (
-            ("<tool_call>", tokenizer.tool_call_open_id),
-            ("</tool_call>", tokenizer.tool_call_close_id),
+            (CALL_TAG, tokenizer.tool_call_open_id),
+            (CALL_END, tokenizer.tool_call_close_id),
         )
     )
     lines = [start, 'calls: call ("\\n"? call)*', f'call: {opening} "\\n" body "\\n" {closing}']
@@ -179,11 +257,19 @@ def _calls_part(start: str, tools: Sequence[Tool], tokenizer: Tokenizer) -> Part
     return {"lark_grammar": "\n".join(lines)}
 
 
-def _arguments_parts(tools: Sequence[Tool]) -> list[Part]:
+def _arguments_parts(tools: Sequence[Tool], strict: Collection[str] | None = None) -> list[Part]:
+    """What stands in the calls. strict: the tools whose arguments follow their schema; None: all."""
     return [
-        {"name": f"arguments_{number}", **arguments_part(_function(tool).get("parameters"), _name(tool))}
+        {
+            "name": f"arguments_{number}",
+            **arguments_part(_parameters(tool) if strict is None or _name(tool) in strict else {}, _name(tool)),
+        }
         for number, tool in enumerate(tools)
     ]
+
+
+def _parameters(tool: Tool) -> object:
+    return _function(tool).get("parameters")
 
 
 def _function(tool: Tool) -> Mapping[str, Any]:

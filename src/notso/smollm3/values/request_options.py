@@ -12,13 +12,14 @@ from notso.smollm3.values.messages import Message, Priority, Tool, WhenFull
 
 MAX_TOP_LOGPROBS = 20
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "lark"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "gbnf", "lark"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must be: any JSON object, JSON of a schema (`source` is the schema as JSON text), a text that a
-    regular expression describes, or one that a grammar in Lark's notation derives."""
+    regular expression describes, one of a JSON list of texts, or a text that a grammar derives: in GBNF, llama.cpp's
+    notation, or in Lark's."""
 
     kind: GrammarKind
     source: str = ""
@@ -46,13 +47,14 @@ class RequestOptions:
 
     thinking: whether the model may think first. tools: what it may call. tool_choice: "auto" leaves that to the model,
     "none" keeps it from calling, "required" makes it call, a ToolName makes it call that tool, once.
-    parallel_tool_calls: whether it may call more than once. grammar: what the answer, behind the thoughts, must be; it
-    is that, or ends for its length, a stop string or a cancellation. top_logprobs: with each token its log probability
-    and those of so many likeliest (0 to 20); None gives none. date: the day the prompt names. priority: whom to serve
-    first where there are many. owner: whose cached prompts may be used. conversation: by what name what is computed for
-    it can be forgotten again; None: only with everything else. continue_last: the last message is an assistant's, and
-    more of it is wanted (of its thoughts too, if it may think). when_full: refuse a conversation that does not fit, or
-    leave out whole turns, the oldest first, and say so.
+    parallel_tool_calls: whether it may call more than once. strict_tools: the names of those whose arguments follow
+    their schema also where the model is free to call; where it must call, those of all tools do. grammar: what the
+    answer, behind the thoughts, must be; it is that, or ends for its length, a stop string or a cancellation.
+    top_logprobs: with each token its log probability and those of so many likeliest (0 to 20); None gives none. date:
+    the day the prompt names. priority: whom to serve first where there are many. owner: whose cached prompts may be
+    used. conversation: by what name what is computed for it can be forgotten again; None: only with everything else.
+    continue_last: the last message is an assistant's, and more of it is wanted (of its thoughts too, if it may think).
+    when_full: refuse a conversation that does not fit, or leave out whole turns, the oldest first, and say so.
 
     Raises InvalidRequestError, which names the option.
     """
@@ -61,6 +63,7 @@ class RequestOptions:
     tools: Sequence[Tool] | None = None
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
+    strict_tools: tuple[str, ...] = ()
     grammar: Grammar | None = None
     top_logprobs: int | None = None
     date: Date | None = None
@@ -78,6 +81,8 @@ class RequestOptions:
         choice_is_known = isinstance(self.tool_choice, ToolName) or self.tool_choice in ("auto", "none", "required")
         _require(choice_is_known, "tool_choice", "auto, none, required or a ToolName")
         _require(isinstance(self.parallel_tool_calls, bool), "parallel_tool_calls", "true or false")
+        are_names = isinstance(self.strict_tools, tuple) and all(isinstance(name, str) for name in self.strict_tools)
+        _require(are_names, "strict_tools", "names, in a tuple")
         grammar = self.grammar
         is_grammar = grammar is None or (isinstance(grammar, Grammar) and grammar.kind in get_args(GrammarKind))
         _require(is_grammar, "grammar", f"a Grammar of a kind of {', '.join(get_args(GrammarKind))}")
