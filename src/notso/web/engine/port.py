@@ -10,6 +10,7 @@ from typing import Protocol, Unpack
 from notso.smollm3 import (
     AnswerOptions,
     CompleteOptions,
+    ContextLengthError,
     EngineStats,
     Event,
     FinishReason,
@@ -37,6 +38,7 @@ __all__ = [
     "AnswerOptions",
     "ChatEngine",
     "CompleteOptions",
+    "ContextLengthError",
     "EngineSource",
     "EngineStats",
     "Event",
@@ -114,6 +116,14 @@ class ChatEngine(Protocol):
         **options: Unpack[AnswerOptions],
     ) -> Generation:
         """Queue a question. May raise ModelError: it does not fit, or the engine is full or closed."""
+
+    def prepare(
+        self,
+        messages: PromptInput,
+        params: SamplingParams | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Callable[[], Generation]:
+        """`submit` without its last step, which is what comes back: the prompt is written, and it fits."""
 
     def read_ahead(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Unpack[AnswerOptions]
