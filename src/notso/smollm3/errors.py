@@ -46,6 +46,7 @@ class ContextLengthError(InvalidRequestError):
         super().__init__(f"this needs {needed} tokens, the context holds {context_tokens:,}", param="messages")
         self.needed_tokens = needed_tokens
         self.context_tokens = context_tokens
+        self.at_least = at_least
 
 
 class OutOfMemoryError(ModelError):

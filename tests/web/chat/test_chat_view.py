@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from notso.smollm3 import Message
+from notso.smollm3 import Engine, Message
+from notso.smollm3.text.chat_template import ChatTemplate
 from notso.web.store.protocol import NewTurn
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
@@ -201,3 +202,21 @@ def test_of_its_own_doing_a_tab_hears_nothing_and_of_others_what_came_meanwhile(
     with asking.counted():
         asking.store.before["add_turn"] = other_tab
         assert heard(revision(sent())) == ["chats", "turns"]
+
+
+def test_a_message_is_rendered_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it fits is asked of the prompt that the model then reads."""
+    rendered: list[str] = []
+    encode = ChatTemplate.encode
+
+    def counted(self: ChatTemplate, tokenizer: Any, messages: Sequence[Message], **options: Any) -> list[int]:
+        rendered.append(messages[-1].content)
+        return encode(self, tokenizer, messages, **options)
+
+    monkeypatch.setattr(ChatTemplate, "encode", counted)
+    server = start(Engine.load).ready()
+    server.client.post("/settings", data={"max_tokens": "8", "tools": "clock"})
+    first = server.ask("What is 27 + 48?", thinking=False)
+    assert server.finished(first).state == "done"
+    assert server.finished(server.ask("And 2 + 3?", first.chat_id, thinking=False)).state == "done"
+    assert rendered == ["What is 27 + 48?", "And 2 + 3?"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from notso.smollm3 import EngineError
+from notso.smollm3 import Engine, EngineError
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
@@ -40,6 +41,12 @@ def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server:
     edited = {"text": "w " * 5000, "key": new_id()}
     assert server.client.post(f"{url}/{question}/edit", data=edited, headers=FRAGMENT).status_code == 400
     assert len(messages_of(server, asked.chat_id)) == 2
+
+
+def test_what_is_too_long_to_be_counted_is_refused_with_a_bound(start: Start) -> None:
+    server = start(Engine.load).ready()
+    refused = server.client.post("/chats", data={"text": "w " * 90_000, "key": new_id()})
+    assert refused.status_code == 400 and re.search(r"fit: ≥ [\d,]+ tokens are needed", refused.text)
 
 
 def test_what_is_kept_for_the_answer_counts(server: Any) -> None:

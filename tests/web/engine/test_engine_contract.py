@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from smollm3.held_engine import held
 
-from notso.smollm3 import Engine, NotsoError, RequestOptions
+from notso.smollm3 import ContextLengthError, Engine, NotsoError, RequestOptions
 from notso.web.engine.port import ChatEngine, Event, Generation, Message, SamplingParams
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 
@@ -275,3 +275,13 @@ def test_closing_ends_what_runs(make: Callable[[], Any]) -> None:
     engine.close()
     for generation in generations:
         assert ended(generation)[-1].kind in ("end", "error")
+
+
+def test_what_is_prepared_has_been_refused_or_is_answered_as_if_submitted(engine: ChatEngine) -> None:
+    before = engine.stats()
+    begin = engine.prepare(QUESTION, GREEDY)
+    assert engine.stats() == before, "nothing has begun"
+    assert text(ended(begin()), "text") == text(ended(engine.submit(QUESTION, GREEDY)), "text")
+    with pytest.raises(ContextLengthError) as caught:
+        engine.prepare((Message("user", "word " * 50_000),), GREEDY)
+    assert caught.value.needed_tokens > caught.value.context_tokens == engine.info.context_tokens

@@ -180,13 +180,13 @@ def test_the_meter_counts_what_is_there_and_what_is_typed(start: Start) -> None:
     assert "does not fit" in server.client.post(f"{url}/estimate", data={"text": "w " * 5000}, headers=FRAGMENT).text
 
 
-def test_the_options_reach_the_engine_as_the_value_that_was_checked(start: Start) -> None:
+def test_the_options_reach_the_engine_as_they_were_checked(start: Start) -> None:
     engine = ScriptedEngine()
     engine.gate.clear()
     server = start(engine).ready()
     asked = server.ask("one")
     server.wait(lambda: len(engine.requests) == 1)
     turn = server.on_loop(lambda: server.chat.turns.find(asked.generation_id))
-    assert engine.requests[0].options is turn.request.options
+    assert engine.requests[0].options == turn.request.options
     engine.gate.set()
     server.finished(asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from notso.smollm3 import Event, FinishReason, ModelError, Usage
 from notso.smollm3.output.generation import Generation
 from notso.web.engine.host import EngineHost
-from notso.web.engine.running import MOST_AT_ONCE, RunningRequest, RunningRequests
+from notso.web.engine.port import Message, Request, RequestOptions
+from notso.web.engine.running import MOST_AT_ONCE, Prepared, RunningRequest, RunningRequests, asks, prepare
+from notso.web.testing.scripted_engine import ScriptedEngine
 
 END = Event("end", finish_reason="stop")
 
@@ -260,3 +263,21 @@ def test_what_waits_for_a_model_goes_on_when_there_is_one_or_none(how: str) -> N
             assert await all_of(running) == ([(0, END)] if how == "loaded" else [])
 
     asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_what_was_prepared_is_begun_if_engine_and_request_are_still_those() -> None:
+    engines = [ScriptedEngine() for _ in range(2)]
+    request = Request((Message("user", "one"),), options=RequestOptions(owner="a"))
+    other = replace(request, messages=(Message("user", "two"),))
+    for engine, asked, is_prepared in ((engines[0], request, 1), (engines[0], other, 0), (engines[1], request, 0)):
+        begun: list[Generation] = []
+        prepared = prepare(engines[0], request)
+
+        def begin(prepared: Prepared = prepared, begun: list[Generation] = begun) -> Any:
+            begun.append(prepared.begin())  # type: ignore[arg-type]
+            return begun[-1]
+
+        [generation] = asks(replace(asked), replace(prepared, begin=begin))(engine)
+        assert begun == [generation] * is_prepared
+        assert list(generation.events())[-1].finish_reason == "stop"
+        assert engine.requests[-1] == asked

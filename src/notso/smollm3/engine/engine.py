@@ -221,9 +221,21 @@ class Engine:
 
         Raises InvalidRequestError, ContextLengthError, TemplateError or EngineError.
         """
+        return self.prepare(messages, params, options)()
+
+    def prepare(
+        self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> Callable[[], Generation]:
+        """All of `submit` but its last step, which is what comes back, to be called once: what can be refused has been
+        by then, and what is left takes no time."""
         request = self._request(messages, params, options)
-        self._core.submit(request)
-        return request.generation
+
+        def begin() -> Generation:
+            self._require_open()
+            self._core.submit(request)
+            return request.generation
+
+        return begin
 
     def read_ahead(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None

@@ -1,44 +1,27 @@
-"""Whether a question fits into the context at all, asked before it is stored: one that does not only goes back."""
+"""Whether a question fits into the context at all: its prompt is written before it is stored, and then submitted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from notso.web.chat.chat_view import ChatView
 from notso.web.chat.services import ChatServices
-from notso.web.engine.port import ChatEngine, ModelError, RequestOptions, Tool
-from notso.web.store.protocol import Chat, StoredMessage
-from notso.web.turns.chat_settings import ChatSettings
-from notso.web.turns.prompt import prompt_messages, text_size
+from notso.web.engine.port import ContextLengthError, ModelError, Request
+from notso.web.engine.running import Prepared, prepare
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 
-async def check_fits(services: ChatServices, view: ChatView, question: StoredMessage, instead_of: str | None) -> None:
-    """Raises Problem with both numbers. While no model is loaded nothing can be said, and the engine will say it."""
+async def prepared_request(services: ChatServices, request: Request, size: int) -> Prepared | None:
+    """The request with its prompt written, of texts of `size` characters. Raises Problem with both numbers where it
+    does not fit. None where no model is loaded, or it is refused for another reason: the engine says so in its turn."""
     engine = services.shared.engine.engine
     if engine is None:
-        return
-    chat, settings = view.chat, view.settings
+        return None
     try:
-        tools = services.toolbox.definitions(settings.tool_names)
-        line = [*view.line(instead_of), question]
-        used = await services.shared.large_work.run(
-            lambda: _count(engine, line, settings, chat, tools), text_size(line)
-        )
+        return await services.shared.large_work.run(lambda: prepare(engine, request), size)
+    except ContextLengthError as error:
+        kept = request.params.max_tokens
+        sentence = words["limit_over"] if kept is None else words["error_over_answer"]
+        used = f"{'≥ ' if error.at_least else ''}{error.needed_tokens:,}"
+        total = f"{error.context_tokens:,}"
+        raise Problem(400, sentence.format(used=used, kept=f"{kept or 1:,}", total=total)) from error
     except ModelError:
-        return  # the engine is just going away
-    kept, total = settings.max_tokens or 1, engine.info.context_tokens
-    if used + kept > total:
-        sentence = words["limit_over"] if settings.max_tokens is None else words["error_over_answer"]
-        sentence = sentence.format(used=f"{used + kept:,}", kept=f"{kept:,}", total=f"{total:,}")
-        raise Problem(400, sentence)
-
-
-def _count(
-    engine: ChatEngine, line: Sequence[StoredMessage], settings: ChatSettings, chat: Chat, tools: Sequence[Tool] | None
-) -> int:
-    messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
-    if settings.when_full == "drop_oldest":  # what is older may go
-        messages = (*(message for message in messages[:1] if message.role == "system"), messages[-1])
-    return engine.count_tokens(messages, RequestOptions(thinking=chat.thinking, tools=tools, date=chat.prompt_date))
+        return None

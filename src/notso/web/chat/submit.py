@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 from typing import Literal
 
 from notso.web.chat.chat_view import ChatView, read_chat
-from notso.web.chat.context_check import check_fits
+from notso.web.chat.context_check import prepared_request
 from notso.web.chat.services import ChatServices
 from notso.web.chat.tool_offer import offer_in
 from notso.web.engine.port import Message, Request, RequestOptions, SamplingParams
-from notso.web.engine.running import RunningRequest
+from notso.web.engine.running import Prepared, RunningRequest
 from notso.web.store.protocol import Chat, NewAnswer, NewTurn, StoredMessage, TurnAccepted, TurnRefused
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, settings_from
-from notso.web.turns.prompt import SUMMARY_REQUEST, conversation_of, prompt_messages
+from notso.web.turns.prompt import SUMMARY_REQUEST, conversation_of, prompt_messages, text_size
+from notso.web.turns.tool_calls import ToolOffer
 from notso.web.turns.turn import Turn
 from notso.web.values.errors import StorageError
 from notso.web.values.ids import is_id, new_generation_id, new_id
@@ -54,12 +55,15 @@ async def ask(
         _check_text(text, limit, may_be_empty=bool(attachments))
         with _admitted(services, owner) as running:
             question = replace(_message(chat, "user", text), attachments=attachments)
-            await check_fits(services, view, question, instead_of)
+            line = [*view.line(instead_of), question]
+            request, _ = _request(services, owner, view, line)
+            prepared = await prepared_request(services, request, text_size(line))
             turn = NewTurn(question, _new_answer(chat), _key(fields), instead_of)
             new = chat if is_new else None
             accepted, view = await _begin(
                 *(services, owner, view, turn.answer, running),
                 lambda: services.shared.store.add_turn(owner, turn, new),
+                prepared=prepared,
             )
         if accepted.repeated and accepted.question.content != text:
             raise Problem(409, words["error_sent_before"])  # its answer was lost on the way, and the text changed since
@@ -185,6 +189,7 @@ async def _begin(
     running: RunningRequest,
     store: StoreCall,
     *,
+    prepared: Prepared | None = None,
     hurry: bool = False,
 ) -> Begun:
     """Store a turn and start it, unless it was there already. Raises Problem."""
@@ -195,22 +200,19 @@ async def _begin(
         if accepted.repeated:
             running.close()
         else:
-            await _start(services, owner, view, accepted, running, hurry=hurry)
+            await services.toolbox.ready(view.settings.tool_names)
+            request, offer = _request(services, owner, view, view.line_to(accepted.question.id))
+            in_thought = bool(accepted.answer.reasoning) and not accepted.answer.content
+            turn = Turn(accepted.answer, request, offer, view.settings.keep_thinking, hurry and in_thought)
+            services.turns.start(turn, running, prepared)
     return accepted, view
 
 
-async def _start(
-    services: ChatServices,
-    owner: str,
-    view: ChatView,
-    accepted: TurnAccepted,
-    running: RunningRequest,
-    *,
-    hurry: bool,
-) -> None:
-    chat, settings, answer = view.chat, view.settings, accepted.answer
-    line = view.line_to(accepted.question.id)
-    await services.toolbox.ready(settings.tool_names)
+def _request(
+    services: ChatServices, owner: str, view: ChatView, line: Sequence[StoredMessage]
+) -> tuple[Request, ToolOffer | None]:
+    """What is asked of the model after `line`, and what it may call."""
+    chat, settings = view.chat, view.settings
     offer = offer_in(services, owner, chat, settings, line)
     request = Request(
         prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking),
@@ -224,8 +226,7 @@ async def _start(
             when_full=settings.when_full,
         ),
     )
-    in_thought = bool(answer.reasoning) and not answer.content
-    services.turns.start(Turn(answer, request, offer, settings.keep_thinking, hurry and in_thought), running)
+    return request, offer
 
 
 async def _once_free(services: ChatServices, store: StoreCall) -> TurnAccepted | TurnRefused:

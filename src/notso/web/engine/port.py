@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from notso.smollm3 import (
+    ContextLengthError,
     EngineStats,
     Event,
     FinishReason,
@@ -33,6 +34,7 @@ from notso.smollm3 import (
 
 __all__ = [
     "ChatEngine",
+    "ContextLengthError",
     "EngineSource",
     "EngineStats",
     "Event",
@@ -103,6 +105,11 @@ class ChatEngine(Protocol):
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> Generation:
         """Queue a question. May raise ModelError: it does not fit, or the engine is full or closed."""
+
+    def prepare(
+        self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> Callable[[], Generation]:
+        """`submit` without its last step, which is what comes back: the prompt is written, and it fits."""
 
     def read_ahead(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
 from notso.web.engine.host import EngineHost
 from notso.web.engine.port import ChatEngine, Event, FinishReason, Generation, ModelError, Request, Usage
@@ -252,6 +253,26 @@ class RunningRequests:
             await self._one_less.wait()
 
 
-def asks(request: Request) -> Ask:
-    """What submits one request."""
-    return lambda engine: [engine.submit(request.messages, request.params, request.options)]
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request whose prompt an engine has written; `begin` submits it, once."""
+
+    engine: ChatEngine
+    request: Request
+    begin: Callable[[], Generation]
+
+
+def prepare(engine: ChatEngine, request: Request) -> Prepared:
+    """Have the prompt written. Raises ModelError. Takes time: not on the loop."""
+    return Prepared(engine, request, engine.prepare(request.messages, request.params, request.options))
+
+
+def asks(request: Request, prepared: Prepared | None = None) -> Ask:
+    """What submits one request; as it was prepared, where the engine and the request are still those."""
+
+    def ask(engine: ChatEngine) -> list[Generation]:
+        if prepared is not None and prepared.engine is engine and prepared.request == request:
+            return [prepared.begin()]
+        return [engine.submit(request.messages, request.params, request.options)]
+
+    return ask

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
-from notso.smollm3 import EngineError
+from notso.smollm3 import ContextLengthError, EngineError
 from notso.web.engine.port import (
     EngineStats,
     Event,
@@ -178,9 +178,29 @@ class ScriptedEngine:
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> ScriptedGeneration:
         """Queue the script. A prompt that is no conversation comes to it as one message; `requests` keeps it."""
+        return self.prepare(messages, params, options)()
+
+    def prepare(
+        self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> Callable[[], ScriptedGeneration]:
+        """See ChatEngine. Refused is only what does not fit; what else there is against it comes with the last step."""
+        request = _request(messages, params or SamplingParams(), options)
+        self._require_room(request)
+        return lambda: self._begin(request)
+
+    def _require_room(self, request: Request) -> None:
+        messages = request.messages
+        if request.options.when_full == "drop_oldest":  # what is older may go
+            messages = (*(message for message in messages[:1] if message.role == "system"), messages[-1])
+        wanted = self.count_tokens(messages, RequestOptions(tools=request.options.tools)) + (
+            request.params.max_tokens or 1
+        )
+        if wanted > self.info.context_tokens:
+            raise ContextLengthError(wanted, self.info.context_tokens)
+
+    def _begin(self, request: Request) -> ScriptedGeneration:
         if self.refusal is not None:
             raise self.refusal
-        request = _request(messages, params, options)
         generation = ScriptedGeneration(request)
         with self._moved:
             self._queue.append(generation)

@@ -11,7 +11,7 @@ from itertools import groupby, zip_longest
 from typing import TypeAlias, TypeVar, cast
 
 from notso.web.engine.port import Event, FinishReason, Request, Usage
-from notso.web.engine.running import RunningRequest, RunningRequests, asks
+from notso.web.engine.running import Ask, Prepared, RunningRequest, RunningRequests, asks
 from notso.web.rendering.budget import Budget
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.rendering.markdown import RENDERER_VERSION
@@ -52,6 +52,7 @@ class Follower:
         requests: RunningRequests,
         running: RunningRequest,
         card: Callable[[ToolUse], Card],
+        prepared: Prepared | None,
     ) -> None:
         self.turn = turn
         self.calls = ToolCalls(turn.offer, turn.answer.tool_uses, self._show_call)
@@ -82,7 +83,7 @@ class Follower:
         else:
             if turn.hurry:
                 running.answer_now()
-            self._ask(next_request(turn.request, turn.answer, keep_thinking=turn.keep_thinking))
+            self._ask(next_request(turn.request, turn.answer, keep_thinking=turn.keep_thinking), prepared)
 
     @property
     def usage(self) -> Usage | None:
@@ -173,14 +174,14 @@ class Follower:
         self._ask(self._left_over(request))
         return True
 
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: Request, prepared: Prepared | None = None) -> None:
         self._ended = False
-        self._listening = asyncio.create_task(self._listen(self.running, request))
+        self._listening = asyncio.create_task(self._listen(self.running, asks(request, prepared)))
 
-    async def _listen(self, running: RunningRequest, request: Request) -> None:
+    async def _listen(self, running: RunningRequest, ask: Ask) -> None:
         """Take what the engine says as it comes; it is rendered at a pace of its own."""
         try:
-            await running.begin(asks(request))
+            await running.begin(ask)
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 self.take(events)
         except NotsoError as error:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 
 from notso.web.engine.port import FinishReason, Usage
-from notso.web.engine.running import RunningRequest, RunningRequests
+from notso.web.engine.running import Prepared, RunningRequest, RunningRequests
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.store.protocol import ChatStore, ToolUse
 from notso.web.turns.answer_stats import Figures
@@ -56,12 +56,13 @@ class Turns:
         """Turns that run or wait."""
         return len(self._followers)
 
-    def start(self, turn: Turn, running: RunningRequest) -> None:
-        """Hand a stored turn to the engine, as the request it was admitted as."""
+    def start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None = None) -> None:
+        """Hand a stored turn to the engine, as the request it was admitted as, and as it was `prepared`."""
         for tell in self.at_start:
             tell(turn)
         follower = Follower(
-            turn, self._store, self._renderer, self._max_answer_characters, self._requests, running, self._card
+            *(turn, self._store, self._renderer, self._max_answer_characters, self._requests, running, self._card),
+            prepared,
         )
         self._followers[turn.id] = follower
         if not follower.calls.open:
