@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from notso.smollm3.errors import InvalidRequestError
@@ -30,6 +31,10 @@ MAX_PATTERN_PROPERTIES = 32
 """In one object: the library combines their patterns with one another."""
 
 
+CACHED_SCHEMAS = 8
+"""Programs ask with the same schema again."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldSchema:
     """A schema in the keywords that the library holds, and what was ignored:
@@ -39,6 +44,13 @@ class HeldSchema:
     ignored: tuple[str, ...] = ()
 
 
+def ignored_keywords(source: str) -> tuple[str, ...]:
+    """What of a schema (JSON text) says nothing about which values are valid: unknown keywords, and formats as
+    `format: x`. Raises InvalidRequestError if an answer cannot be held to it."""
+    return checked_schema(source, "grammar").ignored
+
+
+@lru_cache(maxsize=CACHED_SCHEMAS)
 def checked_schema(source: str, param: str) -> HeldSchema:
     """What `source` is as JSON text. Raises InvalidRequestError, which names `param` and what is wrong."""
     if len(source) > MAX_CHARACTERS:

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import ModelInfo
+from notso.web.api.shared.ignored import ignored_names
 from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.question import Question
 from notso.web.api.shared.resumable import numbered
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 LONGEST_RETRY_SECONDS = 60
 CONVERSATION = "x-conversation-id"
+IGNORED = "x-notso-ignored"
 _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -64,6 +66,17 @@ def ready_engine(services: ApiServices) -> tuple[ChatEngine, ModelInfo]:
 
 
 async def answer(
+    request: Request, services: ApiServices, owner: str, asked: Question, form_of: Callable[[ModelInfo], AnswerForm]
+) -> Response:
+    """As `_answer`, with a header that names what was ignored."""
+    response = await _answer(request, services, owner, asked, form_of)
+    ignored = await with_prompt(request, lambda: ignored_names(asked))
+    if ignored:
+        response.headers[IGNORED] = ignored
+    return response
+
+
+async def _answer(
     request: Request, services: ApiServices, owner: str, asked: Question, form_of: Callable[[ModelInfo], AnswerForm]
 ) -> Response:
     """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
