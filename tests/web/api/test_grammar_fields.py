@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 
 from notso.smollm3 import CompleteOptions, Engine, Grammar, ToolName
@@ -183,3 +185,74 @@ def test_strict_tools_that_cannot_be_held_are_refused(served: Any) -> None:
     assert "the parameters of paint cannot be enforced" in refused.json()["error"]["message"]
     held = {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "add", "strict": True}}]}
     assert served.client.post(CHAT, json=held | {"max_tokens": 20}).status_code == 200
+
+
+# ---------------------------------------------------------------- arguments as they are written
+
+PAINT = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "text": {"type": "string", "minLength": 8, "maxLength": 20}},
+    "required": ["colour", "text"],
+    "additionalProperties": False,
+}
+LENGTHS = (200, 24)
+"""Room for the whole of a call, and for a beginning of one."""
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_pieces_of_a_call_are_the_whole_for_openai(served: Any, seed: int, length: int) -> None:
+    client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0)
+    tools: Any = [{"type": "function", "function": {"name": "paint", "parameters": PAINT, "strict": True}}]
+    asked: dict[str, Any] = {"model": "notso-demo", "messages": HELLO, "reasoning_effort": "none"}
+    asked |= {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
+    asked |= {"max_tokens": length}
+    whole = client.chat.completions.create(**asked).choices[0]
+    (call,) = whole.message.tool_calls or []
+    pieces = [
+        piece
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for choice in chunk.choices
+        for piece in choice.delta.tool_calls or []
+    ]
+    assert len(pieces) > 3 and {piece.index for piece in pieces} == {0}
+    assert pieces[0].function.name == "paint" and [piece.id is None for piece in pieces] == [
+        False,
+        *[True] * (len(pieces) - 1),
+    ]
+    assert "".join(piece.function.arguments for piece in pieces) == call.function.arguments
+    assert whole.finish_reason == ("tool_calls" if length == max(LENGTHS) else "length")
+    if whole.finish_reason == "tool_calls":
+        assert json.loads(call.function.arguments).keys() == {"colour", "text"}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_pieces_of_a_call_are_the_whole_for_anthropic(served: Any, length: int) -> None:
+    client = anthropic.Anthropic(base_url=served.address, api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"model": "notso-demo", "messages": HELLO, "max_tokens": length}
+    asked |= {"tools": [{"name": "paint", "input_schema": PAINT, "strict": True}], "tool_choice": {"type": "any"}}
+    asked["tool_choice"]["disable_parallel_tool_use"] = True
+    asked["extra_body"] = {"temperature": 0}
+    (block,) = client.messages.create(**asked).content
+    with client.messages.stream(**asked) as stream:
+        pieces = [event.partial_json for event in stream if event.type == "input_json"]
+        (built,) = stream.get_final_message().content
+    assert block.type == built.type == "tool_use" and block.name == built.name == "paint" and len(pieces) > 3
+    if length == max(LENGTHS):
+        assert json.loads("".join(pieces)) == block.input == built.input
+    else:
+        assert block.input == {} and "".join(pieces).startswith('{"')
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_pieces_of_a_call_are_the_whole_for_responses(served: Any, length: int) -> None:
+    client = openai.OpenAI(base_url=f"{served.address}/v1", api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"model": "notso-demo", "input": "Paint it", "temperature": 0, "max_output_tokens": length}
+    asked |= {"tools": [{"type": "function", "name": "paint", "parameters": PAINT, "strict": True}]}
+    asked |= {"tool_choice": "required", "parallel_tool_calls": False, "reasoning": {"effort": "none"}}
+    events = list(client.responses.create(**asked, stream=True))
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    (done,) = [event.item for event in events if event.type == "response.output_item.done"]
+    (item,) = client.responses.create(**asked).output
+    assert len(pieces) > 3 and "".join(pieces) == done.arguments == item.arguments
+    assert item.status == done.status == ("completed" if length == max(LENGTHS) else "incomplete")
