@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
@@ -16,7 +17,7 @@ from notso.smollm3.sampling.schema_negation import Schema
 from notso.smollm3.sampling.schema_rewriting import SchemaRewriter
 
 MAX_CHARACTERS = 2**20
-"""Of a schema or a grammar, as it is sent."""
+"""Of a schema, as it is sent."""
 
 MAX_REWRITTEN = 2**22
 """Items of a schema (keywords, names, values) once it is in the library's keywords."""
@@ -31,8 +32,11 @@ MAX_PATTERN_PROPERTIES = 32
 """In one object: the library combines their patterns with one another."""
 
 
-CACHED_SCHEMAS = 8
-"""Programs ask with the same schema again."""
+CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
+"""Programs ask with the same schema again. Larger ones are read anew, one at a time: they take a hundred times their
+size while they are."""
+
+_LARGE = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,26 @@ def ignored_keywords(source: str) -> tuple[str, ...]:
     return checked_schema(source, "grammar").ignored
 
 
-@lru_cache(maxsize=CACHED_SCHEMAS)
 def checked_schema(source: str, param: str) -> HeldSchema:
     """What `source` is as JSON text. Raises InvalidRequestError, which names `param` and what is wrong."""
     if len(source) > MAX_CHARACTERS:
         raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param=param)
+    if len(source) <= CACHED_CHARACTERS:
+        return _read_again(source, param)
+    with _LARGE:
+        return _read(source, param)
+
+
+def _read(source: str, param: str) -> HeldSchema:
     try:
         schema = json.loads(source, parse_constant=_refuse_constant)
         source.encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the schema is not JSON: {error}", param=param) from None
     return held_schema(schema, param)
+
+
+_read_again = lru_cache(maxsize=CACHED_SCHEMAS)(_read)
 
 
 def held_schema(document: object, param: str) -> HeldSchema:
