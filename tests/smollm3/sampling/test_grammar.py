@@ -115,7 +115,7 @@ def test_tokens_written_before(grammars: Grammars, small_tokenizer: Tokenizer) -
         ("json_schema", "[" * 60_000, "not JSON"),
         ("regex", "(", "refused"),
         ("regex", "(?=a)b", "refused"),
-        ("regex", "a" * (MAX_CHARACTERS + 1), "longer than"),
+        ("regex", "a" * (grammar.MAX_GRAMMAR_CHARACTERS + 1), "longer than"),
         ("lark", "start: nothing", "refused"),
         ("lark", "", "refused"),
         ("lark", "\ud800", "not valid Unicode"),

@@ -166,13 +166,13 @@ REFUSED = [
     ({"service_tier": "flex"}, "service_tier"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"functions": []}, "functions"),
-    ({"grammar": "root ::= x"}, "grammar"),
+    ({"grammar_lazy": True}, "grammar_lazy"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
     ({"mirostat": 2}, "mirostat"),
     ({"temprature": 1}, "temprature"),
     ({"stream": True, "stream_options": {"include_usage": True, "x": 1}}, "stream_options.x"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
     ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages.0.name"),
-    ({"tools": [{"type": "function", "function": {"name": "x", "strict": True}}]}, "tools.0.function.strict"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "image_url"),
 ]
 

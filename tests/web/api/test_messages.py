@@ -155,7 +155,6 @@ def test_refusals_name_the_field(served: Any) -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "sub"}, "tools": [TOOL]}, "tool_choice"),
         ({"tools": [TOOL | {"type": "bash_20250124"}]}, "tools.0.type"),
-        ({"tools": [TOOL | {"strict": True}]}, "tools.0.strict"),
         ({"tools": [TOOL | {"input_examples": []}]}, "tools.0.input_examples"),
         ({"container": "c"}, "container"),
         ({"mcp_servers": []}, "mcp_servers"),

@@ -137,7 +137,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"verbosity": "low"}}, "text.verbosity"),
     ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
-    ({"tools": [TOOL | {"strict": True}]}, "tools.0.strict"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "name": "sub"}, "tools": [TOOL]}, "tool_choice"),
     ({"top_logprobs": 21}, "top_logprobs"),

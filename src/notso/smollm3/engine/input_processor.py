@@ -86,6 +86,7 @@ class InputProcessor:
                 isinstance(asked, str),
                 one_call=not options.parallel_tool_calls,
                 is_guided=is_guided,
+                calls_are_held=guide is not None and guide.holds_calls,
             ),
             most=params.max_tokens or room,
             thinking_budget=params.thinking_budget,

@@ -8,7 +8,7 @@ from notso.smollm3.output.logprob_alignment import TokenTrail
 from notso.smollm3.output.lookahead import Stretch
 from notso.smollm3.output.reasoning_parser import Piece, ThinkingParser, opens_thinking
 from notso.smollm3.output.stop_strings import StopStrings
-from notso.smollm3.output.tool_parser import ToolCallParser
+from notso.smollm3.output.tool_parser import CallPart, ToolCallParser
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import Event, EventKind, FinishReason, TokenLogprob
 from notso.smollm3.values.messages import ToolCall
@@ -34,9 +34,11 @@ class OutputProcessor:
         *,
         one_call: bool = False,
         is_guided: bool = False,
+        calls_are_held: bool = False,
     ) -> None:
         """goes_on: the prompt ends with the beginning of this very answer. is_plain: it is text and nothing else, and
-        tags are part of it. one_call: it ends with its first tool call. is_guided: `begin` says where it begins."""
+        tags are part of it. one_call: it ends with its first tool call. is_guided: `begin` says where it begins.
+        calls_are_held: what opens as a call becomes one, so its arguments are told as they are written."""
         self._tokenizer = tokenizer
         self._characters = tokenizer.stream()
         tags = (None, None) if is_plain else (tokenizer.think_open_id, tokenizer.think_close_id)
@@ -44,7 +46,7 @@ class OutputProcessor:
             *tags, opens_thinking(prompt, *tags), goes_on or is_plain, answer_apart=is_guided
         )
         self._stops = StopStrings(stop)
-        self._calls = ToolCallParser() if find_tool_calls else None
+        self._calls = ToolCallParser(calls_are_held) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
         self._decoded, self._text_trail = TokenTrail(), TokenTrail()
@@ -126,7 +128,7 @@ class OutputProcessor:
         elif text:
             yield from self._answer_pieces([text])
 
-    def _answer_pieces(self, pieces: Sequence[Stretch | ToolCall]) -> Iterator[Event]:
+    def _answer_pieces(self, pieces: Sequence[Stretch | ToolCall | CallPart]) -> Iterator[Event]:
         for piece in pieces:
             if isinstance(piece, ToolCall):
                 self._called = True
@@ -135,6 +137,9 @@ class OutputProcessor:
                     self._is_cut = True
                     self.finish_reason = "stop"
                     return
+            elif isinstance(piece, CallPart):
+                begun = ToolCall(piece.id, piece.name, "")
+                yield Event("tool_call_part", piece.text, begun_call=begun, tokens=self.tokens)
             elif piece:
                 yield self._event("text", piece, [entry for _, entry in self._text_trail.take(piece)])
 

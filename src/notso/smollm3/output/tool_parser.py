@@ -6,8 +6,10 @@ ordinary text. What turns out not to be a call is given back as the text it was.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
+from dataclasses import dataclass
 from typing import Any
 
 from notso.smollm3.output.lookahead import HeldText, Stretch, pending_length
@@ -19,36 +21,73 @@ CLOSE = "</tool_call>"
 
 _JSON_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _JSON_SPACE = re.compile(r"[ \t\n\r]*")
+_HEAD = re.compile(r'\s*\{"name": ("(?:[^"\\\n]|\\.)*"), "arguments": (?=\{)')
+"""A call up to its arguments, as calls that are held are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """More of the arguments of a call that is being written. The id is that of the ToolCall that it becomes."""
+
+    id: str
+    name: str
+    text: str
 
 
 class ToolCallParser:
     """Fed with an answer's text (thinking taken out) in pieces of any size; yields text and whole ToolCalls in order.
 
     How the text was cut makes no difference to what comes out. Newlines around a call are dropped with its tags.
+
+    in_parts: every call is known to become one (a grammar holds them), and its arguments come as they are written,
+    before the whole of it: together the parts are a beginning of them. A call that is cut leaves its parts and no more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, in_parts: bool = False) -> None:
+        self._in_parts = in_parts
+        self._arguments: _Arguments | None = None
         self._held = HeldText()
         self._in_call = False
         self._body = 0  # where in the held text it begins: behind the tag and newlines that are due if there is no call
         self._after_call = False
 
-    def push(self, text: str) -> list[Stretch | ToolCall]:
+    def push(self, text: str) -> list[Stretch | ToolCall | CallPart]:
         """The text and the calls that are certain now."""
         self._held.add(text)
-        pieces: list[Stretch | ToolCall] = []
+        pieces: list[Stretch | ToolCall | CallPart] = []
         while (piece := self._next_in_call() if self._in_call else self._next_in_text()) is not None:
             _append(pieces, piece)
+        if self._in_parts and self._in_call and (part := self._next_part()) is not None:
+            pieces.append(part)
         return pieces
 
-    def finish(self) -> list[Stretch | ToolCall]:
+    def finish(self) -> list[Stretch | ToolCall | CallPart]:
         """What is left when the answer ends. A call that lacks nothing but its closing tag is a call."""
-        pieces: list[Stretch | ToolCall] = []
-        call = parse_call(self._held.text[self._body :]) if self._in_call else None
+        pieces: list[Stretch | ToolCall | CallPart] = []
+        call = self._call(self._held.text[self._body :]) if self._in_call else None
         given = self._held.give(len(self._held.text))
-        _append(pieces, call or given)
+        if call is not None or self._arguments is None:
+            _append(pieces, call or given)
         self._in_call = False
         return pieces
+
+    def _next_part(self) -> CallPart | None:
+        """More of the arguments of the call that begins the held text."""
+        body = self._held.text[self._body :]
+        if self._arguments is None:
+            head = _HEAD.match(body)
+            if head is None:
+                return None
+            self._arguments = _Arguments(_new_id(), json.loads(head[1]), head.end())
+        text = self._arguments.more(body)
+        return CallPart(self._arguments.id, self._arguments.name, text) if text else None
+
+    def _call(self, body: str) -> ToolCall | None:
+        """The call that this is, by the id under which parts of it came."""
+        call = parse_call(body)
+        if call is None or self._arguments is None:
+            return call
+        return ToolCall(self._arguments.id, call.name, call.arguments)
 
     def _next_in_text(self) -> Stretch | None:
         """Text that is certain, up to the next tag at most; None if there is no more for now."""
@@ -59,7 +98,7 @@ class ToolCallParser:
         before, tag, _ = held.partition(OPEN)
         if tag:
             text = before.rstrip("\n")
-            self._body, self._in_call = len(before) - len(text) + len(OPEN), True
+            self._body, self._in_call, self._arguments = len(before) - len(text) + len(OPEN), True, None
             return self._held.give(len(text))
         certain = held[: len(held) - pending_length(held, [OPEN])].rstrip("\n")
         return self._held.give(len(certain)) if certain else None
@@ -74,7 +113,7 @@ class ToolCallParser:
         end = _end_of_call(body)
         if end is None:
             return None
-        call = parse_call(body[:end])
+        call, self._arguments = self._call(body[:end]), None
         given = self._held.give(self._body + end + len(CLOSE))
         self._in_call, self._after_call = False, call is not None
         return call or given
@@ -94,7 +133,42 @@ def parse_call(body: str) -> ToolCall | None:
     arguments, written = members.get("arguments", ({}, "{}"))
     if not isinstance(name, str) or not name or not isinstance(arguments, dict) or not _is_unicode(name):
         return None
-    return ToolCall(id=f"call_{secrets.token_hex(12)}", name=name, arguments=written)
+    return ToolCall(id=_new_id(), name=name, arguments=written)
+
+
+def _new_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class _Arguments:
+    """How far the arguments of a call have come: an object of JSON that begins at `start` of the call's body."""
+
+    def __init__(self, id: str, name: str, start: int) -> None:
+        self.id = id
+        self.name = name
+        self._at = start
+        self._depth = 0
+        self._in_text = False
+        self._over = False
+
+    def more(self, body: str) -> str:
+        """What is new of them in the body."""
+        start = self._at
+        while not self._over and self._at < len(body):
+            character = body[self._at]
+            if self._in_text and character == "\\":
+                if self._at + 1 == len(body):
+                    break
+                self._at += 1
+            elif character == '"':
+                self._in_text = not self._in_text
+            elif not self._in_text and character in "{[":
+                self._depth += 1
+            elif not self._in_text and character in "}]":
+                self._depth -= 1
+                self._over = self._depth == 0
+            self._at += 1
+        return body[start : self._at]
 
 
 def _end_of_call(text: str) -> int | None:
@@ -135,7 +209,7 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _append(pieces: list[Stretch | ToolCall], piece: Stretch | ToolCall) -> None:
+def _append(pieces: list[Stretch | ToolCall | CallPart], piece: Stretch | ToolCall) -> None:
     last = pieces[-1] if pieces else None
     if isinstance(piece, Stretch) and isinstance(last, Stretch):
         pieces[-1] = Stretch(last + piece, last.start)

@@ -25,6 +25,7 @@ Part = dict[str, Any]
 
 MAX_LEXER_STATES = 20_000  # of one or two kilobytes
 MAX_GRAMMAR_SIZE = 100_000
+MAX_GRAMMAR_CHARACTERS = 2**19  # of one that is no schema; the library takes 300 times as many bytes to read it
 MAX_ROW_ITEMS = 1_000  # ways to read what was written so far; each costs time at every token
 """A grammar that needs more fails, and nobody else waits for it."""
 
@@ -192,8 +193,9 @@ def _spelling(tokenizer: Tokenizer, tag: bytes) -> dict[bytes, list[int]]:
 
 def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
     """A grammar that somebody asked for. Raises InvalidRequestError if it is too long or not of its kind."""
-    if len(grammar.source) > MAX_CHARACTERS:
-        raise InvalidRequestError(f"the grammar is longer than {MAX_CHARACTERS:,} characters", param=param)
+    most = MAX_CHARACTERS if grammar.kind == "json_schema" else MAX_GRAMMAR_CHARACTERS
+    if len(grammar.source) > most:
+        raise InvalidRequestError(f"the grammar is longer than {most:,} characters", param=param)
     try:
         grammar.source.encode()
     except UnicodeEncodeError:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from notso.smollm3.errors import InvalidRequestError
@@ -15,7 +17,7 @@ from notso.smollm3.sampling.schema_negation import Schema
 from notso.smollm3.sampling.schema_rewriting import SchemaRewriter
 
 MAX_CHARACTERS = 2**20
-"""Of a schema or a grammar, as it is sent."""
+"""Of a schema, as it is sent."""
 
 MAX_REWRITTEN = 2**22
 """Items of a schema (keywords, names, values) once it is in the library's keywords."""
@@ -30,6 +32,13 @@ MAX_PATTERN_PROPERTIES = 32
 """In one object: the library combines their patterns with one another."""
 
 
+CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
+"""Programs ask with the same schema again. Larger ones are read anew, one at a time: they take a hundred times their
+size while they are."""
+
+_LARGE = threading.Lock()
+
+
 @dataclass(frozen=True, slots=True)
 class HeldSchema:
     """A schema in the keywords that the library holds, and what was ignored:
@@ -39,16 +48,32 @@ class HeldSchema:
     ignored: tuple[str, ...] = ()
 
 
+def ignored_keywords(source: str) -> tuple[str, ...]:
+    """What of a schema (JSON text) says nothing about which values are valid: unknown keywords, and formats as
+    `format: x`. Raises InvalidRequestError if an answer cannot be held to it."""
+    return checked_schema(source, "grammar").ignored
+
+
 def checked_schema(source: str, param: str) -> HeldSchema:
     """What `source` is as JSON text. Raises InvalidRequestError, which names `param` and what is wrong."""
     if len(source) > MAX_CHARACTERS:
         raise InvalidRequestError(f"the schema is longer than {MAX_CHARACTERS:,} characters", param=param)
+    if len(source) <= CACHED_CHARACTERS:
+        return _read_again(source, param)
+    with _LARGE:
+        return _read(source, param)
+
+
+def _read(source: str, param: str) -> HeldSchema:
     try:
         schema = json.loads(source, parse_constant=_refuse_constant)
         source.encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the schema is not JSON: {error}", param=param) from None
     return held_schema(schema, param)
+
+
+_read_again = lru_cache(maxsize=CACHED_SCHEMAS)(_read)
 
 
 def held_schema(document: object, param: str) -> HeldSchema:

@@ -52,6 +52,11 @@ class Guide:
         return self._matcher is not None
 
     @property
+    def holds_calls(self) -> bool:
+        """Whether what opens as a call becomes one."""
+        return self._matcher is not None
+
+    @property
     def is_over(self) -> bool:
         """Whether the grammar has come to its end."""
         return self._begun and self._matcher is not None and self._matcher.is_over
@@ -118,6 +123,11 @@ class CallGuide(Guide):
                 raise InvalidRequestError(
                     "what the answer has of a call does not follow its tool", param="continue_last"
                 )
+
+    @property
+    def holds_calls(self) -> bool:
+        """As for a Guide."""
+        return True
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         """As for a Guide."""

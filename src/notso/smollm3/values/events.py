@@ -8,8 +8,18 @@ from typing import Literal
 from notso.smollm3.errors import NotsoError
 from notso.smollm3.values.messages import ToolCall
 
-EventKind = Literal["queued", "progress", "trimmed", "reasoning", "text", "tool_call", "usage", "error", "end"]
-
+EventKind = Literal[
+    "queued",
+    "progress",
+    "trimmed",
+    "reasoning",
+    "text",
+    "tool_call_part",
+    "tool_call",
+    "usage",
+    "error",
+    "end",
+]
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
@@ -65,12 +75,15 @@ class Event:
     one `end`, or `error` in their place. What is set, besides `kind`:
     queued: `place` (1 is next); trimmed: `dropped_messages`; progress: `progress`; reasoning and text: `text`,
     `tokens`, how many the answer has so far, thinking included, and `logprobs`, if asked for; tool_call: `tool_call`;
+    tool_call_part, where a grammar holds the calls: `text`, more of the arguments of `begun_call`, whose own are empty;
+    the tool_call of that id comes when they are whole, and not at all where the answer is cut;
     usage: `usage`; error: `error`; end: `finish_reason`, and `stop`, the stop string that ended it, if one did.
     """
 
     kind: EventKind
     text: str = ""
     tool_call: ToolCall | None = None
+    begun_call: ToolCall | None = None
     usage: Usage | None = None
     finish_reason: FinishReason | None = None
     place: int = 0

@@ -9,12 +9,11 @@ from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
 from notso.web.api.shared.fields import Content, Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.shared.grammar_fields import GRAMMAR_NOTES, GrammarFields
 from notso.web.api.shared.sampling_fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
-    SAMPLING_NOTES,
     WITHIN_SAMPLING,
-    SamplingFields,
 )
 from notso.web.values.strict_fields import at_most
 
@@ -111,9 +110,10 @@ class TextFormat(Fields):
 
 
 class ObjectFormat(Fields):
-    """Any JSON object."""
+    """Any JSON object; one of `schema`, where llama.cpp's clients give one."""
 
     type: Literal["json_object"]
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
 
 
 class Schema(Fields):
@@ -141,7 +141,7 @@ class TemplateOptions(Fields):
     enable_thinking: bool | None = None
 
 
-class ChatFields(SamplingFields):
+class ChatFields(GrammarFields):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[AnyMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -172,7 +172,7 @@ class ChatFields(SamplingFields):
     web_search_options: None = None
 
 
-CHAT_NOTES: Notes = SAMPLING_NOTES | {
+CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "messages": works(
         "1 to 2,048; roles system, developer, user, assistant, tool; content is text, or parts of type text. "
         "An assistant's message at the end is continued"
@@ -182,7 +182,8 @@ CHAT_NOTES: Notes = SAMPLING_NOTES | {
     "logprobs": works("log probabilities of the answer's tokens, by the model alone, before any filter"),
     "top_logprobs": works("0 to 20 likeliest tokens with each; needs `logprobs`"),
     "response_format": works(
-        "`text`, `json_object` or `json_schema`; the answer after the thoughts is held to it, whatever `strict` says"
+        "`text`, `json_object` (with `schema`, as llama.cpp has it) or `json_schema`; the answer after the thoughts is "
+        "held to it, whatever `strict` says: see structured-output.md"
     ),
     "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
     "tool_choice": works(
@@ -221,6 +222,6 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "file": refused("the model reads text only; put the file's text into the message"),
     "allowed_tools": refused("give only the tools that may be called"),
     "name": refused("say in the text who speaks"),
-    "strict": works("of a tool: with `tool_choice` `required` or a name, which hold the arguments to their schema"),
+    "strict": works("of a tool: its arguments follow their schema; where a call is asked for, those of all tools do"),
 }
 """Of what lies within those."""

@@ -23,8 +23,9 @@ from notso.web.api.chat_completions.fields import (
 )
 from notso.web.api.shared.field_reader import check_depth, invalid, read_fields
 from notso.web.api.shared.fields import joined
+from notso.web.api.shared.grammar_fields import grammar_of
 from notso.web.api.shared.question import Question
-from notso.web.api.shared.request_checks import EFFORT_BUDGETS, check_strict, checked_choice, schema_grammar
+from notso.web.api.shared.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
 from notso.web.api.shared.sampling_fields import check_stream_options, either, sampling_of
 
 
@@ -61,6 +62,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     thinking, budget = _thinking(fields)
     top_logprobs = _top_logprobs(fields)
     tools = _tools(fields)
+    grammar, said_by = grammar_of(fields, _format(fields))
     return ChatRequest(
         model=fields.model,
         prompts=(messages,),
@@ -70,10 +72,12 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
             tools=tools,
             tool_choice=_tool_choice(fields),
             parallel_tool_calls=fields.parallel_tool_calls is not False,
-            grammar=_grammar(fields),
+            strict_tools=strict_names((tool.function.name, tool.function.strict) for tool in fields.tools or ()),
+            grammar=grammar,
             top_logprobs=top_logprobs,
             continue_last=messages[-1].role == "assistant",
         ),
+        names={"response_format": said_by},
         stream=bool(fields.stream),
         fresh=fields.cache_prompt is False,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
@@ -100,8 +104,10 @@ def _top_logprobs(fields: ChatFields) -> int | None:
     return fields.top_logprobs or 0 if fields.logprobs else None
 
 
-def _grammar(fields: ChatFields) -> Grammar | None:
+def _format(fields: ChatFields) -> Grammar | None:
     match fields.response_format:
+        case ObjectFormat(schema_=schema) if schema is not None:
+            return schema_grammar("response_format.schema", schema)
         case ObjectFormat():
             return Grammar("json_object")
         case SchemaFormat(json_schema=asked):
@@ -114,7 +120,6 @@ def _tools(fields: ChatFields) -> tuple[Tool, ...] | None:
         return None
     for index, tool in enumerate(fields.tools):
         check_depth(f"tools.{index}.function.parameters", tool.function.parameters)
-        check_strict(f"tools.{index}.function.strict", tool.function.strict, fields.tool_choice in (None, "auto"))
     return tuple(tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in fields.tools)
 
 

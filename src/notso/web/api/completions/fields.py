@@ -11,11 +11,10 @@ from pydantic import Field
 from notso.smollm3 import MAX_TOP_LOGPROBS, RequestOptions
 from notso.web.api.shared.field_reader import invalid, read_fields, unsupported
 from notso.web.api.shared.fields import Notes, Text, inert, later, refused, works
+from notso.web.api.shared.grammar_fields import GRAMMAR_NOTES, GrammarFields, grammar_of
 from notso.web.api.shared.question import Question
 from notso.web.api.shared.sampling_fields import (
-    SAMPLING_NOTES,
     WITHIN_SAMPLING,
-    SamplingFields,
     check_stream_options,
     sampling_of,
 )
@@ -24,7 +23,7 @@ MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16  # the API's own
 
 
-class TextFields(SamplingFields):
+class TextFields(GrammarFields):
     """The body of POST /v1/completions."""
 
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
@@ -35,7 +34,7 @@ class TextFields(SamplingFields):
     suffix: Literal[""] | None = None
 
 
-TEXT_NOTES: Notes = SAMPLING_NOTES | {
+TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
         f"a text, or up to {MAX_PROMPTS}, each of which is answered; nothing in it is a control token",
         "give text; token ids are not taken",
@@ -45,7 +44,7 @@ TEXT_NOTES: Notes = SAMPLING_NOTES | {
     "logprobs": works("0 to 20 likeliest tokens with each, in the older form's four lists"),
     "best_of": inert("1", "use n"),
     "suffix": inert("an empty text", "the model has no tokens for filling gaps; ask it in a chat"),
-    "response_format": later("use /v1/chat/completions"),
+    "response_format": later("use json_schema, or /v1/chat/completions"),
     "tools": refused("use /v1/chat/completions"),
     "messages": refused("use /v1/chat/completions, or give a prompt"),
 }
@@ -74,13 +73,14 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
         raise invalid("prompt", "prompt is empty: there is nothing to write on", "empty_prompt")
     if fields.echo and fields.logprobs is not None:
         raise invalid("echo", "echo has no log probabilities: leave out one of the two")
+    grammar, said_by = grammar_of(fields)
     longest = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     return TextRequest(
         model=fields.model,
         prompts=texts,
         params=sampling_of(fields, longest, None, fields.logprobs),
-        names={"messages": "prompt", "top_logprobs": "logprobs"},
-        options=RequestOptions(thinking=False, top_logprobs=fields.logprobs),
+        names={"messages": "prompt", "top_logprobs": "logprobs", "response_format": said_by},
+        options=RequestOptions(thinking=False, grammar=grammar, top_logprobs=fields.logprobs),
         stream=bool(fields.stream),
         fresh=fields.cache_prompt is False,
         echo=bool(fields.echo),

@@ -31,7 +31,7 @@ from notso.web.api.messages.fields import (
 )
 from notso.web.api.shared.field_reader import check_depth, invalid, read_fields
 from notso.web.api.shared.question import Question
-from notso.web.api.shared.request_checks import EFFORT_BUDGETS, check_strict, checked_choice, schema_grammar
+from notso.web.api.shared.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
 from notso.web.api.shared.sampling_fields import checked_params
 
 F = TypeVar("F", bound=CountFields)
@@ -94,6 +94,7 @@ def _request(fields: CountFields, **more: Any) -> MessageRequest:
             tools=tools,
             tool_choice=_tool_choice(fields),
             parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
+            strict_tools=strict_names((tool.name, tool.strict) for tool in fields.tools or ()),
             grammar=None if asked is None else schema_grammar("output_config.format.schema", asked.schema_),
             continue_last=messages[-1].role == "assistant",
         ),
@@ -114,7 +115,6 @@ def _tools(fields: CountFields) -> tuple[Tool, ...] | None:
         return None
     for index, tool in enumerate(fields.tools):
         check_depth(f"tools.{index}.input_schema", tool.input_schema)
-        check_strict(f"tools.{index}.strict", tool.strict, isinstance(fields.tool_choice, AutoChoice | None))
     return tuple(
         {
             "type": "function",

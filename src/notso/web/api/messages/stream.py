@@ -30,6 +30,7 @@ class MessageForm:
         self._model = model
         self._blocks: list[dict[str, Any]] = []
         self._is_open = False
+        self._called = 0  # characters of the open call's arguments
         self._usage: Usage | None = None
         self._reason: str | None = None
         self._stop: str | None = None
@@ -54,8 +55,12 @@ class MessageForm:
                 yield from self._in_block("text", {"text": ""})
                 self._blocks[-1]["text"] += event.text
                 yield self._delta(type="text_delta", text=event.text)
+            case "tool_call_part" if event.begun_call is not None:
+                yield from self._call_on(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
-                yield from self._call(event.tool_call)
+                yield from self._call_on(event.tool_call, event.tool_call.arguments[self._called :])
+                self._blocks[-1]["input"] = json.loads(event.tool_call.arguments)
+                yield from self._close_block()
             case "usage":
                 self._usage = event.usage
             case "error" if event.error is not None:
@@ -95,12 +100,14 @@ class MessageForm:
             "usage": self._usage_body(),
         }
 
-    def _call(self, call: ToolCall) -> Iterator[bytes]:
-        yield from self._close_block()
-        yield from self._in_block("tool_use", {"id": call.id, "name": call.name, "input": {}})
-        self._blocks[-1]["input"] = json.loads(call.arguments)
-        yield self._delta(type="input_json_delta", partial_json=call.arguments)
-        yield from self._close_block()
+    def _call_on(self, call: ToolCall, text: str) -> Iterator[bytes]:
+        """More of the arguments of a call. One that is cut has no input: it would be no JSON."""
+        if not self._called:
+            yield from self._close_block()
+            yield from self._in_block("tool_use", {"id": call.id, "name": call.name, "input": {}})
+        self._called += len(text)
+        if text:
+            yield self._delta(type="input_json_delta", partial_json=text)
 
     def _in_block(self, kind: str, empty: dict[str, Any]) -> Iterator[bytes]:
         """Begin a block of that kind, unless one is open."""
@@ -112,6 +119,7 @@ class MessageForm:
         yield self._frame("content_block_start", index=len(self._blocks) - 1, content_block={"type": kind, **empty})
 
     def _close_block(self) -> Iterator[bytes]:
+        self._called = 0
         if self._is_open:
             self._is_open = False
             yield self._frame("content_block_stop", index=len(self._blocks) - 1)

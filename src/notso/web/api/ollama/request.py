@@ -27,14 +27,13 @@ from notso.web.api.shared.request_checks import EFFORT_BUDGETS, schema_grammar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaRequest(Question):
-    """What a program asked for, checked. `ignored`: the hints it gave. `given_name`: the model as it calls it.
+    """What a program asked for, checked. `given_name`: the model as it calls it.
 
     `only_loads`: nothing is to be answered.
     """
 
     only_loads: bool = False
     given_name: str | None = None
-    ignored: tuple[str, ...] = ()
 
 
 def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:

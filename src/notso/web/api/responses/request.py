@@ -24,7 +24,7 @@ from notso.web.api.responses.fields import (
 )
 from notso.web.api.shared.field_reader import check_depth, read_fields
 from notso.web.api.shared.question import Question
-from notso.web.api.shared.request_checks import EFFORT_BUDGETS, check_strict, checked_choice, schema_grammar
+from notso.web.api.shared.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
 from notso.web.api.shared.sampling_fields import checked_params
 
 NAMES = {
@@ -76,6 +76,7 @@ def parse_response_request(body: Mapping[str, Any]) -> ResponseRequest:
             tools=_tools(fields),
             tool_choice=_tool_choice(fields),
             parallel_tool_calls=fields.parallel_tool_calls is not False,
+            strict_tools=strict_names((tool.name, tool.strict) for tool in fields.tools or ()),
             grammar=_grammar(fields),
             top_logprobs=fields.top_logprobs or 0 if fields.top_logprobs is not None or fields.include else None,
             when_full="drop_oldest" if fields.truncation == "auto" else "stop",
@@ -147,7 +148,6 @@ def _tools(fields: ResponseFields) -> tuple[Tool, ...] | None:
         return None
     for index, tool in enumerate(fields.tools):
         check_depth(f"tools.{index}.parameters", tool.parameters)
-        check_strict(f"tools.{index}.strict", tool.strict, fields.tool_choice in (None, "auto"))
     return tuple(
         {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type", "strict"})}
         for tool in fields.tools

@@ -59,8 +59,13 @@ class ResponseForm:
                 self._weighed += event.logprobs
                 logprobs = entries(event.logprobs)
                 yield self._within("response.output_text.delta", content_index=0, delta=event.text, logprobs=logprobs)
+            case "tool_call_part" if event.begun_call is not None:
+                yield from self._call_on(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
-                yield from self._call(event.tool_call)
+                written = len(self._item["arguments"]) if self._is_call else 0
+                yield from self._call_on(event.tool_call, event.tool_call.arguments[written:])
+                self._calls.append(event.tool_call)
+                yield from self._close_item()
             case "trimmed":
                 self._dropped = event.dropped_messages
             case "usage":
@@ -144,7 +149,11 @@ class ResponseForm:
     def _close_item(self) -> Iterator[bytes]:
         if not self._is_open:
             return
-        self._is_open = False
+        is_call, self._is_open = self._is_call, False
+        if is_call:
+            yield from self._close_call()
+            yield from self._done("incomplete" if self._status == "incomplete" else "completed")
+            return
         part, text = self._part, self._part["text"]
         if self._item["type"] == "reasoning":
             yield self._within("response.reasoning_text.done", content_index=0, text=text)
@@ -154,15 +163,24 @@ class ResponseForm:
         yield self._within("response.content_part.done", content_index=0, part=part)
         yield from self._done("incomplete" if self._status == "incomplete" else "completed")
 
-    def _call(self, call: ToolCall) -> Iterator[bytes]:
-        yield from self._close_item()
-        self._calls.append(call)
-        self._begin("fc", {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""})
-        yield self._frame("response.output_item.added", output_index=self._index, item=self._item)
-        yield self._within("response.function_call_arguments.delta", delta=call.arguments)
-        self._item["arguments"] = call.arguments
-        yield self._within("response.function_call_arguments.done", arguments=call.arguments, name=call.name)
-        yield from self._done("completed")
+    @property
+    def _is_call(self) -> bool:
+        return self._is_open and self._item["type"] == "function_call"
+
+    def _call_on(self, call: ToolCall, text: str) -> Iterator[bytes]:
+        """More of the arguments of a call."""
+        if not self._is_call:
+            yield from self._close_item()
+            self._is_open = True
+            self._begin("fc", {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""})
+            yield self._frame("response.output_item.added", output_index=self._index, item=dict(self._item))
+        if text:
+            self._item["arguments"] += text
+            yield self._within("response.function_call_arguments.delta", delta=text)
+
+    def _close_call(self) -> Iterator[bytes]:
+        told = {"arguments": self._item["arguments"], "name": self._item["name"]}
+        yield self._within("response.function_call_arguments.done", **told)
 
     def _begin(self, mark: str, item: dict[str, Any]) -> None:
         name = self.id.partition("_")[2]

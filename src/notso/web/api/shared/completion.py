@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -28,6 +28,7 @@ class Choice:
     content: str = ""
     reasoning: str = ""
     tool_calls: list[ToolCall] = field(default_factory=list)
+    begun_call: ToolCall | None = None
     usage: Usage | None = None
     finish_reason: FinishReason = "stop"
     ended: bool = False
@@ -51,11 +52,14 @@ class Choice:
             case "text":
                 self._weigh(self.content_logprobs, event)
                 return self._say(self._end_of_thought() + event.text)
+            case "tool_call_part" if event.begun_call is not None:
+                return self._call_on(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
-                before = self._end_of_thought()
+                written = "" if self.begun_call is None else self.begun_call.arguments
+                delta = self._call_on(event.tool_call, event.tool_call.arguments[len(written) :])
                 self.tool_calls.append(event.tool_call)
-                delta = {"tool_calls": [{"index": len(self.tool_calls) - 1, **_call(event.tool_call)}]}
-                return delta | (self._say(before) if before else {})
+                self.begun_call = None
+                return delta
             case "usage":
                 self.usage = event.usage
             case "error" if event.error is not None:
@@ -63,6 +67,9 @@ class Choice:
             case "end":
                 self.finish_reason = event.finish_reason or "stop"
                 self.ended = True
+                if self.begun_call is not None:  # cut: what was told of it stands
+                    self.tool_calls.append(self.begun_call)
+                    self.begun_call = None
                 if tail := self._end_of_thought():
                     return self._say(tail)
         return None
@@ -87,6 +94,19 @@ class Choice:
         if self.tool_calls:
             message["tool_calls"] = [_call(call) for call in self.tool_calls]
         return {"index": index, "message": message, "logprobs": self.logprobs, "finish_reason": self.reason}
+
+    def _call_on(self, call: ToolCall, text: str) -> dict[str, Any] | None:
+        """More of the arguments of a call; what a stream has to say about it, and about a thought that ends with it."""
+        index, before = len(self.tool_calls), self._end_of_thought()
+        if self.begun_call is None:
+            self.begun_call = replace(call, arguments=text)
+            told = {"index": index, **_call(self.begun_call)}
+        elif text:
+            self.begun_call = replace(call, arguments=self.begun_call.arguments + text)
+            told = {"index": index, "function": {"arguments": text}}
+        else:
+            return None
+        return {"tool_calls": [told]} | (self._say(before) if before else {})
 
     def _weigh(self, kept: list[TokenLogprob] | None, event: Event) -> None:
         if kept is not None:

@@ -16,7 +16,8 @@ class Question:
     """A request, checked. Every prompt is answered with every one of `params`, by the same `options`.
 
     `fresh`: nothing cached may be used. `keep`: the answer is stored until it is deleted. `model`: the name that was
-    given. `names`: what this API calls a field, where a chat completion has another word for it.
+    given. `names`: what this API calls a field, where a chat completion has another word for it. `ignored`: fields that
+    were given and ask for nothing that is done.
     """
 
     model: str | None = None
@@ -27,6 +28,7 @@ class Question:
     fresh: bool = False
     keep: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
     @property
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from notso.smollm3 import Grammar, ToolChoice, ToolName
-from notso.web.api.shared.field_reader import check_depth, invalid, unsupported
+from notso.web.api.shared.field_reader import check_depth, invalid
 
 EFFORT_BUDGETS = {"low": 256, "medium": 1024, "high": 4096}
 """Tokens of thinking that each `reasoning_effort` grants."""
@@ -19,10 +19,9 @@ def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:
     return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
-def check_strict(param: str, strict: bool | None, is_free: bool) -> None:
-    """Raises ApiError (400) where arguments are to be held to their schema in a call that the model is free to make."""
-    if strict and is_free:
-        raise unsupported(param, f"{param} needs a tool_choice that asks for a call; else leave it out or give false")
+def strict_names(tools: Iterable[tuple[str, bool | None]]) -> tuple[str, ...]:
+    """The names of the tools that are strict."""
+    return tuple(name for name, strict in tools if strict)
 
 
 def checked_choice(param: str, name: str | None, names: list[str]) -> ToolChoice:

@@ -77,8 +77,6 @@ SAMPLING_NOTES: Notes = {
     "dry_multiplier": refused("use repeat_penalty, frequency_penalty or presence_penalty"),
     "xtc_probability": refused("use temperature, top_p or min_p"),
     "dynatemp_range": refused("use temperature"),
-    "grammar": refused("use response_format with a JSON schema"),
-    "json_schema": refused("use response_format with a JSON schema"),
     "n_predict": refused("use max_tokens"),
     "ignore_eos": refused("an answer ends where the model ends it, or at max_tokens"),
 }

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import ModelInfo
 from notso.web.api.shared.answer_events import answer_events
+from notso.web.api.shared.ignored import ignored_headers
 from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.question import Question
 from notso.web.api.shared.resumable import numbered
@@ -68,6 +69,15 @@ def ready_engine(services: ApiServices) -> tuple[ChatEngine, ModelInfo]:
 
 
 async def answer(
+    request: Request, services: ApiServices, owner: str, asked: Question, form_of: Callable[[ModelInfo], AnswerForm]
+) -> Response:
+    """As `_answer`, with a header that names what was ignored."""
+    response = await _answer(request, services, owner, asked, form_of)
+    response.headers.update(await with_prompt(request, lambda: ignored_headers(asked)))
+    return response
+
+
+async def _answer(
     request: Request, services: ApiServices, owner: str, asked: Question, form_of: Callable[[ModelInfo], AnswerForm]
 ) -> Response:
     """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
