@@ -73,7 +73,7 @@ results: $(VENV)/.run  ## write benchmarks/RESULTS.md from the figures kept in b
 parity: $(VENV)/.dev  ## compare live with transformers and llama.cpp, where those are installed
 	@$(BIN)/python -m pytest -m parity -o addopts="-ra --import-mode=importlib" tests $(ARGS)
 
-FUZZED = tests/smollm3/engine/test_engine_stress.py tests/smollm3/engine/test_one_answer.py $(shell grep -l '^@given' tests/*/test_*.py tests/*/*/test_*.py)
+FUZZED = tests/smollm3/engine/test_engine_stress.py tests/smollm3/engine/test_one_generation.py $(shell grep -l '^@given' tests/*/test_*.py tests/*/*/test_*.py)
 
 fuzz: $(VENV)/.dev  ## run the fuzzers for long (FUZZ_SECONDS=300)
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-300} $(BIN)/python -m pytest -o timeout=0 tests/fuzz $(FUZZED) $(ARGS)

@@ -34,14 +34,14 @@ from unittest import mock
 
 from notso import Engine, Message, RequestOptions, SamplingParams, Usage, __version__
 from notso.qtensor import TILE_POSITIONS
-from notso.smollm3.diagnostics.engine_meter import AnswerWatch, EngineMeter
+from notso.smollm3.diagnostics.engine_meter import EngineMeter, GenerationWatch
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 from notso.smollm3.engine import input_processor
 from notso.smollm3.values.engine_config import KVChoice, Placement
 
 PROMPT_TOKENS = 4096
 FIRST_TURN_TOKENS = 512
-ANSWER_TOKENS = 24
+GENERATION_TOKENS = 24
 NEW_TOKENS = (1, 16, 64)
 PAUSE_S = 1.0
 QUESTION = "And what should I do about it now?"
@@ -51,23 +51,23 @@ TYPED = ((8, 0.0), (8, PAUSE_S), (200, 0.0), (200, PAUSE_S), (200, 2 * PAUSE_S))
 """Words, and how long before they are sent the engine is told of them (0: not at all)."""
 VOCABULARY = ["sea", "wide", "cold", "land", "fish", "ship", "wind", "rain", "stone", "river", "bird", "sand"]
 KEPT_TOKENS = 8192
-SETTLE_SECONDS = 120.0
+WAIT_SECONDS = 120.0
 MEMORY_PARTS: dict[str, tuple[int, KVChoice]] = {"memory-64k": (65_536, "k8v4"), "memory-128k": (131_072, "k4v3")}
 
-Figures = dict[str, Any]
+Stats = dict[str, Any]
 
 
-def gap(file: Path, chats: int = 1) -> Figures:
+def gap(file: Path, chats: int = 1) -> Stats:
     """Gaps between the tokens of answers while a long prompt is read beside them."""
     with load(file, PROMPT_TOKENS + 2048) as engine:
         meter = EngineMeter(engine, seed=1)
         # The pace of reading is known, as in an engine that has read before.
-        meter.watched(meter.draw(FIRST_TURN_TOKENS), 1)
-        running = [AnswerWatch(engine.submit(meter.draw(8), meter.params(1500))) for _ in range(chats)]
+        meter.watched(meter.random_ids(FIRST_TURN_TOKENS), 1)
+        running = [GenerationWatch(engine.submit(meter.random_ids(8), meter.params(1500))) for _ in range(chats)]
         while min(len(watch.times) for watch in running) < 16:
             time.sleep(0.01)
         asked = time.perf_counter()
-        other = AnswerWatch(engine.submit(meter.draw(PROMPT_TOKENS), meter.params(1)))
+        other = GenerationWatch(engine.submit(meter.random_ids(PROMPT_TOKENS), meter.params(1)))
         other.finish()
         answered = time.perf_counter()
         for watch in running:
@@ -88,7 +88,7 @@ def gap(file: Path, chats: int = 1) -> Figures:
         }
 
 
-def turn(file: Path, repeats: int = 3) -> Figures:
+def turn(file: Path, repeats: int = 3) -> Stats:
     """The first token of second turns."""
     firsts: dict[int, list[float]] = {new: [] for new in NEW_TOKENS}
     steps: list[float] = []
@@ -103,7 +103,7 @@ def turn(file: Path, repeats: int = 3) -> Figures:
             del firsts[new][0]  # the first round brings pages and recorded steps in
         step = statistics.median(steps)
         return about(engine) | {
-            "first_turn_tokens": FIRST_TURN_TOKENS + ANSWER_TOKENS,
+            "first_turn_tokens": FIRST_TURN_TOKENS + GENERATION_TOKENS,
             "step_ms": milliseconds(step),
             "turns": [
                 {"new_tokens": new, "cached_tokens": began, "ms": milliseconds(statistics.median(values))}
@@ -117,18 +117,18 @@ def turn(file: Path, repeats: int = 3) -> Figures:
 def second_turn(engine: Engine, meter: EngineMeter, new: int) -> tuple[int, float, float]:
     """Tokens it found cached, seconds of a decode step in the first turn, seconds to its first token."""
     word = next(iter(meter.params(1).logit_bias))  # an answer of one word again and again: its tokens are known
-    params = SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, logit_bias={word: 100.0})
-    prompt = meter.draw(FIRST_TURN_TOKENS)
-    first_turn = AnswerWatch(engine.submit(prompt, params))
+    params = SamplingParams(max_tokens=GENERATION_TOKENS, temperature=0.0, logit_bias={word: 100.0})
+    prompt = meter.random_ids(FIRST_TURN_TOKENS)
+    first_turn = GenerationWatch(engine.submit(prompt, params))
     first_turn.finish()
-    following = prompt + [word] * ANSWER_TOKENS + meter.draw(new)
+    following = prompt + [word] * GENERATION_TOKENS + meter.random_ids(new)
     asked = time.perf_counter()
-    watch = AnswerWatch(engine.submit(following, meter.params(1)))
+    watch = GenerationWatch(engine.submit(following, meter.params(1)))
     watch.finish()
     return watch.usage.cached_tokens, statistics.median(first_turn.steps), watch.times[0] - asked
 
 
-def next_turn(file: Path, repeats: int = 2) -> Figures:
+def next_turn(file: Path, repeats: int = 2) -> Stats:
     """First tokens of second turns of conversations, asked for at once and after a second."""
     rows, steps = [], list[float]()
     with load(file, 2048) as engine:
@@ -147,7 +147,7 @@ def next_turn(file: Path, repeats: int = 2) -> Figures:
         return about(engine) | {"step_ms": milliseconds(statistics.median(steps)), "turns": rows, "repeats": repeats}
 
 
-def typed(file: Path, repeats: int = 3) -> Figures:
+def typed(file: Path, repeats: int = 3) -> Stats:
     """First tokens of second turns whose words the engine was told of while they were typed, or not."""
     rows, steps, words = [], list[float](), random.Random(1)
     with load(file, 2048) as engine:
@@ -160,7 +160,7 @@ def typed(file: Path, repeats: int = 3) -> Figures:
                 for _ in range(repeats + 1):
                     draft = [*history, Message("user", " ".join(words.choices(VOCABULARY, k=count)))]
                     if pause_s:
-                        engine.read_ahead(draft, options=RequestOptions(thinking=thinks))
+                        engine.speculative_prefill(draft, options=RequestOptions(thinking=thinks))
                         time.sleep(pause_s)
                     timed.append(answered(engine, meter, draft, thinks))
                 del timed[0]  # brings pages and recorded steps in
@@ -186,7 +186,7 @@ def begun(engine: Engine, meter: EngineMeter, thinks: bool) -> list[Message]:
     """A question and its answer."""
     thought = f"<think>\n{SENTENCE}\n</think>\n" if thinks else ""
     said = engine.tokenize(f"{thought}{6 * SENTENCE}<|im_end|>", special=True)
-    question = Message("user", engine.detokenize(meter.draw(QUESTION_TOKENS)))
+    question = Message("user", engine.detokenize(meter.random_ids(QUESTION_TOKENS)))
     with mock.patch.object(input_processor, "Sampler", lambda *_: Scripted(said)):
         events = list(
             engine.generate([question], SamplingParams(max_tokens=len(said)), RequestOptions(thinking=thinks))
@@ -198,7 +198,7 @@ def answered(engine: Engine, meter: EngineMeter, messages: list[Message], thinks
     """What a turn read, seconds to its first token, and seconds of a decode step of it."""
     params = meter.params(4)
     asked = time.perf_counter()
-    watch = AnswerWatch(engine.submit(messages, params, RequestOptions(thinking=thinks)))
+    watch = GenerationWatch(engine.submit(messages, params, RequestOptions(thinking=thinks)))
     watch.finish()
     return watch.usage, watch.times[0] - asked, statistics.median(watch.steps)
 
@@ -213,7 +213,7 @@ class Scripted:
         return self._left.pop(0)
 
 
-def restore(file: Path) -> Figures:
+def restore(file: Path) -> Stats:
     """Write a conversation in one process; bring it back in others, from the page cache and from the disk."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         written = run_alone(file, "restore-write", folder)
@@ -246,28 +246,28 @@ def drop_from_memory(files: list[Path]) -> None:
         os.close(descriptor)
 
 
-def restore_write(file: Path, folder: str) -> Figures:
+def restore_write(file: Path, folder: str) -> Stats:
     """The conversation is laid from copies, written by the engine as any other."""
     with load(file, KEPT_TOKENS + 512, cache_dir=folder) as engine:
         meter = EngineMeter(engine, seed=1)
         began = time.perf_counter()
         meter.watched(meter.prompt(KEPT_TOKENS, 1), 1)
-        shelf = engine._shelf
-        assert shelf is not None
-        while shelf.has_work:
+        offload = engine._offload
+        assert offload is not None
+        while offload.has_work:
             time.sleep(0.05)
-        shelf._files.flush()
+        offload._files.flush()
         return {"s": round(time.perf_counter() - began, 2)}
 
 
-def restore_read(file: Path, folder: str) -> Figures:
+def restore_read(file: Path, folder: str) -> Stats:
     """The first token behind what was kept, and the one after the same again with all in memory."""
     with load(file, KEPT_TOKENS + 512, cache_dir=folder) as engine:
         meter = EngineMeter(engine, seed=1)
-        prompt = meter.draw(KEPT_TOKENS)  # the same seed, the same conversation
-        meter.watched(meter.draw(1), 4)
-        first, found = first_token(engine, meter, [*prompt, *meter.draw(1)])
-        again, _ = first_token(engine, meter, [*prompt, *meter.draw(1)])
+        prompt = meter.random_ids(KEPT_TOKENS)  # the same seed, the same conversation
+        meter.watched(meter.random_ids(1), 4)
+        first, found = first_token(engine, meter, [*prompt, *meter.random_ids(1)])
+        again, _ = first_token(engine, meter, [*prompt, *meter.random_ids(1)])
         return about(engine) | {
             "cached_tokens": found,
             "first_token_s": round(first, 3),
@@ -279,12 +279,12 @@ def restore_read(file: Path, folder: str) -> Figures:
 def first_token(engine: Engine, meter: EngineMeter, prompt: list[int]) -> tuple[float, int]:
     """Seconds to it, and how much of the prompt was cached."""
     asked = time.perf_counter()
-    watch = AnswerWatch(engine.submit(prompt, meter.params(1)))
+    watch = GenerationWatch(engine.submit(prompt, meter.params(1)))
     watch.finish()
     return watch.times[0] - asked, watch.usage.cached_tokens
 
 
-def memory(file: Path, context: int, kv: KVChoice) -> Figures:
+def memory(file: Path, context: int, kv: KVChoice) -> Stats:
     """Resident memory with a filled context: at its highest, and while an answer stands at its end."""
     with load(file, context, kv=kv) as engine:
         meter = EngineMeter(engine, seed=1)
@@ -315,17 +315,17 @@ def load(file: Path, context: int, kv: KVChoice = "auto", cache_dir: str | None 
     which is when conversations come back, in the file."""
     weights: Placement = "hugepages" if cache_dir is None else "mmap"
     engine = Engine.load(file, context_tokens=context, kv=kv, cache_dir=cache_dir, speculation=False, weights=weights)
-    engine.settle(SETTLE_SECONDS)
+    engine.wait_for_placement(WAIT_SECONDS)
     return engine
 
 
-def about(engine: Engine) -> Figures:
+def about(engine: Engine) -> Stats:
     """What the figures hold for."""
     info = engine.info
     return {"kernels": info.kernels, "threads": info.threads, "weights": engine.weight_placement}
 
 
-def gaps(watch: AnswerWatch) -> list[tuple[float, float]]:
+def gaps(watch: GenerationWatch) -> list[tuple[float, float]]:
     """When each token but the first came, and how long after the one before."""
     return list(zip(watch.times[1:], watch.steps, strict=True))
 
@@ -365,7 +365,7 @@ def child_seconds() -> float:
 PARTS = ("gap", "turn", "next-turn", "typed", "restore", *MEMORY_PARTS)
 
 
-def run_part(file: Path, part: str, folder: str) -> Figures:
+def run_part(file: Path, part: str, folder: str) -> Stats:
     """One part, in this process."""
     if part in MEMORY_PARTS:
         return memory(file, *MEMORY_PARTS[part])
@@ -376,11 +376,11 @@ def run_part(file: Path, part: str, folder: str) -> Figures:
     return {"gap": gap, "turn": turn, "next-turn": next_turn, "typed": typed, "restore": restore}[part](file)
 
 
-def run_alone(file: Path, part: str, folder: str = "") -> Figures:
+def run_alone(file: Path, part: str, folder: str = "") -> Stats:
     """One part, in a process of its own."""
     command = [sys.executable, __file__, str(file), "--here", part, "--folder", folder]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result: Figures = json.loads(run.stdout)
+    result: Stats = json.loads(run.stdout)
     return result
 
 
@@ -395,7 +395,7 @@ def main() -> None:
     if given.here:
         print(json.dumps(run_part(given.file, given.here, given.folder)))
         return
-    result: Figures = {"chats": {}}
+    result: Stats = {"chats": {}}
     if given.out is not None and given.out.exists():
         result = json.loads(given.out.read_text())
     for part in given.parts:

@@ -22,7 +22,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3 import Grammar
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.sampling.grammar import Grammars, answer_part
-from notso.smollm3.sampling.structured_output import Guide
+from notso.smollm3.sampling.structured_output import StructuredOutput
 from notso.smollm3.text.tokenizer import Tokenizer
 
 PERSON = {
@@ -54,20 +54,20 @@ def follow(
     rows: list[float] = []
     start = time.perf_counter()
     matcher = grammars.matcher([answer_part(grammar)], "grammar")
-    begun = time.perf_counter() - start
+    started = time.perf_counter() - start
     while len(masks) < tokens:
         start = time.perf_counter()
         allowed = np.flatnonzero(matcher.allowed())
         masks.append(time.perf_counter() - start)
         start = time.perf_counter()
-        Guide(tokenizer, matcher).restrict(logits, in_reasoning=False)
+        StructuredOutput(tokenizer, matcher).restrict(logits, in_reasoning=False)
         rows.append(time.perf_counter() - start)
         going_on = [int(token) for token in allowed if token not in tokenizer.end_ids]
         if going_on:
             matcher.take(int(chance.choice(going_on)))
         if not going_on or matcher.is_over:
             matcher = grammars.matcher([answer_part(grammar)], "grammar")
-    return begun, masks, rows
+    return started, masks, rows
 
 
 def main() -> None:
@@ -87,9 +87,9 @@ def main() -> None:
     print("| grammar | begin, ms | mask, us: median | 99 of 100 | most | row, us: median |")
     print("|---|---|---|---|---|---|")
     for name, grammar in CASES.items():
-        begun, masks, rows = follow(grammars, tokenizer, grammar, arguments.tokens)
+        started, masks, rows = follow(grammars, tokenizer, grammar, arguments.tokens)
         median, late = statistics.median(masks), statistics.quantiles(masks, n=100)[-1]
-        figures = (1e3 * begun, 1e6 * median, 1e6 * late, 1e6 * max(masks), 1e6 * statistics.median(rows))
+        figures = (1e3 * started, 1e6 * median, 1e6 * late, 1e6 * max(masks), 1e6 * statistics.median(rows))
         print(
             f"| {name} | "
             + " | ".join(f"{figure:.1f}" if figure < 10 else f"{figure:.0f}" for figure in figures)

@@ -95,19 +95,19 @@ def attention(kv_format: str, rows: int, depth: int) -> Case:
     [pool] = OPS.key_value_pools(1, tiles, KV_HEADS, DIM, kv_format)  # type: ignore[arg-type]
     tables = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
     small = "4" in kv_format
-    recent = (tables, OPS.key_value_pools(1, tiles, KV_HEADS, DIM, "k8v8")[0]) if small else None
+    window = (tables, OPS.key_value_pools(1, tiles, KV_HEADS, DIM, "k8v8")[0]) if small else None
     step = 1024
     for start in range(0, depth, step):
         count = min(step, depth - start)
         places = np.arange(start, start + count, dtype=np.int32), np.zeros(count, np.int32)
         k, v = RNG.standard_normal((2, count, KV_HEADS, DIM), np.float32)
-        OPS.store_key_values(k, v, *places, tables, pool, recent)
+        OPS.store_key_values(k, v, *places, tables, pool, window)
     q = RNG.standard_normal((rows, HEADS, DIM), np.float32)
     out = np.empty_like(q)
     places = np.arange(depth - rows, depth, dtype=np.int32), np.zeros(rows, np.int32)
 
     def call() -> None:
-        OPS.attention(q, *places, tables, pool, DIM**-0.5, out, recent)
+        OPS.attention(q, *places, tables, pool, DIM**-0.5, out, window)
 
     name = f"attention {kv_format}, {rows} rows at {depth:,}"
     if rows == 1:

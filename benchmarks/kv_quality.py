@@ -26,7 +26,7 @@ from notso.smollm3.kv.formats import KV_FORMATS
 from notso.smollm3.sampling.sampler import log_probabilities
 
 FINE_TOKENS = 256
-ANSWER_TOKENS = 100
+GENERATION_TOKENS = 100
 EVERY = 3  # turns: each is judged behind all before it, which takes its time
 CONTEXT = 2048
 ASKED = (
@@ -44,16 +44,16 @@ Doubles = npt.NDArray[np.float64]
 
 def conversation(engine: Engine, seed: int) -> list[tuple[list[int], int]]:
     """The turns of one long conversation: all ids up to the end of an answer, and where the answer begins."""
-    draw = random.Random(seed)
+    source = random.Random(seed)
     messages: list[Message] = []
     turns: list[tuple[list[int], int]] = []
     while True:
-        question = draw.choice(ASKED).format(*draw.sample(range(2, 30), 2))
+        question = source.choice(ASKED).format(*source.sample(range(2, 30), 2))
         messages.append(Message("user", question))
         prompt = engine.encode_chat(messages, RequestOptions(thinking=False))
-        if len(prompt) + ANSWER_TOKENS > CONTEXT:
+        if len(prompt) + GENERATION_TOKENS > CONTEXT:
             return turns
-        events = engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=ANSWER_TOKENS))
+        events = engine.generate(prompt, SamplingParams(temperature=0.0, max_tokens=GENERATION_TOKENS))
         said = "".join(event.text for event in events if event.kind == "text")
         messages.append(Message("assistant", said))
         if len(prompt) >= FINE_TOKENS:

@@ -48,14 +48,14 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def about(machine: dict[str, Any], *more: str) -> str:
     """The machine in a sentence, without which no figure counts."""
-    told = [
+    said = [
         f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB",
         f"{' '.join(machine['features'])}, {machine['system']}",
         f"Python {machine['python']}, numpy {machine['numpy']}",
         f"{machine['stolen_percent']:.1f} % of the time stolen",
         *more,
     ]
-    return ", ".join(told) + ".\n"
+    return ", ".join(said) + ".\n"
 
 
 def spread(row: dict[str, Any], name: str = "tok_s") -> str:
@@ -223,9 +223,9 @@ def next_turn_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
 def typed_rows(it: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("decode step in the second turn, ms", f"{it['step_ms']:.0f}")]
     for row in it["turns"]:
-        told = f"read while typed, {row['pause_s']:.0f} s before" if row["pause_s"] else "not read while typed"
+        said = f"read while typed, {row['pause_s']:.0f} s before" if row["pause_s"] else "not read while typed"
         answer = "thoughts and an answer" if row["thinks"] else "an answer"
-        label = f"first token of {row['words']} words after {answer}, {told} ({row['new_tokens']} new), ms"
+        label = f"first token of {row['words']} words after {answer}, {said} ({row['new_tokens']} new), ms"
         rows.append((label, spread(row, "ms")))
     return rows
 

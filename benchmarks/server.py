@@ -29,7 +29,7 @@ from notso.web.values.ids import new_id
 
 COUNTER = "notso_generation_tokens_total"
 START_SECONDS = 120.0
-SETTLE_SECONDS = 3.0
+WAIT_SECONDS = 3.0
 
 
 class Server:
@@ -110,8 +110,8 @@ class Readers:
 
 def rate(server: Server, readers: Readers, seconds: float) -> float:
     """Tokens per second while `readers` are attached."""
-    settled = time.monotonic() + SETTLE_SECONDS
-    while time.monotonic() < settled:
+    until = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < until:
         readers.drain()
         time.sleep(0.5)
     before, started = server.generated(), time.monotonic()
@@ -137,7 +137,7 @@ def main() -> None:
     received = 0
     try:
         path = server.ask("Tell me a long story.")
-        time.sleep(SETTLE_SECONDS * 3)  # the prompt, and the weights' pages
+        time.sleep(WAIT_SECONDS * 3)  # the prompt, and the weights' pages
         own = time.process_time()
         for _ in range(given.repeat):
             alone.append(rate(server, Readers(server.port, path, 0), given.seconds))
@@ -150,7 +150,7 @@ def main() -> None:
         server.close()
     if not received:
         sys.exit("nothing came through the streams")
-    measured = 2 * given.repeat * (given.seconds + SETTLE_SECONDS)
+    measured = 2 * given.repeat * (given.seconds + WAIT_SECONDS)
     result: dict[str, Any] = {
         "machine": describe_machine() | {"stolen_percent": round(stolen.percent(), 2)},
         "version": __version__,

@@ -165,7 +165,7 @@ def measured(file: Path) -> dict[int, float]:
     """Seconds of a step by its rows: medians of steps timed in turns."""
     seconds: dict[int, list[float]] = {rows: [] for rows in ROWS}
     with Engine.load(file, context_tokens=1024, kv="k8v8") as engine:
-        engine.settle(120)
+        engine.wait_for_placement(120)
         for timed in range(ROUNDS + 1):
             for rows in ROWS:
                 step = step_of(engine, rows)

@@ -85,7 +85,7 @@ struct ByteAttentionTask {
   int64_t dim;  // multiple of 16, at most kMostByteDim
   CacheFormat format;
   const uint8_t* const* tiles;   // a head's 128 positions each, in `format`
-  const uint8_t* const* recent;  // below 8 bits: the same in k8v8, for tile 0 and for the tile a query itself stands in
+  const uint8_t* const* window;  // below 8 bits: the same in k8v8, for tile 0 and for the tile a query itself stands in
   float scale;
   bool by_tiles;     // where the family has tiles for it; the bits are the same
   uint8_t* scratch;  // byte_attention_scratch(queries, dim), aligned to 64

@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         ),
         "tests/smollm3/diagnostics/test_engine_meter.py",
         "tests/smollm3/engine/test_engine_stress.py",
-        "tests/smollm3/engine/test_one_answer.py",
+        "tests/smollm3/engine/test_one_generation.py",
         "tests/smollm3/engine/test_prefix_warmup.py",
         "tests/smollm3/kv/test_conversation_log.py",
         "tests/smollm3/model/test_accuracy.py",

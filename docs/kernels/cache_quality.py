@@ -65,12 +65,12 @@ class Made:
         tiles = POSITIONS // ops.TILE_POSITIONS
         pool = ops.key_value_pool(tiles, 1, DIM, format)
         table = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
-        recent = (table, ops.key_value_pool(tiles, 1, DIM, "k8v8")) if pool.needs_recent else None
+        window = (table, ops.key_value_pool(tiles, 1, DIM, "k8v8")) if pool.needs_window else None
         places = np.arange(POSITIONS, dtype=np.int32), np.zeros(POSITIONS, np.int32)
-        ops.store_key_values(self.keys, self.values, *places, table, pool, recent)
+        ops.store_key_values(self.keys, self.values, *places, table, pool, window)
         out = np.empty_like(self.q)
         last = np.full(ROWS, POSITIONS - 1, np.int32), np.zeros(ROWS, np.int32)
-        ops.attention(self.q, *last, table, pool, SCALE, out, recent)
+        ops.attention(self.q, *last, table, pool, SCALE, out, window)
         return self.error(out)
 
 

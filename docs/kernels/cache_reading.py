@@ -28,8 +28,8 @@ def tile_ns(kv_format: ops.KVFormat, where: str) -> float:
     rng = np.random.default_rng(1)
     distinct = PLACES[where]
     pools = ops.key_value_pools(LAYERS if distinct == TILES else 1, distinct, KV_HEADS, DIM, kv_format)
-    recent = ops.key_value_pool(2, KV_HEADS, DIM, "k8v8")
-    for pool in (*pools, recent):
+    window = ops.key_value_pool(2, KV_HEADS, DIM, "k8v8")
+    for pool in (*pools, window):
         pool.data[:] = rng.integers(0, 256, pool.data.shape[-1], np.uint8)
         pool.data.view(np.float16)[..., (0 if pool.format == "f16" else -2 * ops.TILE_POSITIONS) :] = 0.01
     tables = (np.arange(TILES, dtype=np.int32) % distinct).reshape(1, TILES)
@@ -44,7 +44,7 @@ def tile_ns(kv_format: ops.KVFormat, where: str) -> float:
         started = time.perf_counter()
         for layer in range(LAYERS):
             pool = pools[layer % len(pools)]
-            ops.attention(q, *places, tables, pool, DIM**-0.5, out, (others, recent) if pool.needs_recent else None)
+            ops.attention(q, *places, tables, pool, DIM**-0.5, out, (others, window) if pool.needs_window else None)
         seconds.append(time.perf_counter() - started)
     tiles = LAYERS * KV_HEADS * TILES / min(kernel_choice.threads(), KV_HEADS)
     return 1e9 * statistics.median(seconds) / tiles

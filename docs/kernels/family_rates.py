@@ -47,15 +47,15 @@ def attention(
     tiles = -(-depth // ops.TILE_POSITIONS)
     pool = ops.key_value_pool(tiles, kv_heads, dim, format)
     table = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
-    recent = (table, ops.key_value_pool(tiles, kv_heads, dim, "k8v8")) if pool.needs_recent else None
+    window = (table, ops.key_value_pool(tiles, kv_heads, dim, "k8v8")) if pool.needs_window else None
     k, v = RNG.standard_normal((2, depth, kv_heads, dim), np.float32)
     every = np.arange(depth, dtype=np.int32), np.zeros(depth, np.int32), table
-    ops.store_key_values(k, v, *every, pool, recent)
+    ops.store_key_values(k, v, *every, pool, window)
     places = every[0][-rows:], every[1][-rows:], table
     q = RNG.standard_normal((rows, heads, dim), np.float32)
     out = np.empty_like(q)
     pairs = sum(range(depth - rows + 1, depth + 1))
-    return lambda: ops.attention(q, *places, pool, dim**-0.5, out, recent), 4 * dim * heads * pairs / 1e9
+    return lambda: ops.attention(q, *places, pool, dim**-0.5, out, window), 4 * dim * heads * pairs / 1e9
 
 
 def rows_of(operation: str, rows: int = 64, width: int = 2048) -> tuple[Call, float]:

@@ -102,14 +102,14 @@ KeyValuePool pool_of(const Out<uint8_t, 4>& data, int format, int64_t kv_heads, 
   return pool;
 }
 
-RecentTiles recent_of(const KeyValuePool& pool, const std::optional<In<int32_t, 2>>& tables,
+WindowTiles window_of(const KeyValuePool& pool, const std::optional<In<int32_t, 2>>& tables,
                       const std::optional<Out<uint8_t, 4>>& data, const RowPlaces& places) {
   const bool small = pool.format > CacheFormat::k8v8;
   require(tables.has_value() == small && data.has_value() == small,
-          "recent tiles belong to formats below 8 bits, and to no others");
+          "window tiles belong to formats below 8 bits, and to no others");
   if (!small) return {};
   require(int64_t(tables->shape(0)) == places.table_count && int64_t(tables->shape(1)) == places.table_length,
-          "the tables of recent tiles must have the shape of the others");
+          "the tables of window tiles must have the shape of the others");
   return {tables->data(), pool_of(*data, int(CacheFormat::k8v8), pool.kv_heads, pool.dim)};
 }
 
@@ -250,39 +250,39 @@ NB_MODULE(_native, m) {
              x, positions, cosine, sine);
       },
       exact("x"), exact("positions"), exact("cosine"), exact("sine"), nb::arg("adjacent"));
-  // format: a CacheFormat by number. recent_tables and recent (k8v8) go with formats below 8 bits, else they are None.
+  // format: a CacheFormat by number. window_tables and window (k8v8) go with formats below 8 bits, else they are None.
   m.def(
       "store_key_values",
       [](In<float, 3> k, In<float, 3> v, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
-         Out<uint8_t, 4> pool, int format, std::optional<In<int32_t, 2>> recent_tables,
-         std::optional<Out<uint8_t, 4>> recent) {
+         Out<uint8_t, 4> pool, int format, std::optional<In<int32_t, 2>> window_tables,
+         std::optional<Out<uint8_t, 4>> window) {
         require_same_shape(k, v);
         const RowPlaces places = places_of(positions, sequences, tables);
         require(int64_t(k.shape(0)) == places.rows, "k and v must be (rows, kv heads, dim)");
         const KeyValuePool blocks = pool_of(pool, format, int64_t(k.shape(1)), int64_t(k.shape(2)));
-        const RecentTiles tiles = recent_of(blocks, recent_tables, recent, places);
+        const WindowTiles tiles = window_of(blocks, window_tables, window, places);
         emit(store_key_values(k.data(), v.data(), places, blocks, tiles), k, v, positions, sequences, tables, pool,
-             recent_tables, recent);
+             window_tables, window);
       },
       exact("k"), exact("v"), exact("positions"), exact("sequences"), exact("tables"), exact("pool"), nb::arg("format"),
-      exact("recent_tables").none(), exact("recent").none());
+      exact("window_tables").none(), exact("window").none());
   m.def(
       "attention",
       [](In<float, 3> q, In<int32_t, 1> positions, In<int32_t, 1> sequences, In<int32_t, 2> tables,
-         Out<uint8_t, 4> pool, int format, int64_t kv_heads, std::optional<In<int32_t, 2>> recent_tables,
-         std::optional<Out<uint8_t, 4>> recent, float scale, Out<float, 3> out) {
+         Out<uint8_t, 4> pool, int format, int64_t kv_heads, std::optional<In<int32_t, 2>> window_tables,
+         std::optional<Out<uint8_t, 4>> window, float scale, Out<float, 3> out) {
         const RowPlaces places = places_of(positions, sequences, tables);
         const KeyValuePool blocks = pool_of(pool, format, kv_heads, int64_t(q.shape(2)));
-        const RecentTiles tiles = recent_of(blocks, recent_tables, recent, places);
+        const WindowTiles tiles = window_of(blocks, window_tables, window, places);
         require(int64_t(q.shape(0)) == places.rows, "q must be (rows, heads, dim)");
         require(q.shape(1) > 0 && int64_t(q.shape(1)) % kv_heads == 0, "heads must divide among the kv heads");
         require(out.shape(0) == q.shape(0) && out.shape(1) == q.shape(1) && out.shape(2) == q.shape(2),
                 "out must be shaped like q");
         emit(attention(q.data(), int64_t(q.shape(1)), places, blocks, tiles, scale, out.data()), q, positions,
-             sequences, tables, pool, recent_tables, recent, out);
+             sequences, tables, pool, window_tables, window, out);
       },
       exact("q"), exact("positions"), exact("sequences"), exact("tables"), exact("pool"), nb::arg("format"),
-      nb::arg("kv_heads"), exact("recent_tables").none(), exact("recent").none(), nb::arg("scale"), exact("out"));
+      nb::arg("kv_heads"), exact("window_tables").none(), exact("window").none(), nb::arg("scale"), exact("out"));
   m.def(
       "silu_mul",
       [](In<float, 2> gate, In<float, 2> up, Out<float, 2> out) {

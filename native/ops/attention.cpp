@@ -31,35 +31,35 @@ const int32_t* table_of(const RowPlaces& at, const int32_t* tables, int64_t row)
 }
 
 // What each row writes: one of its two places at least, and none that does not exist.
-void check_written(const RowPlaces& at, const KeyValuePool& pool, const RecentTiles& recent) {
+void check_written(const RowPlaces& at, const KeyValuePool& pool, const WindowTiles& window) {
   check_rows(at);
   for (int64_t i = 0; i < at.rows; i++) {
     const int64_t tile = at.positions[i] / kTilePositions, block = table_of(at, at.tables, i)[tile];
-    if (recent.tables == nullptr) {
+    if (window.tables == nullptr) {
       check_block(block, pool);
       continue;
     }
-    const int64_t other = table_of(at, recent.tables, i)[tile];
+    const int64_t other = table_of(at, window.tables, i)[tile];
     if (block == -1 && other == -1) refuse("row " + std::to_string(i) + " has no block to be stored in");
     if (block != -1) check_block(block, pool);
-    if (other != -1) check_block(other, recent.pool);
+    if (other != -1) check_block(other, window.pool);
   }
 }
 
 // What each row reads. Neighbours of one sequence read the same tiles, as far as the furthest of them.
-void check_read(const RowPlaces& at, const KeyValuePool& pool, const RecentTiles& recent) {
+void check_read(const RowPlaces& at, const KeyValuePool& pool, const WindowTiles& window) {
   check_rows(at);
   for (int64_t i = 0; i < at.rows;) {
     int64_t furthest = 0, next = i;
-    const int32_t* const other = recent.tables == nullptr ? nullptr : table_of(at, recent.tables, i);
+    const int32_t* const other = window.tables == nullptr ? nullptr : table_of(at, window.tables, i);
     for (; next < at.rows && at.sequences[next] == at.sequences[i]; next++) {
       const int64_t own = at.positions[next] / kTilePositions;
       furthest = std::max(furthest, own);
-      if (other != nullptr) check_block(other[own], recent.pool);
+      if (other != nullptr) check_block(other[own], window.pool);
     }
     const int32_t* const table = table_of(at, at.tables, i);
     if (other == nullptr) check_block(table[furthest], pool);
-    if (other != nullptr) check_block(other[0], recent.pool);
+    if (other != nullptr) check_block(other[0], window.pool);
     for (int64_t tile = other == nullptr ? 0 : 1; tile < furthest; tile++) check_block(table[tile], pool);
     i = next;
   }
@@ -140,9 +140,9 @@ void put(const KernelTable& table, const float* k, const float* v, const KeyValu
 
 }  // namespace
 
-Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool pool, RecentTiles recent) {
+Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool pool, WindowTiles window) {
   return [=](ThreadPool& threads) {
-    check_written(places, pool, recent);
+    check_written(places, pool, window);
     const KernelTable& table = kernels();
     // A head is written by one thread, row after row: neighbouring positions share bytes and cache lines.
     auto task = [&](int64_t head, int) {
@@ -151,9 +151,9 @@ Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValue
         const int64_t from = (i * pool.kv_heads + head) * pool.dim;
         const int64_t block = table_of(places, places.tables, i)[tile];
         if (block >= 0) put(table, k + from, v + from, pool, block, head, slot);
-        if (recent.tables == nullptr) continue;
-        const int64_t other = table_of(places, recent.tables, i)[tile];
-        if (other >= 0) put(table, k + from, v + from, recent.pool, other, head, slot);
+        if (window.tables == nullptr) continue;
+        const int64_t other = table_of(places, window.tables, i)[tile];
+        if (other >= 0) put(table, k + from, v + from, window.pool, other, head, slot);
       }
     };
     run_tasks(threads, pool.kv_heads, places.rows * pool.kv_heads * pool.dim * 256, task);
@@ -182,17 +182,17 @@ struct Pointers {
   std::vector<const float*> q;
   std::vector<float*> out;
   std::vector<int64_t> limits;
-  std::vector<const uint8_t*> first, second;  // tiles and recent tiles, or keys and values of halves
+  std::vector<const uint8_t*> first, second;  // tiles and window tiles, or keys and values of halves
 };
 
 }  // namespace
 
-Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool pool, RecentTiles recent, float scale,
+Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool pool, WindowTiles window, float scale,
                float* out) {
   const int64_t shared = heads / pool.kv_heads;  // query heads that read the same keys
   const bool halves = pool.format == CacheFormat::f16;
   return [=](ThreadPool& threads) {
-    check_read(places, pool, recent);
+    check_read(places, pool, window);
     const KernelTable& table = kernels();
     const bool by_tiles = attention_by_tiles();
     int64_t rows_together = halves ? 8 : 16;
@@ -225,7 +225,7 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool poo
       const int64_t head = index % pool.kv_heads, queries = group.rows * shared;
       Pointers& to = per_worker[size_t(worker)];
       const int32_t* const blocks = table_of(places, places.tables, group.row);
-      const int32_t* const others = recent.tables == nullptr ? nullptr : table_of(places, recent.tables, group.row);
+      const int32_t* const others = window.tables == nullptr ? nullptr : table_of(places, window.tables, group.row);
       int64_t furthest = 0;
       for (int64_t row = group.row; row < group.row + group.rows; row++) {
         for (int64_t i = 0; i < shared; i++) {
@@ -236,9 +236,9 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool poo
         }
         const int64_t own = places.positions[row] / kTilePositions;
         furthest = std::max(furthest, own);
-        if (others != nullptr) to.second[size_t(own)] = head_of(recent.pool, others[own], head);
+        if (others != nullptr) to.second[size_t(own)] = head_of(window.pool, others[own], head);
       }
-      if (others != nullptr) to.second[0] = head_of(recent.pool, others[0], head);
+      if (others != nullptr) to.second[0] = head_of(window.pool, others[0], head);
       for (int64_t tile = others == nullptr ? 0 : 1; tile < furthest + (others == nullptr); tile++) {
         const uint8_t* const data = head_of(pool, blocks[tile], head);
         to.first[size_t(tile)] = data;
@@ -266,7 +266,7 @@ Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool poo
         t.dim = pool.dim;
         t.format = pool.format;
         t.tiles = to.first.data();
-        t.recent = to.second.data();
+        t.window = to.second.data();
         t.scale = scale;
         t.by_tiles = by_tiles;
         t.scratch = mine;

@@ -24,15 +24,15 @@ struct KeyValuePool {
 };
 // Below 8 bits a second pool, of 8 bits, holds the first tile of a sequence and the one it is writing; its tables have
 // the shape of the others. In both, -1 says that a tile is not there.
-struct RecentTiles {
+struct WindowTiles {
   const int32_t* tables;  // null: the pool has 8 bits or more
   KeyValuePool pool;
 };
 
 // Keys and values go to both pools where both have a block for the tile, and must find one.
-Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool pool, RecentTiles recent);
-// A row at position p reads its tiles from the pool; with recent tiles, tile 0 and tile p / 128 from those.
-Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool pool, RecentTiles recent, float scale,
+Step store_key_values(const float* k, const float* v, RowPlaces places, KeyValuePool pool, WindowTiles window);
+// A row at position p reads its tiles from the pool; with window tiles, tile 0 and tile p / 128 from those.
+Step attention(const float* q, int64_t heads, RowPlaces places, KeyValuePool pool, WindowTiles window, float scale,
                float* out);
 
 }  // namespace qtensor

@@ -136,7 +136,7 @@ def test_the_public_interface_keeps_its_shape() -> None:
 
     for method in (Engine.render, Engine.encode_chat, Engine.count_tokens, Engine.estimate):
         assert list(parameters(method).items())[1] == ("options", None)
-    for method in (Engine.submit, Engine.generate, Engine.read_ahead):
+    for method in (Engine.submit, Engine.generate, Engine.speculative_prefill):
         assert list(parameters(method))[:3] == ["messages", "params", "options"]
     assert next(iter(parameters(Engine.load).values())) is None, "without a path it loads the demo model"
     assert list(parameters(Engine.logits)) == ["ids"]

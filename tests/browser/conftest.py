@@ -16,7 +16,7 @@ from browser.demo_engine import DemoEngine
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 from notso.web.app import create_app
-from notso.web.engine.models import Shelf
+from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import ChatEngine
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.testing.scripted_engine import ScriptedEngine
@@ -58,8 +58,10 @@ def browser() -> Iterator[Browser]:
 class Served:
     """A server in a thread."""
 
-    def __init__(self, source: Callable[[], ChatEngine], settings: Settings, shelf: Shelf | None = None) -> None:
-        self.app = create_app(source, settings, shelf=shelf)
+    def __init__(
+        self, source: Callable[[], ChatEngine], settings: Settings, model_registry: ModelRegistry | None = None
+    ) -> None:
+        self.app = create_app(source, settings, model_registry=model_registry)
         listener = listen(settings)
         self.url = address_of(listener, settings)
         self.port = listener.getsockname()[1]
@@ -95,10 +97,15 @@ def serve(tmp_path: Path, closing: list[Served]) -> Iterator[Callable[..., Serve
     started: list[Served] = []
 
     def begin(
-        engine: ScriptedEngine | Callable[[], ChatEngine], *, shelf: Shelf | None = None, **settings: Any
+        engine: ScriptedEngine | Callable[[], ChatEngine],
+        *,
+        model_registry: ModelRegistry | None = None,
+        **settings: Any,
     ) -> Served:
         source = engine if callable(engine) else lambda: engine
-        started.append(Served(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings)), shelf))
+        started.append(
+            Served(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings)), model_registry)
+        )
         return started[-1]
 
     yield begin

@@ -69,8 +69,8 @@ class DemoEngine:
     # ---- when
 
     def hold(self, where: str, tokens: int = 3) -> None:
-        """Take no step once an answer is in that part ("reading", "thinking" or "answer") and so many tokens far."""
-        part = {"reading": _read, "thinking": _thought, "answer": _answered}[where]
+        """Take no step once an answer is in that part ("prefill", "thinking" or "answer") and so many tokens far."""
+        part = {"prefill": _read, "thinking": _thought, "answer": _answered}[where]
         self._at_hold.clear()
         self._held = lambda request: part(request) >= tokens
 

@@ -30,8 +30,8 @@ Show = Callable[[Page], Any]
 STATES: dict[str, Show] = {
     "chat": lambda page: page.locator("details.reasoning summary").click(),
     "palette": lambda page: page.locator("#text").press_sequentially("/"),
-    "status": lambda page: page.locator("#status .pill").click(),
-    "meter": lambda page: page.locator("#meter button").click(),
+    "status": lambda page: page.locator("#status .badge").click(),
+    "meter": lambda page: page.locator("#gauge button").click(),
     "chat menu": lambda page: page.get_by_role("button", name="Chat menu").click(),
     "help": lambda page: page.evaluate("document.getElementById('help').showPopover()"),
     "search": lambda page: page.evaluate("document.getElementById('search').showPopover()"),
@@ -65,7 +65,7 @@ def test_nothing_is_out_of_reach(
     demo.release()
     finished(page)
     expect(page.locator(".katex").first).to_be_visible()
-    expect(page.locator("#meter button")).to_be_visible()
+    expect(page.locator("#gauge button")).to_be_visible()
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]
         for name, show in STATES.items():

@@ -23,7 +23,7 @@ WATCH = """
     window.shifts = [];
     new PerformanceObserver((list) => {
         // Thoughts scroll up in a window of their own, which stays where it is.
-        const scrolls = (source) => !source.node || source.node.closest?.(".thoughts");  // or is gone by now
+        const scrolls = (source) => !source.node || source.node.closest?.(".reasoning-text");  // or is gone by now
         for (const entry of list.getEntries()) {
             const known = entry.sources.some((source) => source.node);
             if (entry.hadRecentInput || (known && entry.sources.every(scrolls))) continue;
@@ -75,7 +75,7 @@ def test_the_first_page_is_light_and_soon_of_use(
     for _ in range(TRIES):
         page.context.new_cdp_session(page).send("Network.clearBrowserCache")
         page.reload()
-        expect(page.locator("#meter button")).to_be_visible()
+        expect(page.locator("#gauge button")).to_be_visible()
         size, interactive, files = page.evaluate(MEASURE)
         assert files > 10 and 20_000 < size < FIRST_PAGE_BYTES
         best = min(best, interactive)

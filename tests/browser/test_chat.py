@@ -61,7 +61,7 @@ def test_open_ask_watch_reload(serve: Serve, open_page: Open, demo: DemoEngine, 
     answer = last_answer(page).locator(".answer").inner_text()
     assert "27 + 48 = " in answer
     panel.locator("summary").click()
-    thoughts = panel.locator(".thoughts").inner_text()
+    thoughts = panel.locator(".reasoning-text").inner_text()
     assert "ones:" in thoughts
     picture(page, "answer", dark=True)
     page.reload()
@@ -83,7 +83,7 @@ def test_thinking_is_open_while_it_runs_and_folds_at_its_end(
     ask(page, "What is 27 + 48?")
     panel = last_answer(page).locator("details.reasoning")
     expect(panel.locator("summary")).to_have_text(re.compile(r"Thinking, \d+ s, \d+ tokens"))
-    expect(panel.locator(".thoughts")).to_contain_text("27 + 48")
+    expect(panel.locator(".reasoning-text")).to_contain_text("27 + 48")
     expect(page.locator("#status-label")).to_contain_text("Thinking")
     expect(page.locator("#announcer")).to_have_text("Thinking")
     expect(page.locator("#turns [aria-busy=true]")).to_have_count(1)
@@ -91,7 +91,7 @@ def test_thinking_is_open_while_it_runs_and_folds_at_its_end(
     demo.release()
     finished(page)
     expect(last_answer(page).locator(".answer")).to_contain_text("27 + 48 =")
-    expect(panel.locator(".thoughts")).to_be_hidden()
+    expect(panel.locator(".reasoning-text")).to_be_hidden()
     expect(page.locator("#announcer")).to_have_text(re.compile(r"^Answer ready, words: \d+$"))
     expect(panel.locator("summary")).to_have_text(re.compile(r"^\s*Thought.*, \d+ tokens\s*$"))
     expect(page.locator("#turns [aria-busy=true]")).to_have_count(0)
@@ -101,18 +101,18 @@ def test_a_touched_panel_is_left_alone(serve: Serve, open_page: Open, demo: Demo
     page = open_page(serve(demo.load).url)
     with demo.held("thinking"):
         ask(page, "What is 27 + 48?")
-        last_answer(page).locator(".thoughts").click()
+        last_answer(page).locator(".reasoning-text").click()
     finished(page)
-    expect(last_answer(page).locator(".thoughts")).to_be_visible()
+    expect(last_answer(page).locator(".reasoning-text")).to_be_visible()
     with demo.held("thinking"):
         ask(page, "What is 12 + 13?")
         expect(answers(page)).to_have_count(2)
-        expect(last_answer(page).locator(".thoughts")).to_be_visible()
+        expect(last_answer(page).locator(".reasoning-text")).to_be_visible()
         last_answer(page).locator("summary").click()
-        expect(last_answer(page).locator(".thoughts")).to_be_hidden()
+        expect(last_answer(page).locator(".reasoning-text")).to_be_hidden()
     finished(page, 2)
-    expect(last_answer(page).locator(".thoughts")).to_be_hidden()
-    expect(answers(page).first.locator(".thoughts")).to_be_visible()
+    expect(last_answer(page).locator(".reasoning-text")).to_be_hidden()
+    expect(answers(page).first.locator(".reasoning-text")).to_be_visible()
 
 
 def test_reload_while_it_thinks_continues_and_doubles_nothing(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -120,10 +120,10 @@ def test_reload_while_it_thinks_continues_and_doubles_nothing(serve: Serve, open
     demo.hold("thinking", 10)
     ask(page, "What is 27 + 48?")
     for _ in range(2):
-        expect(last_answer(page).locator(".thoughts")).to_contain_text("27 + 48")
+        expect(last_answer(page).locator(".reasoning-text")).to_contain_text("27 + 48")
         page.reload()
         expect(page.locator("#status-label")).to_contain_text("Thinking")
-    expect(last_answer(page).locator(".thoughts")).to_be_visible()
+    expect(last_answer(page).locator(".reasoning-text")).to_be_visible()
     demo.hold("answer", 3)
     expect(last_answer(page).locator(".answer")).to_contain_text("27")
     page.reload()
@@ -131,12 +131,15 @@ def test_reload_while_it_thinks_continues_and_doubles_nothing(serve: Serve, open
     demo.release()
     finished(page)
     last_answer(page).locator("summary").click()
-    seen = last_answer(page).locator(".thoughts").text_content(), last_answer(page).locator(".answer").text_content()
+    seen = (
+        last_answer(page).locator(".reasoning-text").text_content(),
+        last_answer(page).locator(".answer").text_content(),
+    )
     assert seen[0].count("result:") == 1 and seen[1].count("27 + 48 =") == 1
     page.reload()
     last_answer(page).locator("summary").click()
     assert seen == (
-        last_answer(page).locator(".thoughts").text_content(),
+        last_answer(page).locator(".reasoning-text").text_content(),
         last_answer(page).locator(".answer").text_content(),
     )
 
@@ -291,7 +294,7 @@ def test_without_scripts(serve: Serve, open_page: Open, demo: DemoEngine) -> Non
         page.reload()
     expect(last_answer(page).locator(".answer")).to_contain_text("27 + 48 =")
     page.locator("details.reasoning summary").click()
-    expect(last_answer(page).locator(".thoughts")).to_contain_text("result:")
+    expect(last_answer(page).locator(".reasoning-text")).to_contain_text("result:")
 
 
 def test_rename_and_delete(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
@@ -340,7 +343,7 @@ def test_a_connection_that_breaks_in_the_middle_is_taken_up_again(
     page = open_page(wire.url, expected=LOST)
     demo.hold(part, 6)
     ask(page, "Tell me a story")
-    shown = last_answer(page).locator(".thoughts" if part == "thinking" else ".answer")
+    shown = last_answer(page).locator(".reasoning-text" if part == "thinking" else ".answer")
     expect(shown).to_contain_text("The user" if part == "thinking" else "Once")
     wire.cut()
     expect(page.locator("#status .reconnecting")).to_be_visible()

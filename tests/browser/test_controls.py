@@ -385,7 +385,7 @@ def test_the_meter_counts_the_draft_and_tells_of_the_end_before_it_comes(
     chat: Callable[..., Page], demo: DemoEngine, picture: Picture
 ) -> None:
     page = chat()
-    meter = page.locator("#meter [role=meter]")
+    meter = page.locator("#gauge [role=meter]")
     expect(meter).to_have_attribute("aria-valuemax", "4096")
     expect(meter).not_to_have_attribute("aria-valuenow", "0")
     before = int(meter.get_attribute("aria-valuenow") or 0)
@@ -393,17 +393,17 @@ def test_the_meter_counts_the_draft_and_tells_of_the_end_before_it_comes(
     words = lambda tokens: "word " * (100 * tokens // len(each))  # noqa: E731
     page.locator("#text").fill(words(500))
     expect(page.locator("#draft-tokens")).to_contain_text(re.compile(r"^(49|50|51)\d tokens"))
-    expect(page.locator("#meter .meter")).to_have_class(re.compile("ok"))
-    until(page, "least => +document.querySelector('#meter [role=meter]').ariaValueNow > least", before + 400)
+    expect(page.locator("#gauge .gauge")).to_have_class(re.compile("ok"))
+    until(page, "least => +document.querySelector('#gauge [role=meter]').ariaValueNow > least", before + 400)
     page.locator("#text").fill(words(3000))
-    expect(page.locator("#meter .meter")).to_have_class(re.compile("warn"))
+    expect(page.locator("#gauge .gauge")).to_have_class(re.compile("warn"))
     expect(page.locator("#limit")).to_contain_text("At its end the answer stops")
     picture(page, "near", dark=True)
     page.locator("#text").fill(words(4500))
     expect(page.locator("#limit")).to_contain_text("does not fit")
-    expect(page.locator("#meter .meter")).to_have_class(re.compile("bad"))
-    page.locator("#meter button").click()
-    expect(page.locator("#meter-details")).to_contain_text("This message")
+    expect(page.locator("#gauge .gauge")).to_have_class(re.compile("bad"))
+    page.locator("#gauge button").click()
+    expect(page.locator("#gauge-details")).to_contain_text("This message")
     picture(page, "over", dark=True)
 
 
@@ -450,12 +450,12 @@ def test_answer_now_stands_beside_the_thoughts_while_they_come(
     ask(page, "Think")
     expect(page.locator("details.reasoning summary")).to_contain_text("Thinking")
     demo.reached()
-    until(page, "() => document.querySelectorAll('.thoughts p').length > 20")  # more than the window shows
-    view = page.locator(".thoughts").bounding_box()
-    shown = page.locator(".thoughts").inner_text()
+    until(page, "() => document.querySelectorAll('.reasoning-text p').length > 20")  # more than the window shows
+    view = page.locator(".reasoning-text").bounding_box()
+    shown = page.locator(".reasoning-text").inner_text()
     demo.hold("thinking", 300)
-    expect(page.locator(".thoughts")).not_to_have_text(shown, use_inner_text=True)
-    later = page.locator(".thoughts").bounding_box()
+    expect(page.locator(".reasoning-text")).not_to_have_text(shown, use_inner_text=True)
+    later = page.locator(".reasoning-text").bounding_box()
     assert view and later and view["height"] == later["height"] < 200, "a window of fixed height"
     picture(page, dark=True)
     page.get_by_role("button", name="Answer now").click()

@@ -1,4 +1,4 @@
-"""Waiting and limits, on the real engine: the queue, the reading of a prompt, the thinking budget, the pill, and what
+"""Waiting and limits, on the real engine: the queue, the reading of a prompt, the thinking budget, the badge, and what
 happens where the context ends.
 """
 
@@ -57,7 +57,7 @@ def test_reading_a_long_prompt_is_told(serve: Serve, open_page: Open, demo: Demo
     page = open_page(serve(lambda: demo.load(rows=32)).url)
     begin(page, "Tell me a story")
     demo.pace_s = 0.05
-    demo.hold("reading", 900)
+    demo.hold("prefill", 900)
     ask(page, "word " * 1500)
     expect(page.locator("#status-label")).to_have_text(re.compile(r"Reading prompt [1-9]\d? %"))
     expect(last_answer(page)).to_contain_text(
@@ -73,7 +73,7 @@ def test_the_pill_tells_what_is_behind_it(serve: Serve, open_page: Open, demo: D
     page = open_page(serve(demo.load).url)
     begin(page, "Tell me a story")
     page.reload()
-    page.locator("#status .pill").click()
+    page.locator("#status .badge").click()
     details = page.locator("#status-details")
     for said in ("demo", "4,096", "tokens/s", "Memory", "kernels"):
         expect(details).to_contain_text(re.compile(said, re.IGNORECASE))
@@ -106,7 +106,7 @@ def test_where_the_context_ends_the_answer_says_so(
     finished(page)
     expect(last_answer(page)).to_contain_text("The answer reached its length limit.")
     expect(last_answer(page).get_by_role("button", name="Continue")).to_be_visible()
-    expect(page.locator("#meter .meter")).to_have_class(re.compile("bad"))
+    expect(page.locator("#gauge .gauge")).to_have_class(re.compile("bad"))
     picture(page, "full", dark=True)
     ask(page, "And now?")
     expect(page.locator("#composer-problem")).to_contain_text(re.compile(r"does not fit: \d+ tokens.*512"))

@@ -118,7 +118,7 @@ def test_colours_the_reader_forces_leave_everything_visible(chat: Callable[..., 
     on = page.evaluate(background)
     page.get_by_role("switch", name="Thinking").locator("..").click()
     until(page, f"on => {background} !== on", on)  # it shows its state without shadows
-    for selector in ("#composer", "#text", ".bubble", "#status .pill"):
+    for selector in ("#composer", "#text", ".bubble", "#status .badge"):
         assert page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).borderTopStyle") == "solid"
 
 

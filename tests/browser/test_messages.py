@@ -139,14 +139,14 @@ def test_a_thought_that_was_stopped_goes_on_or_ends(serve: Serve, open_page: Ope
     with demo.held("thinking", 20):
         ask(page, "Go")
         page.wait_for_url("**/chats/*")
-        expect(answers(page).locator(".thoughts")).to_contain_text("thought thought")
+        expect(answers(page).locator(".reasoning-text")).to_contain_text("thought thought")
         page.keyboard.press("Escape")
         finished(page, state="stopped")
     demo.dictate("Never said either.", "and more " * 300)
     with demo.held("thinking", 20):
         answers(page).get_by_role("button", name="Continue thinking").click()
-        expect(answers(page).locator(".thoughts")).to_contain_text("and more")
-        expect(answers(page).locator(".thoughts")).to_contain_text("thought thought")
+        expect(answers(page).locator(".reasoning-text")).to_contain_text("and more")
+        expect(answers(page).locator(".reasoning-text")).to_contain_text("thought thought")
         page.keyboard.press("Escape")
         finished(page, state="stopped")
     demo.dictate("And that was all.", "One more thought.")

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from notso.smollm3 import Engine, ModelFileError
 from notso.smollm3.hub import download, registry
-from notso.web.engine.models import Shelf
+from notso.web.engine.models import ModelRegistry
 
 Serve = Callable[..., Any]
 OpenPage = Callable[..., Page]
@@ -34,7 +34,7 @@ def test_fetch_stop_reload_resume_and_use(
     serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: registry.KnownFile
 ) -> None:
     fake_hub.bytes_per_second, fake_hub.trickles_from = 500_000, 1_000_000
-    server = serve(lambda: load(None), shelf=Shelf(load))
+    server = serve(lambda: load(None), model_registry=ModelRegistry(load))
     page = open_page(server.url)
     page.get_by_role("link", name="Fetch SmolLM3-3B").click()
     expect(page.get_by_role("heading", name="Models", exact=True)).to_be_visible()
@@ -74,7 +74,7 @@ def test_degraded_it_says_why_and_the_demo_answers(serve: Serve, open_page: Open
     def fails() -> Engine:
         raise ModelFileError("blk.3.attn_q.weight is missing")
 
-    page = open_page(serve(fails, shelf=Shelf(load)).url)
+    page = open_page(serve(fails, model_registry=ModelRegistry(load)).url)
     banner = page.locator("#banner")
     expect(banner).to_contain_text("blk.3.attn_q.weight is missing")
     banner.get_by_role("button", name="Use the demo model").click()
@@ -90,7 +90,7 @@ def test_nothing_for_axe_to_find(
     serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: registry.KnownFile, scheme: str, width: int
 ) -> None:
     fake_hub.bytes_per_second, fake_hub.trickles_from = 300_000, 600_000
-    server = serve(lambda: load(None), shelf=Shelf(load))
+    server = serve(lambda: load(None), model_registry=ModelRegistry(load))
     page = open_page(
         server.url + "models", color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True
     )

@@ -12,7 +12,7 @@ from browser.conversation import ask
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
-from notso.web.engine.models import Shelf
+from notso.web.engine.models import ModelRegistry
 from notso.web.testing.scripted_engine import ScriptedEngine
 
 Serve = Callable[..., Any]
@@ -133,7 +133,7 @@ def test_the_pill_tells_figures_for_as_long_as_it_is_open(serve: Serve, open_pag
     demo.hold("thinking")
     ask(page, "Hello")
     expect(page.locator("[data-stop]")).to_be_visible()
-    page.locator(".pill").click()
+    page.locator(".badge").click()
     facts = page.locator("#status-facts")
     expect(facts).to_contain_text("This answer")
     expect(facts).to_contain_text("1 being answered")
@@ -150,9 +150,9 @@ def test_the_pill_tells_figures_for_as_long_as_it_is_open(serve: Serve, open_pag
 
 def test_memory_and_the_data_folder_are_shown(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url, viewport={"width": 1300, "height": 800})
-    expect(page.locator("#meter .memory")).to_contain_text(re.compile(r" [MG]B of memory"))
-    page.locator("#meter button").click()
-    expect(page.locator("#meter-details")).to_contain_text("in use")
+    expect(page.locator("#gauge .memory")).to_contain_text(re.compile(r" [MG]B of memory"))
+    page.locator("#gauge button").click()
+    expect(page.locator("#gauge-details")).to_contain_text("in use")
     page.keyboard.press("Escape")
     page.locator("#sidebar").get_by_role("button", name="Settings").click()
     expect(page.locator("#data-folder")).to_contain_text("All is kept in /")
@@ -167,14 +167,14 @@ def test_old_thinking_is_kept_and_dropped(serve: Serve, open_page: Open, demo: D
     page.get_by_role("button", name="Save").click()
     expect(page.locator("#model-settings")).to_contain_text("Saved")
     page.keyboard.press("Escape")
-    page.locator("#meter button").click()
-    drop = page.locator("#meter-details").get_by_role("button", name="Drop old thinking")
+    page.locator("#gauge button").click()
+    drop = page.locator("#gauge-details").get_by_role("button", name="Drop old thinking")
     expect(drop).to_be_visible()
-    before = int(page.locator("#meter [role=meter]").get_attribute("aria-valuenow") or 0)
+    before = int(page.locator("#gauge [role=meter]").get_attribute("aria-valuenow") or 0)
     drop.click()
     expect(page.locator("#toasts")).to_contain_text("Earlier thinking off")
-    expect(page.locator("#meter-details button", has_text="Drop old thinking")).to_have_count(0)
-    assert int(page.locator("#meter [role=meter]").get_attribute("aria-valuenow") or 0) < before
+    expect(page.locator("#gauge-details button", has_text="Drop old thinking")).to_have_count(0)
+    assert int(page.locator("#gauge [role=meter]").get_attribute("aria-valuenow") or 0) < before
 
 
 def test_instructions_that_set_thinking_are_shown_at_once(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
@@ -210,15 +210,17 @@ def test_from_question_to_question(serve: Serve, open_page: Open, demo: DemoEngi
 def test_another_model_by_a_part_of_its_name(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
     """The engine that is taken is scripted, since it must go by another name than the one before."""
     gate = threading.Event()
-    shelf = Shelf(lambda path: ScriptedEngine(name="Another" if gate.wait(60) else "Nobody waited for"))
-    page = open_page(serve(demo.load, shelf=shelf).url, expected="status of 404|response:error")
+    model_registry = ModelRegistry(
+        lambda path: ScriptedEngine(name="Another" if gate.wait(60) else "Nobody waited for")
+    )
+    page = open_page(serve(demo.load, model_registry=model_registry).url, expected="status of 404|response:error")
     ask(page, "/model nonsense")
     expect(page.locator("#composer-problem")).to_contain_text("There is no such model")
     ask(page, "/model demo")
     expect(page.locator("#status-label")).to_have_text("Loading")
-    expect(page.locator(".model-name, #meter .count")).to_have_count(0)
+    expect(page.locator(".model-name, #gauge .count")).to_have_count(0)
     gate.set()
-    expect(page.locator("#meter .count")).to_be_visible()
+    expect(page.locator("#gauge .count")).to_be_visible()
     expect(page.locator(".model-name")).to_have_text("Another")
     page.locator("#text").fill("/model")
     page.locator("#text").press("Enter")
@@ -231,7 +233,7 @@ def test_questions_as_markdown(serve: Serve, open_page: Open, demo: DemoEngine) 
     answered(page)
     expect(page.locator(".bubble strong")).to_have_count(0)
     page.locator("#sidebar").get_by_role("button", name="Settings").click()
-    page.locator("#set-raw_questions").select_option("off")
+    page.locator("#set-raw_user_messages").select_option("off")
     page.get_by_role("button", name="Save").click()
     expect(page.locator("#model-settings")).to_contain_text("Saved")
     page.reload()

@@ -31,7 +31,9 @@ async def save_turn(store: SQLiteStore, chat: Chat, number: int) -> None:
     """A question, then its whole answer. The first one makes the chat."""
     made = await store.add_turn(OWNER, a_turn(chat, number), chat if number == 0 else None)
     assert isinstance(made, TurnAccepted)
-    await store.save_answer(replace(made.answer, content=f"answer {number} " + "more words " * 50, state="done"))
+    await store.save_message(
+        replace(made.assistant_message, content=f"answer {number} " + "more words " * 50, state="done")
+    )
 
 
 def with_store(directory: Path, work: Callable[[SQLiteStore], Awaitable[T]]) -> T:

@@ -39,7 +39,7 @@ def script(messages, thinking):
 
 def at_once(jobs: Iterable[Callable[[], object]]) -> None:
     with ThreadPoolExecutor(32) as threads:
-        for done in [threads.submit(job) for job in jobs]:
+        for done in [threads.submit(engine_request) for engine_request in jobs]:
             done.result()
 
 

@@ -40,9 +40,9 @@ def test_no_secret_crosses_over(ledger: Ledger) -> None:
     lock = threading.Lock()
     with Engine.load(context_tokens=1024) as engine:
 
-        def one(job: tuple[int, int | None]) -> None:
+        def one(engine_request: tuple[int, int | None]) -> None:
             nonlocal failed, answers, cancelled
-            number, stop_after = job
+            number, stop_after = engine_request
             said = text_of(engine, asked[number], f"owner{number % 7}", stop_after)
             whole = alone[number].startswith(said) if stop_after is not None else said == alone[number]
             foreign = any(secret in said for other, secret in enumerate(secrets) if other != number)

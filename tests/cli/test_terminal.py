@@ -14,15 +14,15 @@ import time
 import pytest
 
 from notso.cli import terminal
-from notso.cli.answer import AnswerPrinter
 from notso.cli.markdown_printer import split_finished
+from notso.cli.message_printer import MessagePrinter
 
 SPEAKER = """
 import sys
 from notso.cli import terminal
-from notso.cli.answer import AnswerPrinter
+from notso.cli.message_printer import MessagePrinter
 from notso.cli.markdown_printer import split_finished
-printer = AnswerPrinter(show_reasoning=True)
+printer = MessagePrinter(show_reasoning=True)
 with terminal.progress(in_bytes=True) as report:
     for done in range(0, 1000001, 100000):
         report("fetching", done, 1000000)
@@ -99,12 +99,12 @@ def test_every_control_character_is_made_harmless() -> None:
 def test_a_split_between_two_pieces_changes_nothing() -> None:
     text = "\n\x1b[31mred\n\nblue\n\n"
     whole = io.StringIO()
-    printer = AnswerPrinter(show_reasoning=True, out=whole, err=io.StringIO())
+    printer = MessagePrinter(show_reasoning=True, out=whole, err=io.StringIO())
     printer.text(text)
     printer.finish()
     for at in range(len(text)):
         out = io.StringIO()
-        printer = AnswerPrinter(show_reasoning=True, out=out, err=io.StringIO())
+        printer = MessagePrinter(show_reasoning=True, out=out, err=io.StringIO())
         for piece in (text[:at], "", text[at:]):
             printer.text(piece)
         printer.finish()

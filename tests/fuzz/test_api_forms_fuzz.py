@@ -19,10 +19,10 @@ from notso.smollm3 import Message
 from notso.web.api.completions.fields import TextFields, parse_text_request
 from notso.web.api.messages.fields import MessageFields
 from notso.web.api.messages.request import parse_count_request, parse_message_request
+from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.responses.fields import ResponseFields
 from notso.web.api.responses.request import parse_response_request
-from notso.web.api.shared.question import Question
-from notso.web.api.shared.strict_json import parse_object
+from notso.web.api.shared.api_request import ApiRequest
 from notso.web.edge.api_error import ApiError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "4"))
@@ -57,7 +57,7 @@ ITEMS = [
     {"type": "function_call_output", "call_id": "c1", "output": "4"},
 ]
 FORMAT = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
-KINDS: list[tuple[Callable[[Mapping[str, Any]], Question], dict[str, Any]]] = [
+KINDS: list[tuple[Callable[[Mapping[str, Any]], ApiRequest], dict[str, Any]]] = [
     (parse_text_request, {"prompt": ["one", "two"], "n": 2, "logprobs": 3, "stream": True, "stop": ["a"], "seed": 1}),
     (parse_text_request, {"prompt": "one", "echo": True, "max_tokens": 5, "logit_bias": {"1": 5}}),
     (

@@ -78,8 +78,8 @@ def cache(rng: Rng) -> tuple[Call, int]:
         "positions": ids(rng, rows, tiles * 128), "sequences": ids(rng, rows, sequences),
         "tables": ids(rng, sequences * tiles, blocks_).reshape(shape),
         "pool": stored(rng, blocks_, kv_heads, dim, NAMES[number]), "format": number, "kv_heads": kv_heads,
-        "recent_tables": ids(rng, sequences * tiles, blocks_).reshape(shape) if small else None,
-        "recent": stored(rng, blocks_, kv_heads, dim, "k8v8") if small else None,
+        "window_tables": ids(rng, sequences * tiles, blocks_).reshape(shape) if small else None,
+        "window": stored(rng, blocks_, kv_heads, dim, "k8v8") if small else None,
     }, dim  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def pools_of(c: Call) -> tuple[ops.KeyValuePool, ops.KeyValuePool | None]:
     dim = (c["k"] if "k" in c else c["q"]).shape[2]
     heads = c["k"].shape[1] if "k" in c else c["kv_heads"]
     pool = pool_of(NAMES[c["format"]], heads, dim, c["pool"])
-    return pool, None if c["recent"] is None else pool_of("k8v8", heads, dim, c["recent"])
+    return pool, None if c["window"] is None else pool_of("k8v8", heads, dim, c["window"])
 
 
 def pool_of(format: ops.KVFormat, kv_heads: int, dim: int, data: Array) -> ops.KeyValuePool:
@@ -196,9 +196,9 @@ def store_key_values(rng: Rng) -> Call:
 
 def store_key_values_expected(c: Call) -> Call:
     """What numpy puts there; every byte that is not written stays."""
-    pool, recent = pools_of(c)
+    pool, window = pools_of(c)
     result = {}
-    for name, part, tables in (("pool", pool, "tables"), ("recent", recent, "recent_tables")):
+    for name, part, tables in (("pool", pool, "tables"), ("window", window, "window_tables")):
         if part is not None:
             result[name] = part.data.copy()
             kv_layout.put(result[name], part.format, c["k"], c["v"], c["positions"], c[tables][c["sequences"]])
@@ -212,12 +212,12 @@ def attention(rng: Rng) -> Call:
 
 
 def attention_expected(c: Call) -> Call:
-    pool, recent = pools_of(c)
+    pool, window = pools_of(c)
     out = np.empty_like(c["q"])
     for row, (p, s) in enumerate(zip(c["positions"], c["sequences"], strict=True)):
         own, parts = p // 128, []
         for tile in range(own + 1):
-            held, tables = (pool, "tables") if recent is None or tile not in (0, own) else (recent, "recent_tables")
+            held, tables = (pool, "tables") if window is None or tile not in (0, own) else (window, "window_tables")
             block, heads = held.block(c[tables][s, tile]), (held.kv_heads, held.head_dim)
             taken = (
                 kv_layout.take_halves(block, *heads)

@@ -20,7 +20,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from notso.smollm3.output.reasoning_parser import ThinkingParser
+from notso.smollm3.output.reasoning_parser import ReasoningParser
 from notso.smollm3.output.stop_strings import StopStrings
 from notso.smollm3.output.tool_parser import ToolCallParser
 from notso.smollm3.text.chat_template import ChatTemplate
@@ -175,7 +175,7 @@ def test_answers_are_read_the_same_however_they_are_cut(tokenizer: Tokenizer) ->
         stream = tokenizer.stream()
         texts = [*map(stream.push, ids), stream.finish()]
         assert "".join(texts) == tokenizer.decode(ids), f"FUZZ_SEED={seed}"
-        thinking = ThinkingParser(tokenizer.think_open_id, tokenizer.think_close_id, chance.random() < 0.5)
+        thinking = ReasoningParser(tokenizer.think_open_id, tokenizer.think_close_id, chance.random() < 0.5)
         parts = [part for token, text in zip([*ids, -1], texts, strict=True) for part in thinking.feed(token, text)]
         parts += thinking.finish()
         for part in ("reasoning", "text"):

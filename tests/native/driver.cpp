@@ -265,7 +265,7 @@ void attention_case(Random& random) {
   const auto format = static_cast<CacheFormat>(random.below(kCacheFormats));
   RandomPool main(format, blocks, kv_heads, dim, random), other(CacheFormat::k8v8, blocks, kv_heads, dim, random);
   Guarded<int32_t> positions(rows, random), owners(rows, random), tables(sequences * tiles, random);
-  Guarded<int32_t> recent_tables(sequences * tiles, random);
+  Guarded<int32_t> window_tables(sequences * tiles, random);
   for (int64_t i = 0; i < rows; i++) {
     owners[i] = int32_t(random.below(sequences));
     positions[i] = int32_t(random.below(tiles * 128));
@@ -273,19 +273,19 @@ void attention_case(Random& random) {
   if (is_prompt)
     for (int64_t i = 0, first = random.below(tiles * 128 - rows); i < rows; i++) positions[i] = int32_t(first + i);
   for (int32_t& block : tables) block = int32_t(random.below(blocks));
-  for (int32_t& block : recent_tables) block = int32_t(random.below(blocks));
+  for (int32_t& block : window_tables) block = int32_t(random.below(blocks));
   const RowPlaces places{positions.data(), owners.data(), tables.data(), rows, sequences, tiles};
-  RecentTiles recent{};
-  if (format > CacheFormat::k8v8) recent = {recent_tables.data(), other.pool};
+  WindowTiles window{};
+  if (format > CacheFormat::k8v8) window = {window_tables.data(), other.pool};
   Guarded<float> k(rows * kv_heads * dim, random), v(k.size(), random);
   fill(k, random);
   fill(v, random);
-  store_key_values(k.data(), v.data(), places, main.pool, recent)(thread_pool());
+  store_key_values(k.data(), v.data(), places, main.pool, window)(thread_pool());
   Guarded<float> q(floats, random), out(floats, random), expected(floats, random);
   fill(q, random);
   compare(
       "attention", out, expected,
-      [&](float* y) { return attention(q.data(), kv_heads * shared, places, main.pool, recent, 0.1f, y); }, random);
+      [&](float* y) { return attention(q.data(), kv_heads * shared, places, main.pool, window, 0.1f, y); }, random);
   Guarded<uint8_t> bytes(dim, random), levels(dim, random);
   const int bits = value_bits(format) < 16 ? value_bits(format) : 8;
   half scale = 0, expected_scale = 0;
@@ -303,8 +303,8 @@ void attention_case(Random& random) {
   int32_t& victim = *wrong[random.below(2)];
   const int32_t kept = victim;
   victim = values_wrong[random.below(4)];
-  const Step step = attention(q.data(), kv_heads * shared, places, main.pool, recent, 0.1f, out.data());
-  const Step storing = store_key_values(k.data(), v.data(), places, main.pool, recent);
+  const Step step = attention(q.data(), kv_heads * shared, places, main.pool, window, 0.1f, out.data());
+  const Step storing = store_key_values(k.data(), v.data(), places, main.pool, window);
   must_refuse("a row that is nowhere", [&] { step(thread_pool()); });
   must_refuse("storing a row that is nowhere", [&] { storing(thread_pool()); });
   victim = kept;

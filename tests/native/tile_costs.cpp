@@ -142,7 +142,7 @@ Case attention(CacheFormat format, const char* name, int64_t rows) {
   constexpr int64_t kDim = 128, kTiles = 32, kShared = 4;
   const int64_t queries = rows * kShared, bytes = head_bytes(format, kDim);
   Random random{8};
-  uint8_t *const cache = Memory(2 * kTiles * bytes).at, *const recent = Memory(head_bytes(CacheFormat::k8v8, kDim)).at;
+  uint8_t *const cache = Memory(2 * kTiles * bytes).at, *const window = Memory(head_bytes(CacheFormat::k8v8, kDim)).at;
   const auto fill = [&](uint8_t* at, CacheFormat f) {
     for (int64_t i = 0; i < head_bytes(f, kDim); i++) at[i] = uint8_t(random.bits());
     for (int64_t i = 0; i < 2 * kTilePositions; i++) {
@@ -150,9 +150,9 @@ Case attention(CacheFormat format, const char* name, int64_t rows) {
       std::memcpy(at + scales_at(f, kDim) + 2 * i, &ordinary, 2);
     }
   };
-  fill(recent, CacheFormat::k8v8);
+  fill(window, CacheFormat::k8v8);
   auto* const tiles = new std::vector<const uint8_t*>;
-  auto* const others = new std::vector<const uint8_t*>(size_t(kTiles), recent);
+  auto* const others = new std::vector<const uint8_t*>(size_t(kTiles), window);
   for (int64_t i = 0; i < kTiles; i++) {
     fill(cache + 2 * i * bytes, format);
     tiles->push_back(cache + 2 * i * bytes);
@@ -182,7 +182,7 @@ Case attention(CacheFormat format, const char* name, int64_t rows) {
             task.dim = kDim;
             task.format = format;
             task.tiles = tiles->data();
-            task.recent = others->data();
+            task.window = others->data();
             task.scale = 0.09f;
             task.by_tiles = t.attention_tile_rows > 0;
             task.scratch = scratch;

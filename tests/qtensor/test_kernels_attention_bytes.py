@@ -29,7 +29,7 @@ class Stored:
 
     pool: ops.KeyValuePool
     tables: npt.NDArray[np.int32]
-    recent: tuple[npt.NDArray[np.int32], ops.KeyValuePool] | None
+    window: tuple[npt.NDArray[np.int32], ops.KeyValuePool] | None
     keys: list[Floats]  # (length, KH, D) each
     values: list[Floats]
 
@@ -82,19 +82,19 @@ def empty(lengths: list[int], kv_heads: int, dim: int, rng: np.random.Generator,
         return made
 
     main = pool(format)
-    return Stored(main, table(), (table(), pool("k8v8")) if main.needs_recent else None, [], [])
+    return Stored(main, table(), (table(), pool("k8v8")) if main.needs_window else None, [], [])
 
 
 def put(stored: Stored) -> None:
     for s, keys in enumerate(stored.keys):
         places = np.arange(len(keys), dtype=np.int32), np.full(len(keys), s, np.int32)
-        ops.store_key_values(keys, stored.values[s], *places, stored.tables, stored.pool, stored.recent)
+        ops.store_key_values(keys, stored.values[s], *places, stored.tables, stored.pool, stored.window)
 
 
 def attend(q: Floats, positions: list[int], sequences: list[int], stored: Stored) -> Floats:
     out = np.full_like(q, np.nan)
     places = np.array(positions, np.int32), np.array(sequences, np.int32)
-    ops.attention(q, *places, stored.tables, stored.pool, scale_of(q), out, stored.recent)
+    ops.attention(q, *places, stored.tables, stored.pool, scale_of(q), out, stored.window)
     return out
 
 
@@ -125,8 +125,8 @@ def test_what_is_stored(format: ops.KVFormat, every_family: Every) -> None:
     def run() -> npt.NDArray[np.uint8]:
         stored = empty([256, 256], 2, 48, np.random.default_rng(8), format)
         pairs = [(stored.pool, stored.tables)]
-        if stored.recent is not None:
-            tables, pool = stored.recent
+        if stored.window is not None:
+            tables, pool = stored.window
             stored.tables[0, 1] = tables[1, 1] = -1  # in one of the two only
             pairs.append((pool, tables))
         wanted = []
@@ -135,7 +135,7 @@ def test_what_is_stored(format: ops.KVFormat, every_family: Every) -> None:
             there = tables[sequences, positions // 128] >= 0
             kv_layout.put(data, pool.format, keys[there], values[there], positions[there], tables[sequences[there]])
             wanted.append(data)
-        ops.store_key_values(keys, values, positions, sequences, stored.tables, stored.pool, stored.recent)
+        ops.store_key_values(keys, values, positions, sequences, stored.tables, stored.pool, stored.window)
         for (pool, _), data in zip(pairs, wanted, strict=True):
             np.testing.assert_array_equal(pool.data, data)
         return np.concatenate([pool.data.reshape(-1) for pool, _ in pairs])
@@ -217,18 +217,18 @@ def test_nan_shows_where_it_is_seen(format: ops.KVFormat, every_family: Every) -
 
 
 def test_tiles_that_are_not_there() -> None:
-    """Below 8 bits a row needs its first and its own tile from the recent pool and those between from the other."""
+    """Below 8 bits a row needs its first and its own tile from the window pool and those between from the other."""
     rng = np.random.default_rng(6)
     stored = store([400], 1, 16, rng, "k4v4")
-    assert stored.recent is not None
-    tables, recent = stored.tables, stored.recent[0]
+    assert stored.window is not None
+    tables, window = stored.tables, stored.window[0]
     q = rng.standard_normal((1, 2, 16), np.float32)
     whole = attend(q, [390], [0], stored)
-    unused = [(tables, 0), (tables, 3), (recent, 1), (recent, 2)]
+    unused = [(tables, 0), (tables, 3), (window, 1), (window, 2)]
     for table, tile in unused:
         table[0, tile] = -1
     np.testing.assert_array_equal(whole, attend(q, [390], [0], stored))
-    for table, tile in ((tables, 1), (tables, 2), (recent, 0), (recent, 3)):
+    for table, tile in ((tables, 1), (tables, 2), (window, 0), (window, 3)):
         kept = table[0, tile]
         for wrong in (-1, -2, stored.pool.blocks):
             table[0, tile] = wrong
@@ -238,12 +238,12 @@ def test_tiles_that_are_not_there() -> None:
     np.testing.assert_array_equal(whole, attend(q, [390], [0], stored))
     k = stored.keys[0][:1]
     row = np.array([300], np.int32), np.zeros(1, np.int32)
-    tables[0, 2] = recent[0, 2] = -1
+    tables[0, 2] = window[0, 2] = -1
     with pytest.raises(OperandError, match="no block"):
-        ops.store_key_values(k, k, *row, tables, stored.pool, stored.recent)
+        ops.store_key_values(k, k, *row, tables, stored.pool, stored.window)
     tables[0, 2] = stored.pool.blocks
     with pytest.raises(OperandError, match="outside the pool"):
-        ops.store_key_values(k, k, *row, tables, stored.pool, stored.recent)
+        ops.store_key_values(k, k, *row, tables, stored.pool, stored.window)
 
 
 def test_recent_pools_go_with_small_formats_only() -> None:
@@ -251,10 +251,10 @@ def test_recent_pools_go_with_small_formats_only() -> None:
     for format in ops.KV_FORMATS:
         stored = store([3], 1, 16, rng, format)
         q = rng.standard_normal((1, 2, 16), np.float32)
-        other = None if stored.recent else (stored.tables, ops.key_value_pool(4, 1, 16, "k8v8"))
-        with pytest.raises(OperandError, match="recent"):
+        other = None if stored.window else (stored.tables, ops.key_value_pool(4, 1, 16, "k8v8"))
+        with pytest.raises(OperandError, match="window"):
             attend(q, [2], [0], Stored(stored.pool, stored.tables, other, [], []))
-        if stored.recent:
+        if stored.window:
             for wrong in (stored.pool, ops.key_value_pool(4, 1, 16), ops.key_value_pool(4, 2, 16, "k8v8")):
                 with pytest.raises(OperandError):
-                    attend(q, [2], [0], Stored(stored.pool, stored.tables, (stored.recent[0], wrong), [], []))
+                    attend(q, [2], [0], Stored(stored.pool, stored.tables, (stored.window[0], wrong), [], []))

@@ -21,7 +21,7 @@ def test_bytes_per_value_are_those_of_the_name() -> None:
         pool = ops.key_value_pool(3, 4, 128, format)
         assert (pool.blocks, pool.block_bytes, pool.nbytes) == (3, pool.block(0).size, 3 * pool.block_bytes)
         assert pool.block_bytes * 8 == 2 * 4 * 128 * 128 * BITS[format]
-        assert pool.needs_recent == (format in ("k8v4", "k4v4", "k4v3"))
+        assert pool.needs_window == (format in ("k8v4", "k4v4", "k4v3"))
 
 
 @pytest.mark.parametrize("format", ops.KV_FORMATS)

@@ -50,7 +50,7 @@ def two_runs(format: ops.KVFormat) -> Any:
 def pools() -> Operands:
     """A format below 8 bits, and what goes with it."""
     tables = np.array([[3, 2], [1, 0]], np.int32)
-    return {"data": two_runs("k4v4"), "recent_tables": tables, "recent": two_runs("k8v8")}
+    return {"data": two_runs("k4v4"), "window_tables": tables, "window": two_runs("k8v8")}
 
 
 def with_pools(call: Callable[..., None], format: ops.KVFormat = "f16") -> Callable[..., None]:
@@ -58,7 +58,7 @@ def with_pools(call: Callable[..., None], format: ops.KVFormat = "f16") -> Calla
 
     def run(data: Any, **operands: Any) -> None:
         if format != "f16":
-            operands["recent"] = operands.pop("recent_tables"), ops.KeyValuePool("k8v8", 2, 16, 4, operands["recent"])
+            operands["window"] = operands.pop("window_tables"), ops.KeyValuePool("k8v8", 2, 16, 4, operands["window"])
         call(pool=ops.KeyValuePool(format, 2, 16, 4, data), **operands)
 
     return run
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[Callable[[], Operands], set[str], Callable[..., None]]] =
     ),
     "store_key_values, k4v4": (
         lambda: {"k": f(3, 2, 16), "v": f(3, 2, 16), **places(), **pools()},
-        {"data", "recent"},
+        {"data", "window"},
         with_pools(ops.store_key_values, "k4v4"),
     ),
     "attention, k4v4": (
@@ -127,7 +127,7 @@ FREE_SIDES = {
     ("gather_rows", "x", 0), ("softmax", "x", 0), ("softmax", "x", 1), ("argmax", "x", 1),
     ("store_key_values", "tables", 0),
     ("store_key_values", "tables", 1), ("store_key_values", "data", 2), ("attention", "data", 2),
-    *((f"{name}, k4v4", pool, 2) for name in ("store_key_values", "attention") for pool in ("data", "recent")),
+    *((f"{name}, k4v4", pool, 2) for name in ("store_key_values", "attention") for pool in ("data", "window")),
     ("attention", "tables", 0), ("attention", "tables", 1), ("rope", "x", 1),
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ import pytest
 from notso.web.api.shared.services import ApiServices
 from notso.web.app import create_app
 from notso.web.chat.services import ChatServices
-from notso.web.engine.models import Shelf
+from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import ChatEngine
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.services import Shared
@@ -125,8 +125,10 @@ class Asked:
 class Running:
     """A server in a thread, spoken to over TCP."""
 
-    def __init__(self, source: Callable[[], ChatEngine], settings: Settings, shelf: Shelf | None = None) -> None:
-        self.app = create_app(source, settings, shelf=shelf)
+    def __init__(
+        self, source: Callable[[], ChatEngine], settings: Settings, model_registry: ModelRegistry | None = None
+    ) -> None:
+        self.app = create_app(source, settings, model_registry=model_registry)
         listener = listen(settings)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # so that a reader who stops is soon felt
         self.address = address_of(listener, settings).rstrip("/")
@@ -206,7 +208,7 @@ class Running:
     def finished(self, asked: Asked) -> Any:
         """The stored answer once it has ended and everybody was told."""
         self._wait(lambda: not self.stored(asked).active)
-        self._wait(lambda: self.on_loop(lambda: self.chat.turns.figures(asked.generation_id)) is None)
+        self._wait(lambda: self.on_loop(lambda: self.chat.turns.stats(asked.generation_id)) is None)
         return self.stored(asked)
 
     def raw(self, request: bytes) -> bytes:
@@ -250,10 +252,13 @@ def start(tmp_path: Path, closing: list[Running]) -> Iterator[Callable[..., Runn
     running: list[Running] = []
 
     def begin(
-        engine: ScriptedEngine | Callable[[], ChatEngine], *, shelf: Shelf | None = None, **settings: Any
+        engine: ScriptedEngine | Callable[[], ChatEngine],
+        *,
+        model_registry: ModelRegistry | None = None,
+        **settings: Any,
     ) -> Running:
         source = engine if callable(engine) else lambda: engine
-        server = Running(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings)), shelf)
+        server = Running(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings)), model_registry)
         running.append(server)
         return server
 

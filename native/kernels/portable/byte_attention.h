@@ -299,15 +299,15 @@ inline void attend_bytes(const ByteAttentionTask& t, Read read) {
   for (int64_t number = 0; number < tiles; number++) {
     const int64_t before = number * kTilePositions;
     for (int source = 0; source < 2; source++) {
-      const bool recent = source == 0;
+      const bool window = source == 0;
       int64_t readers = 0;
       for (int64_t i = 0; i < t.queries; i++) {
         const bool is_last = t.limits[i] - before <= kTilePositions;
-        if (t.limits[i] > before && (small && (number == 0 || is_last)) == recent) s.chosen[readers++] = int32_t(i);
+        if (t.limits[i] > before && (small && (number == 0 || is_last)) == window) s.chosen[readers++] = int32_t(i);
       }
       if (readers == 0) continue;
-      if (recent) {
-        read(t, CacheFormat::k8v8, t.recent[number], nullptr, before, readers, s);
+      if (window) {
+        read(t, CacheFormat::k8v8, t.window[number], nullptr, before, readers, s);
       } else {
         const bool more = number + 1 < (small ? tiles - 1 : tiles);
         read(t, t.format, t.tiles[number], more ? t.tiles[number + 1] : nullptr, before, readers, s);

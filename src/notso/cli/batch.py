@@ -128,12 +128,12 @@ class _Run:
         try:
             for line in self._missing():
                 while len(self._under_way) >= most and not self._interruption.requested():
-                    self._settle()
+                    self._finalise()
                 if self._interruption.requested():
                     return
                 self._ask(line)
             while self._under_way and not self._interruption.requested():
-                self._settle()
+                self._finalise()
         finally:
             for asked in self._under_way:
                 asked.stop()
@@ -161,7 +161,7 @@ class _Run:
         for generation in asked.generations:
             generation.subscribe(lambda: self._news.put(None) if asked.finished else None)
 
-    def _settle(self) -> None:
+    def _finalise(self) -> None:
         """Wait a little for something to end, and write down what has."""
         with contextlib.suppress(queue.Empty):
             self._news.get(timeout=_LOOK_SECONDS)
@@ -204,7 +204,7 @@ class _Run:
 def read_request(line: RequestLine) -> ChatRequest:
     """What a line asks for. Raises ApiError that names what is wrong with it."""
     from notso.web.api.chat_completions.request import parse_chat_request
-    from notso.web.api.shared.strict_json import parse_object
+    from notso.web.api.request_fields.strict_json import parse_object
     from notso.web.edge.api_error import ApiError
 
     if line.content is None:
@@ -230,8 +230,8 @@ def read_request(line: RequestLine) -> ChatRequest:
 
 
 def _failure(line: RequestLine, error: ApiError) -> dict[str, Any]:
-    told = {"code": error.code, "message": error.message}
-    return _response(line, error.status, error.body) | {"error": told}
+    report = {"code": error.code, "message": error.message}
+    return _response(line, error.status, error.body) | {"error": report}
 
 
 def _response(line: RequestLine, status: int, body: dict[str, Any]) -> dict[str, Any]:

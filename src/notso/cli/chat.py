@@ -60,7 +60,7 @@ def converse(conversation: Conversation, read_line: ReadLine) -> None:
     interrupted = False
     while True:
         try:
-            text = _read_question(read_line)
+            text = _read_message(read_line)
             interrupted = False
             if text.strip():
                 _handle(conversation, text)
@@ -99,7 +99,7 @@ def _handle(conversation: Conversation, text: str) -> None:
         terminal.note(f"The answer was cut at its longest; {remedy}.")
 
 
-def _read_question(read_line: ReadLine) -> str:
+def _read_message(read_line: ReadLine) -> str:
     """One line, or all lines between two fences."""
     line = read_line("> ")
     if not line.strip().startswith(_FENCE):

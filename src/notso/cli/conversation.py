@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from notso.cli import terminal
-from notso.cli.answer import Answer, AnswerPrinter, collect
 from notso.cli.interruption import Interruption
+from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
@@ -30,7 +30,7 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     context_used_tokens: int = 0
 
-    def ask(self, question: str) -> Answer:
+    def ask(self, question: str) -> PrintedMessage:
         """Put `question`, show the answer as it comes, and keep both.
 
         Ctrl-C stops the answer and what there is of it is kept; a second one raises KeyboardInterrupt. If the engine
@@ -40,14 +40,17 @@ class Conversation:
         from notso.smollm3.values.request_options import RequestOptions
 
         asked = [*self.messages, Message("user", question)]
-        opening = [Message("system", self.system)] if self.system else []
+        instructions = [Message("system", self.system)] if self.system else []
         params = self.params
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(63))
         printer = self._printer()
         with Interruption() as interruption:
             events = self.engine.generate(
-                [*opening, *asked], params, RequestOptions(thinking=self.thinking), cancelled=interruption.requested
+                [*instructions, *asked],
+                params,
+                RequestOptions(thinking=self.thinking),
+                cancelled=interruption.requested,
             )
             try:
                 with terminal.waiting("reading the prompt") as answer_begins:
@@ -60,9 +63,9 @@ class Conversation:
             self.context_used_tokens = answer.usage.prompt_tokens + answer.usage.completion_tokens
         return answer
 
-    def _printer(self) -> AnswerPrinter:
+    def _printer(self) -> MessagePrinter:
         if not terminal.is_terminal(sys.stdout):
-            return AnswerPrinter(show_reasoning=self.show_thinking)
+            return MessagePrinter(show_reasoning=self.show_thinking)
         from notso.cli.markdown_printer import MarkdownPrinter
 
         return MarkdownPrinter(show_reasoning=self.show_thinking)
@@ -71,7 +74,7 @@ class Conversation:
         self.messages = []
         self.context_used_tokens = 0
 
-    def take_back_question(self) -> str | None:
+    def take_back_turn(self) -> str | None:
         """Remove the last question and its answer; the question, or None where there is none."""
         while self.messages:
             message = self.messages[-1]

@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 def explain(error: BaseException) -> tuple[int, str]:
     """The exit code of an error and one line for stderr: what happened, and how to mend it."""
-    code, message, advice = _judge(error)
+    code, message, advice = _classify(error)
     line = " ".join(message.split()).rstrip(".")
     return code, f"{line}. {advice}" if advice else line
 
@@ -29,7 +29,7 @@ def details(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _judge(error: BaseException) -> tuple[int, str, str]:
+def _classify(error: BaseException) -> tuple[int, str, str]:
     # Imported here and not at the top: the floors may import numpy, and --help needs none of it.
     import notso.qtensor as qtensor
     from notso.smollm3 import errors as model
@@ -54,7 +54,7 @@ def _judge(error: BaseException) -> tuple[int, str, str]:
         if isinstance(error, kind):
             return code, str(error) or _plain_name(error), advice
     if isinstance(error, OSError):
-        return _judge_os_error(error)
+        return _classify_os_error(error)
     message = f"something unexpected went wrong ({_plain_name(error)}: {error})"
     return FAILED, message, "Run it again with --debug for the details."
 
@@ -76,7 +76,7 @@ def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str
     )
 
 
-def _judge_os_error(error: OSError) -> tuple[int, str, str]:
+def _classify_os_error(error: OSError) -> tuple[int, str, str]:
     named = f"{error.filename}: " if error.filename else ""
     message = f"{named}{error.strerror or error}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from notso.cli import terminal
-from notso.cli.answer import AnswerPrinter
+from notso.cli.message_printer import MessagePrinter
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 _FENCES = ("```", "~~~")
 
 
-class MarkdownPrinter(AnswerPrinter):
-    """Like AnswerPrinter, for a stdout that is a terminal. Only the last block is ever redrawn, never what is above."""
+class MarkdownPrinter(MessagePrinter):
+    """Like MessagePrinter, for a stdout that is a terminal. Only the last block is ever redrawn, never what is
+    above."""
 
     def __init__(self, *, show_reasoning: bool) -> None:
         super().__init__(show_reasoning=show_reasoning)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from notso.cli import engines, exit_codes, options, terminal
-from notso.cli.answer import Answer, AnswerPrinter, collect, speed_line
 from notso.cli.interruption import Interruption
+from notso.cli.message_printer import MessagePrinter, PrintedMessage, collect, speed_line
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
@@ -96,13 +96,13 @@ def _answer(
     hide_thinking: bool,
     as_json: bool,
     grammar: Grammar | None,
-) -> Answer:
+) -> PrintedMessage:
     from notso.smollm3.values.request_options import RequestOptions
 
     notice = engines.demo_notice(engine.info)
     if notice and not as_json:
         terminal.note(notice)
-    printer = None if as_json else AnswerPrinter(show_reasoning=not hide_thinking)
+    printer = None if as_json else MessagePrinter(show_reasoning=not hide_thinking)
     events = engine.generate(
         messages, params, RequestOptions(thinking=thinking, grammar=grammar), cancelled=interruption.requested
     )
@@ -163,7 +163,7 @@ def _valid(text: str, name: str) -> str:
     return text
 
 
-def _as_json(engine: Engine, answer: Answer, params: SamplingParams) -> dict[str, Any]:
+def _as_json(engine: Engine, answer: PrintedMessage, params: SamplingParams) -> dict[str, Any]:
     usage = answer.usage
     rate = usage.completion_tokens * 1000 / usage.completion_ms if usage and usage.completion_ms > 0 else None
     return {

@@ -114,7 +114,7 @@ def serve(
     for line in introduction(path, config):
         terminal.say(line)
     engines.prepare_for_a_lost_file()
-    from notso.web.engine.models import Shelf
+    from notso.web.engine.models import ModelRegistry
     from notso.web.server import serve as run_server
 
     wants_browser = has_display() if open_browser is None else open_browser
@@ -130,8 +130,8 @@ def serve(
         if wants_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-    shelf = Shelf(load, folder=path.parent if model is not None and path is not None else None)
-    run_server(lambda: load(path), settings, shelf=shelf, on_ready=ready)
+    model_registry = ModelRegistry(load, folder=path.parent if model is not None and path is not None else None)
+    run_server(lambda: load(path), settings, model_registry=model_registry, on_ready=ready)
 
 
 def has_display() -> bool:

@@ -92,7 +92,7 @@ def _status(conversation: Conversation, argument: str) -> Outcome:
 
 
 def _regenerate(conversation: Conversation, argument: str) -> Outcome:
-    question = conversation.take_back_question()
+    question = conversation.take_back_turn()
     return Outcome(("There is nothing to answer again.",)) if question is None else Outcome(question=question)
 
 

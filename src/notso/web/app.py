@@ -51,7 +51,7 @@ from notso.web.edge.rate_limit import RateLimit
 from notso.web.edge.security import CrossSiteGuard, HostGuard, SecurityHeaders
 from notso.web.engine.host import EngineHost
 from notso.web.engine.metrics import Metrics, RequestMetrics
-from notso.web.engine.models import Shelf
+from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import EngineSource
 from notso.web.engine.running import RunningRequests
 from notso.web.rendering.fair_queue import FairQueue
@@ -89,14 +89,16 @@ class Parts:
     mcp: McpServers | None
 
 
-def create_app(engine_source: EngineSource, settings: Settings | None = None, *, shelf: Shelf | None = None) -> FastAPI:
+def create_app(
+    engine_source: EngineSource, settings: Settings | None = None, *, model_registry: ModelRegistry | None = None
+) -> FastAPI:
     """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs;
-    `shelf` loads the others that a person may switch to.
+    `model_registry` loads the others that a person may switch to.
 
     Starting it may raise StorageError (the data directory is busy, unreadable, or of a newer release).
     """
     settings = settings or Settings()
-    parts = _parts(engine_source, settings, shelf)
+    parts = _parts(engine_source, settings, model_registry)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -170,16 +172,16 @@ async def begin_stopping(parts: Parts) -> None:
     parts.shared.stopping = True
     parts.chat.turns.interrupt_all(asking_only=True)  # nobody would see the question in time
     try:
-        await asyncio.wait_for(_settled(parts), parts.shared.settings.drain_seconds)
+        await asyncio.wait_for(_wait_for_all(parts), parts.shared.settings.drain_seconds)
     except TimeoutError:
         parts.chat.turns.interrupt_all()
         parts.shared.requests.stop_all()
-        await parts.chat.turns.settled()
+        await parts.chat.turns.wait_for_all()
 
 
-async def _settled(parts: Parts) -> None:
-    await parts.shared.requests.settled()
-    await parts.chat.turns.settled()
+async def _wait_for_all(parts: Parts) -> None:
+    await parts.shared.requests.wait_for_all()
+    await parts.chat.turns.wait_for_all()
 
 
 def _mcp_servers(path: Path | None) -> McpServers | None:
@@ -195,7 +197,7 @@ def _mcp_servers(path: Path | None) -> McpServers | None:
     return McpServers(entries)
 
 
-def _parts(engine_source: EngineSource, settings: Settings, shelf: Shelf | None) -> Parts:
+def _parts(engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None) -> Parts:
     store = SQLiteStore(settings.directory)
     engine = EngineHost(engine_source)
     requests = RunningRequests(engine, settings.max_waiting_turns)
@@ -213,7 +215,16 @@ def _parts(engine_source: EngineSource, settings: Settings, shelf: Shelf | None)
     shared = Shared(settings, store, engine, requests)
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
-        shared, turns, suggestions, renderer, assets, pages, kept_html, feed, shelf=shelf, toolbox=toolbox
+        shared,
+        turns,
+        suggestions,
+        renderer,
+        assets,
+        pages,
+        kept_html,
+        feed,
+        model_registry=model_registry,
+        toolbox=toolbox,
     )
     return Parts(shared, chat, ApiServices(shared, metrics), mcp)
 
@@ -229,7 +240,7 @@ async def _purge_now_and_then(parts: Parts) -> None:
             unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
             if host.engine is not None:
                 for each in list(unforgotten):
-                    await asyncio.to_thread(host.engine.forget, each.owner, each.first_message_id)
+                    await asyncio.to_thread(host.engine.clear_cache, each.owner, each.first_message_id)
                     del unforgotten[each]
             await store.purge(UNDO_SECONDS, now)
         await asyncio.sleep(PURGE_SECONDS)
@@ -240,7 +251,7 @@ async def _shut_down(parts: Parts) -> None:
     parts.chat.turns.interrupt_all()
     parts.shared.engine.close()
     try:
-        await asyncio.wait_for(parts.chat.turns.settled(), ENGINE_EXIT_SECONDS)
+        await asyncio.wait_for(parts.chat.turns.wait_for_all(), ENGINE_EXIT_SECONDS)
     except TimeoutError:
         logger.warning("the engine did not stop in time; what was saved stays saved")
     if parts.mcp is not None:

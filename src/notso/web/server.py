@@ -18,7 +18,7 @@ from notso.web.edge.client_connection import ClientConnection, Lane
 from notso.web.edge.door import Door, room_for_connections
 from notso.web.edge.limits import MAX_HEADER_BYTES
 from notso.web.edge.log_pace import pace_logs
-from notso.web.engine.models import Shelf
+from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import EngineSource
 from notso.web.values.errors import AddressInUseError
 from notso.web.values.settings import Settings
@@ -33,13 +33,13 @@ def serve(
     engine_source: EngineSource,
     settings: Settings,
     *,
-    shelf: Shelf | None = None,
+    model_registry: ModelRegistry | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; returns after everything is saved.
 
-    `shelf` loads the other models that the page offers. `on_ready` gets the address of the page once it answers (the
-    engine may still load), in the server's thread.
+    `model_registry` loads the other models that the page offers. `on_ready` gets the address of the page once it
+    answers (the engine may still load), in the server's thread.
     A first signal lets running answers go on for `drain_seconds`; a second ends them at once.
     Raises AddressInUseError, StorageError.
     """
@@ -48,7 +48,7 @@ def serve(
         if settings.ollama_port is not None:
             listeners.append(listening.enter_context(listen(settings, settings.ollama_port, "--ollama-port")))
         sys.setswitchinterval(SWITCH_SECONDS)
-        app = create_app(engine_source, settings, shelf=shelf)
+        app = create_app(engine_source, settings, model_registry=model_registry)
         ChatServer(app, address_of(listeners[0], settings), on_ready).run(sockets=listeners)
 
 
@@ -109,7 +109,7 @@ class ChatServer(uvicorn.Server):
         self._on_ready = on_ready
         pace_logs()
         self._door, self._lane = Door(room_for_connections()), Lane()
-        self._told_to_stop = False
+        self._stop_requested = False
         self._stopping: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -137,13 +137,13 @@ class ChatServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: leave at once; what was acknowledged is on disk already."""
-        if self._told_to_stop:
+        if self._stop_requested:
             self.should_exit = self.force_exit = True
             logging.getLogger("uvicorn.error").disabled = True  # it would show where that cut it off
-        self._told_to_stop = True
+        self._stop_requested = True
 
     async def on_tick(self, counter: int) -> bool:
-        if self._told_to_stop and self._stopping is None:
+        if self._stop_requested and self._stopping is None:
             self._stopping = asyncio.create_task(begin_stopping(self._notso_app.state.parts))
         if self._stopping is not None and self._stopping.done():
             self.should_exit = True

@@ -333,9 +333,9 @@ def test_a_tail_that_is_another_by_now_is_not_used(small: Path, tmp_path: Path) 
         other = [*ids[:150], 7, *ids[150:]]
         partial, asked = offload._files.partial, list[bytes]()
 
-        def first_another(parent: bytes) -> list[int]:
-            asked.append(parent)
-            return other[128:] if len(asked) == 1 else partial(parent)
+        def first_another(parent_hash: bytes) -> list[int]:
+            asked.append(parent_hash)
+            return other[128:] if len(asked) == 1 else partial(parent_hash)
 
         offload._files.partial = first_another  # type: ignore[method-assign]
         begun = said(engine.generate(other, GREEDY))

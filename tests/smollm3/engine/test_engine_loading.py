@@ -115,8 +115,8 @@ def test_greedy_takes_the_likeliest_token_each_time(engine: Engine) -> None:
 def test_a_bias_forces_a_token_or_rules_it_out(engine: Engine) -> None:
     assert answer(engine, temperature=0, logit_bias={ord("x"): 100.0}) == "x" * 12
     first = int(engine.logits(PROMPT)[-1].argmax())
-    ruled_out = run(engine, params=SamplingParams(max_tokens=1, temperature=0, logit_bias={first: -100.0}))
-    assert told(ruled_out, "text") != told(run(engine, params=replace(GREEDY, max_tokens=1)), "text")
+    masked = run(engine, params=SamplingParams(max_tokens=1, temperature=0, logit_bias={first: -100.0}))
+    assert told(masked, "text") != told(run(engine, params=replace(GREEDY, max_tokens=1)), "text")
 
 
 # ---------------------------------------------------------------- what is known of a model

@@ -88,16 +88,16 @@ class Client:
 
     def work(self, answers: int) -> None:
         ways: list[Callable[[Case], None]] = [
-            self.read_it, self.read_it, self.stop_at_once, self.stop_later, self.disconnect, self.forget, self.watch,
+            self.read_it, self.read_it, self.stop_at_once, self.stop_later, self.disconnect, self.clear, self.watch,
             self.come_and_go,
         ]  # fmt: skip
         for _ in range(answers):
             self.source.choice(ways)(self.source.choice(self.known))
             if len(self.begun) > 8:
-                self.settle()
-        self.settle()
+                self.wait_for_placement()
+        self.wait_for_placement()
 
-    def settle(self) -> None:
+    def wait_for_placement(self) -> None:
         """Wait for what was begun, and look at it."""
         for case, generation, whole in self.begun:
             assert generation.wait(1 << 30, timeout_s=120), "an answer never ended"
@@ -136,7 +136,7 @@ class Client:
             pass
         stream.close()  # type: ignore[attr-defined]
 
-    def forget(self, case: Case) -> None:
+    def clear(self, case: Case) -> None:
         """Nobody reads, and nobody holds it."""
         self.submit(case, whole=True)
         if self.source.random() < 0.5:
@@ -224,7 +224,7 @@ def test_thousands_of_answers_leave_nothing_behind(crowded: Engine, tmp_path: Pa
 def check_books(engine: Engine) -> None:
     """Every block is blank or cached, every place is free, and windows belong to blocks that hold something."""
     scheduler, blocks = engine._scheduler, engine._pool
-    assert not scheduler.running and not scheduler.waiting and sorted(scheduler._slots) == list(range(6))
+    assert not scheduler.running and not scheduler.waiting and sorted(scheduler._free_indices) == list(range(6))
     assert blocks.available == blocks.blocks and not any(blocks.references(block) for block in range(blocks.blocks))
     blank = set(blocks._blank)
     assert len(blank) == len(blocks._blank) and blank.isdisjoint(blocks._unreferenced)

@@ -151,7 +151,7 @@ def test_only_answers_that_another_turn_may_follow_are_noted(ask: Ask, monkeypat
         for number in range(2 * prefix_warmup.MOST_NOTES):
             ask(engine, [Message("user", str(number))], "Well.")
         assert len(notes) == prefix_warmup.MOST_NOTES
-        engine.forget()
+        engine.clear_cache()
         assert not notes
 
 
@@ -347,11 +347,11 @@ def test_chats_side_by_side_say_what_each_says_alone(
 
 def test_a_chain_of_blocks_and_who_goes_first() -> None:
     cache, tokens = BlockPool(4), list(range(400))
-    parent, blocks = b"", []
+    parent_hash, blocks = b"", []
     for at in (0, 128, 256):
         blocks.append(cache.allocate())
-        cache.register(blocks[-1], parent, tokens[at : at + 128])
-        parent = block_hash(parent, tokens[at : at + 128])
+        cache.register(blocks[-1], parent_hash, tokens[at : at + 128])
+        parent_hash = block_hash(parent_hash, tokens[at : at + 128])
     assert cache.chain(b"", tokens) == cache.chain(b"", tokens[:384]) == blocks
     assert cache.chain(b"", tokens[:383]) == blocks[:2]
     assert cache.chain(os.urandom(4), tokens) == []

@@ -38,12 +38,12 @@ def test_what_one_conversation_alone_has_is_forgotten(opened: Open, tmp_path: Pa
         files.close()
         files = opened()
     assert held(files) == {1, 2, 3, 4, 5}
-    files.forget(ANN)
+    files.evict(ANN)
     assert held(files) == {2, 3, 5} and len(list((tmp_path / "kv").glob("*.kv*"))) == 3
     assert files.flush(60)
     assert ANN not in (tmp_path / "kv" / "conversations").read_bytes()
-    files.forget(ANN)
-    files.forget(BOB)
+    files.evict(ANN)
+    files.evict(BOB)
     assert held(files) == set() and not list((tmp_path / "kv").glob("*.kv*"))
 
 
@@ -51,7 +51,7 @@ def test_what_waits_to_be_written_is_forgotten_too(opened: Open, tmp_path: Path)
     files = opened()
     for number in range(50):
         assert files.put(key(number), TOKENS, content(number), conversations=(ANN if number % 2 else BOB,))
-    files.forget(ANN)
+    files.evict(ANN)
     assert files.flush(60)
     assert held(files) == set(range(0, 50, 2))
     assert len(list((tmp_path / "kv").glob("*.kv*"))) == 25
@@ -61,11 +61,11 @@ def test_the_end_of_an_answer_belongs_to_who_wrote_it_last(opened: Open) -> None
     files = opened()
     put(files, 1, ANN, is_partial=True)
     put(files, 1, BOB, is_partial=True)
-    files.forget(ANN)
+    files.evict(ANN)
     assert held(files) == {1}
     files.close()
     files = opened()
-    files.forget(BOB)
+    files.evict(BOB)
     assert held(files) == set()
 
 
@@ -74,7 +74,7 @@ def test_the_conversations_of_other_models_are_forgotten_as_well(opened: Open, t
     put(files, 1, ANN)
     files.close()
     files = opened(MODEL)
-    files.forget(ANN)
+    files.evict(ANN)
     assert not list((tmp_path / "kv").glob("*.kv*"))
 
 
@@ -96,7 +96,7 @@ def test_whatever_happens_to_the_list_no_file_is_without_a_conversation(opened: 
         files = opened()
         assert 9 in held(files)
         for conversation in (ANN, BOB, CID):
-            files.forget(conversation)
+            files.evict(conversation)
         assert held(files) == set() and not list((tmp_path / "kv").glob("*.kv*"))
         files.close()
 

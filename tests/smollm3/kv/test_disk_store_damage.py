@@ -118,7 +118,7 @@ def test_a_file_under_a_name_that_is_not_its_own_is_not_believed(opened: Open, t
         path.rename(path.with_name(str(name)))
         for cache_version in (MODEL, b"another model"):
             files = opened(cache_version)
-            assert files.get(name.key, TOKENS, is_partial=name.is_partial) is None
+            assert files.get(name.hash, TOKENS, is_partial=name.is_partial) is None
             files.close()
         assert not path.with_name(str(name)).exists()
 

@@ -103,9 +103,9 @@ def test_what_is_forgotten_leaves_no_file_and_no_block(tmp_path: Path, kv: KVFor
         expected, _ = answer(engine, PROMPT)
     with load(tmp_path, kv) as engine:
         answer(engine, [*PROMPT, 7])
-        engine.forget()
+        engine.clear_cache()
         assert answer(engine, PROMPT) == (expected, 0)
-        engine.forget()
+        engine.clear_cache()
         assert engine.stats().kv_blocks_cached == 0
     assert not list(tmp_path.rglob("*.kv*"))
 
@@ -117,7 +117,7 @@ def test_windows_of_a_former_format_are_counted_and_forgotten(tmp_path: Path) ->
     with Engine.load(context_tokens=1024, kv="k8v8", cache_dir=tmp_path, cache_bytes=1 << 20) as engine:
         assert beside and engine._offload is not None
         assert engine._offload._files.budget_bytes == (1 << 20) - beside
-        engine.forget()
+        engine.clear_cache()
     assert not list(tmp_path.rglob("*.kv*"))
 
 

@@ -79,7 +79,7 @@ def test_they_are_recorded_anew_for_other_weights(file: Path) -> None:
 def test_none_is_recorded_while_weights_are_exchanged(file: Path) -> None:
     with Engine.load(file, context_tokens=40, threads=1) as engine:
         until(lambda: engine._runner.has_captured_steps)
-        placement = SimpleNamespace(is_settled=False, adopt=lambda _: None)
+        placement = SimpleNamespace(is_finished=False, adopt=lambda _: None)
         looks = list[int]()
 
         def begin_exchange() -> None:
@@ -91,7 +91,7 @@ def test_none_is_recorded_while_weights_are_exchanged(file: Path) -> None:
             time.sleep(2 * QUIET_S)
             engine._core.call(lambda: looks.append(len(shapes(engine))))
         assert looks == [0, 0, 0]
-        placement.is_settled = True
+        placement.is_finished = True
         until(lambda: engine._runner.has_captured_steps and len(shapes(engine)) == CAPTURED_ROWS)
 
 

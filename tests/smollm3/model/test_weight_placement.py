@@ -25,7 +25,7 @@ def answer(engine: Engine) -> list[str]:
 def test_same_bits_before_and_after() -> None:
     with Engine.load(demo_path(), weights="mmap") as mapped, Engine.load(demo_path(), weights="hugepages") as moved:
         assert mapped.weight_placement == "mmap"
-        moved.settle(200)  # in no time, but on a busy machine
+        moved.wait_for_placement(200)  # in no time, but on a busy machine
         assert moved.weight_placement == "hugepages"
         expected = mapped.logits(IDS)
         assert np.array_equal(moved.logits(IDS).view(np.uint32), expected.view(np.uint32))
@@ -38,13 +38,13 @@ def test_weights_change_between_two_steps_of_one_answer() -> None:
         expected = answer(mapped)
     with Engine.load(demo_path(), weights="hugepages") as moved:  # copying while this answers
         assert answer(moved) == expected
-        moved.settle(200)  # in no time, but on a busy machine
+        moved.wait_for_placement(200)  # in no time, but on a busy machine
         assert answer(moved) == expected
 
 
 def test_small_files_stay_mapped_by_default() -> None:
     with Engine.load(demo_path()) as engine:
-        engine.settle(1)
+        engine.wait_for_placement(1)
         assert engine.weight_placement == "mmap"
 
 

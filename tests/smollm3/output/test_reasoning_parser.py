@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notso.smollm3.output.reasoning_parser import ThinkingParser, opens_thinking
+from notso.smollm3.output.reasoning_parser import ReasoningParser, opens_thinking
 from notso.smollm3.text.tokenizer import Tokenizer
 
 OPEN, CLOSE = 1, 2
@@ -18,7 +18,7 @@ Step = int | str  # a tag's id, or the text of an ordinary token
 
 def read(steps: list[Step], starts_inside: bool = False) -> tuple[str, str]:
     """All reasoning and all text of an answer."""
-    parser = ThinkingParser(OPEN, CLOSE, starts_inside)
+    parser = ReasoningParser(OPEN, CLOSE, starts_inside)
     pieces = []
     for step in steps:
         pieces += parser.feed(PLAIN, step) if isinstance(step, str) else parser.feed(step, TEXT_OF[step])
@@ -91,7 +91,7 @@ def test_an_answer_that_starts_inside(steps: list[Step], expected: tuple[str, st
 
 
 def test_text_is_given_away_at_once_where_it_is_certain() -> None:
-    parser = ThinkingParser(OPEN, CLOSE)
+    parser = ReasoningParser(OPEN, CLOSE)
     assert parser.feed(PLAIN, "\n") == []
     assert not parser.in_reasoning
     assert parser.feed(OPEN, "<think>") == []
@@ -109,7 +109,7 @@ def test_text_is_given_away_at_once_where_it_is_certain() -> None:
 
 def test_text_that_comes_with_a_tag_is_not_lost() -> None:
     """Half a character before a tag shows as U+FFFD together with the tag's text."""
-    parser = ThinkingParser(OPEN, CLOSE)
+    parser = ReasoningParser(OPEN, CLOSE)
     parser.feed(OPEN, "<think>")
     assert parser.feed(CLOSE, "\ufffd</think>") == [("reasoning", "\ufffd")]
     assert parser.feed(OPEN, "\ufffd<think>") == [("text", "\ufffd")]
@@ -117,12 +117,12 @@ def test_text_that_comes_with_a_tag_is_not_lost() -> None:
 
 
 def test_tags_may_have_no_text_and_files_no_tags() -> None:
-    parser = ThinkingParser(OPEN, CLOSE)
+    parser = ReasoningParser(OPEN, CLOSE)
     assert parser.feed(OPEN, "") == []
     assert parser.feed(PLAIN, "hm") == [("reasoning", "hm")]
     assert parser.feed(CLOSE, "") == []
     assert parser.feed(PLAIN, "yes") == [("text", "yes")]
-    without = ThinkingParser(None, None)
+    without = ReasoningParser(None, None)
     assert without.feed(PLAIN, "<think>hm</think>yes") == [("reasoning", "hm"), ("text", "yes")]
 
 

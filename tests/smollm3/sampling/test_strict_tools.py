@@ -14,7 +14,7 @@ import pytest
 from notso.smollm3 import Engine, Event, InvalidRequestError, Message, RequestOptions, SamplingParams
 from notso.smollm3.output.tool_parser import ToolCallParser
 from notso.smollm3.sampling.grammar import Grammars
-from notso.smollm3.sampling.structured_output import CALL_TAG, Guide, guide_for
+from notso.smollm3.sampling.structured_output import CALL_TAG, StructuredOutput, structured_output_for
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.messages import ToolCall
 
@@ -36,22 +36,28 @@ def grammars(small_tokenizer: Tokenizer) -> Grammars:
     return Grammars(small_tokenizer)
 
 
-def guide_of(tokenizer: Tokenizer, grammars: Grammars, begun: str = "", **options: Any) -> Guide:
+def guide_of(tokenizer: Tokenizer, grammars: Grammars, begun: str = "", **options: Any) -> StructuredOutput:
     asked = RequestOptions(**{"tools": TOOLS, "strict_tools": ("weather",), **options})
-    guide = guide_for(asked, tokenizer, grammars, may_think=False, begun=begun)
-    assert guide is not None
-    return guide
+    structured_output = structured_output_for(asked, tokenizer, grammars, may_think=False, started=begun)
+    assert structured_output is not None
+    return structured_output
 
 
-def write(guide: Guide, tokenizer: Tokenizer, weigh: Callable[[np.ndarray], None], count: int, seed: int) -> str:
+def write(
+    structured_output: StructuredOutput,
+    tokenizer: Tokenizer,
+    weigh: Callable[[np.ndarray], None],
+    count: int,
+    seed: int,
+) -> str:
     """What is drawn from random logits."""
     chance, written = np.random.default_rng(seed), b""
     for _ in range(count):
         logits = chance.standard_normal(tokenizer.vocab_size).astype(np.float32)
         logits[sorted(tokenizer.special_ids)] = -20
         weigh(logits)
-        token = int(guide.restrict(logits, in_reasoning=False).argmax())
-        assert not guide.take(token, in_reasoning=False) and not guide.is_over
+        token = int(structured_output.restrict(logits, in_reasoning=False).argmax())
+        assert not structured_output.take(token, in_reasoning=False) and not structured_output.is_over
         written += tokenizer.token_bytes(token)
     return written.decode(errors="replace")
 
@@ -69,14 +75,14 @@ def found_calls(written: str, seed: int) -> list[ToolCall]:
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_is_drawn_a_call_follows_its_tool(grammars: Grammars, small_tokenizer: Tokenizer, seed: int) -> None:
     """Text is free, then a call is opened, again and again."""
-    guide, turn = guide_of(small_tokenizer, grammars), iter(range(10_000))
+    structured_output, turn = guide_of(small_tokenizer, grammars), iter(range(10_000))
 
     def weigh(logits: np.ndarray) -> None:
         if next(turn) % 40 == 10:
             logits[small_tokenizer.tool_call_open_id] = 100
         logits[small_tokenizer.encode('"}')] += 3
 
-    calls = found_calls(write(guide, small_tokenizer, weigh, 1200, seed), seed)
+    calls = found_calls(write(structured_output, small_tokenizer, weigh, 1200, seed), seed)
     assert len(calls) > 2
     assert {call.name for call in calls} == {"weather", "note"}
     for call in calls:
@@ -87,24 +93,24 @@ def test_whatever_is_drawn_a_call_follows_its_tool(grammars: Grammars, small_tok
 
 
 def test_text_is_left_as_it_is(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
-    guide = guide_of(small_tokenizer, grammars)
+    structured_output = guide_of(small_tokenizer, grammars)
     logits = np.random.default_rng(1).standard_normal(small_tokenizer.vocab_size).astype(np.float32)
-    assert guide.restrict(logits, in_reasoning=False) is logits
-    assert guide.restrict(logits, in_reasoning=True) is logits
-    assert not guide.has_grammar
+    assert structured_output.restrict(logits, in_reasoning=False) is logits
+    assert structured_output.restrict(logits, in_reasoning=True) is logits
+    assert not structured_output.has_grammar
     opening = small_tokenizer.tool_call_open_id
     assert opening is not None
-    guide.take(opening, in_reasoning=True)  # a thought may name the tag
-    assert guide.restrict(logits, in_reasoning=False) is logits
+    structured_output.take(opening, in_reasoning=True)  # a thought may name the tag
+    assert structured_output.restrict(logits, in_reasoning=False) is logits
 
 
 @pytest.mark.parametrize("cut", range(1, len(CALL_TAG)))
 def test_a_tag_spelt_out_is_never_finished(grammars: Grammars, small_tokenizer: Tokenizer, cut: int) -> None:
     """It would open a call that nobody holds to anything."""
-    guide = guide_of(small_tokenizer, grammars)
+    structured_output = guide_of(small_tokenizer, grammars)
     for byte in ("x<" + CALL_TAG[:cut]).encode():
-        guide.take(small_tokenizer.encode(chr(byte))[0], in_reasoning=False)
-    left = guide.restrict(np.zeros(small_tokenizer.vocab_size, np.float32), in_reasoning=False)
+        structured_output.take(small_tokenizer.encode(chr(byte))[0], in_reasoning=False)
+    left = structured_output.restrict(np.zeros(small_tokenizer.vocab_size, np.float32), in_reasoning=False)
     for token in range(small_tokenizer.vocab_size):
         finishes = small_tokenizer.token_bytes(token).startswith(CALL_TAG[cut:].encode())
         if token not in small_tokenizer.special_ids:
@@ -113,8 +119,8 @@ def test_a_tag_spelt_out_is_never_finished(grammars: Grammars, small_tokenizer: 
 
 def test_more_of_a_call_goes_on_with_its_tool(grammars: Grammars, small_tokenizer: Tokenizer) -> None:
     begun = 'Well\n<tool_call>\n{"name": "weather", "arguments": {"city": "B'
-    guide = guide_of(small_tokenizer, grammars, begun)
-    left = guide.restrict(np.zeros(small_tokenizer.vocab_size, np.float32), in_reasoning=False)
+    structured_output = guide_of(small_tokenizer, grammars, begun)
+    left = structured_output.restrict(np.zeros(small_tokenizer.vocab_size, np.float32), in_reasoning=False)
     allowed = [small_tokenizer.token_bytes(int(token)) for token in np.flatnonzero(np.isfinite(left))]
     assert allowed and all(b"onn".startswith(written) for written in allowed)
     for wrong in ('<tool_call>\n{"name": "weather", "arguments": {"city": "Rome', '<tool_call>\n{"name": "x'):
@@ -132,7 +138,7 @@ def test_what_cannot_be_held_is_refused_at_once(grammars: Grammars, small_tokeni
         guide_of(small_tokenizer, grammars, tools=odd)
     assert caught.value.param == "tools"
     asked = RequestOptions(tools=odd)  # not strict: shown to the model, and no more
-    assert guide_for(asked, small_tokenizer, grammars, may_think=False, begun="") is None
+    assert structured_output_for(asked, small_tokenizer, grammars, may_think=False, started="") is None
 
 
 def test_the_engine_holds_them_and_text_stays_the_same(demo_engine: Engine) -> None:

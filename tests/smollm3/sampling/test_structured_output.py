@@ -148,16 +148,16 @@ def test_it_fits_its_schema_or_was_cut_for_its_length(demo_engine: Engine) -> No
 def test_a_required_call_is_one_with_valid_arguments(demo_engine: Engine) -> None:
     """Always: alone or several, any tool or the one named."""
     chance = random.Random(8)
-    begun = []
+    started = []
     for messages, params, options in asked_at_random(40):
         choice = chance.choice(("required", ToolName("add"), ToolName("now")))
         several = chance.random() < 0.5
         generation = demo_engine.submit(
             messages, params, RequestOptions(tools=TOOLS, tool_choice=choice, parallel_tool_calls=several, **options)
         )
-        begun.append((generation, choice, several))
+        started.append((generation, choice, several))
     called = 0
-    for generation, choice, several in begun:
+    for generation, choice, several in started:
         events = list(generation.events())
         assert all(fits(call) for call in calls(events))
         if events[-1].finish_reason == "length":
@@ -271,19 +271,19 @@ def test_with_tools_it_calls_or_fits(demo_engine: Engine) -> None:
 
 
 def test_more_of_an_answer_follows_its_grammar(demo_engine: Engine) -> None:
-    begun = '{"name": "Bob", "ag'
-    messages = [*SUM, Message("assistant", begun)]
+    started = '{"name": "Bob", "ag'
+    messages = [*SUM, Message("assistant", started)]
     events = list(
         demo_engine.generate(messages, GREEDY, RequestOptions(thinking=False, continue_last=True, grammar=SCHEMA))
     )
-    assert is_person(json.loads(begun + text(events)))
+    assert is_person(json.loads(started + text(events)))
     thought = [*SUM, Message("assistant", "", reasoning_content="27 + 48")]
     events = list(demo_engine.generate(thought, GREEDY, RequestOptions(continue_last=True, grammar=SCHEMA)))
     assert text(events, "reasoning") and is_person(json.loads(text(events)))
-    for begun in ("Well", '{"name": 5', '{"name": "a", "age": 1, "tags": []}'):
+    for started in ("Well", '{"name": 5', '{"name": "a", "age": 1, "tags": []}'):
         with pytest.raises(InvalidRequestError) as caught:
             demo_engine.submit(
-                [*SUM, Message("assistant", begun)], options=RequestOptions(continue_last=True, grammar=SCHEMA)
+                [*SUM, Message("assistant", started)], options=RequestOptions(continue_last=True, grammar=SCHEMA)
             )
         assert caught.value.param == "continue_last"
 

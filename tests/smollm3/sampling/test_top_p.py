@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from notso.smollm3.sampling import sampler as sampling
 from notso.smollm3.sampling.sampler import Sampler
-from notso.smollm3.sampling.top_p import draw_among_many, ranked
+from notso.smollm3.sampling.top_p import ranked, sample_among_many
 from notso.smollm3.values.sampling_params import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -63,7 +63,7 @@ def test_the_ends_of_the_scale_are_candidates_too(uniform: float, share: float |
     kept = len(sums) if end is None else int(np.searchsorted(sums, end)) + 1
     order, sums = order[:kept], sums[:kept]
     expected = order[min(int(np.searchsorted(sums, uniform * sums[-1], side="right")), len(order) - 1)]
-    assert draw_among_many(weights, end, uniform) == expected
+    assert sample_among_many(weights, end, uniform) == expected
 
 
 def test_ranks_are_by_weight_and_then_by_id() -> None:

@@ -121,7 +121,7 @@ def test_a_right_guess_ends_the_distrust() -> None:
         drafter.accept(1, 0)
     drafter.accept(2, 2)
     drafter.accept(1, 0)
-    drafter._right[:] = drafter._judged[:]  # nothing but the silence could speak against a guess
+    drafter._right[:] = drafter._tried[:]  # nothing but the silence could speak against a guess
 
     assert drafter.propose()
 
@@ -131,7 +131,7 @@ def test_a_match_as_long_as_can_be_is_heard_even_in_silence() -> None:
     drafter.propose()
     for _ in range(EMPTY_ROUNDS):
         drafter.accept(1, 0)
-    drafter._right[:] = drafter._judged[:]
+    drafter._right[:] = drafter._tried[:]
     drafter.extend([FRESH, *range(45, 50)])
     assert drafter.propose() == []
 

@@ -36,8 +36,8 @@ class MemoryOffload:
     def has(self, key: bytes) -> bool:
         return key in self.blocks
 
-    def partial(self, parent: bytes) -> list[int]:
-        return self.partials[parent][0] if parent in self.partials else []
+    def partial(self, parent_hash: bytes) -> list[int]:
+        return self.partials[parent_hash][0] if parent_hash in self.partials else []
 
     def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
         return self.has_windows and (is_first or is_partial)
@@ -256,14 +256,14 @@ def test_what_is_forgotten_is_gone_and_nothing_else_whatever_comes(blocks: int, 
         if rng.random() < 0.2:
             before = [pool.conversations(block) for block in range(blocks)]
             gone = rng.choice(names)
-            machine.scheduler.forget(gone)
+            machine.scheduler.evict(gone)
             machine.check()
             assert [pool.conversations(block) for block in range(blocks)] == [who - {gone} for who in before]
             assert pool.cached == sum(
                 bool(pool.conversations(block)) and not pool.references(block) for block in range(blocks)
             )
     for name in names:
-        machine.scheduler.forget(name)
+        machine.scheduler.evict(name)
     assert pool.blank == blocks and not pool.windows
 
 
@@ -274,18 +274,18 @@ def test_blocks_from_the_disk_are_read_in_the_right_places(seed: int, damage: bo
     rng, offload = random.Random(seed), MemoryOffload()
     for conversation in range(3):
         ids = prompt(conversation, 700)
-        parent = SALT
+        parent_hash = SALT
         for at in range(0, 700 - BLOCK_TOKENS, BLOCK_TOKENS):
             piece = ids[at : at + BLOCK_TOKENS]
             held = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
             partial = rng.randrange(1, BLOCK_TOKENS)
-            offload.partials[parent] = (piece[:partial], held)
+            offload.partials[parent_hash] = (piece[:partial], held)
             if rng.random() < 0.1:
-                offload.damaged.add(parent)
-            parent = block_hash(parent, piece)
-            offload.blocks[parent] = held
+                offload.damaged.add(parent_hash)
+            parent_hash = block_hash(parent_hash, piece)
+            offload.blocks[parent_hash] = held
             if damage and rng.random() < 0.2:
-                offload.damaged.add(parent)
+                offload.damaged.add(parent_hash)
     machine = Machine(20, 3, offload)
     for _ in range(6):
         machine.add(prompt(rng.randrange(3), rng.randrange(1, 700)) + prompt(9, rng.randrange(60)), 20)
@@ -295,11 +295,14 @@ def test_blocks_from_the_disk_are_read_in_the_right_places(seed: int, damage: bo
 
 def test_a_conversation_on_the_disk_is_hardly_computed() -> None:
     offload, ids = MemoryOffload(), prompt(1, 5 * BLOCK_TOKENS + 40)
-    parent = SALT
+    parent_hash = SALT
     for at in range(0, 5 * BLOCK_TOKENS, BLOCK_TOKENS):
-        parent = block_hash(parent, ids[at : at + BLOCK_TOKENS])
-        offload.blocks[parent] = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
-    offload.partials[parent] = (ids[-40:-3], [hash((SALT, tuple(ids[: 5 * BLOCK_TOKENS + i + 1]))) for i in range(128)])
+        parent_hash = block_hash(parent_hash, ids[at : at + BLOCK_TOKENS])
+        offload.blocks[parent_hash] = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+    offload.partials[parent_hash] = (
+        ids[-40:-3],
+        [hash((SALT, tuple(ids[: 5 * BLOCK_TOKENS + i + 1]))) for i in range(128)],
+    )
     machine = Machine(10, 2, offload)
     sequence = machine.add(ids, 1)
     machine.run()
@@ -460,10 +463,10 @@ def test_two_that_come_back_from_the_disk_do_not_wait_for_each_other() -> None:
     """Together they need more blocks than there are, and neither has anything to compute yet."""
     offload, first, second = MemoryOffload(), prompt(1, 19 * BLOCK_TOKENS + 40), prompt(2, 13 * BLOCK_TOKENS + 40)
     for ids in (first, second):
-        parent = SALT
+        parent_hash = SALT
         for at in range(0, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
-            parent = block_hash(parent, ids[at : at + BLOCK_TOKENS])
-            offload.blocks[parent] = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
+            parent_hash = block_hash(parent_hash, ids[at : at + BLOCK_TOKENS])
+            offload.blocks[parent_hash] = [hash((SALT, tuple(ids[: at + i + 1]))) for i in range(BLOCK_TOKENS)]
     machine = Machine(24, 2, offload)
     machine.add(second[: 7 * BLOCK_TOKENS + 1], 1)
     machine.run()

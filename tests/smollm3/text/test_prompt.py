@@ -20,16 +20,16 @@ def said(engine: Engine, messages: list[Message], **options: object) -> tuple[st
 def test_a_cut_answer_goes_on_where_it_was_cut(demo_engine: Engine, thinking: bool) -> None:
     reasoning, text = said(demo_engine, ASKED, thinking=thinking)
     assert len(text) > 6
-    begun = Message("assistant", text[:5], reasoning_content=reasoning or None)
-    rest = said(demo_engine, [*ASKED, begun], thinking=thinking, continue_last=True)
+    started = Message("assistant", text[:5], reasoning_content=reasoning or None)
+    rest = said(demo_engine, [*ASKED, started], thinking=thinking, continue_last=True)
     assert rest == ("", text[5:])
 
 
 def test_a_cut_thought_goes_on_where_it_was_cut(demo_engine: Engine) -> None:
     reasoning, text = said(demo_engine, ASKED)
     cut = reasoning.index(" ")
-    begun = Message("assistant", "", reasoning_content=reasoning[:cut])
-    assert said(demo_engine, [*ASKED, begun], continue_last=True) == (reasoning[cut:], text)
+    started = Message("assistant", "", reasoning_content=reasoning[:cut])
+    assert said(demo_engine, [*ASKED, started], continue_last=True) == (reasoning[cut:], text)
 
 
 def test_nothing_said_yet_is_an_answer_from_the_beginning(demo_engine: Engine) -> None:

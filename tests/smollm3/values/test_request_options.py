@@ -23,7 +23,7 @@ def test_each_option_is_explained() -> None:
 def test_no_engine_lists_them_again() -> None:
     names = {each.name for each in fields(RequestOptions)}
     for engine in (Engine, ChatEngine, ScriptedEngine):
-        for method in ("submit", "read_ahead", "render", "count_tokens", "estimate"):
+        for method in ("submit", "speculative_prefill", "render", "count_tokens", "estimate"):
             parameters = signature(getattr(engine, method)).parameters
             assert "options" in parameters and not set(parameters) & names, (engine, method)
 

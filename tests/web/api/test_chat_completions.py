@@ -407,8 +407,8 @@ def test_the_documented_snippet_runs(served: Any) -> None:
 def test_an_address_without_v1_is_the_same(served: Any) -> None:
     client = openai.OpenAI(base_url=served.address, api_key="none", max_retries=0)
     ask: dict[str, Any] = {"model": "notso-demo", "messages": HELLO, "temperature": 0, "max_tokens": 8}
-    answers = [each.chat.completions.create(**ask).choices[0].message for each in (client, client_of(served))]
-    assert answers[0] == answers[1]
+    generations = [each.chat.completions.create(**ask).choices[0].message for each in (client, client_of(served))]
+    assert generations[0] == generations[1]
     assert client.responses.create(model="notso-demo", input="Hello", max_output_tokens=8, store=False).output
 
 

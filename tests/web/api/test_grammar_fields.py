@@ -15,8 +15,8 @@ from notso.web.api.chat_completions.request import parse_chat_request
 from notso.web.api.completions.fields import parse_text_request
 from notso.web.api.messages.request import parse_message_request
 from notso.web.api.responses.request import parse_response_request
+from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.ignored import IGNORED, MAX_NAMES, ignored_headers
-from notso.web.api.shared.question import Question
 from notso.web.edge.api_error import ApiError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -102,12 +102,12 @@ def test_strict_tools_are_told_to_the_engine() -> None:
         assert asked.options.tools and all("strict" not in tool["function"] for tool in asked.options.tools)
 
 
-def ignored_in(asked: Question) -> str:
+def ignored_in(asked: ApiRequest) -> str:
     return ignored_headers(asked).get(IGNORED, "")
 
 
-def question(**options: Any) -> Question:
-    return Question(prompts=("a",), params=(), options=RequestOptions(**options))
+def question(**options: Any) -> ApiRequest:
+    return ApiRequest(prompts=("a",), params=(), options=RequestOptions(**options))
 
 
 def test_what_was_ignored_is_named() -> None:

@@ -109,9 +109,9 @@ def test_what_is_stored_can_be_shown_and_deleted(served: Any) -> None:
         with pytest.raises(openai.NotFoundError) as caught:
             client.responses.create(model="notso-demo", input="x", previous_response_id=lost[:200])
         assert caught.value.param == "previous_response_id"
-    forgotten = client.responses.create(model="notso-demo", input="Hello", max_output_tokens=5, store=False)
+    cleared = client.responses.create(model="notso-demo", input="Hello", max_output_tokens=5, store=False)
     with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(forgotten.id)
+        client.responses.retrieve(cleared.id)
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -145,13 +145,13 @@ def test_a_failure_is_one_error_for_every_reader(start: Start) -> None:
 
 
 def test_kept_for_a_while_and_not_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resumable, "KEPT_SECONDS", 0.05)
-    monkeypatch.setattr(resumable, "MAX_KEPT", 3)
+    monkeypatch.setattr(resumable, "RESUMABLE_SECONDS", 0.05)
+    monkeypatch.setattr(resumable, "MAX_RESUMABLE", 3)
     server = start(slow(0.0)).ready()
     for number in range(6):
         assert post(server, f"c{number}").status_code == 200
-        assert len(server.api.kept_answers._kept) <= 4
-    server.wait(lambda: not server.api.kept_answers._kept)
+        assert len(server.api.resumable_streams._streams) <= 4
+    server.wait(lambda: not server.api.resumable_streams._streams)
     assert server.client.get("/v1/stream?conv_id=c5").status_code == 404
 
 

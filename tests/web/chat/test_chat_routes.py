@@ -97,15 +97,15 @@ def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch
     server = start(engine).ready()
     asked = server.ask("secret walrus")
     server.finished(asked)
-    assert engine.forgotten == []
+    assert engine.cleared == []
     answer = server.client.post(f"/chats/{asked.chat_id}/delete", data={})
     trash = answer.headers["location"].partition("=")[2]
     asked_for = engine.requests[0].options
     assert asked_for.conversation is not None
-    server.wait(lambda: bool(engine.forgotten))  # and asked before, undo would take it back
-    assert engine.forgotten == [(asked_for.owner, asked_for.conversation)]
+    server.wait(lambda: bool(engine.cleared))  # and asked before, undo would take it back
+    assert engine.cleared == [(asked_for.owner, asked_for.conversation)]
     time.sleep(0.2)  # purges that have nothing to do
-    assert len(engine.forgotten) == 1
+    assert len(engine.cleared) == 1
     assert server.client.post(f"/undo/{trash}", data={}).status_code == 404
 
 
@@ -124,8 +124,8 @@ def test_an_emptied_chat_goes_on_as_another_conversation(start: Start, monkeypat
     server.finished(server.last(asked.chat_id))
     first, second, fresh = (request.options.conversation for request in engine.requests)
     assert first == second and fresh not in (first, None)
-    server.wait(lambda: bool(engine.forgotten))
-    assert [conversation for _, conversation in engine.forgotten] == [first]
+    server.wait(lambda: bool(engine.cleared))
+    assert [conversation for _, conversation in engine.cleared] == [first]
 
 
 def test_search_marks_hits_and_escapes_the_rest(start: Start) -> None:
@@ -305,13 +305,13 @@ def test_streams_are_counted_by_owner(start: Start) -> None:
     opened = [server.client.stream("GET", url) for _ in range(8)]
     responses = [each.__enter__() for each in opened]
     assert {response.status_code for response in responses} == {200}
-    server.wait(lambda: server.chat.answer_streams.full("local"))
+    server.wait(lambda: server.chat.turn_streams.full("local"))
     refused = server.client.get(url, headers=FRAGMENT)
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 0
     for each in opened:
         each.__exit__(None, None, None)
-    server.wait(lambda: not server.chat.answer_streams.full("local"))
-    server.wait(lambda: not server.chat.answer_streams._open)
+    server.wait(lambda: not server.chat.turn_streams.full("local"))
+    server.wait(lambda: not server.chat.turn_streams._open)
     assert server.stream(asked, until=lambda event: True)
     server.client.post(f"/generations/{asked.generation_id}/stop", data={})
 
@@ -328,8 +328,8 @@ def test_named_events_carry_figures(start: Start, shown: Any) -> None:
     events = server.stream(asked, until=shown)
     figures = [json.loads(event.data) for event in events if event.event == "progress"]
     assert {each["message"] for each in figures} == {asked.message_id}
-    assert {"reading", "thinking", "generating"} >= {each["phase"] for each in figures} >= {"thinking", "generating"}
-    tokens = [each["tokens"] for each in figures if each["phase"] != "reading"]
+    assert {"prefill", "thinking", "generating"} >= {each["phase"] for each in figures} >= {"thinking", "generating"}
+    tokens = [each["tokens"] for each in figures if each["phase"] != "prefill"]
     assert tokens == sorted(tokens) and tokens[-1] > 30
     (usage,) = (json.loads(event.data) for event in events if event.event == "usage")
     stored = server.finished(asked).numbers

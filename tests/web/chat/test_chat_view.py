@@ -51,7 +51,7 @@ class Asking:
         self.first = self.server.ask("a question", thinking=False)
         self.server.finished(self.first)
         self.url = f"/chats/{self.first.chat_id}"
-        self.answer = f"{self.url}/messages/{self.first.message_id}"
+        self.assistant_message = f"{self.url}/messages/{self.first.message_id}"
         self.store = CountedStore(self.server.shared.store)
 
     @contextlib.contextmanager
@@ -99,17 +99,17 @@ def test_the_first_message_of_a_chat_reads_nothing_of_it(asking: Asking) -> None
 @pytest.mark.parametrize(
     ("what", "calls"),
     [
-        ("regenerate", ["whole_chat", "add_answer", "chats"]),
-        ("continue", ["whole_chat", "resume_answer", "chats"]),
+        ("regenerate", ["whole_chat", "add_message", "chats"]),
+        ("continue", ["whole_chat", "resume_message", "chats"]),
         ("choose", ["whole_chat", "choose", "chats"]),
-        ("edit", ["whole_chat", "edit_answer", "whole_chat", "keep_html", "chats"]),
+        ("edit", ["whole_chat", "edit_message", "whole_chat", "keep_html", "chats"]),
     ],
 )
 def test_what_is_done_to_an_answer_reads_its_chat_once_more_at_most(
     asking: Asking, what: str, calls: list[str]
 ) -> None:
     with asking.counted() as counted:
-        asking.post(f"{asking.answer}/{what}", text="other words")
+        asking.post(f"{asking.assistant_message}/{what}", text="other words")
     assert counted == calls
 
 
@@ -128,7 +128,7 @@ def test_looking_reads_once_and_stopping_looks_one_answer_up(asking: Asking) -> 
     for url, expected in (
         (asking.url, ["whole_chat", "chats"]),
         (f"{asking.url}/turns", ["whole_chat", "chats"]),
-        (asking.answer, ["whole_chat", "chats"]),
+        (asking.assistant_message, ["whole_chat", "chats"]),
         (f"/status?chat={asking.first.chat_id}", ["whole_chat"]),
     ):
         with asking.counted() as calls:
@@ -154,7 +154,7 @@ def test_what_was_stored_meanwhile_is_read_before_the_model_is_asked(asking: Ask
             new_id(),
         )
         accepted = await store.add_turn("local", turn)
-        await store.save_answer(replace(accepted.answer, content="its answer", state="done"))
+        await store.save_message(replace(accepted.assistant_message, content="its answer", state="done"))
 
     with asking.counted() as calls:
         asking.store.before["add_turn"] = another_turn
@@ -170,10 +170,10 @@ def test_an_answer_that_ends_while_the_next_question_comes_is_read_whole(asking:
 
     async def end(store: Any) -> None:
         answer = (await store.messages("local", asking.first.chat_id))[-1]
-        await store.save_answer(replace(answer, content="at last", state="done"))
+        await store.save_message(replace(answer, content="at last", state="done"))
 
     answer = asking.server.stored(asking.first)
-    asking.server.on_loop(lambda: asking.server.shared.store.save_answer(replace(answer, state="running")))
+    asking.server.on_loop(lambda: asking.server.shared.store.save_message(replace(answer, state="running")))
     with asking.counted():
         asking.store.before["add_turn"] = end
         asking.send("and now?")

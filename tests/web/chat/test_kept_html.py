@@ -46,7 +46,7 @@ def test_what_is_imported_is_rendered_once(start: Start, made: list[str]) -> Non
     pages = [server.client.get(chat).text for _ in range(3)]
     assert all("<strong>two</strong>" in page and words["not_yet_laid_out"] not in page for page in pages)
     assert made == ["**two**"], "and questions are shown as typed"
-    server.client.post(f"{chat}/settings", data={"raw_questions": "off"})
+    server.client.post(f"{chat}/settings", data={"raw_user_messages": "off"})
     assert all("<em>one</em>" in server.client.get(chat).text for _ in range(2))
     assert made == ["**two**", "*one*"]
     assert server.client.get(f"{chat}/export/html").text.count("<strong>two</strong>") == 1 and len(made) == 2

@@ -18,7 +18,7 @@ from notso.web.chat.routes import models as models_routes
 from notso.web.chat.templates import human_duration
 from notso.web.engine.downloads import Download, Downloads
 from notso.web.engine.facts import ModelFacts
-from notso.web.engine.models import Shelf
+from notso.web.engine.models import ModelRegistry
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 
 Start = Callable[..., Any]
@@ -64,7 +64,7 @@ def wait_for(server: Any, *phases: str) -> Download:
 
 
 def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
-    server = start(ScriptedEngine(), shelf=Shelf(lambda path: named("x", path or ""))).ready()
+    server = start(ScriptedEngine(), model_registry=ModelRegistry(lambda path: named("x", path or ""))).ready()
     offer = page(server)
     assert "Download</button>" in offer and "needs 70.1 MB" in text_of(offer) and "free in" in text_of(offer)
     assert fake_hub.requests == [], "nothing goes out before a person asks for it"
@@ -229,7 +229,7 @@ def test_switching_keeps_the_chats(start: Start, folder: Path) -> None:
         return engine
 
     first = folder / "one-Q4_K_M.gguf"
-    server = start(lambda: load(first), shelf=Shelf(load, folder)).ready()
+    server = start(lambda: load(first), model_registry=ModelRegistry(load, folder)).ready()
     asked = server.ask("Hello")
     server.finished(asked)
     shown = page(server)
@@ -255,7 +255,7 @@ def test_a_model_that_fails_says_why_and_the_demo_stands_in(start: Start, folder
             raise ModelFileError("blk.3.attn_q.weight is missing")
         return named("demo", "")
 
-    server = start(lambda: load(folder / "one-Q4_K_M.gguf"), shelf=Shelf(load, folder))
+    server = start(lambda: load(folder / "one-Q4_K_M.gguf"), model_registry=ModelRegistry(load, folder))
     server.wait(lambda: server.client.get("/livez").status_code == 200 and server.shared.engine.state == "failed")
     assert server.client.get("/health").status_code == 503
     assert server.client.get("/health").json()["status"] == "failed"
@@ -277,7 +277,9 @@ def test_only_what_is_listed_can_be_taken(start: Start, folder: Path) -> None:
         loaded.append(path)
         return named("x", path or "")
 
-    server = start(lambda: named("first", folder / "one-Q4_K_M.gguf"), shelf=Shelf(load, folder)).ready()
+    server = start(
+        lambda: named("first", folder / "one-Q4_K_M.gguf"), model_registry=ModelRegistry(load, folder)
+    ).ready()
     for key in ("", "../../etc/passwd", str(folder / "two-Q8_0.gguf"), "0" * 16, "demo "):
         assert server.client.post("/models/switch", data={"model": key}).status_code == 404
     assert loaded == []
@@ -293,7 +295,7 @@ def test_without_a_shelf_there_is_nothing_to_take(start: Start, own_home: Path) 
 
 def test_an_answer_under_way_ends_with_what_it_has(start: Start, own_home: Path) -> None:
     engine = ScriptedEngine(lambda messages, thinking: say("word " * 5000, piece=5), pace_seconds=0.01)
-    server = start(engine, shelf=Shelf(lambda path: named("demo"))).ready()
+    server = start(engine, model_registry=ModelRegistry(lambda path: named("demo"))).ready()
     asked = server.ask("Hello")
     server.wait(lambda: "word" in server.stored(asked).content)
     assert "Answers being written end there (1)." in text_of(page(server))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notso.smollm3 import LocalModel
-from notso.web.engine.models import Installed, Inventory, Shelf
+from notso.web.engine.models import Installed, Inventory, ModelRegistry
 from notso.web.store.protocol import StoredMessage
 from notso.web.store.tree import shown_path
 from notso.web.testing.scripted_engine import ScriptedEngine
@@ -28,7 +28,7 @@ def message(number: int) -> StoredMessage:
 
 def test_each_message_knows_the_questions_around_it() -> None:
     path = shown_path([message(number) for number in range(1, 7)], None)
-    assert [(each.question_before, each.question_after) for each in path] == [
+    assert [(each.previous_user_message, each.next_user_message) for each in path] == [
         *((None, "3"), ("1", "3"), ("1", "5"), ("3", "5"), ("3", None), ("5", None))
     ]
 
@@ -38,7 +38,7 @@ def test_a_new_question_is_linked_from_the_one_before(start: Start) -> None:
     asked = server.ask("One")
     server.finished(asked)
     url = f"/chats/{asked.chat_id}"
-    assert 'data-question="after"' not in server.client.get(url).text
+    assert 'data-user-message="after"' not in server.client.get(url).text
     fields = {"text": "Two", "key": new_id()}
     turn = server.client.post(f"{url}/messages", data=fields, headers=FRAGMENT).text
     first, second = (
@@ -49,7 +49,7 @@ def test_a_new_question_is_linked_from_the_one_before(start: Start) -> None:
     assert f'href="#msg-{first}"' in turn
     server.wait(lambda: server.chat.turns.unfinished == 0)
     page = server.client.get(url).text
-    assert page.count('data-question="after"') == 1 and page.count('data-question="before"') == 2
+    assert page.count('data-user-message="after"') == 1 and page.count('data-user-message="before"') == 2
 
 
 def test_questions_are_shown_as_typed_or_as_markdown(start: Start) -> None:
@@ -58,7 +58,7 @@ def test_questions_are_shown_as_typed_or_as_markdown(start: Start) -> None:
     server.finished(asked)
     url = f"/chats/{asked.chat_id}"
     assert "Is **this** &lt;b&gt;bold&lt;/b&gt;?</div>" in server.client.get(url).text
-    server.client.post("/settings", data={"raw_questions": "off"})
+    server.client.post("/settings", data={"raw_user_messages": "off"})
     turns = server.client.get(f"{url}/turns", headers=FRAGMENT).text
     one = server.client.get(f"{url}/messages/{server.stored(asked).parent_id}", headers=FRAGMENT).text
     for html in (server.client.get(url).text, turns, one):
@@ -82,7 +82,7 @@ def test_a_part_of_a_name_will_do() -> None:
 
 @pytest.mark.parametrize(("name", "status"), [("demo", 204), ("no such thing", 404), ("", 404)])
 def test_a_command_takes_another_model(start: Start, name: str, status: int) -> None:
-    server = start(ScriptedEngine(), shelf=Shelf(lambda path: ScriptedEngine(name="Another"))).ready()
+    server = start(ScriptedEngine(), model_registry=ModelRegistry(lambda path: ScriptedEngine(name="Another"))).ready()
     fields = {"model": name, "command": "model", "chat": ""}
     answer = server.client.post("/models/switch", data=fields, headers=FRAGMENT)
     assert answer.status_code == status

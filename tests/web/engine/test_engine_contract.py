@@ -220,8 +220,8 @@ def test_counting_and_estimating(engine: ChatEngine) -> None:
 def test_a_draft_can_be_told_of_ahead(engine: ChatEngine) -> None:
     options: dict[str, Any] = {"thinking": False, "date": date(2025, 7, 8), "when_full": "drop_oldest"}
     before = list(engine.submit(QUESTION, GREEDY, RequestOptions(**options)).events())
-    engine.read_ahead(QUESTION, GREEDY, RequestOptions(**options))
-    engine.read_ahead(
+    engine.speculative_prefill(QUESTION, GREEDY, RequestOptions(**options))
+    engine.speculative_prefill(
         (*QUESTION, Message("assistant", "75"), Message("user", "And")), GREEDY, RequestOptions(**options)
     )
     assert text(list(engine.submit(QUESTION, GREEDY, RequestOptions(**options)).events()), "text") == text(
@@ -230,7 +230,7 @@ def test_a_draft_can_be_told_of_ahead(engine: ChatEngine) -> None:
     answered = (*QUESTION, Message("assistant", "75"))
     for messages, wrong in (((), {}), (answered, {}), (QUESTION, {"owner": "\ud800"}), (QUESTION, {"when_full": "x"})):
         with pytest.raises(NotsoError):
-            engine.read_ahead(messages, GREEDY, RequestOptions(**wrong))  # type: ignore[arg-type]
+            engine.speculative_prefill(messages, GREEDY, RequestOptions(**wrong))  # type: ignore[arg-type]
 
 
 def test_who_hears_of_the_end_finds_the_place_free(engine: ChatEngine) -> None:

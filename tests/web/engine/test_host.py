@@ -151,7 +151,7 @@ def test_nothing_is_read_ahead_where_nothing_could_be_sent(start: Start) -> None
     engine.gate.set()
     server.finished(asked)
     typed(url, "first")
-    server.client.post(f"{url}/settings", data={"read_ahead": "off"})
+    server.client.post(f"{url}/settings", data={"speculative_prefill": "off"})
     typed(url, "where it is switched off")
     typed(url, "w " * 5000)
     typed("", "last")

@@ -85,7 +85,7 @@ async def test_what_fails_to_begin_gives_its_place_back() -> None:
     with pytest.raises(ModelError, match="no"):
         await running.begin(refuse)
     assert house.requests.waiting == 0
-    await house.requests.settled()
+    await house.requests.wait_for_all()
 
 
 @on_loop

@@ -17,7 +17,7 @@ from notso.web.store.sqlite import store as sqlite_store
 from notso.web.store.sqlite.connection import fold
 from notso.web.store.sqlite.damage import damage_of
 from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.store.sqlite.witness import commits_told
+from notso.web.store.sqlite.witness import commits_acknowledged
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
@@ -127,10 +127,10 @@ def test_a_backup_goes_in_the_place_of_a_newer_database(tmp_path: Path, forgotte
         if name not in forgotten:
             (data / name).unlink()
     shutil.copy(backup, data / "notso.db")
-    told = commits_told(data / "notso.db")
+    told = commits_acknowledged(data / "notso.db")
     shows(data, ["Early"])
     assert len(list(data.glob("kept-*-notso.db-wal"))) == (1 if forgotten else 0)
-    after = commits_told(data / "notso.db")
+    after = commits_acknowledged(data / "notso.db")
     assert told is not None and after is not None and after >= told, "or what the backup gets now could be lost unseen"
     shows(data, ["Early"])
 
@@ -186,13 +186,13 @@ def test_a_number_inside_that_is_none_is_a_loss(tmp_path: Path) -> None:
 
 def test_what_changes_nothing_is_not_counted(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
-        before = commits_told(tmp_path / "notso.db")
+        before = commits_acknowledged(tmp_path / "notso.db")
         assert not await store.set_title(OWNER, new_id(), "x")
         await store.purge(0)
-        assert commits_told(tmp_path / "notso.db") == before
+        assert commits_acknowledged(tmp_path / "notso.db") == before
         chat = a_chat()
         await store.add_turn(OWNER, a_turn(chat), chat)
-        assert commits_told(tmp_path / "notso.db") == (before or 0) + 1
+        assert commits_acknowledged(tmp_path / "notso.db") == (before or 0) + 1
 
     run(tmp_path, work)
 

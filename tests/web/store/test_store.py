@@ -56,11 +56,13 @@ def a_turn(chat: Chat, text: str = "question", key: str | None = None) -> NewTur
 def test_what_went_in_comes_out(tmp_path: Path) -> None:
     chat, numbers = a_chat("Ünïcödé \u2028 '; DROP TABLE chats; --"), Numbers(1, 2, 3, 4, 5.5, 6.5, 7.5)
     turn = a_turn(chat, "text with 'quotes' and \u2028 and 😀")
-    done = replace(turn.answer, content="a", reasoning="r", state="done", note="n", numbers=numbers, renderer=1)
+    done = replace(
+        turn.assistant_message, content="a", reasoning="r", state="done", note="n", numbers=numbers, renderer=1
+    )
 
     async def write(store: SQLiteStore) -> None:
         assert isinstance(await store.add_turn(OWNER, turn, chat), TurnAccepted)
-        await store.save_answer(replace(done, answer_html="<p>", reasoning_html="<b>"))
+        await store.save_message(replace(done, answer_html="<p>", reasoning_html="<b>"))
 
     async def read(store: SQLiteStore) -> None:
         (found,) = await store.chats(OWNER)
@@ -71,7 +73,7 @@ def test_what_went_in_comes_out(tmp_path: Path) -> None:
             True,
         )
         question, answer = await store.messages(OWNER, chat.id)
-        assert question == turn.question
+        assert question == turn.user_message
         assert answer == replace(done, answer_html="<p>", reasoning_html="<b>", parent_id=question.id)
         assert await store.message(OWNER, chat.id, answer.id) == await store.generation(
             OWNER, answer.generation_id or ""
@@ -112,8 +114,8 @@ def test_an_unfinished_answer_is_interrupted_at_the_next_start(tmp_path: Path) -
     async def crash(store: SQLiteStore) -> None:
         for chat in (running, queued, done):
             await store.add_turn(OWNER, turns[chat.id], chat)
-        await store.save_answer(replace(turns[running.id].answer, content="half", state="running"))
-        await store.save_answer(replace(turns[done.id].answer, content="whole", state="done"))
+        await store.save_message(replace(turns[running.id].assistant_message, content="half", state="running"))
+        await store.save_message(replace(turns[done.id].assistant_message, content="whole", state="done"))
 
     async def look(store: SQLiteStore) -> None:
         states = {}
@@ -134,14 +136,17 @@ def test_one_turn_per_chat_and_one_message_per_key(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         chat = a_chat()
         first = a_turn(chat)
-        answer = replace(first.answer, parent_id=first.question.id)
-        assert await store.add_turn(OWNER, first, chat) == TurnAccepted(first.question, answer)
+        answer = replace(first.assistant_message, parent_id=first.user_message.id)
+        assert await store.add_turn(OWNER, first, chat) == TurnAccepted(first.user_message, answer)
         refused = await store.add_turn(OWNER, a_turn(chat))
         assert isinstance(refused, TurnRefused) and refused.running is not None
-        assert refused.running.id == first.answer.id
+        assert refused.running.id == first.assistant_message.id
         again = await store.add_turn(OWNER, a_turn(chat, key=first.idempotency_key))
         assert isinstance(again, TurnAccepted) and again.repeated
-        assert (again.question.id, again.answer.id) == (first.question.id, first.answer.id)
+        assert (again.user_message.id, again.assistant_message.id) == (
+            first.user_message.id,
+            first.assistant_message.id,
+        )
         assert len(await store.messages(OWNER, chat.id)) == 2
         assert await store.add_turn(OWNER, a_turn(a_chat())) == TurnRefused(None)
 
@@ -156,15 +161,15 @@ def test_a_foreign_id_is_an_unknown_id(tmp_path: Path) -> None:
         other = "other"
         assert await store.chats(other) == [] == await store.messages(other, chat.id)
         assert await store.chat(other, chat.id) is None
-        assert await store.message(other, chat.id, turn.answer.id) is None
-        assert await store.generation(other, turn.answer.generation_id or "") is None
+        assert await store.message(other, chat.id, turn.assistant_message.id) is None
+        assert await store.generation(other, turn.assistant_message.generation_id or "") is None
         assert await store.add_turn(other, a_turn(chat)) == TurnRefused(None)
         assert not await store.set_title(other, chat.id, "x")
         assert not await store.set_thinking(other, chat.id, False)
         assert not await store.set_pinned(other, chat.id, True)
         assert not await store.set_settings(other, chat.id, {})
-        assert not await store.choose(other, chat.id, turn.answer.id)
-        assert not await store.edit_answer(other, chat.id, turn.answer.id, "x")
+        assert not await store.choose(other, chat.id, turn.assistant_message.id)
+        assert not await store.edit_message(other, chat.id, turn.assistant_message.id, "x")
         assert await store.trash_chat(other, chat.id) is None
         assert await store.trash_messages(other, chat.id, reset=True) is None
         assert await store.search(other, "question", 9) == []
@@ -180,7 +185,7 @@ def test_deleting_takes_the_messages_along_and_a_late_save_brings_none_back(tmp_
         await store.add_turn(OWNER, turn, chat)
         assert await store.trash_chat(OWNER, chat.id)
         assert await store.purge(0) == 1
-        await store.save_answer(replace(turn.answer, content="late", state="done"))
+        await store.save_message(replace(turn.assistant_message, content="late", state="done"))
         assert await store.messages(OWNER, chat.id) == []
         assert await store.trash_chat(OWNER, chat.id) is None
 
@@ -267,10 +272,10 @@ def test_a_full_disk_is_named_and_passes(tmp_path: Path) -> None:
         pages = store._writer.connection.execute("PRAGMA page_count").fetchone()[0]
         store._writer.connection.execute(f"PRAGMA max_page_count={pages}")
         with pytest.raises(StorageFullError):
-            await store.save_answer(replace(turn.answer, content="x" * 100_000, state="done"))
+            await store.save_message(replace(turn.assistant_message, content="x" * 100_000, state="done"))
         assert (await store.messages(OWNER, chat.id))[1].state == "queued", "nothing half-written"
         store._writer.connection.execute("PRAGMA max_page_count=1000000")
-        await store.save_answer(replace(turn.answer, content="x" * 100_000, state="done"))
+        await store.save_message(replace(turn.assistant_message, content="x" * 100_000, state="done"))
 
     run(tmp_path, work)
 

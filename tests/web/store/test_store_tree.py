@@ -15,7 +15,7 @@ from notso.web.store.protocol import (
     Attachment,
     Chat,
     Conversation,
-    NewAnswer,
+    NewMessage,
     NewTurn,
     Numbers,
     StoredMessage,
@@ -58,7 +58,7 @@ def a_turn(chat: Chat, text: str = "question", instead_of: str | None = None) ->
 async def finished(store: SQLiteStore, turn: NewTurn, text: str, new_chat: Chat | None = None) -> TurnAccepted:
     accepted = await store.add_turn(OWNER, turn, new_chat)
     assert isinstance(accepted, TurnAccepted)
-    await store.save_answer(replace(accepted.answer, content=text, state="done"))
+    await store.save_message(replace(accepted.assistant_message, content=text, state="done"))
     return accepted
 
 
@@ -73,17 +73,17 @@ def test_branches_are_remembered(tmp_path: Path) -> None:
         chat = a_chat()
         first = await finished(store, a_turn(chat, "q1"), "a1", chat)
         await finished(store, a_turn(chat, "q2"), "a2")
-        await finished(store, a_turn(chat, "q1 again", instead_of=first.question.id), "a1 again")
+        await finished(store, a_turn(chat, "q1 again", instead_of=first.user_message.id), "a1 again")
         assert await shown(store, chat) == ["q1 again", "a1 again"]
-        assert await store.choose(OWNER, chat.id, first.question.id)
+        assert await store.choose(OWNER, chat.id, first.user_message.id)
         assert await shown(store, chat) == ["q1", "a1", "q2", "a2"]
-        other = await store.add_answer(OWNER, NewAnswer(an_answer(chat), first.question.id, new_id()))
-        assert isinstance(other, TurnAccepted) and other.question.id == first.question.id
-        await store.save_answer(replace(other.answer, content="a1 b", state="done"))
+        other = await store.add_message(OWNER, NewMessage(an_answer(chat), first.user_message.id, new_id()))
+        assert isinstance(other, TurnAccepted) and other.user_message.id == first.user_message.id
+        await store.save_message(replace(other.assistant_message, content="a1 b", state="done"))
         assert await shown(store, chat) == ["q1", "a1 b"]
         await finished(store, a_turn(chat, "q3"), "a3")
         assert await shown(store, chat) == ["q1", "a1 b", "q3", "a3"]
-        assert await store.choose(OWNER, chat.id, first.answer.id)
+        assert await store.choose(OWNER, chat.id, first.assistant_message.id)
         assert await shown(store, chat) == ["q1", "a1", "q2", "a2"], "and below it what was shown there"
         assert not await store.choose(OWNER, chat.id, new_id())
 
@@ -95,15 +95,19 @@ def test_writing_on_keeps_the_text_and_takes_a_new_name(tmp_path: Path) -> None:
         chat = a_chat()
         turn = await finished(store, a_turn(chat), "half", chat)
         name = new_generation_id()
-        resumed = await store.resume_answer(OWNER, chat.id, turn.answer.id, name)
+        resumed = await store.resume_message(OWNER, chat.id, turn.assistant_message.id, name)
         assert isinstance(resumed, TurnAccepted)
-        assert (resumed.answer.content, resumed.answer.state, resumed.answer.generation_id) == ("half", "queued", name)
+        assert (
+            resumed.assistant_message.content,
+            resumed.assistant_message.state,
+            resumed.assistant_message.generation_id,
+        ) == ("half", "queued", name)
         assert (await store.generation(OWNER, name)) is not None
-        assert await store.generation(OWNER, turn.answer.generation_id or "") is None
-        again = await store.resume_answer(OWNER, chat.id, turn.answer.id, new_generation_id())
+        assert await store.generation(OWNER, turn.assistant_message.generation_id or "") is None
+        again = await store.resume_message(OWNER, chat.id, turn.assistant_message.id, new_generation_id())
         assert isinstance(again, TurnRefused) and again.running is not None
-        assert not await store.edit_answer(OWNER, chat.id, turn.answer.id, "x"), "not while it is written"
-        question = await store.resume_answer(OWNER, chat.id, turn.question.id, new_generation_id())
+        assert not await store.edit_message(OWNER, chat.id, turn.assistant_message.id, "x"), "not while it is written"
+        question = await store.resume_message(OWNER, chat.id, turn.user_message.id, new_generation_id())
         assert isinstance(question, TurnRefused)
 
     run(tmp_path, work)
@@ -114,13 +118,13 @@ def test_a_summary_can_be_taken_out_of_the_middle(tmp_path: Path) -> None:
         chat = a_chat()
         turn = await finished(store, a_turn(chat, "q1"), "a1", chat)
         answer = replace(an_answer(chat), kind="summary")
-        summary = await store.add_answer(OWNER, NewAnswer(answer, turn.answer.id, new_id()))
+        summary = await store.add_message(OWNER, NewMessage(answer, turn.assistant_message.id, new_id()))
         assert isinstance(summary, TurnAccepted)
-        await store.save_answer(replace(summary.answer, content="sum", state="done"))
+        await store.save_message(replace(summary.assistant_message, content="sum", state="done"))
         await finished(store, a_turn(chat, "q2"), "a2")
         assert await shown(store, chat) == ["q1", "a1", "sum", "q2", "a2"]
-        assert not await store.remove_summary(OWNER, chat.id, turn.answer.id)
-        assert await store.remove_summary(OWNER, chat.id, summary.answer.id)
+        assert not await store.remove_summary(OWNER, chat.id, turn.assistant_message.id)
+        assert await store.remove_summary(OWNER, chat.id, summary.assistant_message.id)
         assert await shown(store, chat) == ["q1", "a1", "q2", "a2"]
         assert await store.search(OWNER, "sum", 9) == []
 
@@ -214,16 +218,16 @@ def test_words_are_found_in_titles_questions_and_answers(tmp_path: Path) -> None
             return [hit.message_id for hit in await store.search(OWNER, query, 9)]
 
         assert await found("uber") == [None], "accents do not matter"
-        assert await found("WALRUS") == [turn.question.id], "the last word may go on"
-        assert await found("walruses live") == [turn.question.id]
+        assert await found("WALRUS") == [turn.user_message.id], "the last word may go on"
+        assert await found("walruses live") == [turn.user_message.id]
         assert await found("walrus live") == [], "but not the others"
-        assert await found("north") == [turn.answer.id]
+        assert await found("north") == [turn.assistant_message.id]
         (hit,) = await store.search(OWNER, "cold", 9)
         assert (hit.title, hit.snippet) == ("Über Walrösser", "In the \x02cold\x03 <b>north</b>.")
         await store.set_title(OWNER, chat.id, "Seals")
         assert await found("uber") == [] and await found("seals") == [None]
-        await store.edit_answer(OWNER, chat.id, turn.answer.id, "In the warm south.")
-        assert await found("north") == [] and await found("south") == [turn.answer.id]
+        await store.edit_message(OWNER, chat.id, turn.assistant_message.id, "In the warm south.")
+        assert await found("north") == [] and await found("south") == [turn.assistant_message.id]
 
     run(tmp_path, work)
 
@@ -233,9 +237,9 @@ def test_an_unfinished_answer_is_not_found_yet(tmp_path: Path) -> None:
         chat = a_chat()
         turn = a_turn(chat)
         await store.add_turn(OWNER, turn, chat)
-        await store.save_answer(replace(turn.answer, content="walrus", state="running"))
+        await store.save_message(replace(turn.assistant_message, content="walrus", state="running"))
         assert await store.search(OWNER, "walrus", 9) == []
-        await store.save_answer(replace(turn.answer, content="walrus", state="stopped"))
+        await store.save_message(replace(turn.assistant_message, content="walrus", state="stopped"))
         assert len(await store.search(OWNER, "walrus", 9)) == 1
 
     run(tmp_path, work)

@@ -23,7 +23,7 @@ from notso.web.tools.attachment_reader import ATTACHMENT_READER, MAX_LINES, part
 from notso.web.tools.calculator import CALCULATOR, MAX_BITS, calculate
 from notso.web.tools.chat_search import CHAT_SEARCH
 from notso.web.tools.chat_tool import ChatTool, Surroundings
-from notso.web.tools.clock import CLOCK, told
+from notso.web.tools.clock import CLOCK, spelt
 from notso.web.tools.toolbox import BUILT_IN, MAX_RESULT_CHARACTERS, Outcome, Toolbox, use
 from notso.web.values.errors import ToolError
 
@@ -123,22 +123,22 @@ NOON = datetime(2026, 2, 28, 12, 0, 30, tzinfo=UTC)
 
 
 def test_the_clock_knows_zones_and_cities() -> None:
-    assert told("Europe/Paris", NOON) == "Saturday, 28 February 2026, 13:00:30 (Europe/Paris, UTC+01:00)"
-    assert told("new york", NOON) == "Saturday, 28 February 2026, 07:00:30 (America/New_York, UTC-05:00)"
-    assert told("asia/KOLKATA", NOON).endswith("17:30:30 (Asia/Kolkata, UTC+05:30)")
-    assert told("utc", NOON).endswith("12:00:30 (UTC, UTC+00:00)")
-    assert "28 February 2026" in told("", NOON) or "27 February" in told("", NOON) or "1 March" in told("", NOON)
+    assert spelt("Europe/Paris", NOON) == "Saturday, 28 February 2026, 13:00:30 (Europe/Paris, UTC+01:00)"
+    assert spelt("new york", NOON) == "Saturday, 28 February 2026, 07:00:30 (America/New_York, UTC-05:00)"
+    assert spelt("asia/KOLKATA", NOON).endswith("17:30:30 (Asia/Kolkata, UTC+05:30)")
+    assert spelt("utc", NOON).endswith("12:00:30 (UTC, UTC+00:00)")
+    assert "28 February 2026" in spelt("", NOON) or "27 February" in spelt("", NOON) or "1 March" in spelt("", NOON)
 
 
 @pytest.mark.parametrize("zone", ["Atlantis", "../../etc/passwd", "x" * 5000, "Europe/"])
 def test_an_unknown_zone_is_told(zone: str) -> None:
     with pytest.raises(ToolError, match="there is no"):
-        told(zone, NOON)
+        spelt(zone, NOON)
 
 
 def test_a_misspelt_zone_gets_a_neighbour() -> None:
     with pytest.raises(ToolError, match="Europe/Paris"):
-        told("Europe/Pariss", NOON)
+        spelt("Europe/Pariss", NOON)
 
 
 def test_todays_date_is_today() -> None:

@@ -24,9 +24,9 @@ GOOD = {
     "thinking_budget": [("0", 0), ("4096", 4096), ("none", "none")],
     "suggestions": [("on", True), ("off", False)],
     "keep_thinking": [("on", True), ("off", False)],
-    "raw_questions": [("on", True), ("off", False)],
+    "raw_user_messages": [("on", True), ("off", False)],
     "titles": [("on", True), ("off", False)],
-    "read_ahead": [("on", True), ("off", False)],
+    "speculative_prefill": [("on", True), ("off", False)],
     "when_full": [("stop", "stop"), ("drop_oldest", "drop_oldest")],
     "tools": [("clock", "clock"), (" clock  files__read clock ", "clock files__read"), ("none", "none")],
 }
@@ -40,9 +40,9 @@ BAD = {
     "thinking_budget": ["-1", "131073"],
     "suggestions": ["yes", "true"],
     "keep_thinking": ["yes", "true"],
-    "raw_questions": ["yes", "true"],
+    "raw_user_messages": ["yes", "true"],
     "titles": ["yes", "true"],
-    "read_ahead": ["yes", "true"],
+    "speculative_prefill": ["yes", "true"],
     "when_full": ["explode"],
     "tools": ["a,b", "<b>", "x" * 5000],
 }

@@ -92,7 +92,7 @@ def test_waiting_wakes_at_once_or_after_the_time_given() -> None:
         assert not await log.wait(0, 0.01)
         waiter = asyncio.create_task(log.wait(0, 60))
         await asyncio.sleep(0)
-        log.set_phase("reading", "Reading")
+        log.set_phase("prefill", "Reading")
         assert await asyncio.wait_for(waiter, 30)
         assert await log.wait(0, 0), "already there"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notso.web.engine.port import Progress
-from notso.web.turns.prefill_eta import PromptClock, Reading
+from notso.web.turns.prefill_eta import PrefillEta, PrefillProgress
 
 TOTAL = 16_000
 CHUNK = 512
@@ -20,8 +20,8 @@ def time_until(done: int) -> float:
     return 0.002 * (done + done * done / (2 * TOTAL))
 
 
-def run(total: int = TOTAL, cached: int = 0, slowdown_after: int | None = None) -> list[tuple[float, Reading]]:
-    clock, readings, extra = PromptClock(), [], 0.0
+def run(total: int = TOTAL, cached: int = 0, slowdown_after: int | None = None) -> list[tuple[float, PrefillProgress]]:
+    clock, readings, extra = PrefillEta(), [], 0.0
     for done in range(cached, total + 1, CHUNK):
         if slowdown_after is not None and done > slowdown_after:
             extra += 3 * CHUNK * cost(done)
@@ -34,35 +34,35 @@ def run(total: int = TOTAL, cached: int = 0, slowdown_after: int | None = None) 
 def test_it_knows_that_later_tokens_cost_more() -> None:
     readings = run()
     end = 100 + time_until(TOTAL)
-    for now, reading in readings[4:-3]:
-        assert reading.left_s == pytest.approx(end - now, rel=0.1)
+    for now, prefill in readings[4:-3]:
+        assert prefill.left_s == pytest.approx(end - now, rel=0.1)
     mean_guess = (TOTAL - 4 * CHUNK) * time_until(4 * CHUNK) / (4 * CHUNK)
     assert mean_guess < 0.75 * (end - readings[4][0]), "the mean rate would have promised too much"
 
 
 def test_it_never_counts_up() -> None:
-    shown = [reading.left_s for _, reading in run() if reading.left_s is not None]
+    shown = [prefill.left_s for _, prefill in run() if prefill.left_s is not None]
     assert shown == sorted(shown, reverse=True)
 
 
 def test_unless_it_says_so() -> None:
     readings = run(slowdown_after=8000)
-    assert not any(reading.slower for _, reading in readings[: 8000 // CHUNK])
-    assert any(reading.slower for _, reading in readings[8000 // CHUNK :])
+    assert not any(prefill.slower for _, prefill in readings[: 8000 // CHUNK])
+    assert any(prefill.slower for _, prefill in readings[8000 // CHUNK :])
 
 
 def test_nothing_is_said_before_anything_was_measured_nor_below_a_second() -> None:
     readings = run()
     assert readings[0][1].left_s is None
     assert readings[-1][1].left_s is None and readings[-1][1].percent > 95
-    assert all(reading.left_s is None for _, reading in run(total=900))
+    assert all(prefill.left_s is None for _, prefill in run(total=900))
 
 
 def test_the_engines_own_rate_is_a_first_guess() -> None:
-    assert PromptClock().take(Progress(360, 1360, 360, 100.0), 5.0).left_s == pytest.approx(10.0, rel=0.05)
+    assert PrefillEta().take(Progress(360, 1360, 360, 100.0), 5.0).left_s == pytest.approx(10.0, rel=0.05)
 
 
 def test_cached_tokens_are_not_new_ones() -> None:
-    _, reading = run(cached=8192)[2]
-    assert (reading.new_tokens, reading.new_tokens_done, reading.cached_tokens) == (TOTAL - 8192, 1024, 8192)
-    assert PromptClock().take(Progress(0, 0, 0), 0.0).percent == 0
+    _, prefill = run(cached=8192)[2]
+    assert (prefill.new_tokens, prefill.new_tokens_done, prefill.cached_tokens) == (TOTAL - 8192, 1024, 8192)
+    assert PrefillEta().take(Progress(0, 0, 0), 0.0).percent == 0

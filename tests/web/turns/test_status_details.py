@@ -1,4 +1,4 @@
-"""What stands behind the pill and beside the meter, as the server says it."""
+"""What stands behind the badge and beside the meter, as the server says it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from notso.smollm3 import EngineError, Event
 from notso.web.store.folder import look_at
 from notso.web.testing.scripted_engine import ScriptedEngine, say
-from notso.web.turns.answer_stats import Figures
+from notso.web.turns.turn_stats import TurnStats
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
@@ -64,15 +64,15 @@ def test_details_of_no_chat_are_the_models(start: Start) -> None:
 
 
 def test_rows_say_only_what_is_known() -> None:
-    assert Figures().rows == []
-    assert Figures(place=2).rows == [("queue", "2nd in line")]
+    assert TurnStats().rows == []
+    assert TurnStats(place=2).rows == [("queue", "2nd in line")]
     rows = dict(
-        Figures(
+        TurnStats(
             queue_s=1.25,
             prompt_tokens=1249,
             cached_tokens=1000,
-            read_tokens=249,
-            reading_s=2.0,
+            prefill_tokens=249,
+            prefill_s=2.0,
             thinking_tokens=300,
             thinking_s=10,
             budget=256,

@@ -389,7 +389,7 @@ def test_a_lost_turn_does_not_lock_its_chat(start: Start) -> None:
     asked = server.ask("Hello")
     stored = server.finished(asked)
     server.on_loop(server.chat.turns._finished.clear)
-    server.on_loop(lambda: server.shared.store.save_answer(replace(stored, state="running")))
+    server.on_loop(lambda: server.shared.store.save_message(replace(stored, state="running")))
     assert server.finished(server.ask("More", asked.chat_id)).state == "done"
     assert server.stored(asked).state == "interrupted"
 

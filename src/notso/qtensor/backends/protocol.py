@@ -181,7 +181,7 @@ class Backend(Protocol):
         sequences: Array,
         tables: Array,
         pool: Any,
-        recent: tuple[Array, Any] | None = None,
+        window: tuple[Array, Any] | None = None,
     ) -> None:
         """Write k and v (L, KH, D) into the cache; tables (S, T) int32 names the block of each tile."""
 
@@ -194,6 +194,6 @@ class Backend(Protocol):
         pool: Any,
         scale: float,
         out: Array,
-        recent: tuple[Array, Any] | None = None,
+        window: tuple[Array, Any] | None = None,
     ) -> None:
         """Causal attention of q (L, H, D) over the cache into out (L, H, D)."""

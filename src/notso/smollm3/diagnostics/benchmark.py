@@ -27,7 +27,7 @@ from notso.smollm3.values.sampling_params import SamplingParams
 
 PROBE_BYTES = 1 << 30
 PROBE_READS = 3  # the first also brings the pages in; the best of them is the ceiling
-SETTLE_SECONDS = 120.0
+WAIT_SECONDS = 120.0
 
 CALM_SECONDS = 3.0
 """After the probe's memory is given back: a virtual machine may tell its host some seconds later, which costs a step or
@@ -123,7 +123,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
             report("trying the peer's configurations", 0, 1)
             peer.tune(plan.tasks)
         report("waiting for the weights' pages", 0, 1)
-        engine.settle(SETTLE_SECONDS)
+        engine.wait_for_placement(WAIT_SECONDS)
         rounds = _Rounds(engine, plan, report, peer)
         rounds.run()
         result: dict[str, Any] = {
@@ -175,15 +175,19 @@ class _Rounds:
         self._steps: dict[Task, list[float]] = {task: [] for task in plan.tasks}
 
     def run(self) -> None:
-        jobs: list[tuple[str, Callable[[], None]]] = [("ceilings", self._measure_ceilings)]
+        measurements: list[tuple[str, Callable[[], None]]] = [("ceilings", self._measure_ceilings)]
         for task in self.ours:
-            jobs.append((_name(task), partial(self._measure, task)))
+            measurements.append((_name(task), partial(self._measure, task)))
             if self._peer is not None:
-                jobs.append((f"{self._peer.name}: {_name(task)}", partial(self._measure_peer, self._peer, task)))
-        jobs += [(f"first token at {depth:,}", partial(self._measure_first, depth)) for depth in self.first_token]
-        total = self._plan.repeats * len(jobs)
+                measurements.append(
+                    (f"{self._peer.name}: {_name(task)}", partial(self._measure_peer, self._peer, task))
+                )
+        measurements += [
+            (f"first token at {depth:,}", partial(self._measure_first, depth)) for depth in self.first_token
+        ]
+        total = self._plan.repeats * len(measurements)
         for turn in range(total):
-            name, measure = jobs[turn % len(jobs)]
+            name, measure = measurements[turn % len(measurements)]
             self._report(name, turn, total)
             measure()
         for name, params in {"greedy": SamplingParams(temperature=0.0), "default": SamplingParams()}.items():

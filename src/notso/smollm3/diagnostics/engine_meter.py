@@ -69,7 +69,7 @@ class EngineMeter:
 
     def sampling_s(self, params: SamplingParams) -> float:
         """Median seconds to choose one token with these parameters from the logits of a random prompt."""
-        logits = self._engine.logits(self.draw(SHORT_TOKENS))[-1]
+        logits = self._engine.logits(self.random_ids(SHORT_TOKENS))[-1]
         sampler = Sampler(params, 1, len(logits))
         seconds = []
         for position in range(SAMPLINGS):
@@ -84,16 +84,16 @@ class EngineMeter:
         return usage.prompt_ms / 1000 * tokens / max(1, usage.prompt_tokens - usage.cached_tokens)
 
     def _decode(self, tokens: int, depth: int) -> list[float]:
-        prompt = self.prompt(depth, 1) if depth else self.draw(SHORT_TOKENS)
+        prompt = self.prompt(depth, 1) if depth else self.random_ids(SHORT_TOKENS)
         return self.watched(prompt, tokens + 1).steps[:tokens]
 
     def _batch(self, sequences: int, tokens: int) -> list[float]:
         """Steps of the sequence that began last, while all the others went on."""
-        prompts = [self.draw(SHORT_TOKENS) for _ in range(sequences)]
+        prompts = [self.random_ids(SHORT_TOKENS) for _ in range(sequences)]
         params = self.params(tokens + LATE_TOKENS)
         # Between two steps: begun one by one, the first might be at their end before the last are asked for.
         watches = self._engine._core.call(
-            lambda: [AnswerWatch(self._engine.submit(prompt, params)) for prompt in prompts]
+            lambda: [GenerationWatch(self._engine.submit(prompt, params)) for prompt in prompts]
         )
         # One more than is timed: stopped after their last, those told first would seem to have ended before the others.
         while min(len(watch.times) for watch in watches) <= tokens + 1 and not any(w.finished for w in watches):
@@ -105,9 +105,9 @@ class EngineMeter:
             raise EngineError(f"{sequences} answers were not written at the same time: load with more max_num_seqs")
         return last.steps[:tokens]
 
-    def watched(self, prompt: list[int], tokens: int) -> AnswerWatch:
+    def watched(self, prompt: list[int], tokens: int) -> GenerationWatch:
         """An answer of so many tokens, written to its end and timed."""
-        watch = AnswerWatch(self._engine.submit(prompt, self.params(tokens)))
+        watch = GenerationWatch(self._engine.submit(prompt, self.params(tokens)))
         watch.finish()
         if len(watch.times) != tokens:
             raise EngineError(f"{tokens} tokens were asked for, {len(watch.times)} came one by one")
@@ -119,17 +119,17 @@ class EngineMeter:
 
     # Prompts
 
-    def draw(self, tokens: int) -> list[int]:
+    def random_ids(self, tokens: int) -> list[int]:
         """A fresh prompt each time: nothing of it can be remembered from the round before."""
         return [int(i) for i in self._random.choice(self._ids, tokens)]
 
     def prompt(self, depth: int, new_tokens: int) -> list[int]:
         """`depth` tokens that the engine knows, the same each time, and new ones behind them."""
         if depth and depth not in self._laid:
-            self._laid[depth] = self.draw(depth)
+            self._laid[depth] = self.random_ids(depth)
         if depth:
             self._lay(self._laid[depth])
-        return self._laid.get(depth, []) + self.draw(new_tokens)
+        return self._laid.get(depth, []) + self.random_ids(new_tokens)
 
     def _lay(self, ids: list[int]) -> None:
         """Have the engine know `ids` without reading them all: two blocks are read, the others are copies of the second
@@ -140,7 +140,7 @@ class EngineMeter:
         engine, whole = self._engine, len(ids) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= 2 * BLOCK_TOKENS:
             return
-        self.watched([*ids[: 2 * BLOCK_TOKENS], *self.draw(1)], 1)
+        self.watched([*ids[: 2 * BLOCK_TOKENS], *self.random_ids(1)], 1)
 
         def copy() -> None:
             pool, parent = engine._pool, engine._salt("")
@@ -162,7 +162,7 @@ class EngineMeter:
             raise EngineError(f"the cache has no room for {len(ids):,} tokens") from None
 
 
-class AnswerWatch:
+class GenerationWatch:
     """One answer, and when each of its tokens came."""
 
     def __init__(self, generation: Generation) -> None:

@@ -123,7 +123,7 @@ class Engine:
         """Where the weights are read from: "mmap", "hugepages", or how far the copy has come."""
         return self._placement.state
 
-    def settle(self, timeout_s: float | None = None) -> None:
+    def wait_for_placement(self, timeout_s: float | None = None) -> None:
         """Wait until the weights are where they are to stay. For measurements; answering needs no waiting."""
         self._placement.wait(timeout_s)
 
@@ -131,7 +131,7 @@ class Engine:
         """What it does now, and totals since it was loaded."""
         return self._core.stats(self._placement.state)
 
-    def forget(self, owner: str | None = None, conversation: str | None = None) -> None:
+    def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
         """Remove what is cached of a conversation of `owner`, in memory and on disk: a deleted one leaves no trace.
         What another conversation has in common with it stays. Without arguments: all that is cached, of everybody.
 
@@ -141,16 +141,16 @@ class Engine:
         if (owner is None) != (conversation is None):
             raise InvalidRequestError("a conversation is forgotten by owner and name", param="conversation")
         digest = None if owner is None else conversation_digest(owner, conversation)
-        self._core.call(lambda: self._forget(digest))
+        self._core.call(lambda: self._clear_cache(digest))
 
-    def _forget(self, conversation: bytes | None) -> None:
-        self._core.background.prefix_warmup.forget(conversation)
+    def _clear_cache(self, conversation: bytes | None) -> None:
+        self._core.background.prefix_warmup.clear(conversation)
         if conversation is None:
             self._pool.clear()
         else:
-            self._scheduler.forget(conversation)
+            self._scheduler.evict(conversation)
         if self._offload is not None:
-            self._offload.forget(conversation)
+            self._offload.evict(conversation)
 
     def close(self) -> None:
         """Let go of the file and the cache. Generations under way end at their next step; later calls are refused."""
@@ -237,7 +237,7 @@ class Engine:
 
         return begin
 
-    def read_ahead(
+    def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         """What `submit` is about to be asked for, while the last message is still being typed: its prompt is read while
@@ -251,7 +251,7 @@ class Engine:
         ids, turn_at = self._inputs.draft(messages, params or SamplingParams(), asked)
         named = asked.conversation is not None  # else it is of none, until one finds it
         conversation = conversation_digest(asked.owner, asked.conversation) if named else None
-        self._core.read_ahead(self._salt(asked.owner), conversation, ids, turn_at)
+        self._core.speculative_prefill(self._salt(asked.owner), conversation, ids, turn_at)
 
     def generate(
         self,

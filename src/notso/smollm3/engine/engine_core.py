@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Steps through all requests in a thread of its own. `submit`, `read_ahead`, `call` and `stats` may be
+    """Steps through all requests in a thread of its own. `submit`, `speculative_prefill`, `call` and `stats` may be
     called from any; the rest runs in that thread."""
 
     def __init__(
@@ -98,7 +98,7 @@ class EngineCore:
         request.submitted = time.perf_counter()
         self._post(lambda: self._take(request))
 
-    def read_ahead(self, salt: bytes, conversation: bytes | None, ids: list[int], turn_at: int) -> None:
+    def speculative_prefill(self, salt: bytes, conversation: bytes | None, ids: list[int], turn_at: int) -> None:
         """Somebody types; see `PrefixWarmup.draft`. Raises EngineError if the engine has ended."""
         self._post(lambda: self.background.prefix_warmup.draft(salt, conversation, ids, turn_at))
 
@@ -166,7 +166,7 @@ class EngineCore:
             self._signal.wait(0.0 if has_work else self.background.nap_s(is_idle=not self._requests))
             self._is_stuck = False
             try:
-                self.runner.adopt_promoted()
+                self.runner.adopt_migrated()
                 while self._inbox:
                     self._inbox.popleft()()
                 self._poll_control_flags()
@@ -215,7 +215,7 @@ class EngineCore:
             if request.generation.stop_requested:
                 self._end(request, "cancelled")
             elif request.generation.answer_requested and request.read and request.output.in_reasoning:
-                request.generation.write(request.close_thought())
+                request.generation.write(request.close_reasoning())
                 self._end_if_over(request)
 
     def _step(self) -> None:
@@ -248,12 +248,12 @@ class EngineCore:
         running = self.scheduler.running
         decoding = [sequence for sequence in running if sequence.pending <= FEW_ROWS]
         rows = sum(sequence.pending for sequence in decoding)
-        nothing_to_read = len(decoding) == len(running) and not self.scheduler.waiting
+        nothing_to_prefill = len(decoding) == len(running) and not self.scheduler.waiting
         for sequence in running:
             sequence.drafts = []
         for sequence in decoding:
             request = self._requests[sequence]
-            if nothing_to_read and request.drafter is not None and sequence.pending == 1:
+            if nothing_to_prefill and request.drafter is not None and sequence.pending == 1:
                 left = min(request.most - request.output.tokens - 1, MAX_SAMPLED - rows, MOST_DRAFTS)
                 sequence.drafts = request.drafter.propose(left, rows)
                 rows += len(sequence.drafts)
@@ -264,8 +264,8 @@ class EngineCore:
         room = max(self.runner.max_rows - decoding, 1)
         if not decoding:
             return room
-        answer_s = self._latency.seconds(decoding) if decoding <= MAX_SAMPLED else 0.0
-        return self._prefill_budget.tokens(decoding, room, answer_s, self._prompt_s_per_token)
+        decode_s = self._latency.seconds(decoding) if decoding <= MAX_SAMPLED else 0.0
+        return self._prefill_budget.tokens(decoding, room, decode_s, self._prompt_s_per_token)
 
     def _begin(self, request: Request, chunk: Chunk) -> None:
         if request.started_at:
@@ -315,15 +315,15 @@ class EngineCore:
         events, right = list[Event](), 0
         for row, draft in zip(logits, [*chunk.drafts, None], strict=True):
             try:
-                token, new = request.draw(row)
+                token, new = request.sample(row)
             except Exception:
                 request.generation.write(events)  # what came before is told, drafted or not
                 raise
             events += new
             if request.is_over:
                 break
-            if request.thought_is_over:
-                events += request.close_thought()
+            if request.reasoning_is_over:
+                events += request.close_reasoning()
                 break
             if token != draft:
                 break
@@ -386,12 +386,12 @@ class EngineCore:
                 request.generation.write([Event("queued", place=place)])
 
     def _count(self, plan: Plan, seconds: float) -> None:
-        reading = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
-        if not reading:
+        prefilling = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
+        if not prefilling:
             self._latency.observe(plan.rows, seconds)
             self._totals.decode_tokens_per_s = len(plan.chunks) / seconds
             return
-        if len(reading) < len(plan.chunks):
+        if len(prefilling) < len(plan.chunks):
             self._prefill_budget.observe(plan.rows, seconds)
         if plan.rows < TILE_ROWS:
             return  # takes as long as sixteen would: says nothing of a prompt's pace

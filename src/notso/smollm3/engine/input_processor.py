@@ -16,13 +16,13 @@ from notso.smollm3.output.logprobs import token_logprob
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.grammar import Grammars
 from notso.smollm3.sampling.sampler import Sampler
-from notso.smollm3.sampling.structured_output import guide_for
+from notso.smollm3.sampling.structured_output import structured_output_for
 from notso.smollm3.scheduling.block_pool import conversation_digest
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import PRIORITIES
 from notso.smollm3.scheduling.sequence import Sequence as ScheduledSequence
 from notso.smollm3.scheduling.step_latency import StepLatency
-from notso.smollm3.text.prompt import ANSWER_TOKENS, Prompt, PromptWriter, checked_ids
+from notso.smollm3.text.prompt import GENERATION_TOKENS, Prompt, PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import Message
@@ -64,9 +64,11 @@ class InputProcessor:
         prompt = self._fitting_prompt(asked, params, options)
         tokenizer = self._tokenizer
         room = self._context_tokens - len(prompt.ids)
-        guide = guide_for(options, tokenizer, self._grammars, may_think=prompt.may_think, begun=prompt.begun)
-        is_guided = guide is not None and guide.has_grammar
-        may_call = bool(options.tools) and options.tool_choice != "none" and not (is_guided and prompt.begun)
+        structured_output = structured_output_for(
+            options, tokenizer, self._grammars, may_think=prompt.may_think, started=prompt.started
+        )
+        is_structured = structured_output is not None and structured_output.has_grammar
+        may_call = bool(options.tools) and options.tool_choice != "none" and not (is_structured and prompt.started)
         top, dropped = options.top_logprobs, prompt.dropped_messages
         return Request(
             sequence=ScheduledSequence(
@@ -85,16 +87,16 @@ class InputProcessor:
                 prompt.goes_on,
                 isinstance(asked, str),
                 one_call=not options.parallel_tool_calls,
-                is_guided=is_guided,
-                calls_are_held=guide is not None and guide.holds_calls,
+                is_structured=is_structured,
+                calls_are_held=structured_output is not None and structured_output.holds_calls,
             ),
             most=params.max_tokens or room,
             thinking_budget=params.thinking_budget,
-            closing=self._prompts.end_of_thought,
+            closing=self._prompts.end_of_reasoning,
             propose=None if self._latency is None else partial(self._drafter, prompt.ids, self._latency),
-            guide=guide,
+            structured_output=structured_output,
             describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
-            next_ids=None if is_guided or dropped else self._next_ids(asked, params, options),
+            next_ids=None if is_structured or dropped else self._next_ids(asked, params, options),
             initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
         )
 
@@ -157,7 +159,7 @@ class InputProcessor:
         return write
 
     def _kept_free(self, params: SamplingParams) -> int:
-        return params.max_tokens or min(ANSWER_TOKENS, self._context_tokens // 4)
+        return params.max_tokens or min(GENERATION_TOKENS, self._context_tokens // 4)
 
     def _drafter(self, ids: list[int], latency: StepLatency) -> NgramDrafter:
         return NgramDrafter(ids[-DRAFT_HISTORY_TOKENS:], never=self._never_drafted, latency=latency)

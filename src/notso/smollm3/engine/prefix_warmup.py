@@ -80,7 +80,7 @@ class PrefixWarmup:
         sequence = request.sequence
         if request.next_ids is None or request.output.finish_reason not in ("stop", "tool_calls"):
             return
-        if sequence.is_forgotten:
+        if sequence.is_evicted:
             return
         for other in [other for other in self._notes if other.prompt == sequence.prompt]:
             self._notes.remove(other)  # answered anew
@@ -108,7 +108,7 @@ class PrefixWarmup:
             self._typed.pop(sequence.salt, None)
             self._drafts.pop(sequence.salt, None)
 
-    def forget(self, conversation: bytes | None = None) -> None:
+    def clear(self, conversation: bytes | None = None) -> None:
         """Nothing is to be read; or nothing for this conversation."""
         for note in list(self._notes):
             if conversation in (None, note.conversation):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.sampler import Floats, Sampler
-from notso.smollm3.sampling.structured_output import Guide
+from notso.smollm3.sampling.structured_output import StructuredOutput
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.values.events import Event, TokenLogprob, Usage
@@ -20,9 +20,9 @@ from notso.smollm3.values.messages import Message
 class Request:
     """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that end
     a thought for the model; `propose`: makes the drafter of what comes next, once the answer is under way (None:
-    nobody does); `guide`: what keeps the answer to a grammar; `describe`: makes a token's log probabilities;
-    `next_ids`: writes what the next turn's prompt begins with, given the answer (empty: of no use). Times in seconds of
-    `perf_counter`, 0 until they come."""
+    nobody does); `structured_output`: what keeps the answer to a grammar; `describe`: makes a token's log
+    probabilities; `next_ids`: writes what the next turn's prompt begins with, given the answer (empty: of no use).
+    Times in seconds of `perf_counter`, 0 until they come."""
 
     sequence: Sequence
     generation: Generation
@@ -32,7 +32,7 @@ class Request:
     thinking_budget: int | None = None
     closing: tuple[int, ...] = ()
     propose: Callable[[], NgramDrafter] | None = None
-    guide: Guide | None = None
+    structured_output: StructuredOutput | None = None
     describe: Callable[[Floats, int], TokenLogprob] | None = None
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # what to tell before anything else
@@ -44,10 +44,10 @@ class Request:
     drafted: int = 0
     accepted: int = 0
     drafter: NgramDrafter | None = field(init=False, default=None)
-    drafter_told: int = field(init=False)
+    drafter_length: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.drafter_told = len(self.sequence.tokens)
+        self.drafter_length = len(self.sequence.tokens)
 
     @property
     def prompt_tokens(self) -> int:
@@ -60,7 +60,7 @@ class Request:
         return self.output.finish_reason is not None or self.output.tokens >= self.most
 
     @property
-    def thought_is_over(self) -> bool:
+    def reasoning_is_over(self) -> bool:
         """Whether it thinks and shall not think on: the budget is spent, or somebody wants the answer now."""
         if not self.output.in_reasoning:
             return False
@@ -68,22 +68,22 @@ class Request:
         spent = budget is not None and self.output.reasoning_tokens >= budget
         return spent or self.generation.answer_requested
 
-    def draw(self, logits: Floats) -> tuple[int, list[Event]]:
+    def sample(self, logits: Floats) -> tuple[int, list[Event]]:
         """Choose the next token by logits (V,); the token, and the events it makes certain."""
-        sequence, answer, guide = self.sequence, self.output, self.guide
+        sequence, answer, structured_output = self.sequence, self.output, self.structured_output
         in_reasoning = answer.in_reasoning
-        restricted = logits if guide is None else guide.restrict(logits, in_reasoning)
+        restricted = logits if structured_output is None else structured_output.restrict(logits, in_reasoning)
         token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
         entry = None if self.describe is None else self.describe(logits, token)
         sequence.tokens.append(token)
-        if guide is not None and guide.take(token, in_reasoning):
-            answer.begin(calls=token == guide.call_tag)
+        if structured_output is not None and structured_output.take(token, in_reasoning):
+            answer.begin(calls=token == structured_output.call_tag)
         events = list(answer.push(token, entry))
-        if guide is not None and guide.is_over:
+        if structured_output is not None and structured_output.is_over:
             answer.end()
         return token, events
 
-    def close_thought(self) -> list[Event]:
+    def close_reasoning(self) -> list[Event]:
         """Write the end of the thought for the model, as far as there is room; it goes on behind it."""
         events: list[Event] = []
         for token in self.closing:
@@ -99,8 +99,8 @@ class Request:
         self.accepted += right
         if self.drafter is not None:
             self.drafter.accept(drafted, right)
-            self.drafter.extend(self.sequence.tokens[self.drafter_told :])
-        self.drafter_told = len(self.sequence.tokens)
+            self.drafter.extend(self.sequence.tokens[self.drafter_length :])
+        self.drafter_length = len(self.sequence.tokens)
 
     def usage(self) -> Usage:
         """What it has cost by now."""

@@ -55,7 +55,7 @@ class BlockName:
     All in hex, so nothing of what anyone wrote comes into a path."""
 
     model: bytes
-    key: bytes
+    hash: bytes
     tag: bytes
     is_partial: bool
 
@@ -63,11 +63,13 @@ class BlockName:
     PATTERN: ClassVar[str] = "([0-9a-f]{16})-([0-9a-f]{32})-([0-9a-f]{16})-([bt])"
 
     @classmethod
-    def of(cls, cache_version: bytes, key: bytes, tag: bytes, *, is_partial: bool) -> BlockName:
+    def of(cls, cache_version: bytes, hash: bytes, tag: bytes, *, is_partial: bool) -> BlockName:
         """Raises ValueError for a key that has not 16 bytes or a tag of more than 8."""
-        if len(key) != HASH_BYTES or len(tag) > TAG_BYTES:
-            raise ValueError(f"a key has {HASH_BYTES} bytes and a tag up to {TAG_BYTES}, not {len(key)} and {len(tag)}")
-        return cls(_digest(cache_version)[:8], key, tag.ljust(TAG_BYTES, b"\0"), is_partial)
+        if len(hash) != HASH_BYTES or len(tag) > TAG_BYTES:
+            raise ValueError(
+                f"a key has {HASH_BYTES} bytes and a tag up to {TAG_BYTES}, not {len(hash)} and {len(tag)}"
+            )
+        return cls(_digest(cache_version)[:8], hash, tag.ljust(TAG_BYTES, b"\0"), is_partial)
 
     @classmethod
     def parse(cls, text: str) -> BlockName:
@@ -75,12 +77,12 @@ class BlockName:
         match = re.fullmatch(cls.PATTERN + re.escape(cls.SUFFIX), text)
         if match is None:
             raise ValueError(f"{text!r} is no block's name")
-        model, key, tag, kind = match.groups()
-        return cls(bytes.fromhex(model), bytes.fromhex(key), bytes.fromhex(tag), kind == "t")
+        model, hash, tag, kind = match.groups()
+        return cls(bytes.fromhex(model), bytes.fromhex(hash), bytes.fromhex(tag), kind == "t")
 
     def __str__(self) -> str:
         kind = "t" if self.is_partial else "b"
-        return f"{self.model.hex()}-{self.key.hex()}-{self.tag.hex()}-{kind}{self.SUFFIX}"
+        return f"{self.model.hex()}-{self.hash.hex()}-{self.tag.hex()}-{kind}{self.SUFFIX}"
 
     def is_of(self, cache_version: bytes) -> bool:
         """Whether it belongs to this model and these settings."""
@@ -140,7 +142,7 @@ def read_block(path: Path, name: BlockName, cache_version: bytes, content: Seque
     Only when it returns does `content` hold the block.
     """
     with _opened(path) as file:
-        header, tokens, checksum = _read_beginning(file, name, cache_version, sum(len(part) for part in content))
+        header, tokens, checksum = _read_header(file, name, cache_version, sum(len(part) for part in content))
         left = list(content)
         while left:
             count = os.readv(file.fileno(), left[:MOST_PARTS])
@@ -159,7 +161,7 @@ def read_tokens(path: Path, name: BlockName, cache_version: bytes, content_bytes
     """The tokens alone, without the checksum's word: for finding out whether the block is wanted. Raises OSError or
     DamagedBlockError."""
     with _opened(path) as file:
-        return array("i", _read_beginning(file, name, cache_version, content_bytes)[1]).tolist()
+        return array("i", _read_header(file, name, cache_version, content_bytes)[1]).tolist()
 
 
 def announce(path: Path) -> None:
@@ -174,14 +176,12 @@ def _opened(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags), "rb", buffering=0)
 
 
-def _read_beginning(
-    file: BinaryIO, name: BlockName, cache_version: bytes, content_bytes: int
-) -> tuple[bytes, bytes, int]:
+def _read_header(file: BinaryIO, name: BlockName, cache_version: bytes, content_bytes: int) -> tuple[bytes, bytes, int]:
     """Header, tokens and checksum, checked against the name, the model and the size of the file."""
-    beginning = file.read(HEADER_BYTES)
-    if len(beginning) < HEADER_BYTES:
+    raw = file.read(HEADER_BYTES)
+    if len(raw) < HEADER_BYTES:
         raise DamagedBlockError(f"{name} is too short")
-    header, (checksum,) = beginning[: _HEADER.size], _CHECKSUM.unpack(beginning[_HEADER.size :])
+    header, (checksum,) = raw[: _HEADER.size], _CHECKSUM.unpack(raw[_HEADER.size :])
     count = _HEADER.unpack(header)[7]
     if header != _header(name, cache_version, count, content_bytes) or count > BLOCK_TOKENS:
         raise DamagedBlockError(f"{name} is another block, of another model, or from another version")
@@ -196,7 +196,7 @@ def _read_beginning(
 def _header(name: BlockName, cache_version: bytes, tokens: int, content_bytes: int) -> bytes:
     digest = _digest(cache_version)
     return _HEADER.pack(
-        _MAGIC, _ORDER, VERSION, digest, name.key, name.tag, int(name.is_partial), tokens, content_bytes
+        _MAGIC, _ORDER, VERSION, digest, name.hash, name.tag, int(name.is_partial), tokens, content_bytes
     )
 
 

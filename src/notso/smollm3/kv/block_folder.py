@@ -93,27 +93,27 @@ class BlockFolder:
     def add(self, name: BlockName, size: int) -> None:
         """A file is there."""
         if name.is_of(self._cache_version):
-            known = self.known.get((name.key, name.is_partial))
+            known = self.known.get((name.hash, name.is_partial))
             if known is not None and known != name:
                 self.unlink(str(known))  # the same block under another tag
-            self.known[name.key, name.is_partial] = name
-            self.partials.pop(name.key, None)
+            self.known[name.hash, name.is_partial] = name
+            self.partials.pop(name.hash, None)
         self.used_bytes += size - self.files.pop(str(name), 0)
         self.files[str(name)] = size
 
-    def _forget(self, text: str) -> None:
+    def _remove(self, text: str) -> None:
         self.used_bytes -= self.files.pop(text, 0)
         name = BlockName.parse(text)
-        if self.known.get((name.key, name.is_partial)) == name:
-            del self.known[name.key, name.is_partial]
+        if self.known.get((name.hash, name.is_partial)) == name:
+            del self.known[name.hash, name.is_partial]
             if name.is_partial:
-                self.partials.pop(name.key, None)
+                self.partials.pop(name.hash, None)
         self.log.drop(name)
 
     def unlink(self, text: str, *, at_once: bool = False) -> None:
         """A file is gone for us; from the folder too, if we are the one that writes there or it must not wait."""
         with self.lock:
-            self._forget(text)
+            self._remove(text)
         if self._owner.is_held or at_once:
             try:
                 (self.path / text).unlink(missing_ok=True)

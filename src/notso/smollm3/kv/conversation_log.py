@@ -59,8 +59,8 @@ class ConversationLog:
             record, checksum = content[at : at + _RECORD.size], content[at + _RECORD.size : at + RECORD_BYTES]
             if _CHECKSUM.pack(zlib.crc32(record)) != checksum:
                 continue
-            conversation, model, key, tag, marks = _RECORD.unpack(record)
-            name = BlockName(model, key, tag, is_partial=bool(marks & _PARTIAL))
+            conversation, model, hash, tag, marks = _RECORD.unpack(record)
+            name = BlockName(model, hash, tag, is_partial=bool(marks & _PARTIAL))
             if marks & _ANEW:
                 self._of.pop(name, None)
             if name in names:
@@ -90,7 +90,7 @@ class ConversationLog:
         """A file is gone."""
         self._of.pop(name, None)
 
-    def forget(self, conversation: bytes) -> list[BlockName]:
+    def evict(self, conversation: bytes) -> list[BlockName]:
         """Take a conversation out; the files that belong to no other."""
         left = []
         for name, conversations in list(self._of.items()):
@@ -143,5 +143,5 @@ class ConversationLog:
 
 
 def _record(name: BlockName, conversation: bytes, flags: int) -> bytes:
-    record = _RECORD.pack(conversation, name.model, name.key, name.tag, flags | (_PARTIAL if name.is_partial else 0))
+    record = _RECORD.pack(conversation, name.model, name.hash, name.tag, flags | (_PARTIAL if name.is_partial else 0))
     return record + _CHECKSUM.pack(zlib.crc32(record))

@@ -49,7 +49,7 @@ FREE_BYTES = 1024 * MIB
 _log = logging.getLogger(__name__)
 
 
-class _Job:
+class _QueuedBlock:
     """A block on its way to the disk."""
 
     def __init__(
@@ -88,8 +88,8 @@ class DiskStore:
         self._queue_bytes = queue_bytes
         self._free_bytes = free_bytes
         self._folder = BlockFolder(folder, cache_version)
-        self._queue: OrderedDict[tuple[bytes, bool], _Job] = OrderedDict()
-        self._writing: _Job | None = None
+        self._queue: OrderedDict[tuple[bytes, bool], _QueuedBlock] = OrderedDict()
+        self._writing: _QueuedBlock | None = None
         self._is_at_work = False
         self._wake = threading.Condition(self._folder.lock)
         self._closing = False
@@ -121,33 +121,33 @@ class DiskStore:
         """How many there are of this cache version, partial blocks included."""
         return len(self._folder.known)
 
-    def has(self, key: bytes) -> bool:
-        """Whether the full block known by `key` is there, as far as names tell."""
+    def has(self, hash: bytes) -> bool:
+        """Whether the full block known by `hash` is there, as far as names tell."""
         self._folder.look_again()
         with self._wake:
-            return (key, False) in self._folder.known or (key, False) in self._queue
+            return (hash, False) in self._folder.known or (hash, False) in self._queue
 
-    def partial(self, parent: bytes) -> list[int]:
-        """The tokens of the part of a block that was kept after `parent`; empty if there is none."""
+    def partial(self, parent_hash: bytes) -> list[int]:
+        """The tokens of the part of a block that was kept after `parent_hash`; empty if there is none."""
         self._folder.look_again()
         with self._wake:
-            if job := self._queue.get((parent, True)):
-                return list(job.tokens)
-            name = self._folder.known.get((parent, True))
-            if name is None or parent in self._folder.partials:
-                return list(self._folder.partials.get(parent, ()))
+            if queued := self._queue.get((parent_hash, True)):
+                return list(queued.tokens)
+            name = self._folder.known.get((parent_hash, True))
+            if name is None or parent_hash in self._folder.partials:
+                return list(self._folder.partials.get(parent_hash, ()))
         try:
             tokens = read_tokens(self.folder / str(name), name, self._cache_version, self.block_bytes)
         except (OSError, DamagedBlockError) as error:
             self._folder.drop(name, error)
             return []
         with self._wake:
-            self._folder.partials[parent] = tokens
+            self._folder.partials[parent_hash] = tokens
         return list(tokens)
 
     def put(
         self,
-        key: bytes,
+        hash: bytes,
         tokens: Sequence[int],
         content: bytes,
         *,
@@ -163,71 +163,71 @@ class DiskStore:
         """
         if len(content) != self.block_bytes:
             raise ValueError(f"a block has {self.block_bytes} bytes, not {len(content)}")
-        name = BlockName.of(self._cache_version, key, tag, is_partial=is_partial)
+        name = BlockName.of(self._cache_version, hash, tag, is_partial=is_partial)
         with self._wake:
             if not self.is_writing:
                 return False
-            if not is_partial and ((key, False) in self._folder.known or (key, False) in self._queue):
+            if not is_partial and ((hash, False) in self._folder.known or (hash, False) in self._queue):
                 for conversation in conversations:
-                    self.belongs_to(key, conversation)
+                    self.belongs_to(hash, conversation)
                 return True
-            waiting = sum(len(job.content) for other, job in self._queue.items() if other != (key, is_partial))
+            waiting = sum(len(queued.content) for other, queued in self._queue.items() if other != (hash, is_partial))
             if waiting + len(content) > self._queue_bytes or file_bytes(len(tokens), len(content)) > self.budget_bytes:
                 return False
-            self._queue.pop((key, is_partial), None)
-            self._queue[key, is_partial] = _Job(name, tokens, content, conversations)
+            self._queue.pop((hash, is_partial), None)
+            self._queue[hash, is_partial] = _QueuedBlock(name, tokens, content, conversations)
             self._wake.notify_all()
         return True
 
-    def belongs_to(self, key: bytes, conversation: bytes) -> None:
-        """The full block known by `key`, if it is there, belongs to this conversation too."""
+    def belongs_to(self, hash: bytes, conversation: bytes) -> None:
+        """The full block known by `hash`, if it is there, belongs to this conversation too."""
         with self._wake:
-            job, name = self._queue.get((key, False)), self._folder.known.get((key, False))
-            if job is not None:
-                job.conversations.add(conversation)
+            queued, name = self._queue.get((hash, False)), self._folder.known.get((hash, False))
+            if queued is not None:
+                queued.conversations.add(conversation)
             if name is not None and self.is_writing:
                 self._folder.log.add(name, conversation)
                 self._wake.notify_all()
 
-    def forget(self, conversation: bytes) -> None:
+    def evict(self, conversation: bytes) -> None:
         """Remove every block that belongs to this conversation and no other, of all models."""
         self._folder.see_others()
         with self._wake:
-            names = self._folder.log.forget(conversation)
-            for job in self._jobs():
-                job.conversations.discard(conversation)
+            names = self._folder.log.evict(conversation)
+            for queued in self._queued():
+                queued.conversations.discard(conversation)
             self._unqueue_nobodys()
             self._wake.notify_all()
         for name in names:
             self._folder.unlink(str(name), at_once=True)
 
-    def _jobs(self) -> list[_Job]:
+    def _queued(self) -> list[_QueuedBlock]:
         return [*self._queue.values(), *([] if self._writing is None else [self._writing])]
 
     def _unqueue_nobodys(self) -> None:
         """Blocks that belong to no conversation any more are not written; the one being written goes afterwards."""
-        for at, job in list(self._queue.items()):
-            if not job.conversations:
+        for at, queued in list(self._queue.items()):
+            if not queued.conversations:
                 del self._queue[at]
 
-    def get(self, key: bytes, tokens: Sequence[int], *, is_partial: bool = False) -> bytes | None:
+    def get(self, hash: bytes, tokens: Sequence[int], *, is_partial: bool = False) -> bytes | None:
         """The content of a block, if it is there, whole, and of these tokens."""
         buffer = bytearray(self.block_bytes)
-        return bytes(buffer) if self.read_into([memoryview(buffer)], key, tokens, is_partial=is_partial) else None
+        return bytes(buffer) if self.read_into([memoryview(buffer)], hash, tokens, is_partial=is_partial) else None
 
     def read_into(
-        self, content: Sequence[memoryview], key: bytes, tokens: Sequence[int], *, is_partial: bool = False
+        self, content: Sequence[memoryview], hash: bytes, tokens: Sequence[int], *, is_partial: bool = False
     ) -> bool:
         """The same into parts of memory of `block_bytes` bytes together. What lies there afterwards counts only if it
         returned True."""
         with self._wake:
-            job, name = self._queue.get((key, is_partial)), self._folder.known.get((key, is_partial))
-        if job is not None:
+            queued, name = self._queue.get((hash, is_partial)), self._folder.known.get((hash, is_partial))
+        if queued is not None:
             at = 0
             for part in content:
-                part[:] = job.content[at : at + len(part)]
+                part[:] = queued.content[at : at + len(part)]
                 at += len(part)
-            return job.tokens == array("i", tokens)
+            return queued.tokens == array("i", tokens)
         if name is None:
             return False
         path = self.folder / str(name)
@@ -242,10 +242,10 @@ class DiskStore:
                 self._folder.files.move_to_end(str(name))
         return held == list(tokens)
 
-    def expect(self, key: bytes, *, is_partial: bool = False) -> None:
+    def expect(self, hash: bytes, *, is_partial: bool = False) -> None:
         """A block is wanted in a moment: the disk may begin."""
         with self._wake:
-            name = self._folder.known.get((key, is_partial))
+            name = self._folder.known.get((hash, is_partial))
         if name is not None:
             with suppress(OSError):  # the reader finds out
                 announce(self.folder / str(name))
@@ -254,9 +254,9 @@ class DiskStore:
         """Remove every block that was written with this tag, also by another process, and those that wait to be."""
         self._folder.see_others()
         with self._wake:
-            for job in self._jobs():
-                if job.name.has_tag(tag):
-                    job.conversations.clear()
+            for queued in self._queued():
+                if queued.name.has_tag(tag):
+                    queued.conversations.clear()
             self._unqueue_nobodys()
             names = [name for name in self._folder.files if BlockName.parse(name).has_tag(tag)]
             self._folder.log.rewrite()
@@ -292,19 +292,19 @@ class DiskStore:
                 self._wake.wait_for(lambda: self._queue or self._closing or self._has_records)
                 if not (self._queue or self._has_records):
                     return
-                job = next(iter(self._queue.values()), None)
-                self._writing, self._is_at_work = job, True
-                if job is not None:
-                    self._folder.log.begin(job.name, job.conversations)
+                queued = next(iter(self._queue.values()), None)
+                self._writing, self._is_at_work = queued, True
+                if queued is not None:
+                    self._folder.log.begin(queued.name, queued.conversations)
                 records, is_anew = self._folder.log.unsaved()
             size = 0
             try:
                 self._folder.log.save(records, is_anew)
-                size = 0 if job is None else self._write(job)
+                size = 0 if queued is None else self._write(queued)
             except OSError as error:
                 self._turn_off(error)
-            if job is not None:
-                self._done((job.name.key, job.name.is_partial), job, size)
+            if queued is not None:
+                self._done((queued.name.hash, queued.name.is_partial), queued, size)
             with self._wake:
                 self._writing, self._is_at_work = None, False
                 self._wake.notify_all()
@@ -313,25 +313,25 @@ class DiskStore:
     def _has_records(self) -> bool:
         return self._folder.log.is_unsaved and self._problem is None
 
-    def _write(self, job: _Job) -> int:
+    def _write(self, queued: _QueuedBlock) -> int:
         """Put one block on the disk; the bytes of its file."""
-        parts = encode_block(job.name, self._cache_version, job.tokens, job.content)
+        parts = encode_block(queued.name, self._cache_version, queued.tokens, queued.content)
         size = sum(len(part) for part in parts)
         self._make_room(size)
-        write_file(self.folder / str(job.name), parts, flush=not self._closing)
+        write_file(self.folder / str(queued.name), parts, flush=not self._closing)
         return size
 
-    def _done(self, at: tuple[bytes, bool], job: _Job, size: int) -> None:
+    def _done(self, at: tuple[bytes, bool], queued: _QueuedBlock, size: int) -> None:
         with self._wake:
-            if self._queue.get(at) is job:
+            if self._queue.get(at) is queued:
                 del self._queue[at]
             if size:
-                self._folder.add(job.name, size)
-                for conversation in job.conversations:  # some may have come meanwhile, and an older file gone
-                    self._folder.log.add(job.name, conversation)
+                self._folder.add(queued.name, size)
+                for conversation in queued.conversations:  # some may have come meanwhile, and an older file gone
+                    self._folder.log.add(queued.name, conversation)
             is_last = not self._queue
-        if size and not job.conversations:
-            self._folder.unlink(str(job.name))
+        if size and not queued.conversations:
+            self._folder.unlink(str(queued.name))
         if is_last and self._problem is None:
             try:
                 flush_folder(self.folder)

@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Offer:
-    """A block to be kept, as long as it still holds what it held: `tokens` after `parent`."""
+    """A block to be kept, as long as it still holds what it held: `tokens` after `parent_hash`."""
 
-    key: bytes
-    parent: bytes
+    hash: bytes
+    parent_hash: bytes
     tokens: list[int]
     block: int
     is_partial: bool
@@ -76,22 +76,22 @@ class KVOffload:
         self._offers: dict[int, _Offer] = {}  # by block, so there are never more than blocks
         self._lacking: dict[tuple[bytes, bool], float] = {}  # (key, is_partial): known by name, of no use until then
 
-    def has(self, key: bytes) -> bool:
-        """Whether the full block known by `key` is there."""
-        return not self._is_lacking(key) and self._files.has(key)
+    def has(self, hash: bytes) -> bool:
+        """Whether the full block known by `hash` is there."""
+        return not self._is_lacking(hash) and self._files.has(hash)
 
-    def partial(self, parent: bytes) -> list[int]:
-        """The tokens of the part of a block that was kept after `parent`; empty if there is none."""
-        return [] if self._is_lacking(parent, is_partial=True) else self._files.partial(parent)
+    def partial(self, parent_hash: bytes) -> list[int]:
+        """The tokens of the part of a block that was kept after `parent_hash`; empty if there is none."""
+        return [] if self._is_lacking(parent_hash, is_partial=True) else self._files.partial(parent_hash)
 
     def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
         """Whether a window is to be loaded with such a block of a sequence."""
         return self._windows is not None and (is_first or is_partial)
 
-    def _is_lacking(self, key: bytes, *, is_partial: bool = False) -> bool:
-        until = self._lacking.get((key, is_partial))
+    def _is_lacking(self, hash: bytes, *, is_partial: bool = False) -> bool:
+        until = self._lacking.get((hash, is_partial))
         if until is not None and time.monotonic() >= until:
-            del self._lacking[key, is_partial]
+            del self._lacking[hash, is_partial]
             until = None
         return until is not None
 
@@ -101,13 +101,13 @@ class KVOffload:
             self._files.expect(load.hash, is_partial=load.is_partial)
         if not loads or loads[-1].is_partial:
             return
-        sequence, key = loads[-1].sequence, loads[-1].hash
+        sequence, hash = loads[-1].sequence, loads[-1].hash
         start = (sequence.blocks.index(loads[-1].block) + 1) * BLOCK_TOKENS
         for at in range(start, min(start + AHEAD * BLOCK_TOKENS, len(sequence.tokens) - BLOCK_TOKENS), BLOCK_TOKENS):
-            key = block_hash(key, sequence.tokens[at : at + BLOCK_TOKENS])
-            if not self._files.has(key):
+            hash = block_hash(hash, sequence.tokens[at : at + BLOCK_TOKENS])
+            if not self._files.has(hash):
                 break
-            self._files.expect(key)
+            self._files.expect(hash)
 
     @property
     def ready_blocks(self) -> int:
@@ -167,21 +167,21 @@ class KVOffload:
         if not (self._has_room and self._files.is_writing):
             self._offers.clear()
             return
-        if sequence.is_forgotten:
+        if sequence.is_evicted:
             return
-        parent, at = sequence.salt, 0
-        for key, block in zip(sequence.hashes, sequence.blocks, strict=False):
+        parent_hash, at = sequence.salt, 0
+        for hash, block in zip(sequence.hashes, sequence.blocks, strict=False):
             tokens = sequence.tokens[at : at + BLOCK_TOKENS]
-            if not self.has(key):
-                self._offers[block] = _Offer(key, parent, tokens, block, False, needs_window=at == 0)
+            if not self.has(hash):
+                self._offers[block] = _Offer(hash, parent_hash, tokens, block, False, needs_window=at == 0)
             elif sequence.conversation is not None:
                 for files in self._stores:
-                    files.belongs_to(key, sequence.conversation)
-            parent, at = key, at + BLOCK_TOKENS
+                    files.belongs_to(hash, sequence.conversation)
+            parent_hash, at = hash, at + BLOCK_TOKENS
         tokens = sequence.tokens[at : sequence.computed]
         if tokens:
             block = sequence.blocks[len(sequence.hashes)]
-            self._offers[block] = _Offer(parent, parent, tokens, block, True, True)
+            self._offers[block] = _Offer(parent_hash, parent_hash, tokens, block, True, True)
 
     @property
     def has_work(self) -> bool:
@@ -193,7 +193,7 @@ class KVOffload:
         if not self.has_work:
             return False
         offer = next(iter(self._offers.values()))
-        is_gone = self._pool.find(offer.parent, offer.tokens) != offer.block  # given to others meanwhile
+        is_gone = self._pool.find(offer.parent_hash, offer.tokens) != offer.block  # given to others meanwhile
         is_nobodys = not self._pool.conversations(offer.block)
         if not (is_gone or is_nobodys or self._put(offer)):
             return False
@@ -211,16 +211,16 @@ class KVOffload:
         content = self._cache.read_block(offer.block)
         if not self._store(self._files, offer, content):
             return False
-        self._lacking.pop((offer.key, offer.is_partial), None)
+        self._lacking.pop((offer.hash, offer.is_partial), None)
         return True
 
     def _store(self, files: DiskStore, offer: _Offer, content: bytes) -> bool:
         conversations = self._pool.conversations(offer.block)
         return files.put(
-            offer.key, offer.tokens, content, is_partial=offer.is_partial, tag=TAG, conversations=conversations
+            offer.hash, offer.tokens, content, is_partial=offer.is_partial, tag=TAG, conversations=conversations
         )
 
-    def forget(self, conversation: bytes | None) -> None:
+    def evict(self, conversation: bytes | None) -> None:
         """Remove what was kept of this conversation and no other; None: everything."""
         if conversation is None:
             self._offers.clear()
@@ -228,7 +228,7 @@ class KVOffload:
             if conversation is None:
                 files.remove(TAG)
             else:
-                files.forget(conversation)
+                files.evict(conversation)
 
     def close(self) -> None:
         """Write what waits, for a few seconds at most, and let go of the folder."""

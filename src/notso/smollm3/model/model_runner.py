@@ -57,11 +57,11 @@ class ModelRunner:
         self._captured.clear()  # they point to the old ones
         self.has_captured_steps = False
 
-    def adopt_promoted(self) -> None:
+    def adopt_migrated(self) -> None:
         """Between two steps, exchange weights for their copies: same bytes, other pages."""
-        promoted = self.placement.adopt(self.weights) if self.placement is not None else None
-        if promoted is not None:
-            self.weights = promoted
+        migrated = self.placement.adopt(self.weights) if self.placement is not None else None
+        if migrated is not None:
+            self.weights = migrated
 
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
         """Compute chunks: for each its logits (1 + drafts, vocab), valid until the next step; (0, vocab) if unwanted.
@@ -94,7 +94,7 @@ class ModelRunner:
     def capture_ahead(self) -> None:
         """Nobody asks: record one of the steps that may come when somebody does, which are a token or the last words of
         a prompt. `has_captured_steps`: all of them are, or cannot be. While weights are being exchanged none is."""
-        if self.placement is not None and not self.placement.is_settled:
+        if self.placement is not None and not self.placement.is_finished:
             return
         rows = range(1, min(CAPTURED_ROWS, self.max_rows) + 1)
         lacking = next((count for count in rows if (count, 1) not in self._captured), None)

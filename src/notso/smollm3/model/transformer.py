@@ -125,13 +125,13 @@ class SmolLM3:
             ops.matmul(sampled.x, weights.lm_head, step.logits, norm=self._norm(weights.norm))
         return True
 
-    def _attention(self, index: int, layer: LayerWeights, step: InputBatch, asking: InputBatch) -> None:
-        """x += Wo attention(q, k, v), where q, k, v = W norm(x). `asking`: the rows that need it, all or the sampled;
+    def _attention(self, index: int, layer: LayerWeights, step: InputBatch, sampled: InputBatch) -> None:
+        """x += Wo attention(q, k, v), where q, k, v = W norm(x). `sampled`: the rows that need it, all or the sampled;
         keys and values are stored of all."""
         dim, norm, ops = self.config.head_dim, self._norm(layer.input_layernorm), self.backend
-        q, k, v = (array.reshape(array.shape[0], array.shape[1] // dim, dim) for array in (asking.q, step.k, step.v))
+        q, k, v = (array.reshape(array.shape[0], array.shape[1] // dim, dim) for array in (sampled.q, step.k, step.v))
         keys_and_values = [(layer.k_proj, step.k), (layer.v_proj, step.v)]
-        if asking is step:
+        if sampled is step:
             ops.matmul_many(step.x, [(layer.q_proj, step.q), *keys_and_values], norm=norm)
         else:
             ops.matmul_many(step.x, keys_and_values, norm=norm)
@@ -141,16 +141,16 @@ class SmolLM3:
         cache = self.cache.block_table, self.cache.pools[index]
         windows = self.cache.windows(index)
         ops.store_key_values(k, v, step.positions, step.sequences, *cache, windows)
-        if not asking.positions.shape[0]:
+        if not sampled.positions.shape[0]:
             return
-        if asking is not step:
-            ops.gather_rows(step.x, asking.row_numbers, asking.x)
-            ops.matmul(asking.x, layer.q_proj, asking.q, norm=norm)
+        if sampled is not step:
+            ops.gather_rows(step.x, sampled.row_numbers, sampled.x)
+            ops.matmul(sampled.x, layer.q_proj, sampled.q, norm=norm)
         if self.config.uses_rope(index):
-            ops.rope(q, asking.row_numbers, step.rotations, adjacent=True)
-        attended = asking.attended.reshape(q.shape)
-        ops.attention(q, asking.positions, asking.sequences, *cache, self.scale, attended, windows)
-        ops.matmul_add(asking.attended, layer.o_proj, asking.x)
+            ops.rope(q, sampled.row_numbers, step.rotations, adjacent=True)
+        attended = sampled.attended.reshape(q.shape)
+        ops.attention(q, sampled.positions, sampled.sequences, *cache, self.scale, attended, windows)
+        ops.matmul_add(sampled.attended, layer.o_proj, sampled.x)
 
     def _feed_forward(self, layer: LayerWeights, step: InputBatch) -> None:
         """x += Wdown (silu(Wgate h) * (Wup h)), where h = norm(x)."""

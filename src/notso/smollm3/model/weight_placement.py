@@ -69,11 +69,11 @@ class WeightPlacement:
         self._taken = threading.Event()
         self._total = len(weights.layers) + 1
         self._adopted = 0
-        self._settled = threading.Event()
+        self._finished = threading.Event()
         self._thread: threading.Thread | None = None
         size = sum(tensor.nbytes for tensor in file.tensors.values())
         if wanted == "mmap" or (wanted == "auto" and not _pays(size, backend)):
-            self._settled.set()
+            self._finished.set()
             return
         self._thread = threading.Thread(
             target=self._copy_all, args=(weights, size, len(file.tensors)), name="notso-weights", daemon=True
@@ -89,25 +89,25 @@ class WeightPlacement:
         """ "mmap", "hugepages", or "promoting 40 %"."""
         if self._adopted == self._total:
             return "hugepages"
-        if self._settled.is_set() or self._thread is None:
+        if self._finished.is_set() or self._thread is None:
             return "mmap"
         return f"promoting {100 * self._adopted // self._total} %"
 
     @property
-    def is_settled(self) -> bool:
+    def is_finished(self) -> bool:
         """Nothing more will change."""
-        return self._settled.is_set()
+        return self._finished.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Until nothing more will change, or the time is over."""
-        self._settled.wait(timeout_s)
+        self._finished.wait(timeout_s)
 
     def stop(self) -> None:
         """End the copying; what was adopted stays."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
-        self._settled.set()
+        self._finished.set()
 
     def adopt(self, weights: SmolLM3Weights) -> SmolLM3Weights | None:
         """`weights` with every layer exchanged that is ready, or None if there is none. Call between two steps."""
@@ -128,14 +128,14 @@ class WeightPlacement:
             self._adopted += 1
         self._taken.set()
         if self._adopted == self._total:
-            self._settled.set()
+            self._finished.set()
         return replace(weights, layers=tuple(layers))
 
     def _copy_all(self, weights: SmolLM3Weights, size: int, count: int) -> None:
         try:
             arena = self._backend.weight_arena(size, count)
             if arena is None:
-                self._settled.set()
+                self._finished.set()
                 return
             for index, layer in enumerate(weights.layers):
                 while not (self._at_once or self._signal.idle_s >= IDLE_SECONDS) and not self._stopping.wait(0.1):
@@ -146,7 +146,7 @@ class WeightPlacement:
             self._offer(_HEAD, arena.copy(weights.embed_tokens))
         except (QTensorError, MemoryError) as error:
             _log.warning("weights stay in the mapped file: %s", error)
-            self._settled.set()
+            self._finished.set()
 
     def _offer(self, index: int, copy: LayerWeights | Weight) -> None:
         """Hand one copy over and wait until it is adopted: two copies at once would be memory nobody planned for."""

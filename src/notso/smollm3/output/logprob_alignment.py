@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from notso.smollm3.output.lookahead import Stretch
+from notso.smollm3.output.lookahead import Span
 from notso.smollm3.values.events import TokenLogprob
 
 Share = tuple[int, TokenLogprob | None]
 """So many characters of a text, and the entry of the token that they came from, once."""
 
 
-class TokenTrail:
+class LogprobAlignment:
     """The tokens of a text in order; a stretch of the text that is shown takes the entries of its tokens along.
 
     An entry goes with the first shown character of its token. A token that completes no character belongs to the
@@ -27,14 +27,14 @@ class TokenTrail:
         self._tokens.append((self._end, length, entry))
         self._end += length
 
-    def take(self, stretch: Stretch) -> list[Share]:
+    def take(self, span: Span) -> list[Share]:
         """What a stretch came from. Stretches are taken in order; what lies between them is forgotten."""
         shares: list[Share] = []
-        end = stretch.start + len(stretch)
+        end = span.start + len(span)
         while self._tokens and self._tokens[0][0] < end:
             at, length, entry = self._tokens.popleft()
-            shared = max(0, min(at + length, end) - max(at, stretch.start))
-            if shared or (not length and at >= stretch.start):
+            shared = max(0, min(at + length, end) - max(at, span.start))
+            if shared or (not length and at >= span.start):
                 shares.append((shared, entry))
                 entry = None
             if at + length > end:

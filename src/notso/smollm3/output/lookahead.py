@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Stretch(str):
+class Span(str):
     """A stretch of a stream's text that knows at which character of the stream it begins."""
 
     __slots__ = ("start",)
     start: int
 
-    def __new__(cls, text: str, start: int) -> Stretch:
-        stretch = super().__new__(cls, text)
-        stretch.start = start
-        return stretch
+    def __new__(cls, text: str, start: int) -> Span:
+        span = super().__new__(cls, text)
+        span.start = start
+        return span
 
 
-class HeldText:
+class Lookahead:
     """The end of a growing stream, from its character `start` on: given out or dropped from the front, in order."""
 
     def __init__(self) -> None:
@@ -28,9 +28,9 @@ class HeldText:
         """More of the stream."""
         self.text += text
 
-    def give(self, length: int) -> Stretch:
+    def give(self, length: int) -> Span:
         """The first `length` characters, which are held no longer."""
-        given = Stretch(self.text[:length], self.start)
+        given = Span(self.text[:length], self.start)
         self.drop(length)
         return given
 

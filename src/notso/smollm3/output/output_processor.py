@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from notso.smollm3.output.logprob_alignment import TokenTrail
-from notso.smollm3.output.lookahead import Stretch
-from notso.smollm3.output.reasoning_parser import Piece, ThinkingParser, opens_thinking
+from notso.smollm3.output.logprob_alignment import LogprobAlignment
+from notso.smollm3.output.lookahead import Span
+from notso.smollm3.output.reasoning_parser import Piece, ReasoningParser, opens_thinking
 from notso.smollm3.output.stop_strings import StopStrings
 from notso.smollm3.output.tool_parser import CallPart, ToolCallParser
 from notso.smollm3.text.tokenizer import Tokenizer
@@ -33,23 +33,23 @@ class OutputProcessor:
         is_plain: bool = False,
         *,
         one_call: bool = False,
-        is_guided: bool = False,
+        is_structured: bool = False,
         calls_are_held: bool = False,
     ) -> None:
         """goes_on: the prompt ends with the beginning of this very answer. is_plain: it is text and nothing else, and
-        tags are part of it. one_call: it ends with its first tool call. is_guided: `begin` says where it begins.
+        tags are part of it. one_call: it ends with its first tool call. is_structured: `begin` says where it begins.
         calls_are_held: what opens as a call becomes one, so its arguments are told as they are written."""
         self._tokenizer = tokenizer
         self._characters = tokenizer.stream()
         tags = (None, None) if is_plain else (tokenizer.think_open_id, tokenizer.think_close_id)
-        self._thinking = ThinkingParser(
-            *tags, opens_thinking(prompt, *tags), goes_on or is_plain, answer_apart=is_guided
+        self._thinking = ReasoningParser(
+            *tags, opens_thinking(prompt, *tags), goes_on or is_plain, answer_apart=is_structured
         )
         self._stops = StopStrings(stop)
         self._calls = ToolCallParser(calls_are_held) if find_tool_calls else None
         self._called = False
         self._one_call = one_call
-        self._decoded, self._text_trail = TokenTrail(), TokenTrail()
+        self._decoded, self._text_alignment = LogprobAlignment(), LogprobAlignment()
         self.finish_reason: FinishReason | None = None
         self.tokens = 0
         self.reasoning_tokens = 0
@@ -113,7 +113,7 @@ class OutputProcessor:
                 yield self._event("reasoning", text, [entry for _, entry in shares])
                 continue
             for length, entry in shares:
-                self._text_trail.add(length, entry)
+                self._text_alignment.add(length, entry)
             shown, matched = self._stops.push(text)
             yield from self._text(shown)
             if matched:
@@ -122,13 +122,13 @@ class OutputProcessor:
             if self._is_cut:
                 return
 
-    def _text(self, text: Stretch) -> Iterator[Event]:
+    def _text(self, text: Span) -> Iterator[Event]:
         if self._calls is not None:
             yield from self._answer_pieces(self._calls.push(text))
         elif text:
             yield from self._answer_pieces([text])
 
-    def _answer_pieces(self, pieces: Sequence[Stretch | ToolCall | CallPart]) -> Iterator[Event]:
+    def _answer_pieces(self, pieces: Sequence[Span | ToolCall | CallPart]) -> Iterator[Event]:
         for piece in pieces:
             if isinstance(piece, ToolCall):
                 self._called = True
@@ -141,7 +141,7 @@ class OutputProcessor:
                 begun = ToolCall(piece.id, piece.name, "")
                 yield Event("tool_call_part", piece.text, begun_call=begun, tokens=self.tokens)
             elif piece:
-                yield self._event("text", piece, [entry for _, entry in self._text_trail.take(piece)])
+                yield self._event("text", piece, [entry for _, entry in self._text_alignment.take(piece)])
 
     def _event(self, kind: EventKind, text: str, entries: Sequence[TokenLogprob | None]) -> Event:
         logprobs = tuple(entry for entry in entries if entry is not None)

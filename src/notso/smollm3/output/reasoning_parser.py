@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Literal
 
-from notso.smollm3.output.lookahead import HeldText, Stretch, pending_length
+from notso.smollm3.output.lookahead import Lookahead, Span, pending_length
 
 OPEN = "<think>"
 CLOSE = "</think>"
 
-Piece = tuple[Literal["reasoning", "text"], Stretch]
+Piece = tuple[Literal["reasoning", "text"], Span]
 
 
 class _State(Enum):
@@ -24,7 +24,7 @@ class _State(Enum):
     ANSWER = auto()
 
 
-class ThinkingParser:
+class ReasoningParser:
     """Fed with (token id, text it completed); yields ("reasoning" | "text", text) pieces, never empty.
 
     Tags are known by id anywhere. Spelt out, an opening tag counts only where an answer begins, a closing one there and
@@ -49,7 +49,7 @@ class ThinkingParser:
         self._open_id = open_id
         self._close_id = close_id
         self._answer_apart = answer_apart
-        self._held = HeldText()
+        self._lookahead = Lookahead()
         before = _State.ANSWER if goes_on else _State.BEFORE
         self._state = _State.REASONING if starts_inside else before
         self._fresh = not goes_on  # no reasoning shown since it was opened
@@ -74,20 +74,20 @@ class ThinkingParser:
 
     def begin_answer(self) -> None:
         """What follows is the answer, and all of it, whatever it looks like."""
-        self._held.drop(len(self._held.text))
+        self._lookahead.drop(len(self._lookahead.text))
         self._state = _State.ANSWER
 
     def finish(self) -> list[Piece]:
         """What is left when the answer ends; a tag that was cut off is dropped."""
-        return self._flush(len(self._held.text), cut_off=True)
+        return self._flush(len(self._lookahead.text), cut_off=True)
 
     def _before_tag(self, text: str, tag: str) -> list[Piece]:
         """Pieces that a tag makes certain, which is a token of its own and spelt at the end of `text`."""
         before = text.removesuffix(tag)
         pieces = self._scan(before)
-        pieces += self._flush(len(self._held.text), cut_off=False)
-        self._held.add(text[len(before) :])
-        self._held.drop(len(self._held.text))
+        pieces += self._flush(len(self._lookahead.text), cut_off=False)
+        self._lookahead.add(text[len(before) :])
+        self._lookahead.drop(len(self._lookahead.text))
         return pieces
 
     def _open(self) -> None:
@@ -95,62 +95,62 @@ class ThinkingParser:
         self._fresh = True
 
     def _scan(self, text: str) -> list[Piece]:
-        self._held.add(text)
+        self._lookahead.add(text)
         pieces: list[Piece] = []
-        while self._held.text:
+        while self._lookahead.text:
             if self._state is _State.BEFORE:
                 goes_on = self._scan_before()
             elif self._state is _State.REASONING:
                 goes_on = self._scan_reasoning(pieces)
             else:
                 goes_on = False
-                pieces.append(("text", self._held.give(len(self._held.text))))
+                pieces.append(("text", self._lookahead.give(len(self._lookahead.text))))
             if not goes_on:
                 break
         return pieces
 
     def _scan_before(self) -> bool:
         """Decide what begins here; false while that is open."""
-        begins = self._held.text.lstrip()
-        spaces = len(self._held.text) - len(begins)
+        begins = self._lookahead.text.lstrip()
+        spaces = len(self._lookahead.text) - len(begins)
         if begins.startswith(OPEN):
-            self._held.drop(spaces + len(OPEN))
+            self._lookahead.drop(spaces + len(OPEN))
             self._open()
         elif begins.startswith(CLOSE):
-            self._held.drop(spaces + len(CLOSE))
+            self._lookahead.drop(spaces + len(CLOSE))
         elif pending_length(begins, (OPEN, CLOSE)) == len(begins):
             return False
         else:
-            self._held.drop_newlines()
+            self._lookahead.drop_newlines()
             self._state = _State.ANSWER
         return True
 
     def _scan_reasoning(self, pieces: list[Piece]) -> bool:
         """Give away reasoning up to its end; false if that is not here yet."""
         if self._fresh:
-            self._held.drop_newlines()
-            begins = self._held.text.lstrip()
+            self._lookahead.drop_newlines()
+            begins = self._lookahead.text.lstrip()
             if begins.startswith(OPEN):
-                self._held.drop(len(self._held.text) - len(begins) + len(OPEN))
+                self._lookahead.drop(len(self._lookahead.text) - len(begins) + len(OPEN))
                 return True
             if pending_length(begins, (OPEN, CLOSE)) == len(begins):
                 return False
-        before, tag, rest = self._held.text.partition(CLOSE)
+        before, tag, rest = self._lookahead.text.partition(CLOSE)
         if tag:
             pieces += self._flush(len(before), cut_off=False)
-            self._held.drop(len(CLOSE) + (len(rest) if self._answer_apart else 0))
+            self._lookahead.drop(len(CLOSE) + (len(rest) if self._answer_apart else 0))
             self._state = _State.BEFORE
             return True
         shown = before[: len(before) - pending_length(before, (CLOSE,))].rstrip("\n")
         if shown:
-            pieces.append(("reasoning", self._held.give(len(shown))))
+            pieces.append(("reasoning", self._lookahead.give(len(shown))))
             self._fresh = False
         return False
 
     def _flush(self, length: int, cut_off: bool) -> list[Piece]:
         """What was held back, `length` characters of it, before a tag or at the end."""
-        end = self._held.start + length
-        text = self._held.text[:length]
+        end = self._lookahead.start + length
+        text = self._lookahead.text[:length]
         # A lone "<" may well be meant; more of a tag at the very end is a tag that was cut off.
         tag = pending_length(text, (OPEN, CLOSE))
         if cut_off and tag > 1:
@@ -160,13 +160,13 @@ class ThinkingParser:
             pieces = self._shown("reasoning", text) if not (self._fresh and text.isspace()) else []
         else:
             shown = text.lstrip("\n")
-            self._held.drop(len(text) - len(shown))
+            self._lookahead.drop(len(text) - len(shown))
             pieces = self._shown("text", shown) if not shown.isspace() else []
-        self._held.drop(end - self._held.start)
+        self._lookahead.drop(end - self._lookahead.start)
         return pieces
 
     def _shown(self, kind: Literal["reasoning", "text"], text: str) -> list[Piece]:
-        return [(kind, self._held.give(len(text)))] if text else []
+        return [(kind, self._lookahead.give(len(text)))] if text else []
 
 
 def opens_thinking(prompt: Sequence[int], open_id: int | None, close_id: int | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from notso.smollm3.output.lookahead import HeldText, Stretch, pending_length
+from notso.smollm3.output.lookahead import Lookahead, Span, pending_length
 
 
 class StopStrings:
@@ -16,23 +16,23 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._stops = tuple(stop for stop in stops if stop)
-        self._held = HeldText()
+        self._lookahead = Lookahead()
         self.matched: str | None = None  # the one that was found
 
-    def push(self, text: str) -> tuple[Stretch, bool]:
+    def push(self, text: str) -> tuple[Span, bool]:
         """The text to show now, and whether the answer ends here."""
         if self.matched is not None:
-            return self._held.give(0), True
-        self._held.add(text)
-        held = self._held.text
-        found = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+            return self._lookahead.give(0), True
+        self._lookahead.add(text)
+        pending = self._lookahead.text
+        found = [(at + len(stop), at) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if found:
             end, start = min(found)
-            shown, self.matched = self._held.give(start), held[start:end]
-            self._held.drop(len(self._held.text))
+            shown, self.matched = self._lookahead.give(start), pending[start:end]
+            self._lookahead.drop(len(self._lookahead.text))
             return shown, True
-        return self._held.give(len(held) - pending_length(held, self._stops)), False
+        return self._lookahead.give(len(pending) - pending_length(pending, self._stops)), False
 
-    def finish(self) -> Stretch:
+    def finish(self) -> Span:
         """The text held back when the answer ends otherwise: it was no stop string after all."""
-        return self._held.give(len(self._held.text))
+        return self._lookahead.give(len(self._lookahead.text))

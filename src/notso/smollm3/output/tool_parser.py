@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from notso.smollm3.output.lookahead import HeldText, Stretch, pending_length
+from notso.smollm3.output.lookahead import Lookahead, Span, pending_length
 from notso.smollm3.strict_json import DECODER
 from notso.smollm3.values.messages import ToolCall
 
@@ -46,26 +46,26 @@ class ToolCallParser:
     def __init__(self, in_parts: bool = False) -> None:
         self._in_parts = in_parts
         self._arguments: _Arguments | None = None
-        self._held = HeldText()
+        self._lookahead = Lookahead()
         self._in_call = False
         self._body = 0  # where in the held text it begins: behind the tag and newlines that are due if there is no call
         self._after_call = False
 
-    def push(self, text: str) -> list[Stretch | ToolCall | CallPart]:
+    def push(self, text: str) -> list[Span | ToolCall | CallPart]:
         """The text and the calls that are certain now."""
-        self._held.add(text)
-        pieces: list[Stretch | ToolCall | CallPart] = []
+        self._lookahead.add(text)
+        pieces: list[Span | ToolCall | CallPart] = []
         while (piece := self._next_in_call() if self._in_call else self._next_in_text()) is not None:
             _append(pieces, piece)
         if self._in_parts and self._in_call and (part := self._next_part()) is not None:
             pieces.append(part)
         return pieces
 
-    def finish(self) -> list[Stretch | ToolCall | CallPart]:
+    def finish(self) -> list[Span | ToolCall | CallPart]:
         """What is left when the answer ends. A call that lacks nothing but its closing tag is a call."""
-        pieces: list[Stretch | ToolCall | CallPart] = []
-        call = self._call(self._held.text[self._body :]) if self._in_call else None
-        given = self._held.give(len(self._held.text))
+        pieces: list[Span | ToolCall | CallPart] = []
+        call = self._call(self._lookahead.text[self._body :]) if self._in_call else None
+        given = self._lookahead.give(len(self._lookahead.text))
         if call is not None or self._arguments is None:
             _append(pieces, call or given)
         self._in_call = False
@@ -73,7 +73,7 @@ class ToolCallParser:
 
     def _next_part(self) -> CallPart | None:
         """More of the arguments of the call that begins the held text."""
-        body = self._held.text[self._body :]
+        body = self._lookahead.text[self._body :]
         if self._arguments is None:
             head = _HEAD.match(body)
             if head is None:
@@ -89,32 +89,32 @@ class ToolCallParser:
             return call
         return ToolCall(self._arguments.id, call.name, call.arguments)
 
-    def _next_in_text(self) -> Stretch | None:
+    def _next_in_text(self) -> Span | None:
         """Text that is certain, up to the next tag at most; None if there is no more for now."""
         if self._after_call:
-            self._held.drop_newlines()
-            self._after_call = not self._held.text
-        held = self._held.text
-        before, tag, _ = held.partition(OPEN)
+            self._lookahead.drop_newlines()
+            self._after_call = not self._lookahead.text
+        pending = self._lookahead.text
+        before, tag, _ = pending.partition(OPEN)
         if tag:
             text = before.rstrip("\n")
             self._body, self._in_call, self._arguments = len(before) - len(text) + len(OPEN), True, None
-            return self._held.give(len(text))
-        certain = held[: len(held) - pending_length(held, [OPEN])].rstrip("\n")
-        return self._held.give(len(certain)) if certain else None
+            return self._lookahead.give(len(text))
+        certain = pending[: len(pending) - pending_length(pending, [OPEN])].rstrip("\n")
+        return self._lookahead.give(len(certain)) if certain else None
 
-    def _next_in_call(self) -> Stretch | ToolCall | None:
+    def _next_in_call(self) -> Span | ToolCall | None:
         """The call that begins the held text, or its text if it is none; None while that is open."""
-        body = self._held.text[self._body :]
+        body = self._lookahead.text[self._body :]
         begins = body.lstrip()
         if begins and begins[0] != "{":
             self._in_call = False
-            return self._held.give(self._body)
+            return self._lookahead.give(self._body)
         end = _end_of_call(body)
         if end is None:
             return None
         call, self._arguments = self._call(body[:end]), None
-        given = self._held.give(self._body + end + len(CLOSE))
+        given = self._lookahead.give(self._body + end + len(CLOSE))
         self._in_call, self._after_call = False, call is not None
         return call or given
 
@@ -209,9 +209,9 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _append(pieces: list[Stretch | ToolCall | CallPart], piece: Stretch | ToolCall) -> None:
+def _append(pieces: list[Span | ToolCall | CallPart], piece: Span | ToolCall) -> None:
     last = pieces[-1] if pieces else None
-    if isinstance(piece, Stretch) and isinstance(last, Stretch):
-        pieces[-1] = Stretch(last + piece, last.start)
+    if isinstance(piece, Span) and isinstance(last, Span):
+        pieces[-1] = Span(last + piece, last.start)
     elif piece != "":
         pieces.append(piece)

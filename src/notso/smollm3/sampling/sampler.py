@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notso.smollm3.errors import EngineError, InvalidRequestError
-from notso.smollm3.sampling.top_p import draw_among_many, ranked
+from notso.smollm3.sampling.top_p import ranked, sample_among_many
 from notso.smollm3.values.sampling_params import SamplingParams
 
 Floats = NDArray[np.float32]
@@ -80,8 +80,8 @@ class Sampler:
         best = _best(logits)
         if self.greedy:
             return best
-        drawn = self._sample_short_list(logits, logits[best], position) if self._filters else _UNSURE
-        return drawn if drawn != _UNSURE else self._draw(self._weights(logits, logits[best]), position)
+        sampled = self._sample_short_list(logits, logits[best], position) if self._filters else _UNSURE
+        return sampled if sampled != _UNSURE else self._sample_index(self._weights(logits, logits[best]), position)
 
     def _sample_short_list(self, logits: Floats, best: np.float32, position: int) -> int:
         """The token that is drawn, by weighing only those that weigh something; _UNSURE if that does not tell.
@@ -98,7 +98,7 @@ class Sampler:
         faintest, faint = self._limit(best, _FAINT_WEIGHT)
         above = int(np.count_nonzero(logits >= faintest))
         rest = (above - count) * bound + (len(logits) - above) * faint
-        index = self._draw(self._weights(logits[ids], best), position, bound, rest)
+        index = self._sample_index(self._weights(logits[ids], best), position, bound, rest)
         return index if index == _UNSURE else int(ids[index])
 
     def _limit(self, best: np.float32, weight: float) -> tuple[np.float32, float]:
@@ -106,7 +106,7 @@ class Sampler:
         limit = best + np.float32(self.params.temperature * math.log(weight))
         return limit, _SLACK * math.exp((float(limit) - float(best)) / self.params.temperature)
 
-    def _draw(self, weights: Floats, position: int, bound: float = 0.0, rest: float = 0.0) -> int:
+    def _sample_index(self, weights: Floats, position: int, bound: float = 0.0, rest: float = 0.0) -> int:
         """Index of the weight that is drawn. _UNSURE if it may depend on others, which weigh less than `bound` each,
         less than `rest` together, and stand anywhere between."""
         uniform = self._uniform(position)
@@ -118,16 +118,16 @@ class Sampler:
             least, most = least * (1 - _ROUNDING), self.params.top_p * (total + rest) * (1 + _ROUNDING)
         ids = self._candidates(weights, most, bound)
         if ids is None:
-            return _UNSURE if bound else self._draw_among_many(weights, least, uniform)
+            return _UNSURE if bound else self._sample_among_many(weights, least, uniform)
         ids, sums = self._filtered(ids, weights, least, most)
         return int(ids[_falls_on(sums, uniform)]) if len(ids) else _UNSURE
 
-    def _draw_among_many(self, weights: Floats, nucleus_sum: float, uniform: float) -> int:
+    def _sample_among_many(self, weights: Floats, nucleus_sum: float, uniform: float) -> int:
         end = nucleus_sum if self.params.top_p < 1.0 else None
         if self.params.min_p <= 0.0:
-            return draw_among_many(weights, end, uniform)
+            return sample_among_many(weights, end, uniform)
         ids = np.flatnonzero(weights >= np.float32(self.params.min_p))
-        return int(ids[draw_among_many(weights[ids], end, uniform)])
+        return int(ids[sample_among_many(weights[ids], end, uniform)])
 
     def _best_biased(self, logits: Floats) -> int:
         """The argmax of logits with their bias, mostly without a copy of them."""

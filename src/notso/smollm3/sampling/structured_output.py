@@ -18,12 +18,12 @@ from notso.smollm3.values.request_options import RequestOptions, ToolName
 CALL_TAG, CALL_END = "<tool_call>", "</tool_call>"
 
 
-class Guide:
+class StructuredOutput:
     """Steers one answer: asked before each token is drawn, told of each that was.
 
     The model thinks freely, but does not end within a thought. The grammar begins with the first token of the answer;
     one newline behind a closing tag, as the model writes it, stands before that. may_think: whether the answer may
-    still begin with a thought. ruled_out: tokens that never come. begun: the prompt holds a beginning of the answer.
+    still begin with a thought. masked: tokens that never come. begun: the prompt holds a beginning of the answer.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class Guide:
         matcher: Matcher | None,
         *,
         may_think: bool = False,
-        ruled_out: Sequence[int] = (),
-        begun: bool = False,
+        masked: Sequence[int] = (),
+        started: bool = False,
     ) -> None:
         self._matcher = matcher
         self._may_think = may_think
-        self._begun = begun
+        self._started = started
         self._behind_close = False
-        self._ruled_out = list(ruled_out)
+        self._masked = list(masked)
         self.call_tag = tokenizer.tool_call_open_id
         self._ends = sorted(tokenizer.end_ids)
         self._tags = tokenizer.think_open_id, tokenizer.think_close_id
@@ -59,13 +59,13 @@ class Guide:
     @property
     def is_over(self) -> bool:
         """Whether the grammar has come to its end."""
-        return self._begun and self._matcher is not None and self._matcher.is_over
+        return self._started and self._matcher is not None and self._matcher.is_over
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
         """Logits (V,) of the next token, minus infinity where it must not come; a copy. Raises InvalidRequestError if
         the grammar cannot be followed."""
         restricted = logits.copy()
-        restricted[self._ruled_out] = -np.inf
+        restricted[self._masked] = -np.inf
         if self._matcher is None:
             return restricted
         if in_reasoning:
@@ -88,19 +88,19 @@ class Guide:
         behind_close, self._behind_close = self._behind_close, in_reasoning and token == close_id
         if self._matcher is None or in_reasoning:
             return False
-        if not self._begun:
+        if not self._started:
             if self._may_think and token == open_id:
                 self._may_think = False
                 return False
             if behind_close and token == self._newline:
                 return False
-        first, self._begun, self._may_think = not self._begun, True, False
+        first, self._started, self._may_think = not self._started, True, False
         if token not in self._ends:
             self._matcher.take(token)
         return first
 
 
-class CallGuide(Guide):
+class CallGuide(StructuredOutput):
     """Leaves an answer free but for its tool calls: behind the tag that opens one, `begin` makes what it follows.
 
     Only the token opens a call: text that spells the tag out is kept from being finished. begun: the text of the answer
@@ -108,15 +108,15 @@ class CallGuide(Guide):
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, begin: Callable[[], Matcher], spelling: Mapping[bytes, Sequence[int]], begun: str
+        self, tokenizer: Tokenizer, begin: Callable[[], Matcher], spelling: Mapping[bytes, Sequence[int]], started: str
     ) -> None:
         super().__init__(tokenizer, None)
         self._tokenizer = tokenizer
         self._begin = begin
         self._spelling = spelling
-        self._tail = begun.encode()[-len(CALL_TAG) :]
+        self._tail = started.encode()[-len(CALL_TAG) :]
         self._call: Matcher | None = None
-        _, opened, rest = begun.rpartition(CALL_TAG)
+        _, opened, rest = started.rpartition(CALL_TAG)
         if opened and CALL_END not in rest:
             self._open()
             if self._call is None or not self._call.takes_all(tokenizer.encode(rest)):
@@ -166,9 +166,9 @@ class CallGuide(Guide):
             self._call.take(self.call_tag)
 
 
-def guide_for(
-    options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, *, may_think: bool, begun: str
-) -> Guide | None:
+def structured_output_for(
+    options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, *, may_think: bool, started: str
+) -> StructuredOutput | None:
     """What keeps an answer to what was asked for; None if nothing does.
 
     may_think: whether by the prompt a thought may come next; begun: the text of the answer that the prompt ends with.
@@ -178,19 +178,19 @@ def guide_for(
     Raises InvalidRequestError.
     """
     is_barred = options.tool_choice == "none" and bool(options.tools)
-    ruled_out = _tags(tokenizer)[:1] if is_barred else []
+    masked = _tags(tokenizer)[:1] if is_barred else []
     matcher = _matcher(options, tokenizer, grammars)
     if matcher is None and options.strict_tools and options.tools and options.tool_choice == "auto":
-        return _call_guide(options, tokenizer, grammars, begun)
+        return _call_guide(options, tokenizer, grammars, started)
     if matcher is None:
-        return Guide(tokenizer, None, ruled_out=ruled_out) if ruled_out else None
-    if begun:
-        if not matcher.takes_all(tokenizer.encode(begun)):
+        return StructuredOutput(tokenizer, None, masked=masked) if masked else None
+    if started:
+        if not matcher.takes_all(tokenizer.encode(started)):
             raise InvalidRequestError("what the answer has so far does not follow the grammar", param="continue_last")
         if matcher.is_over:
             raise InvalidRequestError("the answer is complete by its grammar", param="continue_last")
     may_think = options.thinking and may_think
-    return Guide(tokenizer, matcher, may_think=may_think, ruled_out=ruled_out, begun=bool(begun))
+    return StructuredOutput(tokenizer, matcher, may_think=may_think, masked=masked, started=bool(started))
 
 
 def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) -> Matcher | None:
@@ -222,7 +222,7 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
     return grammars.matcher(parts, "tools", _tags(tokenizer))
 
 
-def _call_guide(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, begun: str) -> Guide:
+def _call_guide(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str) -> StructuredOutput:
     if tokenizer.tool_call_open_id is None:
         raise InvalidRequestError("this model has no token that begins a call: none can be held", param="tools")
     tools = options.tools or ()
@@ -232,7 +232,7 @@ def _call_guide(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammar
         return grammars.matcher(parts, "tools", _tags(tokenizer))
 
     begin()  # what cannot be held is refused before anything is written
-    return CallGuide(tokenizer, begin, grammars.spelling(CALL_TAG), begun)
+    return CallGuide(tokenizer, begin, grammars.spelling(CALL_TAG), started)
 
 
 def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:

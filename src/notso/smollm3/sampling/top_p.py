@@ -18,7 +18,7 @@ _PIECE = 16_384  # taken at a time: memory for all at once would be fetched from
 _BUCKET_BITS = 16  # of a weight's 32 that a bucket does not tell apart: weights in it differ by less than a hundredth
 
 
-def draw_among_many(weights: Floats, nucleus_sum: float | None, uniform: float) -> int:
+def sample_among_many(weights: Floats, nucleus_sum: float | None, uniform: float) -> int:
     """The index of `weights` (float32, >= 0) that `uniform` in [0, 1) falls on.
 
     It is the one that `ranked` and running sums would find, of the likeliest whose sum first reaches `nucleus_sum`
@@ -42,11 +42,11 @@ def draw_among_many(weights: Floats, nucleus_sum: float | None, uniform: float) 
     if nucleus_sum is not None:
         kept = int(np.searchsorted(sums, nucleus_sum)) + 1
         order, sums = order[:kept], sums[:kept]
-    drawn = uniform * float(sums[-1])
-    bucket = int(np.searchsorted(ends, drawn, side="right"))
+    sampled = uniform * float(sums[-1])
+    bucket = int(np.searchsorted(ends, sampled, side="right"))
     if bucket < last:
         order, sums = ranked_bucket(bucket)
-    return int(order[min(int(np.searchsorted(sums, drawn, side="right")), len(order) - 1)])
+    return int(order[min(int(np.searchsorted(sums, sampled, side="right")), len(order) - 1)])
 
 
 def _bucket_sums(buckets: NDArray[np.uint16], weights: Floats) -> Doubles:

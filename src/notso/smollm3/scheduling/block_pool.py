@@ -1,9 +1,9 @@
 """Which blocks of the key-value cache hold what: reference counts, and contents found again by their tokens.
 
 A block is 128 positions of the cache in every layer. Its content follows from the tokens up to its end alone, so a
-block is known by the hash of all tokens before it (`parent`) and its own tokens. Blocks without references keep their
-content until their room is needed, the one freed first goes first; a chat that goes on, a shared system prompt and an
-edited message find what they have in common without computing it again.
+block is known by the hash of all tokens before it (`parent_hash`) and its own tokens. Blocks without references keep
+their content until their room is needed, the one freed first goes first; a chat that goes on, a shared system prompt
+and an edited message find what they have in common without computing it again.
 
 A known block notes which conversations have computed or found it. When all of these are forgotten, its content goes.
 
@@ -41,7 +41,7 @@ class OutOfBlocksError(Exception):
 @dataclass(slots=True, eq=False)
 class _Block:
     references: int = 0
-    parent: bytes | None = None  # None: its content cannot be found
+    parent_hash: bytes | None = None  # None: its content cannot be found
     tokens: tuple[int, ...] = ()
     conversations: set[bytes] = field(default_factory=set)
 
@@ -116,34 +116,37 @@ class BlockPool:
             raise ValueError(f"block {block} is not in use")
         entry.references -= 1
         if entry.references == 0:
-            if entry.parent is None:
+            if entry.parent_hash is None:
                 self._free_window(block)
                 self._blank.append(block)
             else:
                 self._unreferenced[block] = None
 
-    def register(self, block: int, parent: bytes, tokens: Sequence[int], conversation: bytes | None = None) -> None:
-        """Make a block's content known: `tokens`, up to 128 of them, after `parent`. The first of equals is kept."""
-        children = self._children.setdefault(parent, {})
+    def register(
+        self, block: int, parent_hash: bytes, tokens: Sequence[int], conversation: bytes | None = None
+    ) -> None:
+        """Make a block's content known: `tokens`, up to 128 of them, after `parent_hash`. The first of equals is
+        kept."""
+        children = self._children.setdefault(parent_hash, {})
         entry, known = self._blocks[block], tuple(tokens)
         equal = children.get(known)
         if equal is not None:
             self._note(equal, conversation)
-        elif entry.parent is None:
+        elif entry.parent_hash is None:
             children[known] = block
-            entry.parent, entry.tokens = parent, known
+            entry.parent_hash, entry.tokens = parent_hash, known
             self._note(block, conversation)
 
-    def find(self, parent: bytes, tokens: Sequence[int]) -> int | None:
-        """The block that holds exactly `tokens` after `parent`."""
-        children = self._children.get(parent)
+    def find(self, parent_hash: bytes, tokens: Sequence[int]) -> int | None:
+        """The block that holds exactly `tokens` after `parent_hash`."""
+        children = self._children.get(parent_hash)
         return children.get(tuple(tokens)) if children else None
 
-    def find_partial(self, parent: bytes, tokens: Sequence[int]) -> tuple[int, int]:
-        """The block after `parent` that begins most like `tokens`, and how many it has in common (0: none). Only blocks
-        of which a part can be used without the rest: where the format has windows, those that have one."""
+    def find_partial(self, parent_hash: bytes, tokens: Sequence[int]) -> tuple[int, int]:
+        """The block after `parent_hash` that begins most like `tokens`, and how many it has in common (0: none). Only
+        blocks of which a part can be used without the rest: where the format has windows, those that have one."""
         best, most = -1, 0
-        for held, block in self._children.get(parent, {}).items():
+        for held, block in self._children.get(parent_hash, {}).items():
             common = common_length(held, tokens)
             if common > most and (not self._has_windows or block in self._windows):
                 best, most = block, common
@@ -152,14 +155,14 @@ class BlockPool:
     def chain(self, salt: bytes, tokens: Sequence[int], *, with_rest: bool = False) -> list[int]:
         """The full blocks that hold `tokens`, from the first of them after `salt`, as far as they are known; and
         `with_rest` the block that holds what is left at the end, and nothing else."""
-        blocks, parent = list[int](), salt
+        blocks, parent_hash = list[int](), salt
         for at in range(0, len(tokens) - (0 if with_rest else BLOCK_TOKENS - 1), BLOCK_TOKENS):
             piece = tokens[at : at + BLOCK_TOKENS]
-            block = self.find(parent, piece)
+            block = self.find(parent_hash, piece)
             if block is None:
                 break
             blocks.append(block)
-            parent = block_hash(parent, piece)
+            parent_hash = block_hash(parent_hash, piece)
         return blocks
 
     def deprioritise(self, blocks: Sequence[int]) -> int:
@@ -195,7 +198,7 @@ class BlockPool:
         for block in list(self._unreferenced):
             self._evict(block)
 
-    def forget(self, conversation: bytes) -> None:
+    def evict(self, conversation: bytes) -> None:
         """Take a conversation out. A block that no other conversation has touched is evicted; one that is referred to
         is no longer found, and blank once it is freed."""
         for block, entry in enumerate(self._blocks):
@@ -267,13 +270,13 @@ class BlockPool:
 
     def _unregister(self, block: int) -> None:
         entry = self._blocks[block]
-        if entry.parent is None:
+        if entry.parent_hash is None:
             return
-        children = self._children[entry.parent]
+        children = self._children[entry.parent_hash]
         del children[entry.tokens]
         if not children:
-            del self._children[entry.parent]
-        entry.parent, entry.tokens = None, ()
+            del self._children[entry.parent_hash]
+        entry.parent_hash, entry.tokens = None, ()
         entry.conversations.clear()
 
 
@@ -283,9 +286,9 @@ def cache_salt(cache_version: bytes, owner: str) -> bytes:
     return hashlib.blake2b(cache_version + owner.encode(), digest_size=HASH_BYTES).digest()
 
 
-def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+def block_hash(parent_hash: bytes, tokens: Sequence[int]) -> bytes:
     """What stands for all tokens up to and with these."""
-    return hashlib.blake2b(parent + array("i", tokens).tobytes(), digest_size=HASH_BYTES).digest()
+    return hashlib.blake2b(parent_hash + array("i", tokens).tobytes(), digest_size=HASH_BYTES).digest()
 
 
 def conversation_digest(owner: str, conversation: str | None) -> bytes:

@@ -62,7 +62,7 @@ class NgramDrafter:
         self._before = array("i")  # place -> the place after the occurrence before that; 0: there was none
         self._key = 0
         self._right = [EXPECTED_WEIGHT * p for p in EXPECTED_RIGHT]
-        self._judged = [EXPECTED_WEIGHT] * len(EXPECTED_RIGHT)
+        self._tried = [EXPECTED_WEIGHT] * len(EXPECTED_RIGHT)
         self._class = 0  # of the match behind the last proposal
         self._empty_rounds = 0
         self._silence = FIRST_SILENCE
@@ -101,9 +101,9 @@ class NgramDrafter:
         self._class = kind = bisect_right(MATCH_CLASSES, match) - 1
         if len(self._ids) < self._silent_until and match < LONGEST_MATCH:
             return []
-        length = self._best_length(self._right[kind] / self._judged[kind], limit, rows)
+        length = self._best_length(self._right[kind] / self._tried[kind], limit, rows)
         if not length:
-            self._right[kind] += RECOVERY * (EXPECTED_RIGHT[kind] * self._judged[kind] - self._right[kind])
+            self._right[kind] += RECOVERY * (EXPECTED_RIGHT[kind] * self._tried[kind] - self._right[kind])
         return self._continuation(place, length)
 
     def accept(self, drafted: int, accepted: int) -> None:
@@ -113,7 +113,7 @@ class NgramDrafter:
         tried = min(accepted + 1, drafted)
         kept = MEMORY**tried
         self._right[self._class] = kept * self._right[self._class] + accepted
-        self._judged[self._class] = kept * self._judged[self._class] + tried
+        self._tried[self._class] = kept * self._tried[self._class] + tried
         if accepted:
             self._empty_rounds, self._silence = 0, FIRST_SILENCE
             return

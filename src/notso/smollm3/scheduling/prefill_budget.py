@@ -27,14 +27,14 @@ class PrefillBudget:
         self._timed: dict[int, int] = {}  # the number of the step
         self._steps = 0
 
-    def tokens(self, decoding: int, most: int, answer_s: float, token_s: float) -> int:
+    def tokens(self, decoding: int, most: int, decode_s: float, token_s: float) -> int:
         """Tokens of prompts, up to `most`, for the next step, beside `decoding` rows of answers.
 
         answer_s: what a step of the answers alone takes, token_s: what reading a token takes where nobody is answered;
         0 before any was timed.
         """
         tiles = -(-(decoding + LEAST_TOKENS) // TILE_ROWS)
-        while tiles * TILE_ROWS - decoding < most and self._expected(tiles + 1, answer_s, token_s) <= self._step_s:
+        while tiles * TILE_ROWS - decoding < most and self._expected(tiles + 1, decode_s, token_s) <= self._step_s:
             tiles += 1
         return max(1, min(most, tiles * TILE_ROWS - decoding))
 
@@ -49,10 +49,10 @@ class PrefillBudget:
         for old in [old for old, at in self._timed.items() if self._steps - at > REMEMBERED_STEPS]:
             del self._seconds[old], self._timed[old]
 
-    def _expected(self, tiles: int, answer_s: float, token_s: float) -> float:
+    def _expected(self, tiles: int, decode_s: float, token_s: float) -> float:
         """Seconds of a step of so many sixteens of rows; infinite where nothing is known."""
         known = max((other for other in self._seconds if other <= tiles), default=0)
         if known:  # every further one as much as those that were timed
             seconds = self._seconds[known]
-            return seconds + (tiles - known) * max(0.0, seconds - answer_s) / known
-        return answer_s + tiles * TILE_ROWS * token_s if answer_s and token_s else float("inf")
+            return seconds + (tiles - known) * max(0.0, seconds - decode_s) / known
+        return decode_s + tiles * TILE_ROWS * token_s if decode_s and token_s else float("inf")

@@ -35,8 +35,8 @@ class Offload(Protocol):
     def has(self, hash: bytes) -> bool:
         """Whether the full block known by `hash` is there."""
 
-    def partial(self, parent: bytes) -> list[int]:
-        """The tokens of the partial block that was kept after `parent`; empty if there is none."""
+    def partial(self, parent_hash: bytes) -> list[int]:
+        """The tokens of the partial block that was kept after `parent_hash`; empty if there is none."""
 
     def needs_window(self, *, is_first: bool, is_partial: bool) -> bool:
         """Whether a window is to be loaded with such a block of a sequence."""
@@ -55,7 +55,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self._slots = list(range(max_num_seqs - 1, -1, -1))
+        self._free_indices = list(range(max_num_seqs - 1, -1, -1))
         self._offload = offload
         self._arrivals = 0
 
@@ -113,9 +113,9 @@ class Scheduler:
         while (len(sequence.hashes) + 1) * BLOCK_TOKENS <= sequence.computed:
             at = len(sequence.hashes) * BLOCK_TOKENS
             tokens = sequence.tokens[at : at + BLOCK_TOKENS]
-            parent = sequence.last_hash
-            self._register(sequence, len(sequence.hashes), parent, tokens)
-            sequence.hashes.append(block_hash(parent, tokens))
+            parent_hash = sequence.last_hash
+            self._register(sequence, len(sequence.hashes), parent_hash, tokens)
+            sequence.hashes.append(block_hash(parent_hash, tokens))
 
     def load_failed(self, load: BlockLoad) -> None:
         """A block could not be loaded: it and what follows must be computed. Chunks of the sequence are void."""
@@ -133,38 +133,40 @@ class Scheduler:
         if load.is_partial or load.block not in sequence.blocks:
             return
         index = sequence.blocks.index(load.block)
-        parent = sequence.hashes[index - 1] if index else sequence.salt
+        parent_hash = sequence.hashes[index - 1] if index else sequence.salt
         at = index * BLOCK_TOKENS
-        self._register(sequence, index, parent, sequence.tokens[at : at + BLOCK_TOKENS])
+        self._register(sequence, index, parent_hash, sequence.tokens[at : at + BLOCK_TOKENS])
 
-    def forget(self, conversation: bytes) -> None:
+    def evict(self, conversation: bytes) -> None:
         """Evict what only this conversation has touched. What it still computes is found by nobody."""
         for sequence in (*self.waiting, *self.running):
             if sequence.conversation == conversation:
-                sequence.conversation, sequence.is_forgotten = None, True
-        self.pool.forget(conversation)
+                sequence.conversation, sequence.is_evicted = None, True
+        self.pool.evict(conversation)
 
     def cached_length(self, salt: bytes, tokens: list[int]) -> int:
         """How many of a prompt's tokens would not have to be computed now. Nothing changes."""
-        parent, at = salt, 0
+        parent_hash, at = salt, 0
         while at + BLOCK_TOKENS < len(tokens):
             piece = tokens[at : at + BLOCK_TOKENS]
-            key = block_hash(parent, piece)
-            if self.pool.find(parent, piece) is None and not (self._offload is not None and self._offload.has(key)):
+            hash = block_hash(parent_hash, piece)
+            if self.pool.find(parent_hash, piece) is None and not (
+                self._offload is not None and self._offload.has(hash)
+            ):
                 break
-            parent, at = key, at + BLOCK_TOKENS
-        return at + self.pool.find_partial(parent, tokens[at:-1])[1]
+            parent_hash, at = hash, at + BLOCK_TOKENS
+        return at + self.pool.find_partial(parent_hash, tokens[at:-1])[1]
 
     # Coming and going
 
     def _admit(self, plan: Plan) -> None:
         for sequence in self.queue():
-            if not self._slots or not self._fits(sequence):
+            if not self._free_indices or not self._fits(sequence):
                 return
             self.waiting.remove(sequence)
             for other in self.waiting:
                 other.starvation_count += other.arrival < sequence.arrival
-            sequence.batch_index = self._slots.pop()
+            sequence.batch_index = self._free_indices.pop()
             self.running.append(sequence)
             self._match(sequence, plan)
 
@@ -183,7 +185,7 @@ class Scheduler:
         for block in reversed(sequence.blocks):
             self.pool.free(block)
         if sequence.batch_index is not None:
-            self._slots.append(sequence.batch_index)
+            self._free_indices.append(sequence.batch_index)
         sequence.blocks, sequence.hashes, sequence.batch_index, sequence.computed = [], [], None, 0
         sequence.drafts = []
         self.running.remove(sequence)
@@ -215,10 +217,10 @@ class Scheduler:
         plan.chunks.append(Chunk(sequence, sequence.computed, count, list(drafts), samples))
         return count
 
-    def _register(self, sequence: Sequence, index: int, parent: bytes, tokens: list[int]) -> None:
+    def _register(self, sequence: Sequence, index: int, parent_hash: bytes, tokens: list[int]) -> None:
         """Others may find block number `index` of a sequence."""
-        if not sequence.is_forgotten:
-            self.pool.register(sequence.blocks[index], parent, tokens, sequence.conversation)
+        if not sequence.is_evicted:
+            self.pool.register(sequence.blocks[index], parent_hash, tokens, sequence.conversation)
 
     def _cut(self, sequence: Sequence, index: int) -> None:
         """What is in blocks from number `index` on must be computed."""
@@ -257,9 +259,9 @@ class Scheduler:
         """
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
             piece = sequence.tokens[sequence.computed : sequence.computed + BLOCK_TOKENS]
-            parent = sequence.last_hash
-            block = self.pool.find(parent, piece)
-            hash = block_hash(parent, piece)
+            parent_hash = sequence.last_hash
+            block = self.pool.find(parent_hash, piece)
+            hash = block_hash(parent_hash, piece)
             if block is not None:
                 self.pool.touch(block, sequence.conversation)
             elif self._offload is not None and self._offload.has(hash):

@@ -32,7 +32,7 @@ class Sequence:
     cached: int = 0  # tokens of the prompt that did not have to be computed
     started: bool = False  # something was computed
     returned: bool = False  # it had to leave after that: what it finds now may be its own
-    is_forgotten: bool = False  # its conversation was: nobody finds what it computes from here on
+    is_evicted: bool = False  # its conversation was: nobody finds what it computes from here on
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)

@@ -15,7 +15,7 @@ from notso.smollm3.values.messages import Message
 from notso.smollm3.values.request_options import RequestOptions
 
 CLOSE_SPELT = "</think>"
-ANSWER_TOKENS = 1024
+GENERATION_TOKENS = 1024
 """What is kept free for an answer of no stated length when old turns are left out, in a context large enough."""
 
 
@@ -27,7 +27,7 @@ class Prompt:
     ids: list[int]
     goes_on: bool = False
     dropped_messages: int = 0
-    begun: str = ""
+    started: str = ""
     may_think: bool = False
 
 
@@ -39,7 +39,7 @@ class PromptWriter:
         self._tokenizer = tokenizer
         close = tokenizer.think_close_id
         middle = tokenizer.encode(CLOSE_SPELT) if close is None else [close]
-        self.end_of_thought = (*tokenizer.encode("\n"), *middle, *tokenizer.encode("\n"))
+        self.end_of_reasoning = (*tokenizer.encode("\n"), *middle, *tokenizer.encode("\n"))
 
     @property
     def template(self) -> ChatTemplate:
@@ -54,10 +54,10 @@ class PromptWriter:
         Control tokens come from the template only, never from what a message says. Raises ContextLengthError for one
         that is certainly longer than `most_tokens`.
         """
-        earlier, begun = messages, None
+        earlier, started = messages, None
         if options.continue_last:
-            earlier, begun = messages[:-1], messages[-1]
-            if not isinstance(begun, Message) or begun.role != "assistant" or begun.tool_calls:
+            earlier, started = messages[:-1], messages[-1]
+            if not isinstance(started, Message) or started.role != "assistant" or started.tool_calls:
                 raise InvalidRequestError("only an assistant's text can be continued", param="messages")
         ids = self.template.encode(
             self._tokenizer,
@@ -67,14 +67,14 @@ class PromptWriter:
             date=options.date,
             most_tokens=most_tokens,
         )
-        if begun is not None and most_tokens is not None:
-            self._tokenizer.check_length([begun.content], most_tokens)
-        if begun is None:
+        if started is not None and most_tokens is not None:
+            self._tokenizer.check_length([started.content], most_tokens)
+        if started is None:
             return Prompt(ids, may_think=self.may_think(ids))
-        beginning = self._beginning(begun, options.thinking)
+        beginning = self._started_ids(started, options.thinking)
         if not beginning:  # nothing of it is left: thoughts, and it may not think
             return Prompt(ids, may_think=self.may_think(ids))
-        return Prompt(ids + beginning, goes_on=True, begun=begun.content)
+        return Prompt(ids + beginning, goes_on=True, started=started.content)
 
     def beginning(self, messages: Sequence[Message], options: RequestOptions) -> list[int]:
         """What every prompt begins with that goes on from `messages` with words of a person or of a tool; empty where
@@ -174,16 +174,16 @@ class PromptWriter:
     def _runs(self, messages: Sequence[Message], options: RequestOptions) -> list[Run]:
         return self.template.runs(messages, thinking=options.thinking, tools=options.tools, date=options.date)
 
-    def _beginning(self, begun: Message, thinking: bool) -> list[int]:
+    def _started_ids(self, started: Message, thinking: bool) -> list[int]:
         """What the assistant has said so far, as the model would have written it."""
-        for text in (begun.content, begun.reasoning_content or ""):
+        for text in (started.content, started.reasoning_content or ""):
             check_unicode(text, "messages")
         encode, open_id = self._tokenizer.encode, self._tokenizer.think_open_id
-        if not thinking or not begun.reasoning_content or open_id is None:
-            return encode(begun.content)
-        ids = [open_id, *encode(f"\n{begun.reasoning_content}")]
-        if begun.content:
-            ids += [*self.end_of_thought, *encode(begun.content)]
+        if not thinking or not started.reasoning_content or open_id is None:
+            return encode(started.content)
+        ids = [open_id, *encode(f"\n{started.reasoning_content}")]
+        if started.content:
+            ids += [*self.end_of_reasoning, *encode(started.content)]
         return ids
 
 

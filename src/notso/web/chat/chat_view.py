@@ -55,10 +55,10 @@ class ChatView:
     def after(self, accepted: TurnAccepted) -> ChatView | None:
         """The chat with a turn that was stored since. None where it must be read again: something else was stored
         meanwhile, or a message above the turn was still being written."""
-        question, answer = accepted.question, accepted.answer
-        stored = {question.id: question, answer.id: answer}
+        user_message, assistant_message = accepted.user_message, accepted.assistant_message
+        stored = {user_message.id: user_message, assistant_message.id: assistant_message}
         before = [each for each in self.messages if each.id not in stored]
-        line = line_to([*before, question], question.id)
+        line = line_to([*before, user_message], user_message.id)
         is_whole = line[0].parent_id is None and not any(each.active for each in line)
         if accepted.repeated or not is_whole:
             return None

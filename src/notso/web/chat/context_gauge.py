@@ -20,13 +20,14 @@ WARN_PERCENT, BAD_PERCENT = 70, 90
 
 
 @dataclass(frozen=True, slots=True)
-class Meter:
-    """Tokens. `parts` says what takes the room; `read_tokens` of them would have to be read now, in about `seconds`."""
+class ContextGauge:
+    """Tokens. `parts` says what takes the room; `prefill_tokens` of them would have to be read now, in about
+    `seconds`."""
 
     used: int
     total: int
     parts: Mapping[str, int]
-    read_tokens: int
+    prefill_tokens: int
     cached_tokens: int
     seconds: float | None
     when_full: WhenFull
@@ -53,7 +54,7 @@ def measure(
     draft: StoredMessage,
     settings: ChatSettings,
     options: RequestOptions,
-) -> Meter:
+) -> ContextGauge:
     """Measure a branch with a draft at its end, by the options of what would be asked. Raises ModelError."""
 
     def count(messages: Sequence[Message]) -> int:
@@ -66,9 +67,9 @@ def measure(
     without_draft = (*messages[:-1], Message("user", ""))
     alone = (Message("user", ""),)
     system = messages[0] if messages and messages[0].role == "system" else None
-    thoughts = 0
+    reasoning = 0
     if any(each.keep_reasoning for each in messages):
-        thoughts = used - count([replace(each, keep_reasoning=False) for each in messages])
+        reasoning = used - count([replace(each, keep_reasoning=False) for each in messages])
     no_draft = count(without_draft) if draft.content or draft.attachments else used
     no_text = count(without_text) if draft.attachments else no_draft
     bare = count(alone)
@@ -84,13 +85,13 @@ def measure(
         "system": with_system - summary - tool_tokens,
         "tools": tool_tokens,
         "summary": summary,
-        "thinking": thoughts,
-        "history": no_draft - with_system - thoughts - results,
+        "thinking": reasoning,
+        "history": no_draft - with_system - reasoning - results,
         "results": results,
         "attachments": no_text - no_draft,
         "draft": used - no_text,
     }
-    return Meter(
+    return ContextGauge(
         used,
         engine.info.context_tokens,
         parts,
@@ -101,7 +102,7 @@ def measure(
     )
 
 
-def read_ahead(
+def speculative_prefill(
     engine: ChatEngine,
     line: Sequence[StoredMessage],
     draft: StoredMessage,
@@ -111,7 +112,7 @@ def read_ahead(
     """Have the engine read what it would be asked if the draft were sent. What cannot be sent is left alone."""
     messages = prompt_messages([*line, draft], settings.system_prompt, keep_thinking=settings.keep_thinking)
     with contextlib.suppress(ModelError):
-        engine.read_ahead(messages, settings.sampling, options)
+        engine.speculative_prefill(messages, settings.sampling, options)
 
 
 def draft_message(text: str, attachments: tuple[Attachment, ...]) -> StoredMessage:

@@ -134,7 +134,7 @@ class _Call(StrictFields):
     function: _Function
 
 
-class _Told(StrictFields):
+class _Instruction(StrictFields):
     role: Literal["system", "developer", "user"]
     content: str = Field(max_length=MAX_TEXT)
     name: str | None = Field(default=None, max_length=200)
@@ -160,7 +160,7 @@ class _Result(StrictFields):
     tool_call_id: str = Field(min_length=1, max_length=200)
 
 
-_OpenAIMessage = Annotated[_Told | _Said | _Result, Field(discriminator="role")]
+_OpenAIMessage = Annotated[_Instruction | _Said | _Result, Field(discriminator="role")]
 
 
 class _OpenAIList(StrictFields):
@@ -264,13 +264,13 @@ def _own_tool_uses(source: _Message) -> tuple[ToolUse, ...]:
 
 def _from_openai(source: _OpenAIList, title_of: TitleOf) -> ImportedChat:
     now = time.time_ns() // 1_000_000
-    told = [each for each in source.messages if isinstance(each, _Told)]
-    system = "\n\n".join(each.content for each in told if each.role != "user")
+    instructions = [each for each in source.messages if isinstance(each, _Instruction)]
+    system = "\n\n".join(each.content for each in instructions if each.role != "user")
     settings, problems = changed({}, {"system_prompt": system})
     if problems:
         raise Problem(400, words["import_invalid"].format(place="messages", reason=problems["system_prompt"]))
     thinking = any(each.reasoning_content for each in source.messages if isinstance(each, _Said))
-    title = title_of(next((each.content for each in told if each.role == "user"), ""))
+    title = title_of(next((each.content for each in instructions if each.role == "user"), ""))
     chat = Chat(new_id(), title, thinking, date.today(), now, now, settings=settings)
     messages: list[StoredMessage] = []
     unanswered: dict[str, int] = {}  # the newest answer's calls: their ids in the list, and their places in the answer

@@ -35,9 +35,9 @@ class KeptHtml:
         self._queue = queue
         self._at_work: dict[str, asyncio.Task[list[StoredMessage]]] = {}
 
-    async def path(self, path: Sequence[Shown], *, questions: bool) -> list[Shown]:
-        """The same branch with HTML: of its answers, and with `questions` of these too."""
-        wanted = [each.message for each in path if questions or each.message.role == "assistant"]
+    async def path(self, path: Sequence[Shown], *, user_messages: bool) -> list[Shown]:
+        """The same branch with HTML: of its answers, and with `user_messages` of these too."""
+        wanted = [each.message for each in path if user_messages or each.message.role == "assistant"]
         made = {message.id: message for message in await self.messages(wanted)}
         return [replace(each, message=made.get(each.message.id, each.message)) for each in path]
 

@@ -16,21 +16,21 @@ from notso.web.edge.client_connection import ClientConnection
 from notso.web.edge.open_streams import OpenStreams
 from notso.web.edge.work_line import WorkLine
 from notso.web.engine.downloads import Downloads
-from notso.web.engine.models import Shelf
+from notso.web.engine.models import ModelRegistry
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.services import Shared
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 
-MAX_ANSWER_STREAMS = 8
+MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16
 MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget of bodies holds four
 
 
 @dataclass(slots=True)
 class ChatServices:
-    """Without a `shelf` there is one model only."""
+    """Without a `model_registry` there is one model only."""
 
     shared: Shared
     turns: Turns
@@ -40,10 +40,10 @@ class ChatServices:
     pages: Pages
     kept_html: KeptHtml
     feed: Feed = field(default_factory=Feed)
-    answer_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_ANSWER_STREAMS))
+    turn_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_TURN_STREAMS))
     page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))
     downloads: Downloads = field(default_factory=Downloads)
-    shelf: Shelf | None = None
+    model_registry: ModelRegistry | None = None
     toolbox: Toolbox = field(default_factory=Toolbox)
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     backup_reader: ClientConnection | None = None

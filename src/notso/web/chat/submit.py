@@ -15,7 +15,7 @@ from notso.web.chat.services import ChatServices
 from notso.web.chat.tool_offer import offer_in
 from notso.web.engine.port import Message, Request, RequestOptions, SamplingParams
 from notso.web.engine.running import Prepared, RunningRequest
-from notso.web.store.protocol import Chat, NewAnswer, NewTurn, StoredMessage, TurnAccepted, TurnRefused
+from notso.web.store.protocol import Chat, NewMessage, NewTurn, StoredMessage, TurnAccepted, TurnRefused
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, settings_from
 from notso.web.turns.prompt import SUMMARY_REQUEST, conversation_of, prompt_messages, text_size
@@ -54,37 +54,38 @@ async def ask(
         attachments = attachments_from(fields, limit)
         _check_text(text, limit, may_be_empty=bool(attachments))
         with _admitted(services, owner) as running:
-            question = replace(_message(chat, "user", text), attachments=attachments)
-            line = [*view.line(instead_of), question]
+            user_message = replace(_message(chat, "user", text), attachments=attachments)
+            line = [*view.line(instead_of), user_message]
             request, _ = _request(services, owner, view, line)
             prepared = await prepared_request(services, request, text_size(line))
-            turn = NewTurn(question, _new_answer(chat), _key(fields), instead_of)
+            turn = NewTurn(user_message, _new_message(chat), _key(fields), instead_of)
             new = chat if is_new else None
             accepted, view = await _begin(
-                *(services, owner, view, turn.answer, running),
+                *(services, owner, view, turn.assistant_message, running),
                 lambda: services.shared.store.add_turn(owner, turn, new),
                 prepared=prepared,
             )
-        if accepted.repeated and accepted.question.content != text:
+        if accepted.repeated and accepted.user_message.content != text:
             raise Problem(409, words["error_sent_before"])  # its answer was lost on the way, and the text changed since
     except (Problem, StorageError) as error:
         error.draft = text
         raise
-    if accepted.question.chat_id != chat.id and not is_new:
+    if accepted.user_message.chat_id != chat.id and not is_new:
         raise Problem(400, words["error_form"])  # the key of another chat's message
     return accepted, view
 
 
-async def answer_again(
+async def add_version(
     services: ChatServices, owner: str, view: ChatView, message: StoredMessage, fields: dict[str, str]
 ) -> Begun:
     """Another version of an answer, beside it."""
     if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
-    new = NewAnswer(_new_answer(view.chat), message.parent_id, _key(fields))
+    new = NewMessage(_new_message(view.chat), message.parent_id, _key(fields))
     with _admitted(services, owner) as running:
         return await _begin(
-            *(services, owner, view, new.answer, running), lambda: services.shared.store.add_answer(owner, new)
+            *(services, owner, view, new.assistant_message, running),
+            lambda: services.shared.store.add_message(owner, new),
         )
 
 
@@ -92,12 +93,12 @@ async def write_on(
     services: ChatServices, owner: str, view: ChatView, message_id: str, *, hurry: bool = False
 ) -> Begun:
     """Continue the same answer where it ended; with `hurry`, its unfinished thought is closed first."""
-    answer = replace(_new_answer(view.chat), id=message_id)
-    generation_id = answer.generation_id or ""
+    assistant_message = replace(_new_message(view.chat), id=message_id)
+    generation_id = assistant_message.generation_id or ""
     with _admitted(services, owner) as running:
         return await _begin(
-            *(services, owner, view, answer, running),
-            lambda: services.shared.store.resume_answer(owner, view.chat.id, message_id, generation_id),
+            *(services, owner, view, assistant_message, running),
+            lambda: services.shared.store.resume_message(owner, view.chat.id, message_id, generation_id),
             hurry=hurry,
         )
 
@@ -107,15 +108,15 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
     chat, settings, shown = view.chat, view.settings, view.line()
     if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
         raise Problem(400, words["error_nothing_to_summarise"])
-    answer = replace(_new_answer(chat), kind="summary")
-    new = NewAnswer(answer, shown[-1].id, _key(fields) if "key" in fields else new_id())
-    with _admitted(services, owner) as running, services.turns.expecting(answer.generation_id or ""):
-        accepted = _accepted(await _once_free(services, lambda: services.shared.store.add_answer(owner, new)))
+    assistant_message = replace(_new_message(chat), kind="summary")
+    new = NewMessage(assistant_message, shown[-1].id, _key(fields) if "key" in fields else new_id())
+    with _admitted(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
+        accepted = _accepted(await _once_free(services, lambda: services.shared.store.add_message(owner, new)))
         view = view.after(accepted) or await read_chat(services, owner, chat.id)
         if accepted.repeated:
             running.close()
             return accepted, view
-        line = view.line_to(accepted.question.id)
+        line = view.line_to(accepted.user_message.id)
         messages = (
             *prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking),
             Message("user", SUMMARY_REQUEST),
@@ -134,7 +135,7 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
                 when_full="drop_oldest",
             ),
         )
-        services.turns.start(Turn(accepted.answer, request), running)
+        services.turns.start(Turn(accepted.assistant_message, request), running)
     return accepted, view
 
 
@@ -185,7 +186,7 @@ async def _begin(
     services: ChatServices,
     owner: str,
     view: ChatView,
-    answer: StoredMessage,
+    assistant_message: StoredMessage,
     running: RunningRequest,
     store: StoreCall,
     *,
@@ -194,16 +195,16 @@ async def _begin(
 ) -> Begun:
     """Store a turn and start it, unless it was there already. Raises Problem."""
     _check_admission(services)  # once more: much may have happened while it was measured
-    with services.turns.expecting(answer.generation_id or ""):
+    with services.turns.expecting(assistant_message.generation_id or ""):
         accepted = _accepted(await _once_free(services, store))
-        view = view.after(accepted) or await read_chat(services, owner, accepted.question.chat_id)
+        view = view.after(accepted) or await read_chat(services, owner, accepted.user_message.chat_id)
         if accepted.repeated:
             running.close()
         else:
             await services.toolbox.ready(view.settings.tool_names)
-            request, offer = _request(services, owner, view, view.line_to(accepted.question.id))
-            in_thought = bool(accepted.answer.reasoning) and not accepted.answer.content
-            turn = Turn(accepted.answer, request, offer, view.settings.keep_thinking, hurry and in_thought)
+            request, offer = _request(services, owner, view, view.line_to(accepted.user_message.id))
+            in_reasoning = bool(accepted.assistant_message.reasoning) and not accepted.assistant_message.content
+            turn = Turn(accepted.assistant_message, request, offer, view.settings.keep_thinking, hurry and in_reasoning)
             services.turns.start(turn, running, prepared)
     return accepted, view
 
@@ -233,19 +234,19 @@ async def _once_free(services: ChatServices, store: StoreCall) -> TurnAccepted |
     """Store, once more if the chat was held by a turn that nobody runs."""
     outcome = await store()
     if isinstance(outcome, TurnRefused) and outcome.running is not None:
-        await _let_go_of_lost(services, outcome.running)
+        await _end_lost(services, outcome.running)
         outcome = await store()
     return outcome
 
 
-async def _let_go_of_lost(services: ChatServices, answer: StoredMessage) -> None:
+async def _end_lost(services: ChatServices, assistant_message: StoredMessage) -> None:
     """A turn marked running that nobody runs (its last save failed) must not lock its chat for ever."""
-    generation_id = answer.generation_id or ""
+    generation_id = assistant_message.generation_id or ""
     turn = services.turns.find(generation_id)
     if turn is not None and turn.log.finished:
-        await services.shared.store.save_answer(turn.answer)
+        await services.shared.store.save_message(turn.message)
     elif services.turns.lost(generation_id):
-        await services.shared.store.save_answer(replace(answer, state="interrupted"))
+        await services.shared.store.save_message(replace(assistant_message, state="interrupted"))
 
 
 def _accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:
@@ -267,7 +268,7 @@ def _message(chat: Chat, role: Role, text: str) -> StoredMessage:
     return StoredMessage(new_id(), chat.id, role, text, "", "done", _now_ms())
 
 
-def _new_answer(chat: Chat) -> StoredMessage:
+def _new_message(chat: Chat) -> StoredMessage:
     return replace(_message(chat, "assistant", ""), state="queued", generation_id=new_generation_id())
 
 

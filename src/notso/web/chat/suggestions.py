@@ -98,10 +98,10 @@ class Suggestions:
             ),
         )
 
-        def begun(running: RunningRequest) -> None:
+        def started(running: RunningRequest) -> None:
             self._running = running
 
-        return await whole_text(self._requests, request, WAIT_SECONDS, begun)
+        return await whole_text(self._requests, request, WAIT_SECONDS, started)
 
 
 def questions_in(text: str) -> list[str]:

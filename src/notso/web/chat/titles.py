@@ -63,13 +63,13 @@ class Titles:
 
     def consider(self, turn: Turn) -> None:
         """A turn has ended: perhaps its chat wants a name."""
-        if turn.answer.state == "done" and turn.answer.kind == "turn":
+        if turn.message.state == "done" and turn.message.kind == "turn":
             task = asyncio.create_task(self._name(turn))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _name(self, turn: Turn) -> None:
-        owner, chat_id = turn.request.options.owner, turn.answer.chat_id
+        owner, chat_id = turn.request.options.owner, turn.message.chat_id
         with contextlib.suppress(NotsoError):
             whole = await self._store.whole_chat(owner, chat_id)
             if whole is None:
@@ -111,10 +111,10 @@ class Titles:
             ),
         )
 
-        def begun(running: RunningRequest) -> None:
+        def started(running: RunningRequest) -> None:
             self._running = running
 
-        return await whole_text(self._requests, request, PATIENCE_SECONDS, begun)
+        return await whole_text(self._requests, request, PATIENCE_SECONDS, started)
 
 
 def title_in(text: str) -> str:

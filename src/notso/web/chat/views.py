@@ -17,8 +17,8 @@ from notso.web.engine.facts import model_facts
 from notso.web.engine.port import thinking_set_by
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.store.tree import Shown
-from notso.web.turns.answer_stats import Figures, figures_of
 from notso.web.turns.chat_settings import settings_from, shown_values
+from notso.web.turns.turn_stats import TurnStats, stats_of
 from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -46,7 +46,7 @@ async def chat_page(
     chat = view.chat if view is not None else None
     settings = view.settings if view is not None else settings_from(await services.shared.store.defaults(owner))
     path = view.path(through) if view is not None else []
-    path = await services.kept_html.path(path, questions=not settings.raw_questions)
+    path = await services.kept_html.path(path, user_messages=not settings.raw_user_messages)
     return await services.pages.respond(
         request,
         "chat.html",
@@ -56,10 +56,10 @@ async def chat_page(
         **details_context(services, path),
         thinking=chat is None or chat.thinking,
         thinking_fixed=thinking_set_by(settings.system_prompt),
-        raw_questions=settings.raw_questions,
+        raw_user_messages=settings.raw_user_messages,
         chats=await services.shared.store.chats(owner),
         path=path,
-        settled=_just_ended(path),
+        finished=_just_ended(path),
         problem=problem.sentence if problem else "",
         draft=problem.draft if problem else "",
         toast=toast,
@@ -81,11 +81,11 @@ async def turns_view(
 
     `through` names a message that was just put on the branch.
     """
-    chat, raw = view.chat, view.settings.raw_questions
+    chat, raw = view.chat, view.settings.raw_user_messages
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
-    path = await services.kept_html.path(view.path(through), questions=not raw)
+    path = await services.kept_html.path(view.path(through), user_messages=not raw)
     return await services.pages.respond(
         request,
         "_turns.html",
@@ -93,7 +93,7 @@ async def turns_view(
         **composer_context(services, chat, path),
         **status_context(services),
         chats=await services.shared.store.chats(owner),
-        raw_questions=raw,
+        raw_user_messages=raw,
         path=path,
         toast=toast,
     )
@@ -106,13 +106,13 @@ async def turn_view(
     view: ChatView,
     message_ids: list[str],
     *,
-    settled: bool,
+    finished: bool,
     after: str = "",
 ) -> Response:
-    """Some messages as they are now, with the composer's buttons to match. `settled`: their stream has ended;
+    """Some messages as they are now, with the composer's buttons to match. `finished`: their stream has ended;
     `after`: what the page has heard of other tabs' doings.
     """
-    raw, path = view.settings.raw_questions, view.path(through=message_ids[-1])
+    raw, path = view.settings.raw_user_messages, view.path(through=message_ids[-1])
     shown = [each for each in path if each.message.id in message_ids]
     return await services.pages.respond(
         request,
@@ -121,9 +121,9 @@ async def turn_view(
         **composer_context(services, view.chat, path),
         **status_context(services),
         chats=await services.shared.store.chats(owner),
-        raw_questions=raw,
-        path=await services.kept_html.path(shown, questions=not raw),
-        settled=settled,
+        raw_user_messages=raw,
+        path=await services.kept_html.path(shown, user_messages=not raw),
+        finished=finished,
     )
 
 
@@ -156,13 +156,13 @@ def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown
         "key": new_id(),
         "keys": [new_id() for _ in range(4)],
         "last_id": path[-1].message.id if path else "",
-        "last_question": next((each.message.id for each in reversed(path) if each.message.role == "user"), ""),
+        "last_user_message": next((each.message.id for each in reversed(path) if each.message.role == "user"), ""),
         "thinking_budget": values["thinking_budget"],
     }
 
 
 def status_context(services: ChatServices) -> dict[str, Any]:
-    """What the status pill and the banner need to know."""
+    """What the status badge and the banner need to know."""
     engine, download = services.shared.engine, services.downloads.current
     polling = engine.state == "loading" or (download is not None and download.active)
     return {
@@ -177,15 +177,15 @@ def status_context(services: ChatServices) -> dict[str, Any]:
 
 
 def details_context(services: ChatServices, path: list[Shown]) -> dict[str, Any]:
-    """What stands behind the pill, besides the model: the last answer in figures, and what went wrong last."""
-    answers = [shown.message for shown in path if shown.message.role == "assistant"]
-    last = answers[-1] if answers else None
-    figures: Figures | None = None
+    """What stands behind the badge, besides the model: the last answer in figures, and what went wrong last."""
+    messages = [shown.message for shown in path if shown.message.role == "assistant"]
+    last = messages[-1] if messages else None
+    stats: TurnStats | None = None
     if last is not None:
-        figures = services.turns.figures(last.generation_id or "") or figures_of(last)
-    failed = next((answer for answer in reversed(answers) if answer.state == "failed" and answer.note), None)
+        stats = services.turns.stats(last.generation_id or "") or stats_of(last)
+    failed = next((message for message in reversed(messages) if message.state == "failed" and message.note), None)
     return {
-        "figures": figures,
+        "stats": stats,
         "failed": failed,
         "last_is_active": last is not None and last.active,
         "working": services.turns.unfinished > 0,
@@ -232,7 +232,7 @@ async def find_message(services: ChatServices, owner: str, chat_id: str, message
 async def find_generation(services: ChatServices, owner: str, generation_id: str) -> StoredMessage:
     """The answer a generation writes or wrote. Raises Problem 404."""
     known = is_generation_id(generation_id)
-    answer = await services.shared.store.generation(owner, generation_id) if known else None
-    if answer is None:
+    message = await services.shared.store.generation(owner, generation_id) if known else None
+    if message is None:
         raise Problem(404, words["error_unknown_page"])
-    return answer
+    return message

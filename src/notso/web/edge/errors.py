@@ -58,25 +58,25 @@ class ApiEdge:
             await self._app(scope, receive, send)
             return
         request_id = f"req_{secrets.token_hex(12)}"
-        begun: Message | None = None  # a refusal whose words are still to come
+        started: Message | None = None  # a refusal whose words are still to come
         said = b""
 
         async def send_as_api(message: Message) -> None:
-            nonlocal begun, said
+            nonlocal started, said
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 if scope["path"].startswith("/v1/messages"):
                     MutableHeaders(scope=message)["request-id"] = request_id  # as Anthropic's client looks for it
                 if message["status"] >= 400 and _is_plain(message):
-                    begun = message
+                    started = message
                     return
-            elif begun is not None:
+            elif started is not None:
                 said += message.get("body", b"")
                 if message.get("more_body"):
                     return
-                message = {**message, "body": _translated(begun, said, scope["path"])}
-                await send(begun)
-                begun = None
+                message = {**message, "body": _translated(started, said, scope["path"])}
+                await send(started)
+                started = None
             await send(message)
 
         await self._app(scope, receive, send_as_api)

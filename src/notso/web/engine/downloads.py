@@ -60,7 +60,7 @@ class Downloads:
         self._pull = pull
         self._lock = threading.Lock()
         self._current: Download | None = None
-        self._told_to_stop = threading.Event()
+        self._stop_requested = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
@@ -74,8 +74,8 @@ class Downloads:
             if self._current is not None and self._current.active:
                 return self._current.file == file
             self._current = Download(file, "checking")
-            self._told_to_stop = threading.Event()
-            run = _Run(self, file, self._told_to_stop)
+            self._stop_requested = threading.Event()
+            run = _Run(self, file, self._stop_requested)
             self._thread = threading.Thread(target=run.run, name="notso-download", daemon=True)
             self._thread.start()
             return True
@@ -84,7 +84,7 @@ class Downloads:
         """Ask it to end; what has arrived is kept."""
         with self._lock:
             if self._current is not None and self._current.active:
-                self._told_to_stop.set()
+                self._stop_requested.set()
                 self._current = replace(self._current, phase="stopping", bytes_per_s=None)
 
     def close(self, seconds: float) -> None:
@@ -101,10 +101,10 @@ class _Stop(Exception):
 class _Run:
     """One download, in its thread."""
 
-    def __init__(self, downloads: Downloads, file: KnownFile, told_to_stop: threading.Event) -> None:
+    def __init__(self, downloads: Downloads, file: KnownFile, stop_requested: threading.Event) -> None:
         self._downloads = downloads
         self._file = file
-        self._told_to_stop = told_to_stop
+        self._stop_requested = stop_requested
         self._samples: deque[tuple[float, int]] = deque()
 
     def run(self) -> None:
@@ -127,7 +127,7 @@ class _Run:
         return self._samples[-1][1] if self._samples else 0
 
     def _progress(self, what: str, done: int, total: int) -> None:
-        if self._told_to_stop.is_set():
+        if self._stop_requested.is_set():
             raise _Stop
         now = time.monotonic()
         if self._samples and now - self._samples[-1][0] < _SAMPLE_SECONDS and done < total:
@@ -141,9 +141,9 @@ class _Run:
         rate = (after - before) / (last - first) if last - first >= 1 else None
         phase: Phase = "downloading" if what == "downloading" else "checking"
         with self._downloads._lock:
-            if not self._told_to_stop.is_set():
+            if not self._stop_requested.is_set():
                 self._downloads._current = Download(self._file, phase, done, rate)
 
     def _sleep(self, seconds: float) -> None:
-        if self._told_to_stop.wait(seconds):
+        if self._stop_requested.wait(seconds):
             raise _Stop

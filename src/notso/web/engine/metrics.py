@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from notso.smollm3 import FinishReason, Usage, process_memory
 from notso.web.engine.host import EngineHost
 
-FIRST_GUESS_SECONDS = 10.0
+FIRST_ESTIMATE_SECONDS = 10.0
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -27,25 +27,27 @@ class Metrics:
     """What was counted since the server began, and what the engine says of itself when asked."""
 
     def __init__(self, engine: EngineHost) -> None:
-        self._answers = 0
-        self._answer_seconds = 0.0
+        self._generations = 0
+        self._generation_seconds = 0.0
         self._registry = registry = CollectorRegistry()
         registry.register(_Now(engine))
 
         def seconds(name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"notso_{name}_seconds", help, buckets=buckets, registry=registry)
 
-        self._first_token = seconds("time_to_first_token", "From asking to the first token.")
+        self._first_token = seconds("time_to_first_token", "From the request's arrival to the first token.")
         self._token = seconds(
-            "inter_token_latency", "Time per token after the first, mean of an answer.", _TOKEN_SECONDS
+            "inter_token_latency", "Time per token after the first, mean of a request.", _TOKEN_SECONDS
         )
-        self._whole = seconds("e2e_request_latency", "From asking to the end of the answer.")
-        self._queue = seconds("request_queue_time", "Waiting for the engine.")
-        self._prefill = seconds("request_prefill_time", "Reading the prompt.")
-        self._decode = seconds("request_decode_time", "Writing the answer.")
-        self._reasoning = Counter("notso_reasoning_tokens", "Tokens of thinking.", registry=registry)
-        self._success = Counter("notso_request_success", "Whole answers.", ["finished_reason"], registry=registry)
-        self._cancelled = Counter("notso_request_cancelled", "Answers that were stopped.", registry=registry)
+        self._whole = seconds("e2e_request_latency", "From the request's arrival to its end.")
+        self._queue = seconds("request_queue_time", "Waiting in the engine's queue.")
+        self._prefill = seconds("request_prefill_time", "Prefill.")
+        self._decode = seconds("request_decode_time", "Decode.")
+        self._reasoning = Counter("notso_reasoning_tokens", "Reasoning tokens.", registry=registry)
+        self._success = Counter(
+            "notso_request_success", "Requests that ended by themselves.", ["finished_reason"], registry=registry
+        )
+        self._cancelled = Counter("notso_request_cancelled", "Requests that were cancelled.", registry=registry)
         for reason in ("stop", "length", "tool_calls"):
             self._success.labels(reason)  # there from the beginning, as 0
         self._http = Counter("notso_http_requests", "Requests.", ["method", "route", "status"], registry=registry)
@@ -69,8 +71,8 @@ class Metrics:
         self._queue.observe(usage.queue_ms / 1000)
         self._prefill.observe(usage.prompt_ms / 1000)
         self._decode.observe(usage.completion_ms / 1000)
-        self._answers += 1
-        self._answer_seconds += (usage.prompt_ms + usage.completion_ms) / 1000
+        self._generations += 1
+        self._generation_seconds += (usage.prompt_ms + usage.completion_ms) / 1000
         self._whole.observe((usage.queue_ms + usage.prompt_ms + usage.completion_ms) / 1000)
         if usage.completion_tokens:
             self._first_token.observe((usage.queue_ms + usage.prompt_ms) / 1000)
@@ -78,9 +80,9 @@ class Metrics:
             self._token.observe(usage.completion_ms / 1000 / (usage.completion_tokens - 1))
 
     @property
-    def mean_answer_seconds(self) -> float:
+    def mean_generation_seconds(self) -> float:
         """How long an answer took on average, waiting left out; a guess before the first."""
-        return self._answer_seconds / self._answers if self._answers else FIRST_GUESS_SECONDS
+        return self._generation_seconds / self._generations if self._generations else FIRST_ESTIMATE_SECONDS
 
     def observe_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request has been answered. `route` is the template of its path, never the path."""
@@ -134,19 +136,21 @@ class _Now(Collector):
             return
         if info.memory is not None:
             yield _gauge("memory_planned_bytes", "What was planned for the model.", info.memory.needed_bytes)
-        yield _gauge("num_requests_running", "Answers being read for or written.", stats.running)
-        yield _gauge("num_requests_waiting", "Answers that wait.", stats.waiting)
+        yield _gauge("num_requests_running", "Requests in prefill or decode.", stats.running)
+        yield _gauge("num_requests_waiting", "Requests that wait.", stats.waiting)
         yield _gauge("kv_cache_bytes", "Reserved for keys and values.", info.kv_bytes)
         used = stats.kv_blocks_used / stats.kv_blocks if stats.kv_blocks else 0
-        yield _gauge("kv_cache_usage_perc", "Share of it that running answers hold, 1 is all.", used)
+        yield _gauge("kv_cache_usage_perc", "Share of it that running requests hold, 1 is all.", used)
         computed = stats.prompt_tokens_total
         yield _counter("prompt_tokens", "Tokens of prompts.", computed)
-        yield _counter("generation_tokens", "Tokens written.", stats.generated_tokens_total)
+        yield _counter("generation_tokens", "Generated tokens.", stats.generated_tokens_total)
         yield _counter("prefix_cache_queries", "Tokens of prompts looked up in the cache.", computed)
         yield _counter("prefix_cache_hits", "Of those, found.", stats.cached_tokens_total)
-        yield _counter("spec_decode_num_draft_tokens", "Tokens guessed ahead.", stats.drafted_tokens_total)
-        yield _counter("spec_decode_num_accepted_tokens", "Of those, right.", stats.accepted_tokens_total)
-        yield _counter("num_preemptions", "Answers set back for want of room.", stats.preemptions_total)
+        yield _counter("spec_decode_num_draft_tokens", "Draft tokens.", stats.drafted_tokens_total)
+        yield _counter(
+            "spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", stats.accepted_tokens_total
+        )
+        yield _counter("num_preemptions", "Requests preempted for want of blocks.", stats.preemptions_total)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

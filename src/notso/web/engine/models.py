@@ -24,7 +24,7 @@ ModelLoader = Callable[[Path | None], ChatEngine]
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class ModelRegistry:
     """How another model can be taken: who loads it, and the folder in which the first one lay, if it was named."""
 
     load: ModelLoader

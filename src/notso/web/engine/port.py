@@ -111,7 +111,7 @@ class ChatEngine(Protocol):
     ) -> Callable[[], Generation]:
         """`submit` without its last step, which is what comes back: the prompt is written, and it fits."""
 
-    def read_ahead(
+    def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         """A person still types what is about to be submitted: when idle, read what is certain of it. Refuses what
@@ -134,7 +134,7 @@ class ChatEngine(Protocol):
 
     def stats(self) -> EngineStats: ...
 
-    def forget(self, owner: str | None = None, conversation: str | None = None) -> None:
+    def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
         """Remove what is cached of a conversation and no other, in memory and on disk; without arguments: of all."""
 
     def close(self) -> None: ...

@@ -60,8 +60,8 @@ class RunningRequest:
         self._choices = choices
         self._generations: list[Generation] = []
         self._taken_up: set[int] = set()
-        self._told: set[int] = set()
-        self._stopped = self._hurried = self._begun = False
+        self._notified: set[int] = set()
+        self._stopped = self._hurried = self._started = False
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._wanted = False
@@ -70,7 +70,7 @@ class RunningRequest:
     @property
     def finished(self) -> bool:
         """Whether the last event of every choice is there."""
-        return self._begun and all(generation.finished for generation in self._generations)
+        return self._started and all(generation.finished for generation in self._generations)
 
     @property
     def waiting(self) -> int:
@@ -99,7 +99,7 @@ class RunningRequest:
         except BaseException:
             self.close()
             raise
-        self._begun = True
+        self._started = True
         for generation in self._generations:
             generation.subscribe(self._notify)
 
@@ -122,7 +122,7 @@ class RunningRequest:
                 self._wanted = True  # before reading: what comes after that is told
                 ended = self.finished
                 if ended:
-                    self._tell_ends()
+                    self._notify_ends()
                 due = self._loop.time() + pace_s
                 for number, generation in enumerate(self._generations):
                     events = generation.read(read[number])
@@ -163,7 +163,7 @@ class RunningRequest:
         self._among.discard(self)
         self._wanted = True
         self.stop()
-        self._tell_ends()
+        self._notify_ends()
 
     def _submit(self, engine: ChatEngine, ask: Ask) -> None:
         """Off the loop."""
@@ -182,7 +182,7 @@ class RunningRequest:
             self._among.wakes.wake(self._loop, self._wake)
 
     def _wake(self) -> None:
-        self._tell_ends()
+        self._notify_ends()
         for news in self._readers:
             news.set()
         if not self._readers and not self.finished:
@@ -192,10 +192,10 @@ class RunningRequest:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _tell_ends(self) -> None:
+    def _notify_ends(self) -> None:
         for number, generation in enumerate(self._generations):
-            if self._on_end is not None and number not in self._told and generation.finished:
-                self._told.add(number)
+            if self._on_end is not None and number not in self._notified and generation.finished:
+                self._notified.add(number)
                 events = generation.read()
                 usage = next((event.usage for event in events if event.kind == "usage"), None)
                 reason = next((event.finish_reason for event in events if event.kind == "end"), None)
@@ -246,7 +246,7 @@ class RunningRequests:
         for request in list(self._open):
             request.stop()
 
-    async def settled(self) -> None:
+    async def wait_for_all(self) -> None:
         """Return when none is left."""
         while self._open:
             self._one_less.clear()

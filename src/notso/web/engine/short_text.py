@@ -11,14 +11,14 @@ from notso.web.values.errors import NotsoError
 
 
 async def whole_text(
-    requests: RunningRequests, request: Request, seconds: float, begun: Callable[[RunningRequest], None]
+    requests: RunningRequests, request: Request, seconds: float, started: Callable[[RunningRequest], None]
 ) -> str | None:
     """All that is answered, or None where it was stopped, failed or took longer than `seconds`.
 
-    `begun` is given what it can be stopped by.
+    `started` is given what it can be stopped by.
     """
     running = requests.open(request.options.owner, counts=False)
-    begun(running)
+    started(running)
     text, finished = "", False
     try:
         async with asyncio.timeout(seconds):

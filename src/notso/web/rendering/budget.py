@@ -38,10 +38,10 @@ class Deadline:
 
 
 class Budget:
-    """What is left for one message. `told`: its reader knows already that a part of it is shown plain."""
+    """What is left for one message. `is_noted`: its reader knows already that a part of it is shown plain."""
 
     def __init__(self, seconds: float = MESSAGE_SECONDS, characters: int = MAX_HTML_CHARACTERS) -> None:
-        self.told = False
+        self.is_noted = False
         self._seconds = seconds
         self._characters = characters
 

@@ -193,8 +193,8 @@ def render_plain(text: str) -> str:
 
 def render_unformatted(text: str, budget: Budget) -> str:
     """Text whose layout would cost too much, plain; the first time for a message, with a line that says so."""
-    note = "" if budget.told else words["unformatted"]
-    budget.told = True
+    note = "" if budget.is_noted else words["unformatted"]
+    budget.is_noted = True
     return (f"<p><em>{escape(note)}</em></p>\n" if note else "") + render_plain(text)
 
 

@@ -28,7 +28,7 @@
     const { state } = JSON.parse(event.detail.data);
     const panel = event.target.querySelector("details.reasoning");
     event.target.dataset.phase = state;
-    if (!["queued", "loading", "reading", "thinking"].includes(state)) panel.open &&= wanted.has(panel.dataset.panel);
+    if (!["queued", "loading", "prefill", "thinking"].includes(state)) panel.open &&= wanted.has(panel.dataset.panel);
   });
   document.addEventListener("htmx:before:settle", (event) => {
     const panels = event.detail.newContent.flatMap((node) => [...(node.querySelectorAll?.("[data-panel]") ?? [])]);

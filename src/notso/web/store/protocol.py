@@ -83,7 +83,7 @@ class ToolUse:
     round_end: int = 0
 
     @property
-    def settled(self) -> bool:
+    def is_final(self) -> bool:
         """Whether there is a result that the model can read."""
         return self.state in ("done", "failed", "denied")
 
@@ -132,17 +132,17 @@ class NewTurn:
     It follows the newest message shown, or, as another version of it, stands beside the question `instead_of`.
     """
 
-    question: StoredMessage
-    answer: StoredMessage
+    user_message: StoredMessage
+    assistant_message: StoredMessage
     idempotency_key: str
     instead_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class NewAnswer:
+class NewMessage:
     """Another answer to what is there already: a new version, or a summary. It follows `after`."""
 
-    answer: StoredMessage
+    assistant_message: StoredMessage
     after: str
     idempotency_key: str
 
@@ -151,8 +151,8 @@ class NewAnswer:
 class TurnAccepted:
     """The turn is on disk. `repeated`: this key was used before, and these are the messages it made then."""
 
-    question: StoredMessage
-    answer: StoredMessage
+    user_message: StoredMessage
+    assistant_message: StoredMessage
     repeated: bool = False
 
 
@@ -243,15 +243,15 @@ class ChatStore(Protocol):
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
         """Store a question and its empty answer, and the chat with them when it is new, in one transaction."""
 
-    async def add_answer(self, owner: str, new: NewAnswer) -> TurnAccepted | TurnRefused:
+    async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
         """Store an empty answer after a message that is there; that message comes back as the question."""
 
-    async def resume_answer(
+    async def resume_message(
         self, owner: str, chat_id: str, message_id: str, generation_id: str
     ) -> TurnAccepted | TurnRefused:
         """Queue a finished answer again, under a new generation, to be written on. Its text stays."""
 
-    async def edit_answer(self, owner: str, chat_id: str, message_id: str, content: str) -> bool:
+    async def edit_message(self, owner: str, chat_id: str, message_id: str, content: str) -> bool:
         """Replace a finished answer's text by a person's, and mark it as edited."""
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
@@ -295,7 +295,7 @@ class ChatStore(Protocol):
     async def backup(self, target: Path) -> None:
         """Write everything, as it is at one moment, to a new file."""
 
-    async def save_answer(self, answer: StoredMessage) -> None:
+    async def save_message(self, assistant_message: StoredMessage) -> None:
         """Write text, tool calls, state, note, numbers and HTML of an answer. A deleted one stays deleted."""
 
     async def keep_html(self, messages: Sequence[StoredMessage]) -> None:

@@ -32,8 +32,8 @@ class Shown:
 
     message: StoredMessage
     versions: tuple[str, ...]
-    question_before: str | None = None
-    question_after: str | None = None
+    previous_user_message: str | None = None
+    next_user_message: str | None = None
 
     @property
     def version(self) -> int:
@@ -55,19 +55,19 @@ def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, throu
     """The branch to show: what was chosen, else the newest; through a given message where one is named."""
     children = _children(messages)
     line = branch(messages, chosen_root, through)
-    before, after = _questions_before(line), reversed([*_questions_before(reversed(line))])
+    before, after = _previous_user_messages(line), reversed([*_previous_user_messages(reversed(line))])
     return [
         Shown(message, tuple(other.id for other in children[message.parent_id]), above, below)
         for message, above, below in zip(line, before, after, strict=True)
     ]
 
 
-def _questions_before(line: Iterable[StoredMessage]) -> Iterator[str | None]:
+def _previous_user_messages(line: Iterable[StoredMessage]) -> Iterator[str | None]:
     """For each message the nearest question that came before it in `line`."""
-    question = None
+    user_message = None
     for message in line:
-        yield question
-        question = message.id if message.role == "user" else question
+        yield user_message
+        user_message = message.id if message.role == "user" else user_message
 
 
 def branch(nodes: Iterable[N], chosen_root: str | None, through: str | None = None) -> list[N]:

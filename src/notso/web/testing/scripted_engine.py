@@ -27,10 +27,10 @@ from notso.web.engine.port import (
 )
 from notso.web.values.errors import NotsoError
 
-DEFAULT_THOUGHTS = "The user greets me. I should answer politely and say what I am."
+DEFAULT_REASONING = "The user greets me. I should answer politely and say what I am."
 DEFAULT_ANSWER = "Hello! I say what my **script** says."
 TEMPLATE_TOKENS = 20
-READ_TOKENS_PER_S = 100.0
+PREFILL_TOKENS_PER_S = 100.0
 PRIORITIES: tuple[Priority, ...] = ("interactive", "api", "background")
 
 Script = Callable[[Sequence[Message], bool], Iterable[Event]]
@@ -45,7 +45,7 @@ def say(answer: str, thoughts: str = "", *, piece: int = 4) -> list[Event]:
 
 def default_script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
     """The same friendly words whatever was asked."""
-    return say(DEFAULT_ANSWER, DEFAULT_THOUGHTS if thinking else "")
+    return say(DEFAULT_ANSWER, DEFAULT_REASONING if thinking else "")
 
 
 def _request(asked: PromptInput, params: SamplingParams | None, options: RequestOptions | None) -> Request:
@@ -158,7 +158,7 @@ class ScriptedEngine:
         self.gate.set()
         self.requests: list[Request] = []
         self.drafts: list[Request] = []
-        self.forgotten: list[tuple[str | None, str | None]] = []
+        self.cleared: list[tuple[str | None, str | None]] = []
         self.closed = False
         self._running = 0
         self._queue: list[ScriptedGeneration] = []
@@ -208,7 +208,7 @@ class ScriptedEngine:
         threading.Thread(target=self._play, args=(generation,), name="notso-script", daemon=True).start()
         return generation
 
-    def read_ahead(
+    def speculative_prefill(
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         """Nothing is read; that it was asked for is kept in `drafts`."""
@@ -236,16 +236,16 @@ class ScriptedEngine:
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
         """As if all but the last message were cached."""
         tokens, cached = self.count_tokens(messages, options), self.count_tokens(messages[:-1], options)
-        return PromptEstimate(tokens, cached, (tokens - cached) / READ_TOKENS_PER_S)
+        return PromptEstimate(tokens, cached, (tokens - cached) / PREFILL_TOKENS_PER_S)
 
     def stats(self) -> EngineStats:
         """What runs and waits."""
         with self._moved:
             return EngineStats(running=self._running, waiting=len(self._queue))
 
-    def forget(self, owner: str | None = None, conversation: str | None = None) -> None:
-        """Nothing is cached; what was asked for is kept in `forgotten`."""
-        self.forgotten.append((owner, conversation))
+    def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
+        """Nothing is cached; what was asked for is kept in `cleared`."""
+        self.cleared.append((owner, conversation))
 
     def close(self) -> None:
         """End what runs and waits."""

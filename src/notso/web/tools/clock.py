@@ -16,7 +16,7 @@ from notso.web.values.errors import ToolError
 MAX_NAME_CHARACTERS = 64
 
 
-def told(zone: str, now: datetime) -> str:
+def spelt(zone: str, now: datetime) -> str:
     """`now` (with its zone) as a sentence, in `zone` or, where that is '', where this machine stands.
 
     Raises ToolError for a zone nobody knows.
@@ -53,7 +53,7 @@ def _zones() -> dict[str, str]:
 
 
 async def _run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
-    return await asyncio.to_thread(told, arguments.get("zone", ""), datetime.now(UTC))
+    return await asyncio.to_thread(spelt, arguments.get("zone", ""), datetime.now(UTC))
 
 
 CLOCK = ChatTool(

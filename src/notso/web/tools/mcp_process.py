@@ -73,12 +73,12 @@ class McpProcess:
         with contextlib.suppress(OSError):  # it may have ended already
             os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
         heard, said = anyio.create_memory_object_stream[Said](0)
-        told, to_tell = anyio.create_memory_object_stream[SessionMessage](0)
-        self._streams = (heard, said, told, to_tell)
-        self._tasks = [asyncio.create_task(self._listen(heard)), asyncio.create_task(self._tell(to_tell, heard))]
+        sent, to_send = anyio.create_memory_object_stream[SessionMessage](0)
+        self._streams = (heard, said, sent, to_send)
+        self._tasks = [asyncio.create_task(self._listen(heard)), asyncio.create_task(self._tell(to_send, heard))]
         for task in self._tasks:
             task.add_done_callback(lambda _: self.ended.set())
-        return said, told
+        return said, sent
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
@@ -143,12 +143,12 @@ class McpProcess:
         return message
 
     async def _tell(
-        self, to_tell: MemoryObjectReceiveStream[SessionMessage], heard: MemoryObjectSendStream[Said]
+        self, to_send: MemoryObjectReceiveStream[SessionMessage], heard: MemoryObjectSendStream[Said]
     ) -> None:
         stdin = cast(asyncio.StreamWriter, self._process.stdin)
         try:
-            with to_tell:
-                async for each in to_tell:
+            with to_send:
+                async for each in to_send:
                     if isinstance(each.message, JSONRPCResponse | JSONRPCError):
                         self._open_requests -= 1
                     stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")

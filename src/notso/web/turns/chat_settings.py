@@ -20,9 +20,9 @@ NO_LIMIT = "none"
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
     """Names and ranges are those of SamplingParams. `suggestions`: offer follow-up questions when idle;
-    `keep_thinking`: the model reads its earlier thoughts again; `raw_questions`: the page shows them as typed;
-    `titles`: the model names new chats; `read_ahead`: it reads what is being typed, when idle; `tools`: the names of
-    those the model may call, with blanks between.
+    `keep_thinking`: the model reads its earlier thoughts again; `raw_user_messages`: the page shows them as typed;
+    `titles`: the model names new chats; `speculative_prefill`: it reads what is being typed, when idle; `tools`: the
+    names of those the model may call, with blanks between.
     """
 
     system_prompt: str = ""
@@ -34,9 +34,9 @@ class ChatSettings:
     thinking_budget: int | None = None
     suggestions: bool = True
     keep_thinking: bool = False
-    raw_questions: bool = True
+    raw_user_messages: bool = True
     titles: bool = False
-    read_ahead: bool = True
+    speculative_prefill: bool = True
     when_full: WhenFull = "stop"
     tools: str | None = None
 
@@ -182,9 +182,9 @@ _READERS = cast(
         "thinking_budget": _integer(0, MAX_TOKENS),
         "suggestions": _switch,
         "keep_thinking": _switch,
-        "raw_questions": _switch,
+        "raw_user_messages": _switch,
         "titles": _switch,
-        "read_ahead": _switch,
+        "speculative_prefill": _switch,
         "when_full": _one_of("stop", "drop_oldest"),
         "tools": _tool_names,
     },

@@ -26,8 +26,8 @@ def update_html(message_id: str, update: Update) -> str:
         parts.append(_partial(f"#call-{card_id}-state", "innerHTML", card.state))
         parts.append(_partial(f"#call-{card_id}-result", "innerHTML", card.result))
     parts.append(_partial("#status-label", "textContent", escape(update.label)))
-    if update.thought:
-        parts.append(_partial(f"#msg-{message_id}-thought-label", "textContent", escape(update.thought)))
+    if update.reasoning_label:
+        parts.append(_partial(f"#msg-{message_id}-reasoning-label", "textContent", escape(update.reasoning_label)))
     parts.append(_partial(f"#msg-{message_id}-progress", "textContent", escape(update.detail)))
     return "".join(parts)
 

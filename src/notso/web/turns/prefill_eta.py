@@ -18,7 +18,7 @@ too little, since what is promised may shrink but should not grow."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PrefillProgress:
     """Where the reading of a prompt stands. `left_s` is None when nobody can say, or when it is not worth saying."""
 
     percent: int
@@ -30,15 +30,15 @@ class Reading:
     slower: bool
 
 
-class PromptClock:
+class PrefillEta:
     """Feed it every progress event with the time it came."""
 
     def __init__(self) -> None:
         self._chunks: list[tuple[float, float, int]] = []  # middle position, seconds per token, tokens
         self._last: tuple[float, int] | None = None
-        self._promise: tuple[float, float] | None = None
+        self._promised: tuple[float, float] | None = None
 
-    def take(self, progress: Progress, now_s: float) -> Reading:
+    def take(self, progress: Progress, now_s: float) -> PrefillProgress:
         """What to show after this event."""
         done, total = progress.done_tokens, progress.total_tokens
         if self._last is not None and done > self._last[1]:
@@ -49,14 +49,14 @@ class PromptClock:
             self._last = (now_s, done)
         left = self._left(done, total, progress.tokens_per_s)
         slower = False
-        if left is not None and self._promise is not None:
-            promised = max(0.0, self._promise[1] - (now_s - self._promise[0]))
+        if left is not None and self._promised is not None:
+            promised = max(0.0, self._promised[1] - (now_s - self._promised[0]))
             slower = left > SLOWER_BY * promised and left > promised + SHORTEST_SHOWN_S
             left = left if slower else min(left, promised)  # it never counts up without saying so
         if left is not None:
-            self._promise = (now_s, left)
+            self._promised = (now_s, left)
         new = total - progress.cached_tokens
-        return Reading(
+        return PrefillProgress(
             percent=100 * done // total if total else 0,
             new_tokens=new,
             new_tokens_done=done - progress.cached_tokens,

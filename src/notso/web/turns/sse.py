@@ -16,7 +16,7 @@ from fastapi.sse import format_sse_event
 from notso.web.store.protocol import StoredMessage
 from notso.web.turns.html_patches import announcement_html, update_html
 from notso.web.turns.tab_feed import Feed
-from notso.web.turns.turn_log import Figure, Place, TurnLog
+from notso.web.turns.turn_log import Place, Stat, TurnLog
 from notso.web.values.wording import words
 
 PING_SECONDS = 15.0
@@ -42,8 +42,8 @@ async def turn_events(message_id: str, log: TurnLog, after: int | None) -> Async
                 break
             while not await log.wait(number, PING_SECONDS):
                 yield format_sse_event(comment="ping")
-    if log.figures:
-        yield _named("usage", message_id, number, **log.figures)
+    if log.stats:
+        yield _named("usage", message_id, number, **log.stats)
     if log.error is not None:
         yield _named("error", message_id, number, message=log.error, retryable=True)
     yield _named("done", message_id, number, state=log.phase)
@@ -107,16 +107,16 @@ async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> As
         await asyncio.gather(*reading, return_exceptions=True)
 
 
-def finished_log(answer: StoredMessage, answer_html: str, reasoning_html: str) -> TurnLog:
+def finished_log(message: StoredMessage, answer_html: str, reasoning_html: str) -> TurnLog:
     """The log of a turn whose own log is gone: its end, from the database."""
     log = TurnLog()
     log.write("reasoning", reasoning_html, "")
     log.write("answer", answer_html, "")
-    log.words = len(answer.content.split())
-    error = answer.note if answer.state == "failed" else None
-    log.finish(answer.state, words[f"phase_{answer.state}"], error, asdict(answer.numbers))
+    log.words = len(message.content.split())
+    error = message.note if message.state == "failed" else None
+    log.finish(message.state, words[f"phase_{message.state}"], error, asdict(message.numbers))
     return log
 
 
-def _named(event: str, message_id: str, number: int | None, **data: str | bool | Figure) -> bytes:
+def _named(event: str, message_id: str, number: int | None, **data: str | bool | Stat) -> bytes:
     return format_sse_event(event=event, data_str=json.dumps({"message": message_id, **data}), id=str(number))

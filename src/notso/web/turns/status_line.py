@@ -1,4 +1,4 @@
-"""What is said about an answer while it comes: its phase, the pill's words, and the figures behind them."""
+"""What is said about an answer while it comes: its phase, the badge's words, and the figures behind them."""
 
 from __future__ import annotations
 
@@ -6,56 +6,56 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from notso.web.engine.port import Event
-from notso.web.turns.answer_stats import Figures
-from notso.web.turns.prefill_eta import PromptClock, Reading
-from notso.web.turns.turn_log import Figure
+from notso.web.turns.prefill_eta import PrefillEta, PrefillProgress
+from notso.web.turns.turn_log import Stat
+from notso.web.turns.turn_stats import TurnStats
 from notso.web.values.wording import ordinal, words
 
 WORTH_SAYING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Saying:
+class Status:
     """The arguments of TurnLog.tell."""
 
     phase: str
     label: str
-    thought: str
+    reasoning_label: str
     detail: str
-    progress: Mapping[str, Figure]
+    progress: Mapping[str, Stat]
 
 
-class Narration:
+class StatusLine:
     """Takes events with the time they came, in seconds of one clock, and says how things stand."""
 
-    def __init__(self, asked_s: float, *, thought_before_s: float = 0.0) -> None:
+    def __init__(self, asked_s: float, *, reasoning_before_s: float = 0.0) -> None:
         self.first_token_s = 0.0
         self.dropped_messages = 0
         self._asked = asked_s
-        self._thought_before = thought_before_s
+        self._reasoning_before = reasoning_before_s
         self._place = 0
-        self._clock = PromptClock()
-        self._reading: Reading | None = None
-        self._reading_since = 0.0
+        self._prefill_eta = PrefillEta()
+        self._prefill: PrefillProgress | None = None
+        self._prefill_since = 0.0
         self._writing_since = 0.0
         self._thinking_since = self._thinking_until = 0.0
         self._answering = False
-        self._tokens = self._thought_tokens = self._thought_tokens_before = 0
+        self._tokens = self._reasoning_tokens = self._reasoning_tokens_before = 0
 
     @property
     def thinking_s(self) -> float:
         """How long it thought, once it has finished thinking."""
         until = self._thinking_until
-        return self._thought_before + (until - self._thinking_since if until else 0.0)
+        return self._reasoning_before + (until - self._thinking_since if until else 0.0)
 
     @property
-    def _all_thought_tokens(self) -> int:
-        return self._thought_tokens_before + self._thought_tokens
+    def _all_reasoning_tokens(self) -> int:
+        return self._reasoning_tokens_before + self._reasoning_tokens
 
-    def next_part(self, now: float) -> Narration:
+    def next_part(self, now: float) -> StatusLine:
         """For what the engine says next, once tools have been used: what was thought and seen so far counts on."""
-        after = Narration(now, thought_before_s=self.thinking_s)
-        after.dropped_messages, after._thought_tokens_before = self.dropped_messages, self._all_thought_tokens
+        after = StatusLine(now, reasoning_before_s=self.thinking_s)
+        after.dropped_messages, after._reasoning_tokens_before = self.dropped_messages, self._all_reasoning_tokens
         after.first_token_s = self.first_token_s
         return after
 
@@ -67,8 +67,8 @@ class Narration:
             case "trimmed":
                 self.dropped_messages = event.dropped_messages
             case "progress" if event.progress is not None:
-                self._reading_since = self._reading_since or now
-                self._reading = self._clock.take(event.progress, now)
+                self._prefill_since = self._prefill_since or now
+                self._prefill = self._prefill_eta.take(event.progress, now)
             case "reasoning" | "text":
                 if not self._writing_since:
                     self._writing_since = now
@@ -76,82 +76,82 @@ class Narration:
                 self._tokens = max(event.tokens, self._tokens + 1)
                 if event.kind == "reasoning":
                     self._thinking_since = self._thinking_since or now
-                    self._thought_tokens = self._tokens
+                    self._reasoning_tokens = self._tokens
                 else:
                     self._answering = True
-                    self.end_of_thinking(now)
+                    self.end_of_reasoning(now)
 
-    def end_of_thinking(self, now: float) -> None:
+    def end_of_reasoning(self, now: float) -> None:
         """The thought is over, if there was one."""
         if self._thinking_since and not self._thinking_until:
             self._thinking_until = now
 
-    def say(self, now: float) -> Saying:
+    def status(self, now: float) -> Status:
         """How things stand."""
-        thought = self._thought(now)
+        reasoning_label = self._reasoning_label(now)
         if self._writing_since:
             phase = "generating" if self._answering else "thinking"
             seconds = now - self._writing_since
             rate = round((self._tokens - 1) / seconds, 1) if seconds > WORTH_SAYING_S else 0.0
             detail = words["detail_writing"].format(tokens=self._tokens, rate=rate) if rate else ""
             progress = {"tokens": self._tokens, "rate": rate, "seconds": int(seconds)}
-            return Saying(phase, words[f"phase_{phase}"], thought, detail, progress)
-        if self._reading is not None:
-            return self._say_reading(self._reading, now)
+            return Status(phase, words[f"phase_{phase}"], reasoning_label, detail, progress)
+        if self._prefill is not None:
+            return self._prefill_status(self._prefill, now)
         if self._place:
             label = words["phase_queued_at"].format(place=ordinal(self._place))
-            return Saying("queued", label, "", "", {"place": self._place})
-        return Saying("queued", words["phase_queued"], "", "", {})
+            return Status("queued", label, "", "", {"place": self._place})
+        return Status("queued", words["phase_queued"], "", "", {})
 
-    def figures(self, now: float, budget: int | None) -> Figures:
+    def stats(self, now: float, budget: int | None) -> TurnStats:
         """How things stand, in figures."""
-        reading, wrote_from = self._reading, self._writing_since
-        began = self._reading_since or wrote_from
+        prefill, wrote_from = self._prefill, self._writing_since
+        began = self._prefill_since or wrote_from
         thinking_until = self._thinking_until or (now if self._thinking_since else 0.0)
-        return Figures(
+        return TurnStats(
             place=0 if began else self._place,
             queue_s=began - self._asked if began else 0.0,
-            prompt_tokens=reading.new_tokens + reading.cached_tokens if reading else 0,
-            cached_tokens=reading.cached_tokens if reading else 0,
-            read_tokens=reading.new_tokens_done if reading else 0,
-            reading_s=(wrote_from or now) - self._reading_since if self._reading_since else 0.0,
-            thinking_tokens=self._thought_tokens,
-            thinking_s=self._thought_before + thinking_until - self._thinking_since,
+            prompt_tokens=prefill.new_tokens + prefill.cached_tokens if prefill else 0,
+            cached_tokens=prefill.cached_tokens if prefill else 0,
+            prefill_tokens=prefill.new_tokens_done if prefill else 0,
+            prefill_s=(wrote_from or now) - self._prefill_since if self._prefill_since else 0.0,
+            thinking_tokens=self._reasoning_tokens,
+            thinking_s=self._reasoning_before + thinking_until - self._thinking_since,
             budget=budget,
             written_tokens=self._tokens,
             writing_s=now - wrote_from if wrote_from else 0.0,
             first_token_s=self.first_token_s,
         )
 
-    def _thought(self, now: float) -> str:
+    def _reasoning_label(self, now: float) -> str:
         if not self._thinking_since:
             return ""
-        seconds = self._thought_before + (self._thinking_until or now) - self._thinking_since
-        name = "thought_for" if self._thinking_until else "phase_thinking_for"
-        return words[name].format(seconds=int(seconds)) + words["thought_tokens"].format(
-            tokens=self._all_thought_tokens
+        seconds = self._reasoning_before + (self._thinking_until or now) - self._thinking_since
+        name = "reasoning_for" if self._thinking_until else "phase_thinking_for"
+        return words[name].format(seconds=int(seconds)) + words["reasoning_tokens"].format(
+            tokens=self._all_reasoning_tokens
         )
 
-    def _say_reading(self, reading: Reading, now: float) -> Saying:
-        progress: dict[str, Figure] = {
-            "percent": reading.percent,
-            "total": reading.new_tokens + reading.cached_tokens,
-            "done": reading.new_tokens_done + reading.cached_tokens,
-            "cached": reading.cached_tokens,
-            "rate": round(reading.tokens_per_s, 1),
-            "left_s": round(reading.left_s) if reading.left_s is not None else None,
+    def _prefill_status(self, prefill: PrefillProgress, now: float) -> Status:
+        progress: dict[str, Stat] = {
+            "percent": prefill.percent,
+            "total": prefill.new_tokens + prefill.cached_tokens,
+            "done": prefill.new_tokens_done + prefill.cached_tokens,
+            "cached": prefill.cached_tokens,
+            "rate": round(prefill.tokens_per_s, 1),
+            "left_s": round(prefill.left_s) if prefill.left_s is not None else None,
         }
-        if reading.left_s is None and now - self._reading_since < WORTH_SAYING_S:
-            return Saying("reading", words["phase_reading"], "", self._dropped(), progress)
-        detail = words["detail_reading"].format(done=f"{reading.new_tokens_done:,}", new=f"{reading.new_tokens:,}")
-        if reading.cached_tokens:
-            detail += words["detail_cached"].format(cached=f"{reading.cached_tokens:,}")
-        if reading.left_s is not None:
-            detail += words["detail_left"].format(seconds=round(reading.left_s))
-        if reading.slower:
+        if prefill.left_s is None and now - self._prefill_since < WORTH_SAYING_S:
+            return Status("prefill", words["phase_prefill"], "", self._dropped(), progress)
+        detail = words["detail_prefill"].format(done=f"{prefill.new_tokens_done:,}", new=f"{prefill.new_tokens:,}")
+        if prefill.cached_tokens:
+            detail += words["detail_cached"].format(cached=f"{prefill.cached_tokens:,}")
+        if prefill.left_s is not None:
+            detail += words["detail_left"].format(seconds=round(prefill.left_s))
+        if prefill.slower:
             detail += words["detail_slower"]
-        label = words["phase_reading_at"].format(percent=reading.percent)
-        return Saying("reading", label, "", " ".join(filter(None, (self._dropped(), detail))), progress)
+        label = words["phase_prefill_at"].format(percent=prefill.percent)
+        return Status("prefill", label, "", " ".join(filter(None, (self._dropped(), detail))), progress)
 
     def _dropped(self) -> str:
         return words["note_dropped"].format(count=self.dropped_messages) if self.dropped_messages else ""

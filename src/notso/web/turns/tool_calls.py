@@ -43,18 +43,18 @@ class ToolCalls:
     def __init__(
         self, offer: ToolOffer | None, uses: Sequence[ToolUse], changed: Callable[[ToolUse, bool], Awaitable[None]]
     ) -> None:
-        self.uses = [use if use.settled else replace(use, state="waiting") for use in uses]
+        self.uses = [use if use.is_final else replace(use, state="waiting") for use in uses]
         self.asking: ToolUse | None = None
         self._offer = offer
         self._changed = changed
-        self._round = uses[-1].round + 1 if uses and uses[-1].settled else uses[-1].round if uses else 0
+        self._round = uses[-1].round + 1 if uses and uses[-1].is_final else uses[-1].round if uses else 0
         self._answer: asyncio.Future[Permission] | None = None
         self._running: asyncio.Task[None] | None = None
 
     @property
     def open(self) -> bool:
         """Whether a call has no result yet."""
-        return any(not use.settled for use in self.uses)
+        return any(not use.is_final for use in self.uses)
 
     @property
     def spent(self) -> bool:
@@ -69,14 +69,14 @@ class ToolCalls:
         self.uses.append(use)
         return use
 
-    async def settle(self, content_length: int) -> bool:
+    async def finalise(self, content_length: int) -> bool:
         """Bring every open call to a result, in order, now that the model has written so much of the answer and waits.
         False when that was stopped: some have none.
         """
         self.uses = [
             replace(each, round_end=content_length) if each.round == self._round else each for each in self.uses
         ]
-        self._running = asyncio.ensure_future(self._settle())
+        self._running = asyncio.ensure_future(self._finalise())
         try:
             await asyncio.wait([self._running])
             if not self._running.cancelled():
@@ -94,7 +94,7 @@ class ToolCalls:
 
     def abandon(self) -> list[ToolUse]:
         """The end of the turn: calls without a result were interrupted. Those come back."""
-        left = [replace(use, state="interrupted") for use in self.uses if not use.settled]
+        left = [replace(use, state="interrupted") for use in self.uses if not use.is_final]
         by_id = {use.id: use for use in left}
         self.uses = [by_id.get(use.id, use) for use in self.uses]
         return left
@@ -107,10 +107,10 @@ class ToolCalls:
         self._answer.set_result(permission)
         return True
 
-    async def _settle(self) -> None:
+    async def _finalise(self) -> None:
         in_round = 0
         for at, use in enumerate(self.uses):
-            if use.settled:
+            if use.is_final:
                 continue
             in_round += 1
             if in_round > MAX_CALLS or self._round == MAX_ROUNDS:

@@ -12,58 +12,58 @@ from notso.web.store.protocol import StoredMessage, ToolUse
 NO_RESULT = "error: the call was interrupted, there is no result"
 
 
-def answer_messages(answer: StoredMessage, *, keep_thinking: bool = False) -> list[Message]:
+def answer_messages(message: StoredMessage, *, keep_thinking: bool = False) -> list[Message]:
     """Text and calls, results, text again: as the model wrote and read it, its thoughts only if they are kept."""
-    messages = list(_rounds(answer, keep_thinking))
-    text, thoughts = _last_part(answer)
-    return [*messages, _said(text, thoughts, keep_thinking)] if text else messages
+    messages = list(_rounds(message, keep_thinking))
+    text, reasoning = _last_part(message)
+    return [*messages, _said(text, reasoning, keep_thinking)] if text else messages
 
 
-def next_request(question: Request, answer: StoredMessage, *, keep_thinking: bool = False) -> Request:
-    """What to ask for more of an answer that is there in part, possibly none of it; `question` asks for all of it."""
-    messages = (*question.messages, *_rounds(answer, keep_thinking))
-    text, thoughts = _last_part(answer)
-    if not text and not thoughts:
-        return replace(question, messages=messages)
-    begun = Message("assistant", text, reasoning_content=thoughts or None)
-    options = replace(question.options, thinking=bool(thoughts), continue_last=True)
-    return replace(question, messages=(*messages, begun), options=options)
+def next_request(request: Request, message: StoredMessage, *, keep_thinking: bool = False) -> Request:
+    """What to ask for more of an answer that is there in part, possibly none of it; `request` asks for all of it."""
+    messages = (*request.messages, *_rounds(message, keep_thinking))
+    text, reasoning = _last_part(message)
+    if not text and not reasoning:
+        return replace(request, messages=messages)
+    started = Message("assistant", text, reasoning_content=reasoning or None)
+    options = replace(request.options, thinking=bool(reasoning), continue_last=True)
+    return replace(request, messages=(*messages, started), options=options)
 
 
-def parts_of(answer: StoredMessage) -> list[str]:
+def parts_of(message: StoredMessage) -> list[str]:
     """The text before each call, and the text after the last one."""
-    ends = [use.content_at for use in answer.tool_uses]
+    ends = [use.content_at for use in message.tool_uses]
     starts = [0, *ends]
-    return [answer.content[start:end].lstrip("\n") for start, end in zip(starts, [*ends, None], strict=True)]
+    return [message.content[start:end].lstrip("\n") for start, end in zip(starts, [*ends, None], strict=True)]
 
 
-def _rounds(answer: StoredMessage, keep_thinking: bool) -> Iterator[Message]:
-    start = thought_start = 0
-    for _, group in groupby(answer.tool_uses, key=lambda use: use.round):
+def _rounds(message: StoredMessage, keep_thinking: bool) -> Iterator[Message]:
+    start = reasoning_start = 0
+    for _, group in groupby(message.tool_uses, key=lambda use: use.round):
         uses = list(group)
-        end, thought_end = _end(uses[-1]), uses[-1].reasoning_at
-        text, thoughts = (
-            answer.content[start:end].lstrip("\n"),
-            answer.reasoning[thought_start:thought_end].lstrip("\n"),
+        end, reasoning_end = _end(uses[-1]), uses[-1].reasoning_at
+        text, reasoning = (
+            message.content[start:end].lstrip("\n"),
+            message.reasoning[reasoning_start:reasoning_end].lstrip("\n"),
         )
         calls = tuple(ToolCall(use.id, use.name, use.arguments) for use in uses)
-        yield replace(_said(text, thoughts, keep_thinking), tool_calls=calls)
+        yield replace(_said(text, reasoning, keep_thinking), tool_calls=calls)
         for use in uses:
             yield Message("tool", _result(use), tool_call_id=use.id)
-        start, thought_start = end, thought_end
+        start, reasoning_start = end, reasoning_end
 
 
-def _said(text: str, thoughts: str, keep_thinking: bool) -> Message:
-    kept = thoughts if keep_thinking and thoughts else None
+def _said(text: str, reasoning: str, keep_thinking: bool) -> Message:
+    kept = reasoning if keep_thinking and reasoning else None
     return Message("assistant", text, kept, keep_reasoning=kept is not None)
 
 
-def _last_part(answer: StoredMessage) -> tuple[str, str]:
+def _last_part(message: StoredMessage) -> tuple[str, str]:
     """Text and thoughts after the last call."""
-    if not answer.tool_uses:
-        return answer.content, answer.reasoning
-    last = answer.tool_uses[-1]
-    return answer.content[_end(last) :].lstrip("\n"), answer.reasoning[last.reasoning_at :].lstrip("\n")
+    if not message.tool_uses:
+        return message.content, message.reasoning
+    last = message.tool_uses[-1]
+    return message.content[_end(last) :].lstrip("\n"), message.reasoning[last.reasoning_at :].lstrip("\n")
 
 
 def _end(last: ToolUse) -> int:
@@ -71,4 +71,4 @@ def _end(last: ToolUse) -> int:
 
 
 def _result(use: ToolUse) -> str:
-    return use.result if use.settled else NO_RESULT
+    return use.result if use.is_final else NO_RESULT

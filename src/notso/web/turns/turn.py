@@ -14,14 +14,14 @@ from notso.web.turns.turn_log import TurnLog
 class Turn:
     """A turn from its acceptance to its end.
 
-    `answer` is the stored message as it was last saved; text it has at the beginning is kept and written on.
+    `message` is the stored message as it was last saved; text it has at the beginning is kept and written on.
     `request` asks for all of it, and `offer` is what may be called for it; with `keep_thinking` the
     model reads its thoughts again after a call.
     `cancelled`: somebody asked to stop it; `interrupted`: the server or the engine went away. `hurry`: a thought that
     was broken off ends at once, and the answer begins.
     """
 
-    answer: StoredMessage
+    message: StoredMessage
     request: Request
     offer: ToolOffer | None = None
     keep_thinking: bool = False
@@ -33,4 +33,4 @@ class Turn:
     @property
     def id(self) -> str:
         """The generation id, unguessable, by which readers attach."""
-        return self.answer.generation_id or ""
+        return self.message.generation_id or ""

@@ -17,19 +17,19 @@ from notso.web.rendering.fair_queue import FairQueue
 from notso.web.rendering.markdown import RENDERER_VERSION
 from notso.web.rendering.streaming import Rendered, StreamingMarkdown
 from notso.web.store.protocol import ChatStore, MessageState, Numbers, StoredMessage, ToolUse
-from notso.web.turns.answer_stats import Figures
-from notso.web.turns.status_line import Narration
+from notso.web.turns.status_line import StatusLine
 from notso.web.turns.tool_calls import MAX_ROUNDS, ToolCalls
 from notso.web.turns.tool_rounds import next_request, parts_of
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import CHANNELS, Card, ChannelName
+from notso.web.turns.turn_stats import TurnStats
 from notso.web.values.errors import NotsoError, StorageError
 from notso.web.values.wording import words
 
 logger = logging.getLogger("notso.web.turns")
 
 T = TypeVar("T")
-Piece: TypeAlias = tuple[ChannelName, str] | ToolUse
+Segment: TypeAlias = tuple[ChannelName, str] | ToolUse
 """What is still to be rendered, in order: text, and calls between it."""
 
 EVENT_BATCH_SECONDS = 0.05
@@ -38,7 +38,7 @@ SAVE_SECONDS = 1.0
 SAVE_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
 
 
-class Follower:
+class TurnConsumer:
     """Follows one turn from its first event to its saved end: what the engine says, the tools it calls, what it says
     then, and so on. `running` is what the engine is asked at the moment.
     """
@@ -55,7 +55,7 @@ class Follower:
         prepared: Prepared | None,
     ) -> None:
         self.turn = turn
-        self.calls = ToolCalls(turn.offer, turn.answer.tool_uses, self._show_call)
+        self.calls = ToolCalls(turn.offer, turn.message.tool_uses, self._show_call)
         self.running = running
         self.finish_reason: FinishReason | None = None
         self._store = store
@@ -63,15 +63,15 @@ class Follower:
         self._requests = requests
         self._card = card
         self._usages: list[Usage] = []
-        self._text: dict[ChannelName, str] = {"reasoning": turn.answer.reasoning, "answer": turn.answer.content}
-        self._unrendered = _parts_before(turn.answer)
+        self._text: dict[ChannelName, str] = {"reasoning": turn.message.reasoning, "answer": turn.message.content}
+        self._unrendered = _parts_before(turn.message)
         self._separate: set[ChannelName] = set(CHANNELS) if self.calls.open else set()
-        self._after_call = bool(turn.answer.tool_uses) and not parts_of(turn.answer)[-1]
+        self._after_call = bool(turn.message.tool_uses) and not parts_of(turn.message)[-1]
         self._room = {name: max_characters - len(text) for name, text in self._text.items()}
         self._budget = Budget()
         self._markdown = {name: StreamingMarkdown(self._budget) for name in CHANNELS}
-        self._before = turn.answer.numbers if any(self._text.values()) or self.calls.uses else Numbers()
-        self._narration = Narration(time.monotonic(), thought_before_s=self._before.thinking_ms / 1000)
+        self._before = turn.message.numbers if any(self._text.values()) or self.calls.uses else Numbers()
+        self._status_line = StatusLine(time.monotonic(), reasoning_before_s=self._before.thinking_ms / 1000)
         self._note = ""
         self._failure: BaseException | None = None
         self._ended = False
@@ -83,7 +83,7 @@ class Follower:
         else:
             if turn.hurry:
                 running.answer_now()
-            self._ask(next_request(turn.request, turn.answer, keep_thinking=turn.keep_thinking), prepared)
+            self._ask(next_request(turn.request, turn.message, keep_thinking=turn.keep_thinking), prepared)
 
     @property
     def usage(self) -> Usage | None:
@@ -93,16 +93,16 @@ class Follower:
         return Usage(**{each.name: sum(getattr(usage, each.name) for usage in self._usages) for each in fields(Usage)})
 
     @property
-    def figures(self) -> Figures:
+    def stats(self) -> TurnStats:
         """How things stand now."""
         budget = self.turn.request.params.thinking_budget if self.turn.request.options.thinking else None
-        return self._narration.figures(time.monotonic(), budget)
+        return self._status_line.stats(time.monotonic(), budget)
 
     def take(self, events: list[Event]) -> None:
         """Events, in order."""
         now = time.monotonic()
         for event in events:
-            self._narration.take(event, now)
+            self._status_line.take(event, now)
             match event.kind:
                 case "reasoning":
                     if self.turn.hurry:
@@ -154,7 +154,7 @@ class Follower:
                 await self._save_partial()
             spent = time.monotonic() - started
             await self._pause(max(TICK_SECONDS, 4 * spent) - spent)
-        self._narration.end_of_thinking(time.monotonic())
+        self._status_line.end_of_reasoning(time.monotonic())
         await self._render_more()
         return self.finish_reason == "tool_calls" and not self.turn.cancelled
 
@@ -164,10 +164,10 @@ class Follower:
             self._note = words["note_tool_rounds"].format(rounds=MAX_ROUNDS)
             return False
         self.finish_reason = None
-        if self.turn.cancelled or not await self.calls.settle(len(self._text["answer"])) or self.turn.cancelled:
+        if self.turn.cancelled or not await self.calls.finalise(len(self._text["answer"])) or self.turn.cancelled:
             return False
         self._separate |= set(CHANNELS)
-        self._narration = self._narration.next_part(time.monotonic())
+        self._status_line = self._status_line.next_part(time.monotonic())
         so_far = self._message("running")
         request = next_request(self.turn.request, so_far, keep_thinking=self.turn.keep_thinking)
         self.running = self._requests.open(request.options.owner)
@@ -208,9 +208,11 @@ class Follower:
         """A call has changed: on disk before anybody is asked or anything is done, then told to all readers."""
         await self._save_partial()
         self.turn.log.put_card(use.id, await self._off_loop(lambda: self._card(use)))
-        if not self.turn.cancelled and not use.settled:
+        if not self.turn.cancelled and not use.is_final:
             phase = "asking" if asking else "tool"
-            self.turn.log.tell(phase, words[f"phase_{phase}"].format(name=use.name), self.turn.log.thought, "", {})
+            self.turn.log.tell(
+                phase, words[f"phase_{phase}"].format(name=use.name), self.turn.log.reasoning_label, "", {}
+            )
         self.turn.log.ask(use.id if asking else "")
 
     def _add(self, channel: ChannelName, text: str) -> None:
@@ -235,18 +237,18 @@ class Follower:
 
     def _tell(self) -> None:
         if not self.turn.cancelled:
-            saying = self._narration.say(time.monotonic())
-            self.turn.log.tell(saying.phase, saying.label, saying.thought, saying.detail, saying.progress)
+            status = self._status_line.status(time.monotonic())
+            self.turn.log.tell(status.phase, status.label, status.reasoning_label, status.detail, status.progress)
 
     async def _render_more(self) -> None:
-        pieces, self._unrendered = self._unrendered, []
-        for piece in _joined(pieces):
-            if isinstance(piece, ToolUse):
+        segments, self._unrendered = self._unrendered, []
+        for segment in _joined(segments):
+            if isinstance(segment, ToolUse):
                 await self._render("answer", StreamingMarkdown.finish)
                 self._markdown["answer"] = StreamingMarkdown(self._budget)
-                self.turn.log.put_card(piece.id, await self._off_loop(lambda use=piece: self._card(use)))  # type: ignore[misc]
+                self.turn.log.put_card(segment.id, await self._off_loop(lambda use=segment: self._card(use)))  # type: ignore[misc]
             else:
-                channel, text = piece
+                channel, text = segment
                 await self._render(channel, lambda md, text=text: md.feed(text))  # type: ignore[misc]
 
     async def _render(self, channel: ChannelName, step: Callable[[StreamingMarkdown], Rendered]) -> None:
@@ -254,7 +256,7 @@ class Follower:
         self.turn.log.write(channel, rendered.closed, rendered.tail)
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await self._renderer.run(self.turn.answer.chat_id, work)
+        return await self._renderer.run(self.turn.message.chat_id, work)
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -265,7 +267,7 @@ class Follower:
     async def _save_partial(self) -> None:
         self._last_save = time.monotonic()
         try:
-            await self._store.save_answer(replace(self._message("running"), renderer=0))
+            await self._store.save_message(replace(self._message("running"), renderer=0))
         except StorageError as error:
             logger.warning("a partial answer was not saved: %s", error)
 
@@ -278,23 +280,23 @@ class Follower:
         for use in self.calls.abandon():
             log.put_card(use.id, await self._off_loop(lambda use=use: self._card(use)))  # type: ignore[misc]
         self._note = note
-        answer = replace(
+        message = replace(
             self._message(state),
             answer_html=log.html("answer"),
             reasoning_html=log.html("reasoning"),
             renderer=RENDERER_VERSION,
         )
-        self.turn.answer = answer
-        log.words = len(answer.content.split())
+        self.turn.message = message
+        log.words = len(message.content.split())
         error = note if state == "failed" else None
-        if not await self._save_for_good(answer):
+        if not await self._save_for_good(message):
             state, error = "failed", words["failed_saving"]
-        log.finish(state, words[f"phase_{state}"], error, asdict(answer.numbers))
+        log.finish(state, words[f"phase_{state}"], error, asdict(message.numbers))
 
-    async def _save_for_good(self, answer: StoredMessage) -> bool:
+    async def _save_for_good(self, message: StoredMessage) -> bool:
         for pause in (*SAVE_RETRY_SECONDS, None):
             try:
-                await self._store.save_answer(answer)
+                await self._store.save_message(message)
                 return True
             except StorageError as error:
                 logger.error("an answer was not saved: %s", error)
@@ -323,40 +325,40 @@ class Follower:
             reasoning_tokens=before.reasoning_tokens + usage.reasoning_tokens,
             prompt_ms=usage.prompt_ms,
             completion_ms=before.completion_ms + usage.completion_ms,
-            thinking_ms=1000 * self._narration.thinking_s,
+            thinking_ms=1000 * self._status_line.thinking_s,
             queue_ms=usage.queue_ms,
-            first_token_ms=1000 * self._narration.first_token_s or before.first_token_ms,
+            first_token_ms=1000 * self._status_line.first_token_s or before.first_token_ms,
         )
         return replace(
-            self.turn.answer,
+            self.turn.message,
             content=self._text["answer"],
             reasoning=self._text["reasoning"],
             state=state,
             tool_uses=tuple(self.calls.uses),
             note=self._note,
             numbers=numbers,
-            dropped_messages=self._narration.dropped_messages,
+            dropped_messages=self._status_line.dropped_messages,
         )
 
 
-def _parts_before(answer: StoredMessage) -> list[Piece]:
+def _parts_before(message: StoredMessage) -> list[Segment]:
     """What an answer that goes on has said so far."""
-    pieces: list[Piece] = [("reasoning", answer.reasoning)]
-    for text, use in zip_longest(parts_of(answer), answer.tool_uses):
-        pieces.append(("answer", text))
+    segments: list[Segment] = [("reasoning", message.reasoning)]
+    for text, use in zip_longest(parts_of(message), message.tool_uses):
+        segments.append(("answer", text))
         if use is not None:
-            pieces.append(use)
-    return pieces
+            segments.append(use)
+    return segments
 
 
-def _joined(pieces: list[Piece]) -> Iterator[Piece]:
+def _joined(segments: list[Segment]) -> Iterator[Segment]:
     """The same with the texts of a channel that stand together made one, and empty ones left out."""
-    for (is_call, channel), group in groupby(pieces, key=lambda piece: _kind(piece)):
+    for (is_call, channel), group in groupby(segments, key=lambda segment: _kind(segment)):
         if is_call:
             yield from group
-        elif text := "".join(piece[1] for piece in group if not isinstance(piece, ToolUse)):
+        elif text := "".join(segment[1] for segment in group if not isinstance(segment, ToolUse)):
             yield cast(ChannelName, channel), text
 
 
-def _kind(piece: Piece) -> tuple[bool, str]:
-    return (True, piece.id) if isinstance(piece, ToolUse) else (False, piece[0])
+def _kind(segment: Segment) -> tuple[bool, str]:
+    return (True, segment.id) if isinstance(segment, ToolUse) else (False, segment[0])

@@ -18,7 +18,7 @@ from typing import Literal
 
 ChannelName = Literal["reasoning", "answer"]
 CHANNELS: tuple[ChannelName, ...] = ("reasoning", "answer")
-Figure = int | float | None
+Stat = int | float | None
 UPDATE_SECONDS = 0.1
 """Readers are told of news no sooner than so long after the last."""
 SECONDS_FOR_READER = 0.002
@@ -49,8 +49,8 @@ class Update:
     """One reader's next step. `snapshot`: it replaces all the reader has. `number` is what to name next time.
 
     `cards` are those that the reader has and that changed since; `asking` is the call that waits for permission.
-    `label` is the pill's word, `thought` stands above the thoughts, `detail` beside the moving dots; `progress` holds
-    the same in figures.
+    `label` is the badge's word, `reasoning_label` stands above the thoughts, `detail` beside the moving dots;
+    `progress` holds the same in figures.
     """
 
     number: int
@@ -60,9 +60,9 @@ class Update:
     asking: str
     phase: str
     label: str
-    thought: str
+    reasoning_label: str
     detail: str
-    progress: Mapping[str, Figure]
+    progress: Mapping[str, Stat]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Place:
     number: int | None
     phase: str | None = None
     asking: str | None = None
-    progress: tuple[tuple[str, Figure], ...] = ()
+    progress: tuple[tuple[str, Stat], ...] = ()
 
 
 @dataclass(slots=True)
@@ -91,10 +91,10 @@ class TurnLog:
         self.finished = False
         self.phase = "queued"
         self.label = ""
-        self.thought = ""
+        self.reasoning_label = ""
         self.detail = ""
-        self.progress: Mapping[str, Figure] = {}
-        self.figures: Mapping[str, Figure] = {}
+        self.progress: Mapping[str, Stat] = {}
+        self.stats: Mapping[str, Stat] = {}
         self.error: str | None = None
         self.words = 0
         self.asking = ""
@@ -105,8 +105,8 @@ class TurnLog:
         """What readers at a place are sent next, and where they are then. For those who encode: empty after each
         change."""
         self._readers = 0
-        self._told = 0  # the number that readers were woken for
-        self._told_at = float("-inf")
+        self._notified = 0  # the number that readers were woken for
+        self._notified_at = float("-inf")
         self._later: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
 
@@ -147,24 +147,22 @@ class TurnLog:
         self._wake()
 
     def set_phase(self, phase: str, label: str) -> None:
-        """The state in the status pill's words."""
-        self.tell(phase, label, self.thought, self.detail, self.progress)
+        """The state in the status badge's words."""
+        self.tell(phase, label, self.reasoning_label, self.detail, self.progress)
 
-    def tell(self, phase: str, label: str, thought: str, detail: str, progress: Mapping[str, Figure]) -> None:
+    def tell(self, phase: str, label: str, reasoning_label: str, detail: str, progress: Mapping[str, Stat]) -> None:
         """All that is said about the state, at once."""
-        new = (phase, label, thought, detail, progress)
-        if new != (self.phase, self.label, self.thought, self.detail, self.progress):
-            self.phase, self.label, self.thought, self.detail, self.progress = new
+        new = (phase, label, reasoning_label, detail, progress)
+        if new != (self.phase, self.label, self.reasoning_label, self.detail, self.progress):
+            self.phase, self.label, self.reasoning_label, self.detail, self.progress = new
             self.number += 1
             self._wake()
 
-    def finish(
-        self, phase: str, label: str, error: str | None = None, figures: Mapping[str, Figure] | None = None
-    ) -> None:
-        """The last entry. `error` is one line for a person; `figures` is what it all cost."""
-        self.tell(phase, label, self.thought, "", {})
+    def finish(self, phase: str, label: str, error: str | None = None, stats: Mapping[str, Stat] | None = None) -> None:
+        """The last entry. `error` is one line for a person; `stats` is what it all cost."""
+        self.tell(phase, label, self.reasoning_label, "", {})
         self.error = error
-        self.figures = figures or {}
+        self.stats = stats or {}
         self.finished = True
         self.number += 1
         self._wake()
@@ -190,38 +188,38 @@ class TurnLog:
         changed = {
             name: self.cards[name] for name, at in self._card_numbers.items() if at > start and name not in fresh
         }
-        said = (self.phase, self.label, self.thought, self.detail, self.progress)
+        said = (self.phase, self.label, self.reasoning_label, self.detail, self.progress)
         return Update(self.number, snapshot, channels, changed, self.asking, *said)
 
     async def wait(self, number: int, seconds: float) -> bool:
         """Wait until readers are told of something after `number`. False when `seconds` passed without."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._told <= number:
+                while self._notified <= number:
                     await self._changed.wait()
-        return self._told > number
+        return self._notified > number
 
     def _wake(self) -> None:
         self.encoded.clear()
         if self.finished or not self._readers:
-            self._tell_readers()
+            self._notify_readers()
         elif self._later is None:
             loop = asyncio.get_running_loop()
-            due = self._told_at + max(UPDATE_SECONDS, SECONDS_FOR_READER * self._readers)
+            due = self._notified_at + max(UPDATE_SECONDS, SECONDS_FOR_READER * self._readers)
             if due <= loop.time():
-                self._told_at = loop.time()
-                self._tell_readers()
+                self._notified_at = loop.time()
+                self._notify_readers()
             else:
-                self._later = loop.call_at(due, self._tell_later)
+                self._later = loop.call_at(due, self._notify_later)
 
-    def _tell_later(self) -> None:
-        self._told_at = asyncio.get_running_loop().time()
-        self._tell_readers()
+    def _notify_later(self) -> None:
+        self._notified_at = asyncio.get_running_loop().time()
+        self._notify_readers()
 
-    def _tell_readers(self) -> None:
+    def _notify_readers(self) -> None:
         if self._later is not None:
             self._later.cancel()
             self._later = None
-        self._told = self.number
+        self._notified = self.number
         self._changed.set()
         self._changed = asyncio.Event()

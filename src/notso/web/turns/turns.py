@@ -11,11 +11,11 @@ from notso.web.engine.port import FinishReason, Usage
 from notso.web.engine.running import Prepared, RunningRequest, RunningRequests
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.store.protocol import ChatStore, ToolUse
-from notso.web.turns.answer_stats import Figures
 from notso.web.turns.tool_calls import Permission
 from notso.web.turns.turn import Turn
-from notso.web.turns.turn_consumer import Follower
+from notso.web.turns.turn_consumer import TurnConsumer
 from notso.web.turns.turn_log import Card
+from notso.web.turns.turn_stats import TurnStats
 from notso.web.values.wording import words
 
 logger = logging.getLogger("notso.web.turns")
@@ -46,7 +46,7 @@ class Turns:
         self._renderer = renderer
         self._max_answer_characters = max_answer_characters
         self._card = card
-        self._followers: dict[str, Follower] = {}
+        self._consumers: dict[str, TurnConsumer] = {}
         self._finished: dict[str, Turn] = {}
         self._expected: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,21 +54,21 @@ class Turns:
     @property
     def unfinished(self) -> int:
         """Turns that run or wait."""
-        return len(self._followers)
+        return len(self._consumers)
 
     def start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None = None) -> None:
         """Hand a stored turn to the engine, as the request it was admitted as, and as it was `prepared`."""
         for tell in self.at_start:
             tell(turn)
-        follower = Follower(
+        consumer = TurnConsumer(
             *(turn, self._store, self._renderer, self._max_answer_characters, self._requests, running, self._card),
             prepared,
         )
-        self._followers[turn.id] = follower
-        if not follower.calls.open:
+        self._consumers[turn.id] = consumer
+        if not consumer.calls.open:
             phase = "loading" if self._requests.host.state == "loading" else "queued"
             turn.log.set_phase(phase, words[f"phase_{phase}"])  # it may be in a long step before it says a word
-        task = asyncio.create_task(self._follow(follower))
+        task = asyncio.create_task(self._follow(consumer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -87,73 +87,73 @@ class Turns:
 
     def find(self, generation_id: str) -> Turn | None:
         """A turn that runs, waits, or ended not long ago."""
-        follower = self._followers.get(generation_id)
-        return follower.turn if follower else self._finished.get(generation_id)
+        consumer = self._consumers.get(generation_id)
+        return consumer.turn if consumer else self._finished.get(generation_id)
 
-    def figures(self, generation_id: str) -> Figures | None:
+    def stats(self, generation_id: str) -> TurnStats | None:
         """How a turn stands that runs or waits."""
-        follower = self._followers.get(generation_id)
-        return follower.figures if follower is not None else None
+        consumer = self._consumers.get(generation_id)
+        return consumer.stats if consumer is not None else None
 
     def stop(self, generation_id: str, *, interrupted: bool = False) -> bool:
         """Ask a turn to end; a waiting one ends at once. False when no such turn runs or waits."""
-        follower = self._followers.get(generation_id)
-        if follower is None:
+        consumer = self._consumers.get(generation_id)
+        if consumer is None:
             return False
-        turn = follower.turn
+        turn = consumer.turn
         turn.interrupted = turn.interrupted or interrupted
         turn.cancelled = True
         turn.log.set_phase("stopping", words["phase_stopping"])
-        follower.stop()
+        consumer.stop()
         return True
 
     def asking(self, generation_id: str) -> ToolUse | None:
         """The call of this turn that waits for a person's permission."""
-        follower = self._followers.get(generation_id)
-        return follower.calls.asking if follower is not None and not follower.turn.cancelled else None
+        consumer = self._consumers.get(generation_id)
+        return consumer.calls.asking if consumer is not None and not consumer.turn.cancelled else None
 
     def permit(self, generation_id: str, call_id: str, permission: Permission) -> bool:
         """A person's word on that call. False when it does not wait for one."""
-        follower = self._followers.get(generation_id)
-        return follower is not None and follower.calls.permit(call_id, permission)
+        consumer = self._consumers.get(generation_id)
+        return consumer is not None and consumer.calls.permit(call_id, permission)
 
     def answer_now(self, generation_id: str) -> bool:
         """End a turn's thinking. False when no such turn runs or waits."""
-        follower = self._followers.get(generation_id)
-        if follower is not None:
-            follower.running.answer_now()
-        return follower is not None
+        consumer = self._consumers.get(generation_id)
+        if consumer is not None:
+            consumer.running.answer_now()
+        return consumer is not None
 
     def stop_chat(self, chat_id: str) -> None:
         """Stop whatever runs or waits in a chat."""
-        for generation_id, follower in list(self._followers.items()):
-            if follower.turn.answer.chat_id == chat_id:
+        for generation_id, consumer in list(self._consumers.items()):
+            if consumer.turn.message.chat_id == chat_id:
                 self.stop(generation_id)
 
     def interrupt_all(self, *, asking_only: bool = False) -> None:
         """The server is going away: end every turn with what it has, or those that wait for a person."""
-        for generation_id, follower in list(self._followers.items()):
-            if not asking_only or follower.calls.asking is not None:
+        for generation_id, consumer in list(self._consumers.items()):
+            if not asking_only or consumer.calls.asking is not None:
                 self.stop(generation_id, interrupted=True)
 
-    async def settled(self) -> None:
+    async def wait_for_all(self) -> None:
         """Return when every turn has ended and is saved."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def _follow(self, follower: Follower) -> None:
-        turn = follower.turn
+    async def _follow(self, consumer: TurnConsumer) -> None:
+        turn = consumer.turn
         try:
-            await follower.run()
+            await consumer.run()
         except Exception:
             logger.exception("a turn could not be followed")
-            follower.running.stop()
+            consumer.running.stop()
             turn.log.finish("failed", words["phase_failed"], words["failed_inside"])
         finally:
-            del self._followers[turn.id]
+            del self._consumers[turn.id]
             self._keep(turn)
             for tell in self.at_end:
-                tell(turn, follower.usage, follower.finish_reason)
+                tell(turn, consumer.usage, consumer.finish_reason)
 
     def _keep(self, turn: Turn) -> None:
         self._finished[turn.id] = turn

@@ -46,7 +46,7 @@ class KeyValuePool:
         return self.data.nbytes
 
     @property
-    def needs_recent(self) -> bool:
+    def needs_window(self) -> bool:
         """Whether attention over this pool needs a second one, in k8v8, for first and last tiles."""
         return KV_FORMATS[self.format].is_low_bit
 

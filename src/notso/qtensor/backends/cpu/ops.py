@@ -30,7 +30,7 @@ from notso.qtensor.tensor import QTensor
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
-Recent = tuple[Integers, KeyValuePool]
+Window = tuple[Integers, KeyValuePool]
 
 __all__ = [
     "CACHE_LINE_FLOATS", "KV_FORMATS", "TILE_POSITIONS", "KVFormat", "KeyValuePool", "Program", "RMSNorm",
@@ -207,12 +207,12 @@ def store_key_values(
     sequences: Integers,
     tables: Integers,
     pool: KeyValuePool,
-    recent: Recent | None = None,
+    window: Window | None = None,
 ) -> None:
     """Write k and v (L, KH, D) float32 into the cache, rounded to the pool's format.
 
     Row i goes to positions[i] of sequence sequences[i]; tables (S, T) int32 names the block of each of its tiles.
-    A format below 8 bits needs `recent`: tables of the same shape and a k8v8 pool. A row is written to both where both
+    A format below 8 bits needs `window`: tables of the same shape and a k8v8 pool. A row is written to both where both
     have a block for its tile (-1: none), and refused where neither has.
     """
     _array("k", k, np.float32, 3)
@@ -220,10 +220,10 @@ def store_key_values(
     _same("v", v.shape, k.shape)
     _places(k.shape[0], positions, sequences, tables)
     _pool(pool, k.shape[1], k.shape[2])
-    others = _recent(pool, tables, recent)
+    others = _window(pool, tables, window)
     _apart("the pool", pool.data, k, v, positions, sequences, tables, *others)
-    if recent is not None:
-        _apart("the recent pool", others[1], k, v, positions, sequences, tables, others[0])
+    if window is not None:
+        _apart("the window pool", others[1], k, v, positions, sequences, tables, others[0])
     arguments = (pool.data, KV_FORMAT_NUMBERS[pool.format], *(others or (None, None)))
     _native(native.store_key_values, k, v, positions, sequences, tables, *arguments)
 
@@ -236,12 +236,12 @@ def attention(
     pool: KeyValuePool,
     scale: float,
     out: Floats,
-    recent: Recent | None = None,
+    window: Window | None = None,
 ) -> None:
     """Causal attention of q (L, H, D) over the cache into out (L, H, D) float32.
 
     Row i sees positions 0..positions[i] of its sequence, which must have been stored. Query head h reads heads
-    h // (H / KH) of keys and values. Below 8 bits a row at position p reads tile 0 and tile p // 128 from `recent`
+    h // (H / KH) of keys and values. Below 8 bits a row at position p reads tile 0 and tile p // 128 from `window`
     (tables of the same shape and a k8v8 pool) and all others from the pool; a block it needs must be there.
     """
     _array("q", q, np.float32, 3)
@@ -252,7 +252,7 @@ def attention(
     if q.shape[1] == 0 or kv_heads == 0 or q.shape[1] % kv_heads:
         raise OperandError(f"{q.shape[1]} query heads cannot share {kv_heads} heads of keys and values")
     _pool(pool, kv_heads, q.shape[2])
-    others = _recent(pool, tables, recent)
+    others = _window(pool, tables, window)
     _apart("out", out, q, positions, sequences, tables, pool.data, *others)
     arguments = (pool.data, KV_FORMAT_NUMBERS[pool.format], kv_heads, *(others or (None, None)))
     _native(native.attention, q, positions, sequences, tables, *arguments, float(scale), out)
@@ -351,16 +351,16 @@ def _pool(pool: KeyValuePool, kv_heads: int, head_dim: int) -> None:
     _same("the pool", pool.data.shape, (-(-pool.blocks // run), kv_heads, run, head_bytes))
 
 
-def _recent(pool: KeyValuePool, tables: Integers, recent: Recent | None) -> tuple[Any, ...]:
-    """Tables and bytes of the recent pool; nothing where the format has none."""
-    if (recent is not None) != pool.needs_recent:
-        raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_recent else 'has no'} recent pool")
-    if recent is None:
+def _window(pool: KeyValuePool, tables: Integers, window: Window | None) -> tuple[Any, ...]:
+    """Tables and bytes of the window pool; nothing where the format has none."""
+    if (window is not None) != pool.needs_window:
+        raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_window else 'has no'} window pool")
+    if window is None:
         return ()
-    recent_tables, recent_pool = recent
-    _array("recent tables", recent_tables, np.int32, 2)
-    _same("recent tables", recent_tables.shape, tables.shape)
-    _pool(recent_pool, pool.kv_heads, pool.head_dim)
-    if recent_pool.format != "k8v8":
-        raise OperandError(f"the recent pool must be k8v8, not {recent_pool.format}")
-    return recent_tables, recent_pool.data
+    window_tables, window_pool = window
+    _array("window tables", window_tables, np.int32, 2)
+    _same("window tables", window_tables.shape, tables.shape)
+    _pool(window_pool, pool.kv_heads, pool.head_dim)
+    if window_pool.format != "k8v8":
+        raise OperandError(f"the window pool must be k8v8, not {window_pool.format}")
+    return window_tables, window_pool.data

@@ -78,9 +78,9 @@ class PeerProcess:
                 if seconds < best.get(task, float("inf")):
                     best[task], self._chosen[task] = seconds, configuration
             if configuration not in self._chosen.values():
-                self._ask({"task": "forget", "configuration": configuration})
+                self._ask({"task": "clear", "configuration": configuration})
         for configuration in set(range(len(self.configurations))) - set(self._chosen.values()):
-            self._ask({"task": "forget", "configuration": configuration})
+            self._ask({"task": "clear", "configuration": configuration})
         if failed := set(tasks) - set(self._chosen):
             raise EngineError(f"{self.name} failed at {', '.join(kind for kind, _, _ in sorted(failed))}")
 

@@ -7,7 +7,7 @@ A script, run by whatever Python has the peer (`llama_cpp` or `openvino_genai`) 
 
 JSON lines. It greets with name, version, load_s and the names of its configurations; every task names one of these:
 {"task": "prefill", "tokens": n, "depth": d}, {"task": "decode", "tokens": n, "depth": d}, {"task": "batch",
-"sequences": s, "tokens": n} give {"seconds": [one for each step]}; {"task": "forget"} frees what a configuration holds;
+"sequences": s, "tokens": n} give {"seconds": [one for each step]}; {"task": "clear"} frees what a configuration holds;
 {"task": "memory"} gives {"rss_mb": x}. What fails gives {"error": text}. It ends when its standard input does, in the
 middle of a step if need be: so it outlives nobody who started it, however that one died.
 """
@@ -59,7 +59,7 @@ class Peer(Protocol):
         """The same in several sequences at once, a token of each in every step."""
         ...
 
-    def forget(self, configuration: int) -> None:
+    def clear(self, configuration: int) -> None:
         """Free what this configuration holds."""
         ...
 
@@ -116,15 +116,15 @@ class LlamaCpp:
         context = self._context(configuration)
         self._c.llama_memory_clear(self._c.llama_get_memory(context), True)
         for sequence in range(sequences):
-            self._fill([(self._draw(), at, sequence, at == SHORT_TOKENS - 1) for at in range(SHORT_TOKENS)])
+            self._fill([(self._sample(), at, sequence, at == SHORT_TOKENS - 1) for at in range(SHORT_TOKENS)])
             self._run(context)
         seconds = []
         for step in range(tokens):
-            self._fill([(self._draw(), SHORT_TOKENS + step, sequence, True) for sequence in range(sequences)])
+            self._fill([(self._sample(), SHORT_TOKENS + step, sequence, True) for sequence in range(sequences)])
             seconds.append(self._run(context))
         return seconds
 
-    def forget(self, configuration: int) -> None:
+    def clear(self, configuration: int) -> None:
         context = self._contexts.pop(configuration, None)
         self._saved.pop(configuration, None)
         if context is not None:
@@ -186,10 +186,10 @@ class LlamaCpp:
         return context
 
     def _read(self, context: Any, start: int, tokens: int) -> float:
-        self._fill([(self._draw(), start + i, 0, i == tokens - 1) for i in range(tokens)])
+        self._fill([(self._sample(), start + i, 0, i == tokens - 1) for i in range(tokens)])
         return self._run(context)
 
-    def _draw(self) -> int:
+    def _sample(self) -> int:
         return random.randrange(self._vocabulary - 512)
 
     def _fill(self, rows: list[tuple[int, int, int, bool]]) -> None:
@@ -229,18 +229,18 @@ class OpenVino:
 
     def prefill(self, configuration: int, tokens: int, depth: int) -> list[float]:
         self._lay(configuration, depth)
-        return list(self._steps(configuration, [self._prefix(depth) + self._draw(tokens)], 1))
+        return list(self._steps(configuration, [self._prefix(depth) + self._sample(tokens)], 1))
 
     def decode(self, configuration: int, tokens: int, depth: int) -> list[float]:
         self._lay(configuration, depth)
-        prompt = self._prefix(depth) + self._draw(SHORT_TOKENS)
+        prompt = self._prefix(depth) + self._sample(SHORT_TOKENS)
         return list(self._steps(configuration, [prompt], tokens + 1))[-tokens:]
 
     def batch(self, configuration: int, sequences: int, tokens: int) -> list[float]:
-        prompts = [self._draw(SHORT_TOKENS) for _ in range(sequences)]
+        prompts = [self._sample(SHORT_TOKENS) for _ in range(sequences)]
         return list(self._steps(configuration, prompts, tokens + 1))[-tokens:]
 
-    def forget(self, configuration: int) -> None:
+    def clear(self, configuration: int) -> None:
         self._pipelines.pop(configuration, None)
 
     def _pipeline(self, configuration: int) -> Any:
@@ -253,19 +253,19 @@ class OpenVino:
             pipeline = self._genai.ContinuousBatchingPipeline(self._folder, scheduler, "CPU", properties)
             self._pipelines[configuration] = pipeline
             for _ in range(2):  # warm up: the first prompts build kernels
-                list(self._steps(configuration, [self._draw(BATCH_TOKENS)], 4))
+                list(self._steps(configuration, [self._sample(BATCH_TOKENS)], 4))
         return self._pipelines[configuration]
 
     def _lay(self, configuration: int, depth: int) -> None:
         if depth:
-            list(self._steps(configuration, [self._prefix(depth) + self._draw(1)], 1))
+            list(self._steps(configuration, [self._prefix(depth) + self._sample(1)], 1))
 
     def _prefix(self, depth: int) -> list[int]:
         if depth not in self._prefixes:
-            self._prefixes[depth] = self._draw(depth)
+            self._prefixes[depth] = self._sample(depth)
         return self._prefixes[depth]
 
-    def _draw(self, tokens: int) -> list[int]:
+    def _sample(self, tokens: int) -> list[int]:
         return [random.randrange(self._vocabulary - 512) for _ in range(tokens)]
 
     def _steps(self, configuration: int, prompts: list[list[int]], new_tokens: int) -> Iterator[float]:
@@ -291,8 +291,8 @@ def answer(peer: Peer, task: dict[str, Any]) -> dict[str, Any]:
     if task["task"] == "memory":
         return {"rss_mb": _resident_mb()}
     configuration = int(task["configuration"])
-    if task["task"] == "forget":
-        peer.forget(configuration)
+    if task["task"] == "clear":
+        peer.clear(configuration)
         return {}
     if task["task"] == "batch":
         return {"seconds": peer.batch(configuration, task["sequences"], task["tokens"])}

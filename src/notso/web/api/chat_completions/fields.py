@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
-from notso.web.api.shared.fields import Content, Fields, Name, Notes, Text, inert, refused, works
-from notso.web.api.shared.grammar_fields import GRAMMAR_NOTES, GrammarFields
-from notso.web.api.shared.sampling_fields import (
+from notso.web.api.request_fields.fields import Content, Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields
+from notso.web.api.request_fields.sampling_fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     WITHIN_SAMPLING,

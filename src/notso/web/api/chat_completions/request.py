@@ -21,16 +21,16 @@ from notso.web.api.chat_completions.fields import (
     SchemaFormat,
     ToolMessage,
 )
-from notso.web.api.shared.field_reader import check_depth, invalid, read_fields
-from notso.web.api.shared.fields import joined
-from notso.web.api.shared.grammar_fields import grammar_of
-from notso.web.api.shared.question import Question
-from notso.web.api.shared.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
-from notso.web.api.shared.sampling_fields import check_stream_options, either, sampling_of
+from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
+from notso.web.api.request_fields.fields import joined
+from notso.web.api.request_fields.grammar_fields import grammar_of
+from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
+from notso.web.api.request_fields.sampling_fields import check_stream_options, either, sampling_of
+from notso.web.api.shared.api_request import ApiRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest(Question):
+class ChatRequest(ApiRequest):
     """What a program asked for, checked.
 
     `raw_thinking`: thoughts come as text within tags.

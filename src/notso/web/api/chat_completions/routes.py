@@ -10,13 +10,13 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.web.api.chat_completions.request import parse_chat_request
-from notso.web.api.chat_completions.stream import ChatForm
+from notso.web.api.chat_completions.stream import ChatSerializer
+from notso.web.api.request_fields.field_reader import invalid, printable, read_fields, unsupported
+from notso.web.api.request_fields.fields import Fields, Name
 from notso.web.api.shared.completion import Completion, fingerprint, model_id
-from notso.web.api.shared.field_reader import invalid, printable, read_fields, unsupported
-from notso.web.api.shared.fields import Fields, Name
-from notso.web.api.shared.resumable import KeptAnswer, numbered
+from notso.web.api.shared.resumable import ResumableStream, numbered
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, answer, frames, read_body, stream_of
+from notso.web.api.shared.serving import Owner, read_body, respond, sse_events, stream_of
 from notso.web.edge.access import guarded
 from notso.web.edge.api_error import ApiError
 
@@ -37,8 +37,12 @@ class ControlFields(Fields):
 async def chat_completions(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""
     asked = await read_body(request, parse_chat_request)
-    return await answer(
-        request, services, owner, asked, lambda info: ChatForm(asked, Completion(model_id(info), fingerprint(info)))
+    return await respond(
+        request,
+        services,
+        owner,
+        asked,
+        lambda info: ChatSerializer(asked, Completion(model_id(info), fingerprint(info))),
     )
 
 
@@ -60,34 +64,34 @@ async def control(request: Request, services: Services, owner: Owner) -> Respons
 @router.get("/v1/stream")
 async def resume(request: Request, services: Services, owner: Owner) -> Response:
     """The stream of a conversation's newest answer once more, from event number `from` on."""
-    kept = _kept(request, services, owner)
+    stream = _streams(request, services, owner)
     last = request.headers.get("last-event-id")
     named = request.query_params.get("from", "0")
     if not _NUMBER.fullmatch(named if last is None else last):
         raise invalid("from", "from must be the number of an event: 0 or more")
     start = int(named) if last is None else int(last) + 1
     services.reread_streams.opened(owner)
-    events = numbered(frames(kept.running, kept.form.again()), start, kept.form.ping)
+    events = numbered(sse_events(stream.running, stream.serializer.again()), start, stream.serializer.ping)
     return stream_of(events, lambda: services.reread_streams.closed(owner))
 
 
 @router.delete("/v1/stream")
 async def stop(request: Request, services: Services, owner: Owner) -> Response:
     """Stop a conversation's answer; what there is of it, stays. Nothing happens to one that has ended."""
-    kept = _kept(request, services, owner)
-    stopped = not kept.finished
-    kept.running.stop(by_asker=True)
-    return JSONResponse({"conv_id": request.query_params["conv_id"], "id": kept.running.name, "stopped": stopped})
+    stream = _streams(request, services, owner)
+    stopped = not stream.finished
+    stream.running.stop(by_asker=True)
+    return JSONResponse({"conv_id": request.query_params["conv_id"], "id": stream.running.name, "stopped": stopped})
 
 
-def _kept(request: Request, services: ApiServices, owner: str) -> KeptAnswer:
+def _streams(request: Request, services: ApiServices, owner: str) -> ResumableStream:
     for name in request.query_params:
         if name not in ("conv_id", "from"):
             raise unsupported(printable(name), "only conv_id and from are known here")
     conversation = request.query_params.get("conv_id", "")
     if not conversation:
         raise invalid("conv_id", "conv_id is required: what was sent as X-Conversation-Id")
-    kept = services.kept_answers.find(owner, conversation)
-    if kept is None:
+    stream = services.resumable_streams.find(owner, conversation)
+    if stream is None:
         raise ApiError(404, "not_found", "no answer of that conversation is kept", param="conv_id")
-    return kept
+    return stream

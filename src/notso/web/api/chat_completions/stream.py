@@ -8,13 +8,13 @@ from typing import Any
 from notso.smollm3 import Event
 from notso.web.api.chat_completions.request import ChatRequest
 from notso.web.api.shared.completion import Completion, logprobs_body, new_choice, timings
-from notso.web.api.shared.serializer import DONE, PING, data_frame, progress_body
+from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
 from notso.web.api.shared.stopwatch import Stopwatch
 from notso.web.edge.api_error import ApiError
 
 
-class ChatForm:
-    """An AnswerForm: chunks, exactly one finish for each choice, and [DONE]; or one error in their place."""
+class ChatSerializer:
+    """An Serializer: chunks, exactly one finish for each choice, and [DONE]; or one error in their place."""
 
     ping = PING
 
@@ -28,14 +28,14 @@ class ChatForm:
         self._watches = [Stopwatch() for _ in self._choices] if asked.timings_per_token else None
         self.id = completion.id
 
-    def again(self) -> ChatForm:
+    def again(self) -> ChatSerializer:
         """The same answer from its beginning."""
-        return ChatForm(self._asked, self._completion)
+        return ChatSerializer(self._asked, self._completion)
 
-    def opening(self) -> Iterator[bytes]:
+    def initial_events(self) -> Iterator[bytes]:
         """Who speaks, for each choice."""
         for number in range(len(self._choices)):
-            yield data_frame(self._completion.chunk(number, {"role": "assistant", "content": ""}))
+            yield data_event(self._completion.chunk(number, {"role": "assistant", "content": ""}))
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
         """What an event adds to choice `number`. Raises the error of an `error` event."""
@@ -44,25 +44,25 @@ class ChatForm:
         more = {"timings": so_far} if so_far else {}
         delta = choice.add(event)
         if delta is not None:
-            yield data_frame(chunk(number, delta, None, self._logprobs(event), **more))
+            yield data_event(chunk(number, delta, None, self._logprobs(event), **more))
         elif event.progress is not None and self._asked.return_progress:
-            yield data_frame(chunk(number, {}, prompt_progress=progress_body(event.progress)))
+            yield data_event(chunk(number, {}, prompt_progress=progress_body(event.progress)))
         if event.kind == "end":
-            told = timings([choice]) | {"reasoning_mode": self._asked.reasoning_mode}
-            yield data_frame(chunk(number, {}, choice.reason, timings=told))
+            report = timings([choice]) | {"reasoning_mode": self._asked.reasoning_mode}
+            yield data_event(chunk(number, {}, choice.reason, timings=report))
 
-    async def settle(self) -> None:
+    async def finalise(self) -> None:
         """Nothing is kept."""
 
     def closing(self) -> Iterator[bytes]:
         """The counts, for who asked for them, and the end."""
         if self._asked.include_usage:
-            yield data_frame(self._completion.usage_chunk(self._choices))
+            yield data_event(self._completion.usage_chunk(self._choices))
         yield DONE
 
     def failure(self, error: ApiError) -> bytes:
         """The error, in place of all that would have come."""
-        return data_frame(error.body)
+        return data_event(error.body)
 
     def body(self) -> dict[str, Any]:
         """The whole."""
@@ -71,5 +71,5 @@ class ChatForm:
     def _logprobs(self, event: Event) -> dict[str, Any] | None:
         if not self._weighed or event.kind not in ("reasoning", "text"):
             return None
-        is_thought = event.kind == "reasoning" and not self._asked.raw_thinking
-        return logprobs_body(() if is_thought else event.logprobs, event.logprobs if is_thought else ())
+        is_reasoning = event.kind == "reasoning" and not self._asked.raw_thinking
+        return logprobs_body(() if is_reasoning else event.logprobs, event.logprobs if is_reasoning else ())

@@ -9,15 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS, RequestOptions
-from notso.web.api.shared.field_reader import invalid, read_fields, unsupported
-from notso.web.api.shared.fields import Notes, Text, inert, later, refused, works
-from notso.web.api.shared.grammar_fields import GRAMMAR_NOTES, GrammarFields, grammar_of
-from notso.web.api.shared.question import Question
-from notso.web.api.shared.sampling_fields import (
+from notso.web.api.request_fields.field_reader import invalid, read_fields, unsupported
+from notso.web.api.request_fields.fields import Notes, Text, inert, later, refused, works
+from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields, grammar_of
+from notso.web.api.request_fields.sampling_fields import (
     WITHIN_SAMPLING,
     check_stream_options,
     sampling_of,
 )
+from notso.web.api.shared.api_request import ApiRequest
 
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16  # the API's own
@@ -51,7 +51,7 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextRequest(Question):
+class TextRequest(ApiRequest):
     """What a program asked for, checked."""
 
     echo: bool = False

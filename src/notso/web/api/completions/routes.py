@@ -6,10 +6,10 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from notso.web.api.completions.fields import parse_text_request
-from notso.web.api.completions.stream import TextForm
+from notso.web.api.completions.stream import TextSerializer
 from notso.web.api.shared.completion import Completion, fingerprint, model_id, new_id
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import Owner, answer, read_body
+from notso.web.api.shared.serving import Owner, read_body, respond
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -19,10 +19,10 @@ router = APIRouter(dependencies=[Depends(guarded)])
 async def completions(request: Request, services: Services, owner: Owner) -> Response:
     """Write a text on. A client that leaves stops it, unless it sent X-Conversation-Id."""
     asked = await read_body(request, parse_text_request)
-    return await answer(
+    return await respond(
         request,
         services,
         owner,
         asked,
-        lambda info: TextForm(asked, Completion(model_id(info), fingerprint(info), new_id("cmpl"))),
+        lambda info: TextSerializer(asked, Completion(model_id(info), fingerprint(info), new_id("cmpl"))),
     )

@@ -8,14 +8,14 @@ from typing import Any
 from notso.smollm3 import Event
 from notso.web.api.completions.fields import TextRequest
 from notso.web.api.shared.completion import Choice, Completion, new_choice, timings, usage_body
-from notso.web.api.shared.serializer import DONE, PING, data_frame, progress_body
+from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
 from notso.web.api.shared.stopwatch import Stopwatch
 from notso.web.api.shared.token_logprobs import legacy
 from notso.web.edge.api_error import ApiError
 
 
-class TextForm:
-    """An AnswerForm: chunks, exactly one finish for each choice, and [DONE]; or one error in their place."""
+class TextSerializer:
+    """An Serializer: chunks, exactly one finish for each choice, and [DONE]; or one error in their place."""
 
     ping = PING
 
@@ -28,15 +28,15 @@ class TextForm:
         self._watches = [Stopwatch() for _ in self._choices] if asked.timings_per_token else None
         self.id = completion.id
 
-    def again(self) -> TextForm:
+    def again(self) -> TextSerializer:
         """The same answer from its beginning."""
-        return TextForm(self._asked, self._completion)
+        return TextSerializer(self._asked, self._completion)
 
-    def opening(self) -> Iterator[bytes]:
+    def initial_events(self) -> Iterator[bytes]:
         """The prompts, for who wants them repeated."""
         for number, echoed in enumerate(self._echoed):
             if echoed:
-                yield self._frame(number, echoed)
+                yield self._sse_event(number, echoed)
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
         """What an event adds to choice `number`. Raises the error of an `error` event."""
@@ -47,24 +47,24 @@ class TextForm:
         delta = choice.add(event)
         if delta is not None and "content" in delta:
             logprobs = legacy(event.logprobs, written) if self._weighed else None
-            yield self._frame(number, delta["content"], None, logprobs, **more)
+            yield self._sse_event(number, delta["content"], None, logprobs, **more)
         elif event.progress is not None and self._asked.return_progress:
-            yield self._frame(number, "", prompt_progress=progress_body(event.progress))
+            yield self._sse_event(number, "", prompt_progress=progress_body(event.progress))
         if event.kind == "end":
-            yield self._frame(number, "", choice.reason, timings=timings([choice]))
+            yield self._sse_event(number, "", choice.reason, timings=timings([choice]))
 
-    async def settle(self) -> None:
+    async def finalise(self) -> None:
         """Nothing is kept."""
 
     def closing(self) -> Iterator[bytes]:
         """The counts, for who asked for them, and the end."""
         if self._asked.include_usage:
-            yield data_frame(self._head() | {"choices": [], "usage": self._usage()})
+            yield data_event(self._head() | {"choices": [], "usage": self._usage()})
         yield DONE
 
     def failure(self, error: ApiError) -> bytes:
         """The error, in place of all that would have come."""
-        return data_frame(error.body)
+        return data_event(error.body)
 
     def body(self) -> dict[str, Any]:
         """The whole."""
@@ -86,9 +86,9 @@ class TextForm:
     def _usage(self) -> dict[str, Any]:
         return usage_body(self._choices, len(self._asked.prompts))
 
-    def _frame(self, number: int, text: str, reason: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
+    def _sse_event(self, number: int, text: str, reason: str | None = None, logprobs: Any = None, **more: Any) -> bytes:
         entry = {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return data_frame(self._head() | {"choices": [entry]} | more)
+        return data_event(self._head() | {"choices": [entry]} | more)
 
     def _head(self) -> dict[str, Any]:
         return self._completion.head("text_completion")

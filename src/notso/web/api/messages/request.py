@@ -29,10 +29,10 @@ from notso.web.api.messages.fields import (
     ToolUseBlock,
     UserTurn,
 )
-from notso.web.api.shared.field_reader import check_depth, invalid, read_fields
-from notso.web.api.shared.question import Question
-from notso.web.api.shared.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
-from notso.web.api.shared.sampling_fields import checked_params
+from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
+from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
+from notso.web.api.request_fields.sampling_fields import checked_params
+from notso.web.api.shared.api_request import ApiRequest
 
 F = TypeVar("F", bound=CountFields)
 
@@ -45,10 +45,10 @@ NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageRequest(Question):
-    """What a program asked for, checked. `hides_thoughts`: that it thinks may be told, but not what."""
+class MessageRequest(ApiRequest):
+    """What a program asked for, checked. `hides_reasoning`: that it thinks may be told, but not what."""
 
-    hides_thoughts: bool = False
+    hides_reasoning: bool = False
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -88,7 +88,7 @@ def _request(fields: CountFields, **more: Any) -> MessageRequest:
         model=fields.model,
         prompts=(messages,),
         names=NAMES,
-        hides_thoughts=getattr(fields.thinking, "display", None) == "omitted",
+        hides_reasoning=getattr(fields.thinking, "display", None) == "omitted",
         options=RequestOptions(
             thinking=not isinstance(fields.thinking, ThinkingOff | None),
             tools=tools,
@@ -145,12 +145,12 @@ def _turn(turn: AnyTurn) -> Iterator[Message]:
         case SystemTurn():
             yield Message("system", _text(turn.content))
         case AssistantTurn():
-            yield _answer(turn)
+            yield _assistant_message(turn)
         case UserTurn():
-            yield from _question(turn)
+            yield from _user_message(turn)
 
 
-def _question(turn: UserTurn) -> Iterator[Message]:
+def _user_message(turn: UserTurn) -> Iterator[Message]:
     """Texts beside each other are one message; a result of a tool is one of its own."""
     if isinstance(turn.content, str):
         yield Message("user", turn.content)
@@ -162,17 +162,17 @@ def _question(turn: UserTurn) -> Iterator[Message]:
             yield from (_result(block) for block in blocks if isinstance(block, ToolResultBlock))
 
 
-def _answer(turn: AssistantTurn) -> Message:
+def _assistant_message(turn: AssistantTurn) -> Message:
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
-    thoughts = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
+    reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
     calls = tuple(
         ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
         for block in turn.content
         if isinstance(block, ToolUseBlock)
     )
     text = _text([block for block in turn.content if isinstance(block, TextBlock)])
-    return Message("assistant", text, "\n".join(thoughts) or None, calls)
+    return Message("assistant", text, "\n".join(reasoning) or None, calls)
 
 
 def _result(block: ToolResultBlock) -> Message:

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.web.api.messages.request import parse_count_request, parse_message_request
-from notso.web.api.messages.stream import MessageForm
+from notso.web.api.messages.stream import MessageSerializer
 from notso.web.api.shared.completion import model_id, new_id
 from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import Owner, answer, known, read_body, ready_engine, with_prompt
+from notso.web.api.shared.serving import Owner, known, read_body, ready_engine, respond, with_prompt
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -20,8 +20,8 @@ router = APIRouter(dependencies=[Depends(guarded)])
 async def messages(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""
     asked = await read_body(request, parse_message_request)
-    return await answer(
-        request, services, owner, asked, lambda info: MessageForm(asked, model_id(info), new_id("msg", "_"))
+    return await respond(
+        request, services, owner, asked, lambda info: MessageSerializer(asked, model_id(info), new_id("msg", "_"))
     )
 
 

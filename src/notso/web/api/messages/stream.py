@@ -8,7 +8,7 @@ from typing import Any
 
 from notso.smollm3 import Event, FinishReason, ToolCall, Usage
 from notso.web.api.messages.request import MessageRequest
-from notso.web.api.shared.serializer import named_frame
+from notso.web.api.shared.serializer import named_event
 from notso.web.edge.api_error import ApiError
 
 STOP_REASONS: dict[FinishReason, str] = {
@@ -19,10 +19,10 @@ STOP_REASONS: dict[FinishReason, str] = {
 }
 
 
-class MessageForm:
-    """An AnswerForm: message_start, blocks, message_delta, message_stop; or one error in place of what is missing."""
+class MessageSerializer:
+    """An Serializer: message_start, blocks, message_delta, message_stop; or one error in place of what is missing."""
 
-    ping = named_frame("ping", {"type": "ping"})
+    ping = named_event("ping", {"type": "ping"})
 
     def __init__(self, asked: MessageRequest, model: str, id: str) -> None:
         self.id = id
@@ -35,20 +35,20 @@ class MessageForm:
         self._reason: str | None = None
         self._stop: str | None = None
 
-    def again(self) -> MessageForm:
+    def again(self) -> MessageSerializer:
         """The same answer from its beginning."""
-        return MessageForm(self._asked, self._model, self.id)
+        return MessageSerializer(self._asked, self._model, self.id)
 
-    def opening(self) -> Iterator[bytes]:
+    def initial_events(self) -> Iterator[bytes]:
         """A message without anything in it. What the prompt took is told at the end, when it is known."""
-        yield self._frame("message_start", message=self.body())
+        yield self._sse_event("message_start", message=self.body())
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
         """What an event adds. Raises the error of an `error` event."""
         match event.kind:
             case "reasoning":
                 yield from self._in_block("thinking", {"thinking": "", "signature": ""})
-                if not self._asked.hides_thoughts:
+                if not self._asked.hides_reasoning:
                     self._blocks[-1]["thinking"] += event.text
                     yield self._delta(type="thinking_delta", thinking=event.text)
             case "text":
@@ -74,18 +74,18 @@ class MessageForm:
                 if self._stop is not None and not called:
                     self._reason = "stop_sequence"
 
-    async def settle(self) -> None:
+    async def finalise(self) -> None:
         """Nothing is kept."""
 
     def closing(self) -> Iterator[bytes]:
         """Why it ended, what it took, and the end."""
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
-        yield self._frame("message_delta", delta=delta, usage=self._usage_body())
-        yield self._frame("message_stop")
+        yield self._sse_event("message_delta", delta=delta, usage=self._usage_body())
+        yield self._sse_event("message_stop")
 
     def failure(self, error: ApiError) -> bytes:
         """The error, in place of all that would have come."""
-        return named_frame("error", error.anthropic_body)
+        return named_event("error", error.anthropic_body)
 
     def body(self) -> dict[str, Any]:
         """The whole, as far as it is there."""
@@ -116,19 +116,19 @@ class MessageForm:
         yield from self._close_block()
         self._blocks.append({"type": kind, **empty})
         self._is_open = True
-        yield self._frame("content_block_start", index=len(self._blocks) - 1, content_block={"type": kind, **empty})
+        yield self._sse_event("content_block_start", index=len(self._blocks) - 1, content_block={"type": kind, **empty})
 
     def _close_block(self) -> Iterator[bytes]:
         self._called = 0
         if self._is_open:
             self._is_open = False
-            yield self._frame("content_block_stop", index=len(self._blocks) - 1)
+            yield self._sse_event("content_block_stop", index=len(self._blocks) - 1)
 
     def _delta(self, **delta: Any) -> bytes:
-        return self._frame("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+        return self._sse_event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
-    def _frame(self, name: str, **fields: Any) -> bytes:
-        return named_frame(name, {"type": name, **fields})
+    def _sse_event(self, name: str, **fields: Any) -> bytes:
+        return named_event(name, {"type": name, **fields})
 
     def _usage_body(self) -> dict[str, Any]:
         usage = self._usage or Usage(0, 0)

@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
 from notso.web.api.ollama.options import OPTION_NOTES, OptionFields
-from notso.web.api.shared.fields import Fields, Name, Notes, Text, inert, refused, works
-from notso.web.api.shared.sampling_fields import MAX_MESSAGES, MAX_TOOLS
+from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 
 Nothing = Annotated[list[Any], Field(max_length=0)]
 KeepAlive = int | float | Annotated[str, Field(max_length=64)]

@@ -16,8 +16,8 @@ from notso.smollm3 import ModelInfo
 from notso.web.api.ollama.fields import SHOW_NOTES, ShowFields
 from notso.web.api.ollama.names import listed_name, plain_name
 from notso.web.api.ollama.stream import timestamp
+from notso.web.api.request_fields.field_reader import invalid, read_fields
 from notso.web.api.shared.completion import fingerprint, release
-from notso.web.api.shared.field_reader import invalid, read_fields
 from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import read_body, ready_engine

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from notso.smollm3 import SamplingParams
-from notso.web.api.shared.field_reader import invalid
-from notso.web.api.shared.fields import Fields, Notes, Text, inert, works
-from notso.web.api.shared.sampling_fields import checked_params
+from notso.web.api.request_fields.field_reader import invalid
+from notso.web.api.request_fields.fields import Fields, Notes, Text, inert, works
+from notso.web.api.request_fields.sampling_fields import checked_params
 
 RANDOM_SEED = -1
 MAX_OPTION_TEXT = 256

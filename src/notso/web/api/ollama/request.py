@@ -20,13 +20,13 @@ from notso.web.api.ollama.fields import (
     OllamaMessage,
 )
 from notso.web.api.ollama.options import PARAMS, OptionFields, ignored_options, sampling_of
-from notso.web.api.shared.field_reader import check_depth, invalid, read_fields
-from notso.web.api.shared.question import Prompt, Question
-from notso.web.api.shared.request_checks import EFFORT_BUDGETS, schema_grammar
+from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
+from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, schema_grammar
+from notso.web.api.shared.api_request import ApiRequest, Prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OllamaRequest(Question):
+class OllamaRequest(ApiRequest):
     """What a program asked for, checked. `given_name`: the model as it calls it.
 
     `only_loads`: nothing is to be answered.

@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, Response
 from notso.web.api.ollama.names import listed_name, plain_name
 from notso.web.api.ollama.request import OllamaRequest, parse_chat, parse_generate
 from notso.web.api.ollama.stream import MEDIA_TYPE, Kind, OllamaForm
-from notso.web.api.shared.field_reader import unsupported
+from notso.web.api.request_fields.field_reader import unsupported
 from notso.web.api.shared.ignored import ignored_headers
 from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import CONVERSATION, Owner, answer, read_body, ready_engine
+from notso.web.api.shared.serving import CONVERSATION, Owner, read_body, ready_engine, respond
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -50,7 +50,7 @@ async def _answer(
     name = asked.given_name or listed_name(info)
     if asked.only_loads:
         return JSONResponse(OllamaForm(asked, kind, name).loaded(), headers=ignored_headers(asked))
-    response = await answer(request, services, owner, asked, lambda info: OllamaForm(asked, kind, name))
+    response = await respond(request, services, owner, asked, lambda info: OllamaForm(asked, kind, name))
     if asked.stream:
         response.headers["content-type"] = MEDIA_TYPE
     return response

@@ -20,7 +20,7 @@ MEDIA_TYPE = "application/x-ndjson"
 
 
 class OllamaForm:
-    """An AnswerForm: a line for each piece and a last one with the counts, or one error in its place."""
+    """An Serializer: a line for each piece and a last one with the counts, or one error in its place."""
 
     def __init__(self, asked: OllamaRequest, kind: Kind, model: str) -> None:
         self._asked = asked
@@ -37,7 +37,7 @@ class OllamaForm:
         again.id, again._created, again.ping = self.id, self._created, self.ping
         return again
 
-    def opening(self) -> Iterator[bytes]:
+    def initial_events(self) -> Iterator[bytes]:
         """Nothing comes before the first piece."""
         return iter(())
 
@@ -53,7 +53,7 @@ class OllamaForm:
             case "tool_call" if event.tool_call is not None:
                 yield self._line(self._piece(calls=[_call(len(self._choice.tool_calls) - 1, event.tool_call)]))
 
-    async def settle(self) -> None:
+    async def finalise(self) -> None:
         """Nothing is kept."""
 
     def closing(self) -> Iterator[bytes]:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
-from notso.web.api.shared.fields import MAX_PARTS, Fields, Name, Notes, Text, inert, later, refused, works
-from notso.web.api.shared.sampling_fields import MAX_MESSAGES, MAX_TOOLS
+from notso.web.api.request_fields.fields import MAX_PARTS, Fields, Name, Notes, Text, inert, later, refused, works
+from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 from notso.web.values.strict_fields import at_most
 
 

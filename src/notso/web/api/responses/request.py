@@ -8,6 +8,9 @@ from itertools import groupby
 from typing import Any
 
 from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolChoice
+from notso.web.api.request_fields.field_reader import check_depth, read_fields
+from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
+from notso.web.api.request_fields.sampling_fields import checked_params
 from notso.web.api.responses.fields import (
     RESPONSE_NOTES,
     WITHIN_RESPONSE,
@@ -22,10 +25,7 @@ from notso.web.api.responses.fields import (
     ResponseFields,
     SchemaFormat,
 )
-from notso.web.api.shared.field_reader import check_depth, read_fields
-from notso.web.api.shared.question import Question
-from notso.web.api.shared.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
-from notso.web.api.shared.sampling_fields import checked_params
+from notso.web.api.shared.api_request import ApiRequest
 
 NAMES = {
     "messages": "input",
@@ -39,7 +39,7 @@ SCHEMA = "text.format.schema"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseRequest(Question):
+class ResponseRequest(ApiRequest):
     """What a program asked for, checked. `said` is the conversation without the instructions, which the next response
     goes on from. `echoed` are the fields that come back as they were given."""
 
@@ -115,7 +115,7 @@ def _messages(items: Sequence[AnyItem]) -> Iterator[Message]:
     """What an assistant thought, said and called beside each other is one message."""
     for by_assistant, run in groupby(items, _is_assistant):
         if by_assistant:
-            yield _answer(list(run))
+            yield _assistant_message(list(run))
         else:
             yield from map(_message, run)
 
@@ -124,11 +124,11 @@ def _is_assistant(item: AnyItem) -> bool:
     return isinstance(item, ReasoningItem | CallItem) or (isinstance(item, MessageItem) and item.role == "assistant")
 
 
-def _answer(items: Sequence[AnyItem]) -> Message:
-    thoughts = [part.text for item in items if isinstance(item, ReasoningItem) for part in item.content or ()]
+def _assistant_message(items: Sequence[AnyItem]) -> Message:
+    reasoning = [part.text for item in items if isinstance(item, ReasoningItem) for part in item.content or ()]
     texts = [_text(item.content) for item in items if isinstance(item, MessageItem)]
     calls = tuple(ToolCall(item.call_id, item.name, item.arguments) for item in items if isinstance(item, CallItem))
-    return Message("assistant", "\n".join(texts), "\n".join(thoughts) or None, calls)
+    return Message("assistant", "\n".join(texts), "\n".join(reasoning) or None, calls)
 
 
 def _message(item: AnyItem) -> Message:
@@ -136,7 +136,7 @@ def _message(item: AnyItem) -> Message:
         return Message("tool", _text(item.output), tool_call_id=item.call_id)
     if isinstance(item, MessageItem):
         return Message("user" if item.role == "user" else "system", _text(item.content))
-    return _answer([item])
+    return _assistant_message([item])
 
 
 def _text(content: ItemContent) -> str:

@@ -11,10 +11,10 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import Message
 from notso.web.api.responses.request import parse_response_request
-from notso.web.api.responses.stream import ResponseForm
+from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.completion import model_id, new_id
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, answer, known, read_body
+from notso.web.api.shared.serving import Owner, known, read_body, respond
 from notso.web.edge.access import guarded
 from notso.web.edge.api_error import ApiError
 from notso.web.store.protocol import StoredResponse
@@ -42,8 +42,12 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))
         await asyncio.shield(saved)
 
-    return await answer(
-        request, services, owner, asked, lambda info: ResponseForm(asked, model_id(info), new_id("resp", "_"), keep)
+    return await respond(
+        request,
+        services,
+        owner,
+        asked,
+        lambda info: ResponseSerializer(asked, model_id(info), new_id("resp", "_"), keep),
     )
 
 
@@ -63,7 +67,7 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
     await _stored(services, owner, response_id, "response_id")
     await services.shared.store.delete_response(owner, response_id)
     if services.shared.engine.engine is not None:
-        await asyncio.to_thread(services.shared.engine.engine.forget, owner, response_id)
+        await asyncio.to_thread(services.shared.engine.engine.clear_cache, owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 

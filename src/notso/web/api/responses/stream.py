@@ -8,7 +8,7 @@ from typing import Any
 
 from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
 from notso.web.api.responses.request import ResponseRequest
-from notso.web.api.shared.serializer import PING, named_frame
+from notso.web.api.shared.serializer import PING, named_event
 from notso.web.api.shared.token_logprobs import entries
 from notso.web.edge.api_error import ApiError
 
@@ -16,8 +16,8 @@ Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
 """Stores a whole response and the conversation that the next one goes on from."""
 
 
-class ResponseForm:
-    """An AnswerForm: response.created, items, response.completed or response.incomplete; or response.failed."""
+class ResponseSerializer:
+    """An Serializer: response.created, items, response.completed or response.incomplete; or response.failed."""
 
     ping = PING
 
@@ -37,14 +37,14 @@ class ResponseForm:
         self._dropped = 0
         self._sequence = -1
 
-    def again(self) -> ResponseForm:
+    def again(self) -> ResponseSerializer:
         """The same answer from its beginning."""
-        return ResponseForm(self._asked, self._model, self.id, self._keep, self._created)
+        return ResponseSerializer(self._asked, self._model, self.id, self._keep, self._created)
 
-    def opening(self) -> Iterator[bytes]:
+    def initial_events(self) -> Iterator[bytes]:
         """That there is a response, and that it is being written."""
-        yield self._frame("response.created", response=self.body())
-        yield self._frame("response.in_progress", response=self.body())
+        yield self._sse_event("response.created", response=self.body())
+        yield self._sse_event("response.in_progress", response=self.body())
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
         """What an event adds. Raises the error of an `error` event."""
@@ -77,24 +77,24 @@ class ResponseForm:
                 self._status = "completed" if whole else "incomplete"
                 yield from self._close_item()
 
-    async def settle(self) -> None:
+    async def finalise(self) -> None:
         """It is stored before it is told that it is whole. What did not fit into its prompt is left out for good, so
         that a chain of responses grows no longer than the context."""
         if self._asked.keep:
             said = self._asked.said
             head = 1 if said[0].role == "system" and not self._asked.instructions else 0
-            await self._keep(self.body(), (*said[:head], *said[head + self._dropped :], self._answer()))
+            await self._keep(self.body(), (*said[:head], *said[head + self._dropped :], self._assistant_message()))
 
     def closing(self) -> Iterator[bytes]:
         """The whole."""
-        yield self._frame(f"response.{self._status}", response=self.body())
+        yield self._sse_event(f"response.{self._status}", response=self.body())
 
     def failure(self, error: ApiError) -> bytes:
         """What there is, and why there is no more."""
         if self._is_open:
             self._item["status"] = "incomplete"
         self._status, self._error = "failed", {"code": error.code, "message": error.message}
-        return self._frame("response.failed", response=self.body())
+        return self._sse_event("response.failed", response=self.body())
 
     def body(self) -> dict[str, Any]:
         """The response as far as it is there."""
@@ -123,7 +123,7 @@ class ResponseForm:
         part: dict[str, Any] = self._item["content"][0]
         return part
 
-    def _answer(self) -> Message:
+    def _assistant_message(self) -> Message:
         texts = {
             kind: "".join(item["content"][0]["text"] for item in self._output if item["type"] == kind)
             for kind in ("message", "reasoning")
@@ -142,7 +142,7 @@ class ResponseForm:
         else:
             self._begin("msg", {"type": kind, "role": "assistant", "content": []})
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        yield self._frame("response.output_item.added", output_index=self._index, item=self._item)
+        yield self._sse_event("response.output_item.added", output_index=self._index, item=self._item)
         self._item["content"] = [part]
         yield self._within("response.content_part.added", content_index=0, part=part)
 
@@ -173,7 +173,7 @@ class ResponseForm:
             yield from self._close_item()
             self._is_open = True
             self._begin("fc", {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""})
-            yield self._frame("response.output_item.added", output_index=self._index, item=dict(self._item))
+            yield self._sse_event("response.output_item.added", output_index=self._index, item=dict(self._item))
         if text:
             self._item["arguments"] += text
             yield self._within("response.function_call_arguments.delta", delta=text)
@@ -188,18 +188,18 @@ class ResponseForm:
 
     def _done(self, status: str) -> Iterator[bytes]:
         self._item["status"] = status
-        yield self._frame("response.output_item.done", output_index=self._index, item=self._item)
+        yield self._sse_event("response.output_item.done", output_index=self._index, item=self._item)
 
     @property
     def _index(self) -> int:
         return len(self._output) - 1
 
     def _within(self, event: str, **fields: Any) -> bytes:
-        return self._frame(event, item_id=self._item["id"], output_index=self._index, **fields)
+        return self._sse_event(event, item_id=self._item["id"], output_index=self._index, **fields)
 
-    def _frame(self, event: str, **fields: Any) -> bytes:
+    def _sse_event(self, event: str, **fields: Any) -> bytes:
         self._sequence += 1
-        return named_frame(event, {"type": event, "sequence_number": self._sequence, **fields})
+        return named_event(event, {"type": event, "sequence_number": self._sequence, **fields})
 
     def _usage_body(self) -> dict[str, Any] | None:
         usage = self._usage

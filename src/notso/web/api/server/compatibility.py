@@ -11,10 +11,10 @@ from notso.web.api.chat_completions.fields import CHAT_NOTES, WITHIN_CHAT, ChatF
 from notso.web.api.completions.fields import TEXT_NOTES, TextFields
 from notso.web.api.messages.fields import COUNT_NOTES, MESSAGE_NOTES, WITHIN_MESSAGE, CountFields, MessageFields
 from notso.web.api.ollama import fields as ollama
+from notso.web.api.request_fields.fields import Notes
+from notso.web.api.request_fields.sampling_fields import WITHIN_SAMPLING
 from notso.web.api.responses.fields import RESPONSE_NOTES, WITHIN_RESPONSE, ResponseFields
 from notso.web.api.server.tokens import DETOKENIZE_NOTES, TOKENIZE_NOTES, DetokenizeFields, TokenizeFields
-from notso.web.api.shared.fields import Notes
-from notso.web.api.shared.sampling_fields import WITHIN_SAMPLING
 
 STATES = {"works": "works", "inert": "if it asks for nothing", "refused": "refused", "later": "later"}
 

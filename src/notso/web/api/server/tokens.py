@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import InvalidRequestError
 from notso.web.api.chat_completions.request import parse_chat_request
-from notso.web.api.shared.field_reader import invalid, read_fields
-from notso.web.api.shared.fields import Fields, Notes, Text, refused, works
+from notso.web.api.request_fields.field_reader import invalid, read_fields
+from notso.web.api.request_fields.fields import Fields, Notes, Text, refused, works
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, ready_engine, with_prompt
 from notso.web.edge.access import guarded

@@ -14,7 +14,7 @@ from typing import Any
 from notso.smollm3 import Event, FinishReason, ModelInfo, TokenLogprob, ToolCall, Usage
 from notso.web.api.shared.token_logprobs import entries
 
-OPEN_THOUGHT, CLOSE_THOUGHT = "<think>\n", "\n</think>\n"
+OPEN_REASONING, CLOSE_REASONING = "<think>\n", "\n</think>\n"
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Choice:
     usage: Usage | None = None
     finish_reason: FinishReason = "stop"
     ended: bool = False
-    thinking_aloud: bool = False
+    in_raw_reasoning: bool = False
     content_logprobs: list[TokenLogprob] | None = None
     reasoning_logprobs: list[TokenLogprob] | None = None
 
@@ -41,8 +41,8 @@ class Choice:
         event."""
         match event.kind:
             case "reasoning" if self.raw_thinking:
-                piece = event.text if self.thinking_aloud else OPEN_THOUGHT + event.text
-                self.thinking_aloud = True
+                piece = event.text if self.in_raw_reasoning else OPEN_REASONING + event.text
+                self.in_raw_reasoning = True
                 self._weigh(self.content_logprobs, event)
                 return self._say(piece)
             case "reasoning":
@@ -51,7 +51,7 @@ class Choice:
                 return {"reasoning_content": event.text}
             case "text":
                 self._weigh(self.content_logprobs, event)
-                return self._say(self._end_of_thought() + event.text)
+                return self._say(self._end_of_reasoning() + event.text)
             case "tool_call_part" if event.begun_call is not None:
                 return self._call_on(event.begun_call, event.text)
             case "tool_call" if event.tool_call is not None:
@@ -70,7 +70,7 @@ class Choice:
                 if self.begun_call is not None:  # cut: what was told of it stands
                     self.tool_calls.append(self.begun_call)
                     self.begun_call = None
-                if tail := self._end_of_thought():
+                if tail := self._end_of_reasoning():
                     return self._say(tail)
         return None
 
@@ -97,7 +97,7 @@ class Choice:
 
     def _call_on(self, call: ToolCall, text: str) -> dict[str, Any] | None:
         """More of the arguments of a call; what a stream has to say about it, and about a thought that ends with it."""
-        index, before = len(self.tool_calls), self._end_of_thought()
+        index, before = len(self.tool_calls), self._end_of_reasoning()
         if self.begun_call is None:
             self.begun_call = replace(call, arguments=text)
             told = {"index": index, **_call(self.begun_call)}
@@ -116,9 +116,9 @@ class Choice:
         self.content += text
         return {"content": text}
 
-    def _end_of_thought(self) -> str:
-        was, self.thinking_aloud = self.thinking_aloud, False
-        return CLOSE_THOUGHT if was else ""
+    def _end_of_reasoning(self) -> str:
+        was, self.in_raw_reasoning = self.in_raw_reasoning, False
+        return CLOSE_REASONING if was else ""
 
 
 def new_choice(*, raw_thinking: bool = False, logprobs: bool = False) -> Choice:
@@ -135,8 +135,10 @@ def logprobs_body(
     """`logprobs` of a choice; those of the thoughts stand beside those of the answer."""
     if content is None:
         return None
-    thoughts = entries(reasoning or ())
-    return {"content": entries(content), "refusal": None} | ({"reasoning_content": thoughts} if thoughts else {})
+    reasoning_entries = entries(reasoning or ())
+    return {"content": entries(content), "refusal": None} | (
+        {"reasoning_content": reasoning_entries} if reasoning_entries else {}
+    )
 
 
 def collect(events: Iterable[Event], *, raw_thinking: bool = False, logprobs: bool = False) -> Choice:

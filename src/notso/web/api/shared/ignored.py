@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 from notso.smollm3 import RequestOptions, ToolName, ignored_keywords
-from notso.web.api.shared.question import Question
+from notso.web.api.shared.api_request import ApiRequest
 
 IGNORED = "x-notso-ignored"
 MAX_NAMES = 32
 MAX_NAME_CHARACTERS = 64
 
 
-def ignored_headers(asked: Question) -> dict[str, str]:
+def ignored_headers(asked: ApiRequest) -> dict[str, str]:
     """The header, where there is something to name: names between commas, what is not ASCII as in addresses.
 
     The question was accepted: its schemas can be held.

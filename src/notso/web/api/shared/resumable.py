@@ -7,21 +7,21 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 
 from notso.smollm3 import NotsoError
-from notso.web.api.shared.answer_events import answer_events
-from notso.web.api.shared.serializer import AnswerForm
+from notso.web.api.shared.generation_events import generation_events
+from notso.web.api.shared.serializer import Serializer
 from notso.web.edge.api_error import ApiError
 from notso.web.engine.running import RunningRequest
 
-KEPT_SECONDS = 300.0
-MAX_KEPT = 256
+RESUMABLE_SECONDS = 300.0
+MAX_RESUMABLE = 256
 
 
-class KeptAnswer:
-    """An answer that goes on by itself. `form` is how it is written down."""
+class ResumableStream:
+    """An answer that goes on by itself. `serializer` is how it is written down."""
 
-    def __init__(self, running: RunningRequest, form: AnswerForm) -> None:
+    def __init__(self, running: RunningRequest, serializer: Serializer) -> None:
         self.running = running
-        self.form = form
+        self.serializer = serializer
         self.following = asyncio.create_task(self._follow())
 
     @property
@@ -30,23 +30,23 @@ class KeptAnswer:
         return self.running.finished
 
     async def _follow(self) -> None:
-        form = self.form.again()
+        serializer = self.serializer.again()
         try:
             with contextlib.suppress(ApiError, NotsoError):  # which every reader gets to see
-                async for item in answer_events(self.running):
+                async for item in generation_events(self.running):
                     if item is not None:
-                        for _ in form.take(*item):
+                        for _ in serializer.take(*item):
                             pass
-                await form.settle()
+                await serializer.finalise()
         finally:
             self.running.close()
 
 
-class KeptAnswers:
+class ResumableStreams:
     """By whose they are and the conversation's name. On the loop."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], KeptAnswer] = {}
+        self._streams: dict[tuple[str, str], ResumableStream] = {}
         self._claimed: dict[tuple[str, str], str] = {}
 
     @contextlib.contextmanager
@@ -59,8 +59,8 @@ class KeptAnswers:
         busy = self._claimed.get(key) or (there.running.name if there is not None and not there.finished else "")
         if busy:
             raise ApiError(409, "generation_in_progress", f"an answer is being written: {busy}")
-        open_ones = sum(not each.finished for each in self._kept.values()) + len(self._claimed)
-        if there is None and open_ones >= MAX_KEPT:
+        open_ones = sum(not each.finished for each in self._streams.values()) + len(self._claimed)
+        if there is None and open_ones >= MAX_RESUMABLE:
             raise ApiError(429, "rate_limited", "too many conversations are being answered", retry_after_seconds=5)
         self._claimed[key] = name
         try:
@@ -68,37 +68,37 @@ class KeptAnswers:
         finally:
             del self._claimed[key]
 
-    def keep(self, owner: str, conversation: str, running: RunningRequest, form: AnswerForm) -> KeptAnswer:
+    def keep(self, owner: str, conversation: str, running: RunningRequest, serializer: Serializer) -> ResumableStream:
         """From here on the answer goes on whether or not anybody reads it. It is forgotten some time after its end."""
-        kept = self._kept[owner, conversation] = KeptAnswer(running, form)
+        stream = self._streams[owner, conversation] = ResumableStream(running, serializer)
         loop = asyncio.get_running_loop()
-        kept.following.add_done_callback(
-            lambda _: loop.call_later(KEPT_SECONDS, self._forget, (owner, conversation), kept)
+        stream.following.add_done_callback(
+            lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), stream)
         )
-        for key, each in list(self._kept.items()):
-            if len(self._kept) <= MAX_KEPT:
+        for key, each in list(self._streams.items()):
+            if len(self._streams) <= MAX_RESUMABLE:
                 break
             if each.finished:
-                del self._kept[key]
-        return kept
+                del self._streams[key]
+        return stream
 
-    def find(self, owner: str, conversation: str) -> KeptAnswer | None:
+    def find(self, owner: str, conversation: str) -> ResumableStream | None:
         """The newest of that conversation."""
-        return self._kept.get((owner, conversation))
+        return self._streams.get((owner, conversation))
 
-    def _forget(self, key: tuple[str, str], kept: KeptAnswer) -> None:
-        if self._kept.get(key) is kept:
-            del self._kept[key]
+    def _drop(self, key: tuple[str, str], stream: ResumableStream) -> None:
+        if self._streams.get(key) is stream:
+            del self._streams[key]
 
 
-async def numbered(frames: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
+async def numbered(sse_events: AsyncIterator[bytes], start: int, ping: bytes) -> AsyncIterator[bytes]:
     """The frames from number `start` on, each with its number as the event's id; a ping, which comes by the clock, has
     none."""
     number = -1
-    async for frame in frames:
-        if frame == ping:
-            yield frame
+    async for sse_event in sse_events:
+        if sse_event == ping:
+            yield sse_event
             continue
         number += 1
         if number >= start:
-            yield b"id: " + str(number).encode() + b"\n" + frame
+            yield b"id: " + str(number).encode() + b"\n" + sse_event

@@ -13,7 +13,7 @@ from notso.web.edge.api_error import ApiError
 _LINE_ENDS = re.compile("[\x85\u2028\u2029]")  # no line ends of an event stream, but of some clients that read one
 
 
-class AnswerForm(Protocol):
+class Serializer(Protocol):
     """Fed with the events of a request's answers in order; the same events always make the same frames.
 
     `id` names the answer. `ping` is said where nothing else is for a while.
@@ -22,16 +22,16 @@ class AnswerForm(Protocol):
     id: str
     ping: bytes
 
-    def again(self) -> AnswerForm:
+    def again(self) -> Serializer:
         """The same answer, for somebody who reads it from the beginning."""
 
-    def opening(self) -> Iterable[bytes]:
+    def initial_events(self) -> Iterable[bytes]:
         """Frames before the first event."""
 
     def take(self, number: int, event: Event) -> Iterable[bytes]:
         """Frames for an event of choice `number`. Raises the error of an `error` event."""
 
-    async def settle(self) -> None:
+    async def finalise(self) -> None:
         """What must be done before the end is told."""
 
     def closing(self) -> Iterable[bytes]:
@@ -50,14 +50,14 @@ def as_json(value: Any) -> str:
     return text if text.isascii() else _LINE_ENDS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def data_frame(value: Any) -> bytes:
+def data_event(value: Any) -> bytes:
     """An event without a name. JSON has no bare line ends, so it is one line whatever the model wrote."""
     return b"data: " + as_json(value).encode() + b"\n\n"
 
 
-def named_frame(name: str, value: Any) -> bytes:
+def named_event(name: str, value: Any) -> bytes:
     """An event with a name, of a fixed set."""
-    return b"event: " + name.encode() + b"\n" + data_frame(value)
+    return b"event: " + name.encode() + b"\n" + data_event(value)
 
 
 PING = b": ping\n\n"

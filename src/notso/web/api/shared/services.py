@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
-from notso.web.api.shared.resumable import KeptAnswers
+from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.edge.open_streams import OpenStreams
 from notso.web.engine.metrics import Metrics
 from notso.web.services import Shared
@@ -21,7 +21,7 @@ class ApiServices:
 
     shared: Shared
     metrics: Metrics
-    kept_answers: KeptAnswers = field(default_factory=KeptAnswers)
+    resumable_streams: ResumableStreams = field(default_factory=ResumableStreams)
     reread_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_REREAD_STREAMS))
 
 

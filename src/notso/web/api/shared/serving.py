@@ -15,14 +15,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import ModelInfo
-from notso.web.api.shared.answer_events import answer_events
+from notso.web.api.request_fields.strict_json import parse_object
+from notso.web.api.shared.api_request import ApiRequest
+from notso.web.api.shared.generation_events import generation_events
 from notso.web.api.shared.ignored import ignored_headers
 from notso.web.api.shared.model_names import require_model
-from notso.web.api.shared.question import Question
 from notso.web.api.shared.resumable import numbered
-from notso.web.api.shared.serializer import AnswerForm
+from notso.web.api.shared.serializer import Serializer
 from notso.web.api.shared.services import ApiServices, api_services
-from notso.web.api.shared.strict_json import parse_object
 from notso.web.edge.access import owner_of
 from notso.web.edge.api_error import ApiError, api_error_of
 from notso.web.engine.port import ChatEngine, Generation
@@ -68,17 +68,25 @@ def ready_engine(services: ApiServices) -> tuple[ChatEngine, ModelInfo]:
     raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
 
 
-async def answer(
-    request: Request, services: ApiServices, owner: str, asked: Question, form_of: Callable[[ModelInfo], AnswerForm]
+async def respond(
+    request: Request,
+    services: ApiServices,
+    owner: str,
+    asked: ApiRequest,
+    serializer_of: Callable[[ModelInfo], Serializer],
 ) -> Response:
-    """As `_answer`, with a header that names what was ignored."""
-    response = await _answer(request, services, owner, asked, form_of)
+    """As `_response`, with a header that names what was ignored."""
+    response = await _response(request, services, owner, asked, serializer_of)
     response.headers.update(await with_prompt(request, lambda: ignored_headers(asked)))
     return response
 
 
-async def _answer(
-    request: Request, services: ApiServices, owner: str, asked: Question, form_of: Callable[[ModelInfo], AnswerForm]
+async def _response(
+    request: Request,
+    services: ApiServices,
+    owner: str,
+    asked: ApiRequest,
+    serializer_of: Callable[[ModelInfo], Serializer],
 ) -> Response:
     """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
     conversation. Raises ApiError for whatever can be refused before the first byte."""
@@ -90,31 +98,31 @@ async def _answer(
     conversation = conversation_of(request)
     if conversation is not None and choices > 1:
         raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
-    form = form_of(info)
+    serializer = serializer_of(info)
     cached_of = secrets.token_hex(16) if asked.fresh else owner
-    options = asked.options_for(cached_of, conversation=form.id if asked.keep else None)
+    options = asked.options_for(cached_of, conversation=serializer.id if asked.keep else None)
 
     def submit(engine: ChatEngine) -> Iterator[Generation]:
         return (engine.submit(prompt, params, options) for prompt, params in asked.choices)
 
     async def begin() -> RunningRequest:
         """All that can be refused is refused before the first byte."""
-        running = _admitted(services, info, owner, form.id, choices)
+        running = _admitted(services, info, owner, serializer.id, choices)
         await running.begin(submit, lambda work: with_prompt(request, work))
         return running
 
     try:
         if conversation is not None:
-            with services.kept_answers.claimed(owner, conversation, form.id):
+            with services.resumable_streams.claimed(owner, conversation, serializer.id):
                 running = await begin()
-                services.kept_answers.keep(owner, conversation, running, form.again())
+                services.resumable_streams.keep(owner, conversation, running, serializer.again())
             if asked.stream:
-                return stream_of(numbered(frames(running, form), 0, form.ping), lambda: None)
-            return JSONResponse(await whole(running, form))
+                return stream_of(numbered(sse_events(running, serializer), 0, serializer.ping), lambda: None)
+            return JSONResponse(await whole(running, serializer))
         running = await begin()
         if asked.stream:
-            return stream_of(frames(running, form), running.close)
-        return JSONResponse(await _unless_gone(request, running, form))
+            return stream_of(sse_events(running, serializer), running.close)
+        return JSONResponse(await _unless_gone(request, running, serializer))
     except Exception as error:
         raise known(error, asked.names) from error
 
@@ -129,32 +137,32 @@ def conversation_of(request: Request) -> str | None:
     return name
 
 
-async def frames(running: RunningRequest, form: AnswerForm) -> AsyncIterator[bytes]:
+async def sse_events(running: RunningRequest, serializer: Serializer) -> AsyncIterator[bytes]:
     """Everything a stream says, or one error in the place of what is missing."""
     try:
-        for frame in form.opening():
-            yield frame
-        async for item in answer_events(running):
+        for sse_event in serializer.initial_events():
+            yield sse_event
+        async for item in generation_events(running):
             if item is None:
-                yield form.ping
+                yield serializer.ping
                 continue
-            for frame in form.take(*item):
-                yield frame
-        await form.settle()
-        for frame in form.closing():
-            yield frame
+            for sse_event in serializer.take(*item):
+                yield sse_event
+        await serializer.finalise()
+        for sse_event in serializer.closing():
+            yield sse_event
     except Exception as error:
-        yield form.failure(known(error))
+        yield serializer.failure(known(error))
 
 
-async def whole(running: RunningRequest, form: AnswerForm) -> dict[str, Any]:
+async def whole(running: RunningRequest, serializer: Serializer) -> dict[str, Any]:
     """The whole response. Raises the error of an answer."""
-    async for item in answer_events(running):
+    async for item in generation_events(running):
         if item is not None:
-            for _ in form.take(*item):
+            for _ in serializer.take(*item):
                 pass
-    await form.settle()
-    return form.body()
+    await serializer.finalise()
+    return serializer.body()
 
 
 def stream_of(chunks: AsyncIterator[bytes], at_end: Callable[[], None]) -> Response:
@@ -178,13 +186,13 @@ def _admitted(services: ApiServices, info: ModelInfo, owner: str, name: str, cho
     if running is not None:
         return running
     rounds = math.ceil(requests.waiting / info.max_num_seqs)
-    seconds = min(LONGEST_RETRY_SECONDS, math.ceil(rounds * services.metrics.mean_answer_seconds))
+    seconds = min(LONGEST_RETRY_SECONDS, math.ceil(rounds * services.metrics.mean_generation_seconds))
     raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
 
 
-async def _unless_gone(request: Request, running: RunningRequest, form: AnswerForm) -> dict[str, Any]:
+async def _unless_gone(request: Request, running: RunningRequest, serializer: Serializer) -> dict[str, Any]:
     """The whole answer, or nothing to anybody if the client leaves meanwhile."""
-    writing = asyncio.create_task(whole(running, form))
+    writing = asyncio.create_task(whole(running, serializer))
     leaving = asyncio.create_task(_left(request))
     try:
         await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -66,7 +66,7 @@ async def show_turns(request: Request, services: Services, owner: Owner, chat_id
             "problem": words["error_unknown_chat"],
             "answering": None,
             "key": new_id(),
-            "last_question": "",
+            "last_user_message": "",
         }
         gone |= in_step_context(request, revision) | {"chat": {"id": chat_id}}  # it may be brought back
         return await services.pages.respond(request, "_gone.html", 404, **gone)
@@ -143,7 +143,7 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
     view = await read_chat(services, owner, chat_id)
     accepted, view = await summarise(services, owner, view, fields)
     view = announce(request, services, owner, view)
-    return await turns_view(request, services, owner, view, through=accepted.answer.id)
+    return await turns_view(request, services, owner, view, through=accepted.assistant_message.id)
 
 
 @router.get("/chats/{chat_id}/suggestions")

@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 
 from notso.web.chat.chat_view import ChatView, read_chat
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.submit import answer_again, ask, write_on
+from notso.web.chat.submit import add_version, ask, write_on
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import Owner, announce, find_chat, find_message, turn_view, turns_view
 from notso.web.edge.access import guarded
@@ -31,15 +31,15 @@ async def show_message(
     """One message as it is now, with the composer's buttons to match: what a page fetches when a stream is done."""
     view = await read_chat(services, owner, chat_id)
     message = view.message(message_id)
-    return await turn_view(request, services, owner, view, [message.id], settled=not message.active, after=after)
+    return await turn_view(request, services, owner, view, [message.id], finished=not message.active, after=after)
 
 
 @router.get("/text")
 async def text(services: Services, owner: Owner, chat_id: str, message_id: str, part: Part = "answer") -> Response:
     """A message as it was written, Markdown and all, to be copied; `note`: why it failed."""
     message = await find_message(services, owner, chat_id, message_id)
-    thoughts = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
-    texts = {"answer": message.content, "reasoning": message.reasoning, "all": thoughts + message.content}
+    reasoning = f"<think>\n{message.reasoning}\n</think>\n\n" if message.reasoning else ""
+    texts = {"answer": message.content, "reasoning": message.reasoning, "all": reasoning + message.content}
     texts["note"] = message.note
     return PlainTextResponse(texts[part])
 
@@ -66,7 +66,7 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
     content = fields.get("text", "").strip("\n")
     if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
         raise Problem(400, words["error_empty"] if not content.strip() else words["error_answer_too_long"])
-    if not await services.shared.store.edit_answer(owner, chat_id, message.id, content):
+    if not await services.shared.store.edit_message(owner, chat_id, message.id, content):
         raise Problem(409, words["error_running"])
     view = announce(request, services, owner, await read_chat(services, owner, chat_id))
     return await turns_view(request, services, owner, view)
@@ -77,12 +77,12 @@ async def regenerate(request: Request, services: Services, owner: Owner, chat_id
     """Another answer to the same question, beside the first."""
     fields = await read_form(request)
     view = await read_chat(services, owner, chat_id)
-    accepted, view = await answer_again(services, owner, view, view.message(message_id), fields)
+    accepted, view = await add_version(services, owner, view, view.message(message_id), fields)
     return await _with_turn(request, services, owner, view, accepted)
 
 
 @router.post("/continue")
-async def continue_answer(
+async def continue_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str
 ) -> Response:
     """Write the same answer on; with mode `answer`, an unfinished thought is closed first."""
@@ -125,7 +125,7 @@ async def _with_turn(
     request: Request, services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted
 ) -> Response:
     view = announce(request, services, owner, view)
-    return await turns_view(request, services, owner, view, through=accepted.answer.id)
+    return await turns_view(request, services, owner, view, through=accepted.assistant_message.id)
 
 
 def _files(attachments: tuple[Attachment, ...]) -> list[tuple[str, str]]:

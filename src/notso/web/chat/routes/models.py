@@ -65,7 +65,7 @@ async def switch_model(request: Request, services: Services) -> Response:
     A command names it as a person would, by a part of its name that only one has.
     """
     fields = await read_form(request)
-    name, inventory, shelf = fields.get("model", ""), await _inventory(services), services.shelf
+    name, inventory, model_registry = fields.get("model", ""), await _inventory(services), services.model_registry
     chosen = inventory.find(name)
     if chosen is None and "command" in fields:
         likely = inventory.like(name)
@@ -73,12 +73,12 @@ async def switch_model(request: Request, services: Services) -> Response:
             names = ", ".join(each.model.name for each in likely)
             raise Problem(400, words["error_models_fit"].format(names=names))
         chosen = likely[0] if likely else None
-    if chosen is None or shelf is None:
+    if chosen is None or model_registry is None:
         raise Problem(404, words["error_unknown_model"])
     if services.shared.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
     path = chosen.path
-    services.shared.engine.switch(lambda: shelf.load(path))
+    services.shared.engine.switch(lambda: model_registry.load(path))
     chat = fields.get("chat", "")
     address = f"/chats/{chat}" if is_id(chat) else "/" if "chat" in fields else "/models"
     if is_fragment(request):
@@ -103,12 +103,12 @@ async def _context(services: ChatServices) -> dict[str, Any]:
         "facts": model_facts(engine),
         "download": download,
         "inventory": inventory,
-        "can_switch": services.shelf is not None,
+        "can_switch": services.model_registry is not None,
         "busy": services.turns.unfinished,
         "polling": engine.state == "loading" or (download is not None and download.active),
     }
 
 
 async def _inventory(services: ChatServices) -> Inventory:
-    folder = services.shelf.folder if services.shelf is not None else None
+    folder = services.model_registry.folder if services.model_registry is not None else None
     return await asyncio.to_thread(take_inventory, services.shared.engine.info, folder)

@@ -57,8 +57,8 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
     revision, defaults = services.feed.revision, await services.shared.store.defaults(owner)
     view = ChatView(chat, defaults, (), revision)
     accepted, _ = await ask(services, owner, view, fields, is_new=True)
-    services.feed.announce(owner, accepted.question.chat_id, tab_of(request))
-    return RedirectResponse(f"/chats/{accepted.question.chat_id}", 303)
+    services.feed.announce(owner, accepted.user_message.chat_id, tab_of(request))
+    return RedirectResponse(f"/chats/{accepted.user_message.chat_id}", 303)
 
 
 @router.get("/chats/{chat_id}")
@@ -81,7 +81,9 @@ async def send_message(request: Request, services: Services, owner: Owner, chat_
     view = announce(request, services, owner, view)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat_id}", 303)
-    return await turn_view(request, services, owner, view, [accepted.question.id, accepted.answer.id], settled=False)
+    return await turn_view(
+        request, services, owner, view, [accepted.user_message.id, accepted.assistant_message.id], finished=False
+    )
 
 
 @router.post("/chats/{chat_id}/thinking")
@@ -95,33 +97,33 @@ async def set_thinking(request: Request, services: Services, owner: Owner, chat_
 @router.post("/generations/{generation_id}/stop")
 async def stop(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """Stop an answer; what it has said so far is kept. Stopping a finished one does nothing."""
-    answer = await find_generation(services, owner, generation_id)
+    message = await find_generation(services, owner, generation_id)
     await read_form(request)
     services.turns.stop(generation_id)
-    return back(request, f"/chats/{answer.chat_id}")
+    return back(request, f"/chats/{message.chat_id}")
 
 
 @router.post("/generations/{generation_id}/answer-now")
 async def answer_now(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """Let it think no further; the answer begins."""
-    answer = await find_generation(services, owner, generation_id)
+    message = await find_generation(services, owner, generation_id)
     await read_form(request)
     services.turns.answer_now(generation_id)
-    return back(request, f"/chats/{answer.chat_id}")
+    return back(request, f"/chats/{message.chat_id}")
 
 
 async def attached(services: Services, owner: Owner, generation_id: str) -> tuple[StoredMessage, TurnLog]:
     """The answer and log behind a stream. Whatever can be refused is, before anything is rendered for it."""
-    answer = await find_generation(services, owner, generation_id)
-    if services.answer_streams.full(owner):
+    message = await find_generation(services, owner, generation_id)
+    if services.turn_streams.full(owner):
         raise Problem(429, words["error_streams"], retry_after_seconds=5)
     turn = services.turns.find(generation_id)
     if turn is not None:
-        return answer, turn.log
-    answer = await find_generation(services, owner, generation_id)  # it may have ended between the two looks
-    [answer] = await services.kept_html.messages([answer])
-    html = await asyncio.to_thread(lambda: (str(services.pages.answer_html(answer)), str(reasoning_html(answer))))
-    return answer, finished_log(answer, *html)
+        return message, turn.log
+    message = await find_generation(services, owner, generation_id)  # it may have ended between the two looks
+    [message] = await services.kept_html.messages([message])
+    html = await asyncio.to_thread(lambda: (str(services.pages.answer_html(message)), str(reasoning_html(message))))
+    return message, finished_log(message, *html)
 
 
 @router.get("/generations/{generation_id}/events")
@@ -137,12 +139,12 @@ async def events(
 
     A page that says where it stands with `after` hears here what it hears from /feed while no answer comes.
     """
-    answer, log = target
-    events = turn_events(answer.id, log, last_number(last_event_id))
+    message, log = target
+    events = turn_events(message.id, log, last_number(last_event_id))
     if after:
-        others = feed_events(services.feed, after, owner, answer.chat_id, tab, numbered=False)
+        others = feed_events(services.feed, after, owner, message.chat_id, tab, numbered=False)
         events = both(events, others)
-    return CountedStream(services.answer_streams, owner, events)
+    return CountedStream(services.turn_streams, owner, events)
 
 
 @router.get("/feed")
@@ -161,9 +163,9 @@ async def feed(
 
 @router.get("/status")
 async def status(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    """What the status pill and the banner ask for while a model loads or is fetched, and until questions are answered.
+    """What the status badge and the banner ask for while a model loads or is fetched, and until questions are answered.
 
-    The pill's own words are left alone meanwhile: the stream of an answer on the page sets them.
+    The badge's own words are left alone meanwhile: the stream of an answer on the page sets them.
     """
     context = status_context(services) | details_context(services, await _path_if_any(services, owner, chat))
     context["polling"] = context["polling"] or services.turns.unfinished > 0
@@ -173,7 +175,7 @@ async def status(request: Request, services: Services, owner: Owner, chat: str =
 
 @router.get("/status/details")
 async def status_details(request: Request, services: Services, owner: Owner, chat: str = "") -> Response:
-    """What stands behind the pill: asked for again and again for as long as a person looks at it."""
+    """What stands behind the badge: asked for again and again for as long as a person looks at it."""
     path = await _path_if_any(services, owner, chat)
     context = status_context(services) | details_context(services, path)
     return await services.pages.respond(request, "_status_watch.html", **context, delay_ms=1000 if path else 3000)

@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse
 
 from notso.smollm3 import process_memory
 from notso.web.chat.chat_view import ChatView, read_chat, read_chat_if_any
-from notso.web.chat.context_gauge import draft_message, measure, read_ahead
+from notso.web.chat.context_gauge import draft_message, measure, speculative_prefill
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import settings_of
 from notso.web.chat.templates import is_fragment
@@ -113,12 +113,12 @@ async def _change(request: Request, services: ChatServices, owner: str, chat: Ch
         return await _show(request, services, owner, chat, typed=typed, problems=problems)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}" if chat is not None else "/", 303)
-    toast = {"text": _told(form, chat), "undo_url": ""} if by_command else None
+    toast = {"text": _report(form, chat), "undo_url": ""} if by_command else None
     thinking = "thinking" in form  # of a page that has no chat yet
     return await _show(request, services, owner, chat, saved=not by_command, toast=toast, thinking=thinking)
 
 
-def _told(form: Mapping[str, str], chat: Chat | None) -> str:
+def _report(form: Mapping[str, str], chat: Chat | None) -> str:
     """What a command changed, and where: nobody saw a form for it."""
     names = [name for name in shown_values({}) if name in form]
     changes = ", ".join(f"{words['set_' + name]} {form[name].strip() or words['unset']}" for name in names)
@@ -145,13 +145,15 @@ async def _estimate(request: Request, services: ChatServices, owner: str, view: 
         when_full=settings.when_full,
     )
     try:
-        meter = await services.shared.large_work.run(
+        gauge = await services.shared.large_work.run(
             lambda: measure(engine, line, draft, settings, options), text_size([*line, draft])
         )
     except ModelError:
         return Response(status_code=204)  # the engine is just going away; the next keystroke asks again
-    response = await services.pages.respond(request, "_meter.html", chat=chat, meter=meter, memory=process_memory())
+    response = await services.pages.respond(
+        request, "_context_gauge.html", chat=chat, gauge=gauge, memory=process_memory()
+    )
     says_something = bool(draft.content.strip() or draft.attachments)
-    if settings.read_ahead and says_something and not any(message.active for message in line):
-        response.background = BackgroundTask(read_ahead, engine, line, draft, settings, options)
+    if settings.speculative_prefill and says_something and not any(message.active for message in line):
+        response.background = BackgroundTask(speculative_prefill, engine, line, draft, settings, options)
     return response

@@ -36,18 +36,18 @@ async def show_permission(request: Request, services: Services, owner: Owner, ge
 @router.post("/generations/{generation_id}/permission")
 async def give_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
     """A person's word on the call that waits. A word given twice, or too late, changes nothing."""
-    answer = await find_generation(services, owner, generation_id)
+    message = await find_generation(services, owner, generation_id)
     fields = await read_form(request)
     permission = fields.get("answer", "")
     if permission not in PERMISSIONS:
         raise Problem(400, words["error_form"])
     if not services.turns.permit(generation_id, fields.get("call", ""), cast(Permission, permission)):
-        known = any(use.id == fields.get("call") for use in answer.tool_uses)
+        known = any(use.id == fields.get("call") for use in message.tool_uses)
         if not known:
             raise Problem(409, words["error_permission"])
     if not is_fragment(request):
-        return RedirectResponse(f"/chats/{answer.chat_id}", 303)
-    return await _permission(request, services, answer)
+        return RedirectResponse(f"/chats/{message.chat_id}", 303)
+    return await _permission(request, services, message)
 
 
 @router.get("/tools")
@@ -75,11 +75,11 @@ async def choose_tools(request: Request, services: Services, owner: Owner, chat:
     return await _show(request, services, owner, chat)
 
 
-async def _permission(request: Request, services: ChatServices, answer: StoredMessage) -> Response:
-    generation_id = answer.generation_id or ""
+async def _permission(request: Request, services: ChatServices, message: StoredMessage) -> Response:
+    generation_id = message.generation_id or ""
     asking = services.turns.asking(generation_id)
     return await services.pages.respond(
-        request, "_tool_permission.html", asking=asking, generation_id=generation_id, message_id=answer.id
+        request, "_tool_permission.html", asking=asking, generation_id=generation_id, message_id=message.id
     )
 
 

@@ -53,7 +53,7 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
         if kind == "md":
             markdown = await asyncio.to_thread(export_markdown, chat, [shown.message for shown in path])
             return _download(markdown, "text/markdown; charset=utf-8", name)
-        path = await services.kept_html.path(path, questions=False)
+        path = await services.kept_html.path(path, user_messages=False)
         css = await asyncio.to_thread(_css)
         page = await services.pages.respond(request, "export.html", chat=chat, path=path, css=css)
         return _download(bytes(page.body), "text/html; charset=utf-8", name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from notso.web.store.protocol import Damage
 from notso.web.store.sqlite.connection import DAMAGED, open_reader, storage_errors
 from notso.web.store.sqlite.migrations import SCHEMA_VERSION
-from notso.web.store.sqlite.witness import commits_in, commits_told
+from notso.web.store.sqlite.witness import commits_acknowledged, commits_in
 from notso.web.values.errors import StorageDamagedError
 
 logger = logging.getLogger("notso.web.store")
@@ -26,23 +26,23 @@ def damage_of(path: Path) -> Damage:
     """What is wrong with the database so that it may only be read (DB6). Nothing is written, not even the log folded
     in. Raises StorageDamagedError where nothing can be read."""
     with storage_errors():
-        told = commits_told(path)
+        acknowledged = commits_acknowledged(path)
     if _is_empty(path):
-        return _told("gone" if told else "", "is gone, and something was kept in it")
+        return _report("gone" if acknowledged else "", "is gone, and something was kept in it")
     reader = open_reader(path)
     try:
         with storage_errors():
             version = int(reader.execute("PRAGMA user_version").fetchone()[0])
             if version == 0:
-                return _told("gone" if told else "", "is empty, and something was kept in it")
+                return _report("gone" if acknowledged else "", "is empty, and something was kept in it")
             if version > SCHEMA_VERSION:
                 return ""  # for `open_writer` to judge
             inside = commits_in(reader)  # None: a backup, or of a release that did not count
             damage: Damage = ""
-            if told is not None and inside is not None and inside < told:
-                damage = _told("behind", f"holds {inside} commits of {told}")
+            if acknowledged is not None and inside is not None and inside < acknowledged:
+                damage = _report("behind", f"holds {inside} commits of {acknowledged}")
             elif _is_open(reader) and not _is_sound(reader):
-                damage = _told("unsound", "failed its check")
+                damage = _report("unsound", "failed its check")
             if damage:
                 reader.execute("SELECT id FROM chats").fetchall()
                 if version < SCHEMA_VERSION:
@@ -61,7 +61,7 @@ def move_strange_log(path: Path) -> None:
     """Give a log that belongs to no database, or to another one than lies there now, a dated name: SQLite would delete
     it, or write its pages over a backup that was put in the old one's place. Raises StorageError."""
     log = _log_of(path)
-    if _is_empty(log) or not (_was_begun_anew(path) or _never_had_a_log(path)):
+    if _is_empty(log) or not (_was_started_anew(path) or _never_had_a_log(path)):
         return
     with storage_errors():
         log.rename(kept := _dated(log))
@@ -84,7 +84,7 @@ def roll_back(path: Path) -> None:
 def keep_copy(path: Path) -> None:
     """Where the number of commits was taken away after an unclean end, somebody decided to go on without what is
     missing: keep a dated copy of database and log before SQLite forgets what it cannot use. Raises StorageError."""
-    if _is_empty(path) or commits_told(path) is not None:
+    if _is_empty(path) or commits_acknowledged(path) is not None:
         return
     reader = open_reader(path)
     try:
@@ -101,8 +101,8 @@ def keep_copy(path: Path) -> None:
                 logger.warning("a copy is kept as %s", kept.name)
 
 
-def _was_begun_anew(path: Path) -> bool:
-    return _is_empty(path) and not commits_told(path)
+def _was_started_anew(path: Path) -> bool:
+    return _is_empty(path) and not commits_acknowledged(path)
 
 
 def _never_had_a_log(path: Path) -> bool:
@@ -121,7 +121,7 @@ def _dated(file: Path) -> Path:
     return file.with_name(f"kept-{datetime.now():%Y%m%d-%H%M%S}-{file.name}")
 
 
-def _told(damage: Damage, what: str) -> Damage:
+def _report(damage: Damage, what: str) -> Damage:
     if damage:
         logger.error("the database %s: it is open for reading only", what)
     return damage

@@ -62,9 +62,9 @@ def message_of(row: sqlite3.Row) -> StoredMessage:
         attachments=tuple(Attachment(**each) for each in json.loads(row["attachments"])),
         tool_uses=tuple(ToolUse(**each) for each in json.loads(row["tool_uses"])),
     )
-    if message.active or all(use.settled for use in message.tool_uses):
+    if message.active or all(use.is_final for use in message.tool_uses):
         return message
-    uses = (use if use.settled else replace(use, state="interrupted") for use in message.tool_uses)
+    uses = (use if use.is_final else replace(use, state="interrupted") for use in message.tool_uses)
     return replace(message, tool_uses=tuple(uses))
 
 
@@ -81,7 +81,7 @@ def insert_chat(db: sqlite3.Connection, owner: str, chat: Chat) -> None:
 
 
 def insert_message(db: sqlite3.Connection, owner: str, message: StoredMessage, key: str | None) -> None:
-    """A new message, after all that the chat has. Numbers and HTML come later, with `update_answer`."""
+    """A new message, after all that the chat has. Numbers and HTML come later, with `update_message`."""
     last = db.execute("SELECT max(position) FROM messages WHERE chat_id = ?", (message.chat_id,)).fetchone()[0]
     attachments = json.dumps([{"name": each.name, "text": each.text} for each in message.attachments])
     db.execute(
@@ -96,11 +96,14 @@ def insert_message(db: sqlite3.Connection, owner: str, message: StoredMessage, k
     )
 
 
-def update_answer(db: sqlite3.Connection, answer: StoredMessage) -> bool:
+def update_message(db: sqlite3.Connection, assistant_message: StoredMessage) -> bool:
     """Everything about an answer that changes while it is written."""
-    texts = {"tool_uses": json.dumps([asdict(use) for use in answer.tool_uses])}
-    values = [texts.get(name, getattr(answer.numbers if name in _NUMBERS else answer, name)) for name in _SAVED]
-    return db.execute(_SAVE, (*values, answer.id)).rowcount > 0
+    texts = {"tool_uses": json.dumps([asdict(use) for use in assistant_message.tool_uses])}
+    values = [
+        texts.get(name, getattr(assistant_message.numbers if name in _NUMBERS else assistant_message, name))
+        for name in _SAVED
+    ]
+    return db.execute(_SAVE, (*values, assistant_message.id)).rowcount > 0
 
 
 def settings_text(settings: Mapping[str, SettingValue]) -> str:

@@ -15,7 +15,7 @@ from notso.web.store.protocol import (
     Chat,
     Conversation,
     Damage,
-    NewAnswer,
+    NewMessage,
     NewTurn,
     SearchHit,
     SettingValue,
@@ -135,16 +135,16 @@ class SQLiteStore:
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
         return await self._write(lambda db: tree_writes.add_turn(db, owner, turn, new_chat))
 
-    async def add_answer(self, owner: str, new: NewAnswer) -> TurnAccepted | TurnRefused:
-        return await self._write(lambda db: tree_writes.add_answer(db, owner, new))
+    async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
+        return await self._write(lambda db: tree_writes.add_message(db, owner, new))
 
-    async def resume_answer(
+    async def resume_message(
         self, owner: str, chat_id: str, message_id: str, generation_id: str
     ) -> TurnAccepted | TurnRefused:
-        return await self._write(lambda db: tree_writes.resume_answer(db, owner, chat_id, message_id, generation_id))
+        return await self._write(lambda db: tree_writes.resume_message(db, owner, chat_id, message_id, generation_id))
 
-    async def edit_answer(self, owner: str, chat_id: str, message_id: str, content: str) -> bool:
-        return await self._write(lambda db: tree_writes.edit_answer(db, owner, chat_id, message_id, content))
+    async def edit_message(self, owner: str, chat_id: str, message_id: str, content: str) -> bool:
+        return await self._write(lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content))
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
         return await self._write(lambda db: tree_writes.choose(db, owner, chat_id, message_id))
@@ -196,8 +196,8 @@ class SQLiteStore:
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
         await self._write(lambda db: tree_writes.add_chat(db, owner, chat, messages))
 
-    async def save_answer(self, answer: StoredMessage) -> None:
-        await self._write(lambda db: tree_writes.save_answer(db, answer))
+    async def save_message(self, assistant_message: StoredMessage) -> None:
+        await self._write(lambda db: tree_writes.save_message(db, assistant_message))
 
     async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
         await self._write(lambda db: tree_writes.keep_html(db, messages))

@@ -35,12 +35,12 @@ def index_message(db: sqlite3.Connection, owner: str, message: StoredMessage) ->
     db.execute("INSERT OR REPLACE INTO texts (rowid, body) VALUES (?, ?)", (number, text))
 
 
-def forget_chat(db: sqlite3.Connection, chat_id: str) -> None:
+def remove_chat(db: sqlite3.Connection, chat_id: str) -> None:
     """Before a chat is deleted: its words go too. (SQLite 3.40 allows no trigger to write this table.)"""
     db.execute("DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE chat_id = ?)", (chat_id,))
 
 
-def forget_message(db: sqlite3.Connection, message_id: str) -> None:
+def remove_message(db: sqlite3.Connection, message_id: str) -> None:
     """Before a message is deleted, likewise."""
     db.execute("DELETE FROM texts WHERE rowid IN (SELECT number FROM indexed WHERE message_id = ?)", (message_id,))
 

@@ -9,7 +9,7 @@ import uuid
 
 from notso.web.store.protocol import Conversation
 from notso.web.store.sqlite.rows import settings_text
-from notso.web.store.sqlite.text_index import forget_chat, forget_message
+from notso.web.store.sqlite.text_index import remove_chat, remove_message
 
 
 def trash_chat(db: sqlite3.Connection, owner: str, chat_id: str) -> str | None:
@@ -82,9 +82,9 @@ def purge(db: sqlite3.Connection, old: list[str]) -> int:
         chats = db.execute("SELECT id FROM chats WHERE trash_id = ?", (trash_id,)).fetchall()
         messages = db.execute("SELECT id FROM messages WHERE trash_id = ?", (trash_id,)).fetchall()
         for (chat_id,) in chats:
-            forget_chat(db, chat_id)
+            remove_chat(db, chat_id)
         for (message_id,) in messages:  # all words first: a deleted message takes those below it along
-            forget_message(db, message_id)
+            remove_message(db, message_id)
         db.execute("DELETE FROM messages WHERE trash_id = ?", (trash_id,))
         db.execute("DELETE FROM chats WHERE trash_id = ?", (trash_id,))
         db.execute("DELETE FROM trash WHERE id = ?", (trash_id,))

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from notso.web.store.protocol import Chat, NewAnswer, NewTurn, StoredMessage, TurnAccepted, TurnRefused
-from notso.web.store.sqlite.rows import insert_chat, insert_message, message_of, update_answer
-from notso.web.store.sqlite.text_index import forget_message, index_message, index_title
+from notso.web.store.protocol import Chat, NewMessage, NewTurn, StoredMessage, TurnAccepted, TurnRefused
+from notso.web.store.sqlite.rows import insert_chat, insert_message, message_of, update_message
+from notso.web.store.sqlite.text_index import index_message, index_title, remove_message
 from notso.web.store.tree import branch, line_to
 
 
@@ -26,7 +26,7 @@ def add_turn(db: sqlite3.Connection, owner: str, turn: NewTurn, new_chat: Chat |
     known = _by_key(db, owner, turn.idempotency_key)
     if known is not None:
         return _repeated(db, known)
-    chat_id = turn.question.chat_id
+    chat_id = turn.user_message.chat_id
     if new_chat is not None:
         insert_chat(db, owner, new_chat)
         index_title(db, owner, new_chat.id, new_chat.title)
@@ -42,19 +42,19 @@ def add_turn(db: sqlite3.Connection, owner: str, turn: NewTurn, new_chat: Chat |
     else:
         shown = _branch(db, chat_id)
         parent = shown[-1].id if shown else None
-    question = replace(turn.question, parent_id=parent)
-    answer = replace(turn.answer, parent_id=question.id)
-    insert_message(db, owner, question, turn.idempotency_key)
-    insert_message(db, owner, answer, None)
-    index_message(db, owner, question)
-    _choose(db, chat_id, question.id)
+    user_message = replace(turn.user_message, parent_id=parent)
+    assistant_message = replace(turn.assistant_message, parent_id=user_message.id)
+    insert_message(db, owner, user_message, turn.idempotency_key)
+    insert_message(db, owner, assistant_message, None)
+    index_message(db, owner, user_message)
+    _choose(db, chat_id, user_message.id)
     _touch(db, chat_id)
-    return TurnAccepted(question, answer)
+    return TurnAccepted(user_message, assistant_message)
 
 
-def add_answer(db: sqlite3.Connection, owner: str, new: NewAnswer) -> TurnAccepted | TurnRefused:
+def add_message(db: sqlite3.Connection, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
     """See ChatStore."""
-    chat_id = new.answer.chat_id
+    chat_id = new.assistant_message.chat_id
     known = _by_key(db, owner, new.idempotency_key)
     if known is not None:
         return _repeated(db, known)
@@ -64,43 +64,47 @@ def add_answer(db: sqlite3.Connection, owner: str, new: NewAnswer) -> TurnAccept
     before = _message(db, owner, chat_id, new.after)
     if before is None:
         return TurnRefused(None)
-    answer = replace(new.answer, parent_id=before.id)
-    insert_message(db, owner, answer, new.idempotency_key)
-    _choose(db, chat_id, answer.id)
+    assistant_message = replace(new.assistant_message, parent_id=before.id)
+    insert_message(db, owner, assistant_message, new.idempotency_key)
+    _choose(db, chat_id, assistant_message.id)
     _touch(db, chat_id)
-    return TurnAccepted(before, answer)
+    return TurnAccepted(before, assistant_message)
 
 
-def resume_answer(
+def resume_message(
     db: sqlite3.Connection, owner: str, chat_id: str, message_id: str, generation_id: str
 ) -> TurnAccepted | TurnRefused:
     """See ChatStore."""
     refused = _refusal(db, owner, chat_id)
     if refused is not None:
         return refused
-    answer = _message(db, owner, chat_id, message_id)
-    question = _message(db, owner, chat_id, answer.parent_id or "") if answer is not None else None
-    if answer is None or answer.role != "assistant" or question is None:
+    assistant_message = _message(db, owner, chat_id, message_id)
+    user_message = (
+        _message(db, owner, chat_id, assistant_message.parent_id or "") if assistant_message is not None else None
+    )
+    if assistant_message is None or assistant_message.role != "assistant" or user_message is None:
         return TurnRefused(None)
-    answer = replace(answer, state="queued", generation_id=generation_id, note="")
+    assistant_message = replace(assistant_message, state="queued", generation_id=generation_id, note="")
     db.execute("UPDATE messages SET generation_id = ? WHERE id = ?", (generation_id, message_id))
-    update_answer(db, answer)
+    update_message(db, assistant_message)
     _touch(db, chat_id)
-    return TurnAccepted(question, answer)
+    return TurnAccepted(user_message, assistant_message)
 
 
-def edit_answer(db: sqlite3.Connection, owner: str, chat_id: str, message_id: str, content: str) -> bool:
+def edit_message(db: sqlite3.Connection, owner: str, chat_id: str, message_id: str, content: str) -> bool:
     """See ChatStore."""
-    answer = _message(db, owner, chat_id, message_id)
-    if answer is None or answer.role != "assistant" or answer.active:
+    assistant_message = _message(db, owner, chat_id, message_id)
+    if assistant_message is None or assistant_message.role != "assistant" or assistant_message.active:
         return False
     uses = tuple(
-        replace(use, content_at=0, round_end=0) for use in answer.tool_uses
+        replace(use, content_at=0, round_end=0) for use in assistant_message.tool_uses
     )  # the new text comes after all calls
-    answer = replace(answer, content=content, tool_uses=uses, renderer=0, answer_html="", reasoning_html="")
-    update_answer(db, answer)
+    assistant_message = replace(
+        assistant_message, content=content, tool_uses=uses, renderer=0, answer_html="", reasoning_html=""
+    )
+    update_message(db, assistant_message)
     db.execute("UPDATE messages SET edited = 1 WHERE id = ?", (message_id,))
-    index_message(db, owner, answer)
+    index_message(db, owner, assistant_message)
     return True
 
 
@@ -119,16 +123,16 @@ def remove_summary(db: sqlite3.Connection, owner: str, chat_id: str, message_id:
         return False
     db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ?", (summary.parent_id, message_id))
     db.execute("UPDATE messages SET chosen_child = ? WHERE id = ?", (summary.chosen_child, summary.parent_id))
-    forget_message(db, message_id)
+    remove_message(db, message_id)
     db.execute("DELETE FROM messages WHERE id = ?", (message_id,))
     return True
 
 
-def save_answer(db: sqlite3.Connection, answer: StoredMessage) -> None:
+def save_message(db: sqlite3.Connection, assistant_message: StoredMessage) -> None:
     """See ChatStore. A finished answer becomes findable."""
-    if update_answer(db, answer) and not answer.active:
-        owner = db.execute("SELECT owner FROM messages WHERE id = ?", (answer.id,)).fetchone()[0]
-        index_message(db, owner, answer)
+    if update_message(db, assistant_message) and not assistant_message.active:
+        owner = db.execute("SELECT owner FROM messages WHERE id = ?", (assistant_message.id,)).fetchone()[0]
+        index_message(db, owner, assistant_message)
 
 
 def keep_html(db: sqlite3.Connection, messages: Iterable[StoredMessage]) -> None:
@@ -147,7 +151,7 @@ def add_chat(db: sqlite3.Connection, owner: str, chat: Chat, messages: Iterable[
     for message in messages:
         insert_message(db, owner, message, None)
         if message.role == "assistant":
-            update_answer(db, message)
+            update_message(db, message)
         index_message(db, owner, message)
 
 

@@ -21,8 +21,8 @@ class Witness:
 
     def __init__(self, path: Path, commits: int) -> None:
         """Begin with this number, whatever stood there. Raises OSError."""
-        told_at = _beside(path)
-        self._file = os.fdopen(os.open(told_at, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+        acknowledged_at = _beside(path)
+        self._file = os.fdopen(os.open(acknowledged_at, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         try:
             self._write(commits)
             os.fsync(self._file.fileno())
@@ -50,13 +50,13 @@ class Witness:
         self._file.write(b"%0*d\n" % (DIGITS, commits))
 
 
-def commits_told(path: Path) -> int | None:
+def commits_acknowledged(path: Path) -> int | None:
     """The number beside the database at `path`; None where there is none."""
     try:
-        told = _beside(path).read_bytes()
+        acknowledged = _beside(path).read_bytes()
     except FileNotFoundError:
         return None
-    return int(told) if len(told) == DIGITS + 1 and told.strip().isdigit() else None
+    return int(acknowledged) if len(acknowledged) == DIGITS + 1 and acknowledged.strip().isdigit() else None
 
 
 def commits_in(connection: sqlite3.Connection) -> int | None:

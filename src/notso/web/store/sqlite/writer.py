@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from notso.web.store.sqlite.connection import copy, fold, open_writer, storage_errors, transaction
 from notso.web.store.sqlite.damage import keep_copy
-from notso.web.store.sqlite.witness import Witness, commits_in, commits_told
+from notso.web.store.sqlite.witness import Witness, commits_acknowledged, commits_in
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class Writer:
 
     def _begin_counting(self, path: Path) -> int:
         """The number of commits. It must be in the file itself before it is told outside: a log may get lost."""
-        told = commits_told(path) or 0
-        self.connection.execute("INSERT OR IGNORE INTO facts VALUES ('commits', ?)", (str(told),))
+        acknowledged = commits_acknowledged(path) or 0
+        self.connection.execute("INSERT OR IGNORE INTO facts VALUES ('commits', ?)", (str(acknowledged),))
         fold(self.connection)
         return commits_in(self.connection) or 0

@@ -24,7 +24,7 @@ def draft(text: str) -> list[Message]:
 
 
 def typed(engine: Engine, messages: Sequence[Message], **options: Any) -> None:
-    engine.read_ahead(messages, options=RequestOptions(**options))
+    engine.speculative_prefill(messages, options=RequestOptions(**options))
     wait(engine)
 
 
@@ -80,7 +80,7 @@ def test_old_turns_are_left_out_as_when_it_is_sent() -> None:
     with load(context=1024) as engine:
         for params in (SamplingParams(), SamplingParams(max_tokens=400)):
             options: dict[str, Any] = {"when_full": "drop_oldest", "thinking": False}
-            engine.read_ahead([*turns, TYPED], params, RequestOptions(**options))
+            engine.speculative_prefill([*turns, TYPED], params, RequestOptions(**options))
             wait(engine)
             events = list(engine.generate([*turns, TYPED], params, RequestOptions(**options)))
             usage = events[-2].usage
@@ -93,16 +93,16 @@ def test_a_newer_draft_takes_the_place_of_the_last() -> None:
         turns = engine._core.background.prefix_warmup
         with held(engine):
             for text in ("One thing. ", "Another thing. "):
-                engine.read_ahead(draft(text * 40))
+                engine.speculative_prefill(draft(text * 40))
             for number in range(2 * prefix_warmup.MOST_NOTES):
-                engine.read_ahead(draft(text * 40), options=RequestOptions(owner=str(number)))
+                engine.speculative_prefill(draft(text * 40), options=RequestOptions(owner=str(number)))
             engine._core._post(lambda: seen.append((len(turns._drafts), len(turns._typed))))
             seen: list[tuple[int, int]] = []
         wait(engine)
         assert seen == [(prefix_warmup.MOST_NOTES, prefix_warmup.MOST_NOTES)]
         with held(engine):
             for text in ("One thing. ", "Another thing. "):
-                engine.read_ahead(draft(text * 40))
+                engine.speculative_prefill(draft(text * 40))
         wait(engine)
         first, second = (engine.estimate(draft(text * 40)).cached_tokens for text in ("One thing. ", "Another thing. "))
         assert second > first + 100
@@ -112,20 +112,20 @@ def test_a_draft_that_is_sent_or_forgotten_is_not_read() -> None:
     with load() as engine:
         reads, turns = counted(engine), engine._core.background.prefix_warmup
         with held(engine):
-            engine.read_ahead(draft(TYPED.content))
+            engine.speculative_prefill(draft(TYPED.content))
             generation = engine.submit([SHORT], GREEDY, RequestOptions(thinking=False))
         list(generation.events())
         assert not (turns._drafts or turns._typed)
-        forgetting = threading.Thread(target=engine.forget)
+        forgetting = threading.Thread(target=engine.clear_cache)
         with held(engine):
-            engine.read_ahead(draft(TYPED.content))
+            engine.speculative_prefill(draft(TYPED.content))
             forgetting.start()
             until(lambda: len(engine._core._inbox) == 2)
         forgetting.join()
         assert not (turns._drafts or turns._typed)
         assert not reads
         with held(engine):
-            engine.read_ahead(draft(TYPED.content))
+            engine.speculative_prefill(draft(TYPED.content))
             background = engine.submit([SHORT], GREEDY, RequestOptions(thinking=False, priority="background"))
         list(background.events())
         wait(engine)
@@ -150,10 +150,10 @@ def test_what_cannot_be_sent_is_refused() -> None:
         for messages, options, error in bad:
             params = options.pop("params", None)
             with pytest.raises(error):
-                engine.read_ahead(messages, params, RequestOptions(**options))
+                engine.speculative_prefill(messages, params, RequestOptions(**options))
         assert not engine._core.background.prefix_warmup._drafts
     with pytest.raises(InvalidRequestError):
-        engine.read_ahead([SHORT])
+        engine.speculative_prefill([SHORT])
 
 
 def test_nothing_of_a_draft_goes_to_the_disk(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_request_need_not_wait_for_a_draft() -> None:
             return run(chunks, at, once=once)
 
         engine._core.runner.run = meanwhile  # type: ignore[method-assign]
-        engine.read_ahead(draft(TYPED.content))
+        engine.speculative_prefill(draft(TYPED.content))
         until(lambda: bool(asked))
         assert list(asked[0].events())[-1].kind == "end"
         assert layers[:2] == [(True, 0), (True, 1)]

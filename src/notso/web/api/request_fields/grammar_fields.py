@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from notso.smollm3 import Grammar
-from notso.web.api.shared.field_reader import invalid
-from notso.web.api.shared.fields import Fields, Notes, Text, refused, works
-from notso.web.api.shared.request_checks import schema_grammar
-from notso.web.api.shared.sampling_fields import SAMPLING_NOTES, SamplingFields
+from notso.web.api.request_fields.field_reader import invalid
+from notso.web.api.request_fields.fields import Fields, Notes, Text, refused, works
+from notso.web.api.request_fields.request_checks import schema_grammar
+from notso.web.api.request_fields.sampling_fields import SAMPLING_NOTES, SamplingFields
 
 MAX_GRAMMAR_CHOICES = 1_000
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from notso.web.api.shared.fields import MAX_SCHEMA_DEPTH, Notes, depth
+from notso.web.api.request_fields.fields import MAX_SCHEMA_DEPTH, Notes, depth
 from notso.web.edge.api_error import ApiError
 
 F = TypeVar("F", bound=BaseModel)

@@ -1,4 +1,4 @@
-"""The figures of one answer, while it is written and after it, for the details behind the status pill."""
+"""The figures of one answer, while it is written and after it, for the details behind the status badge."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from notso.web.values.wording import ordinal, words
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TurnStats:
     """Counts in tokens, times in seconds; 0 is not known or not begun. `prompt_tokens` are all of the prompt,
-    `read_tokens` those of it computed so far. `budget` is the most that may be thought, None where nothing limits it.
+    `prefill_tokens` those of it computed so far. `budget` is the most that may be thought, None where nothing limits
+    it.
     """
 
     place: int = 0
     queue_s: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    read_tokens: int = 0
-    reading_s: float = 0.0
+    prefill_tokens: int = 0
+    prefill_s: float = 0.0
     thinking_tokens: int = 0
     thinking_s: float = 0.0
     budget: int | None = None
@@ -32,9 +33,9 @@ class Figures:
         """What there is to say, as names and sentences."""
         rows = []
         if self.place:
-            rows.append(("queue", words["figure_place"].format(place=ordinal(self.place))))
+            rows.append(("queue", words["stat_place"].format(place=ordinal(self.place))))
         elif self.queue_s >= 0.05:
-            rows.append(("queue", words["figure_seconds"].format(seconds=f"{self.queue_s:.1f}")))
+            rows.append(("queue", words["stat_seconds"].format(seconds=f"{self.queue_s:.1f}")))
         if self.prompt_tokens:
             rows.append(("prompt", self._prompt()))
         if self.thinking_tokens:
@@ -42,42 +43,42 @@ class Figures:
         if self.written_tokens:
             rows.append(("written", self._written()))
         if self.first_token_s:
-            rows.append(("first", words["figure_first"].format(seconds=f"{self.first_token_s:.1f}")))
+            rows.append(("first", words["stat_first"].format(seconds=f"{self.first_token_s:.1f}")))
         return rows
 
     def _prompt(self) -> str:
-        text = words["figure_prompt"].format(total=f"{self.prompt_tokens:,}", read=f"{self.read_tokens:,}")
-        if self.reading_s:
-            rate = self.read_tokens / self.reading_s
-            text += words["figure_rate"].format(seconds=f"{self.reading_s:.1f}", rate=f"{rate:,.1f}")
-        return text + words["figure_cached"].format(cached=f"{self.cached_tokens:,}")
+        text = words["stat_prompt"].format(total=f"{self.prompt_tokens:,}", read=f"{self.prefill_tokens:,}")
+        if self.prefill_s:
+            rate = self.prefill_tokens / self.prefill_s
+            text += words["stat_rate"].format(seconds=f"{self.prefill_s:.1f}", rate=f"{rate:,.1f}")
+        return text + words["stat_cached"].format(cached=f"{self.cached_tokens:,}")
 
     def _thinking(self) -> str:
-        text = words["figure_tokens"].format(tokens=f"{self.thinking_tokens:,}")
+        text = words["stat_tokens"].format(tokens=f"{self.thinking_tokens:,}")
         if self.thinking_s:
-            text += words["figure_in"].format(seconds=f"{self.thinking_s:.1f}")
+            text += words["stat_in"].format(seconds=f"{self.thinking_s:.1f}")
         if self.budget is not None:
             left = max(0, self.budget - self.thinking_tokens)
-            text += words["figure_budget"].format(left=f"{left:,}", budget=f"{self.budget:,}")
+            text += words["stat_budget"].format(left=f"{left:,}", budget=f"{self.budget:,}")
         return text
 
     def _written(self) -> str:
-        text = words["figure_tokens"].format(tokens=f"{self.written_tokens:,}")
+        text = words["stat_tokens"].format(tokens=f"{self.written_tokens:,}")
         if self.writing_s:
             rate = self.written_tokens / self.writing_s
-            text += words["figure_rate"].format(seconds=f"{self.writing_s:.1f}", rate=f"{rate:,.1f}")
+            text += words["stat_rate"].format(seconds=f"{self.writing_s:.1f}", rate=f"{rate:,.1f}")
         return text
 
 
-def figures_of(answer: StoredMessage) -> Figures:
+def stats_of(message: StoredMessage) -> TurnStats:
     """Of an answer that has ended."""
-    numbers = answer.numbers
-    return Figures(
+    numbers = message.numbers
+    return TurnStats(
         queue_s=numbers.queue_ms / 1000,
         prompt_tokens=numbers.prompt_tokens,
         cached_tokens=numbers.cached_tokens,
-        read_tokens=numbers.prompt_tokens - numbers.cached_tokens,
-        reading_s=numbers.prompt_ms / 1000,
+        prefill_tokens=numbers.prompt_tokens - numbers.cached_tokens,
+        prefill_s=numbers.prompt_ms / 1000,
         thinking_tokens=numbers.reasoning_tokens,
         thinking_s=numbers.thinking_ms / 1000,
         written_tokens=numbers.completion_tokens,

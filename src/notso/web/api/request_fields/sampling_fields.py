@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from notso.smollm3 import MAX_LOGIT_BIAS, SamplingParams
-from notso.web.api.shared.field_reader import invalid
-from notso.web.api.shared.fields import Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.request_fields.field_reader import invalid
+from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, inert, refused, works
 from notso.web.edge.api_error import api_error_of
 from notso.web.values.strict_fields import at_most
 

@@ -12,7 +12,7 @@ Prompt = tuple[Message, ...] | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ApiRequest:
     """A request, checked. Every prompt is answered with every one of `params`, by the same `options`.
 
     `fresh`: nothing cached may be used. `keep`: the answer is stored until it is deleted. `model`: the name that was

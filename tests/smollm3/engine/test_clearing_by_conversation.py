@@ -49,7 +49,7 @@ def test_a_conversation_goes_and_the_other_keeps_what_they_share(tmp_path: Path,
     if restarts:
         engine.close()
         engine = load(tmp_path, kv)
-    engine.forget("", "ann")
+    engine.clear_cache("", "ann")
     after = len(list(tmp_path.rglob("*.kv*")))
     # two blocks and an end of ann's own; in k4v3 the window of that end too
     assert before - after == (4 if kv == "k4v3" else 3)
@@ -60,7 +60,7 @@ def test_a_conversation_goes_and_the_other_keeps_what_they_share(tmp_path: Path,
     engine = load(tmp_path, kv)
     assert cached(engine, BOB, "bob") == len(BOB) - 1
     for conversation in ("bob", "somebody"):
-        engine.forget("", conversation)
+        engine.clear_cache("", conversation)
     assert not list(tmp_path.rglob("*.kv*"))
     assert cached(engine, BOB, "bob") == 0
     engine.close()
@@ -70,7 +70,7 @@ def test_owners_forget_their_own_conversations(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
         cached(engine, ANN, "chat", owner="ann")
         cached(engine, ANN, "chat", owner="bob")
-        engine.forget("bob", "chat")
+        engine.clear_cache("bob", "chat")
         assert cached(engine, ANN, "chat", owner="ann") == len(ANN) - 1
         assert cached(engine, ANN, "chat", owner="bob") == 0
 
@@ -79,23 +79,23 @@ def test_what_names_no_conversation_is_kept_until_all_is_forgotten(tmp_path: Pat
     with load(tmp_path) as engine:
         cached(engine, ANN, "ann")
         assert cached(engine, ANN, None) == len(ANN) - 1
-        engine.forget("", "ann")
+        engine.clear_cache("", "ann")
         assert cached(engine, ANN, "ann") >= len(ANN) // BLOCK_TOKENS * BLOCK_TOKENS
-        engine.forget()
+        engine.clear_cache()
         assert cached(engine, ANN, "ann") == 0
         with pytest.raises(InvalidRequestError):
-            engine.forget("ann")
+            engine.clear_cache("ann")
 
 
 def test_an_answer_under_way_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
         expected = [event.text for event in engine.generate(ANN, SamplingParams(max_tokens=200, temperature=0))]
-        engine.forget()
+        engine.clear_cache()
         generation = engine.submit(
             ANN, SamplingParams(max_tokens=200, temperature=0), RequestOptions(conversation="ann")
         )
         generation.wait(1)
-        engine.forget("", "ann")
+        engine.clear_cache("", "ann")
         assert [event.text for event in generation.events() if event.kind == "text"] == [
             text for text in expected if text
         ]
@@ -107,15 +107,15 @@ def test_an_answer_under_way_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
 def test_what_is_read_ahead_is_forgotten_too(tmp_path: Path) -> None:
     with load(tmp_path) as engine:
         question = Message("user", "What is a walrus, and what does it want? " * 30)
-        engine.read_ahead([question], FEW, RequestOptions(conversation="ann"))
+        engine.speculative_prefill([question], FEW, RequestOptions(conversation="ann"))
         warmup = engine._core.background.prefix_warmup
-        engine.forget("", "ann")
+        engine.clear_cache("", "ann")
         assert not warmup._drafts and not warmup._notes and engine.stats().kv_blocks_cached == 0
         list(
             engine.generate(
                 [question], SamplingParams(max_tokens=30), RequestOptions(thinking=False, conversation="ann")
             )
         )
-        engine.forget("", "ann")
+        engine.clear_cache("", "ann")
         assert not warmup._notes and engine.stats().kv_blocks_cached == 0
         assert engine.estimate([question]).cached_tokens == 0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Answer:
+class PrintedMessage:
     """An answer as collected from its events. Times in milliseconds since it was asked for."""
 
     text: str = ""
@@ -28,7 +28,7 @@ class Answer:
     total_ms: float = 0.0
 
 
-class AnswerPrinter:
+class MessagePrinter:
     """Writes text as it comes, holding back newlines until more follows, so that the end has exactly one."""
 
     def __init__(self, *, show_reasoning: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -78,13 +78,13 @@ class AnswerPrinter:
 
 
 def collect(
-    events: Iterator[Event], printer: AnswerPrinter | None, on_first: Callable[[], None] | None = None
-) -> Answer:
+    events: Iterator[Event], printer: MessagePrinter | None, on_first: Callable[[], None] | None = None
+) -> PrintedMessage:
     """Follow `events` to their end, showing them on `printer`. `on_first` is called once, when the first one comes.
 
     However it ends, the events are closed: an engine in the middle of an answer holds its lock until then.
     """
-    answer = Answer()
+    answer = PrintedMessage()
     asked = time.perf_counter()
     try:
         for event in events:
@@ -101,7 +101,7 @@ def collect(
     return answer
 
 
-def _take(event: Event, answer: Answer, printer: AnswerPrinter | None) -> None:
+def _take(event: Event, answer: PrintedMessage, printer: MessagePrinter | None) -> None:
     if event.kind == "reasoning":
         answer.reasoning += event.text
         if printer is not None:
@@ -118,7 +118,7 @@ def _take(event: Event, answer: Answer, printer: AnswerPrinter | None) -> None:
         answer.finish_reason = event.finish_reason or "stop"
 
 
-def speed_line(answer: Answer) -> str:
+def speed_line(answer: PrintedMessage) -> str:
     """What it cost: `412 prompt tokens (240 cached) in 1.3 s, 96 tokens at 8.1 per second`."""
     usage = answer.usage
     if usage is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from notso.smollm3 import Grammar, ToolChoice, ToolName
-from notso.web.api.shared.field_reader import check_depth, invalid
+from notso.web.api.request_fields.field_reader import check_depth, invalid
 
 EFFORT_BUDGETS = {"low": 256, "medium": 1024, "high": 4096}
 """Tokens of thinking that each `reasoning_effort` grants."""

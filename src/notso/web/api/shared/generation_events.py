@@ -11,7 +11,7 @@ from notso.web.engine.running import RunningRequest
 PING_SECONDS = 15.0
 
 
-async def answer_events(running: RunningRequest) -> AsyncIterator[tuple[int, Event] | None]:
+async def generation_events(running: RunningRequest) -> AsyncIterator[tuple[int, Event] | None]:
     """(number of the choice, event) from the first to the last; None where nothing came for a while.
 
     Raises ApiError (503) if the engine goes away.
