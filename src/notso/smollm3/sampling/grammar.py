@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor import give_back_freed
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.gbnf import lark_of_gbnf
 from notso.smollm3.sampling.json_schema import MAX_CHARACTERS, checked_schema, held_schema
@@ -248,7 +249,8 @@ def arguments_part(parameters: object, tool: str) -> Part:
 
 
 def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
-    """What `make` returns, in a thread of its own; one at a time, so that large grammars take one core."""
+    """What `make` returns, in a thread of its own; one at a time, so that large grammars take one core, and what one
+    took is given back before the next."""
     found: list[llguidance.LLMatcher] = []
     with _DEEP:
         before = threading.stack_size(DEEP_STACK_BYTES)
@@ -258,6 +260,7 @@ def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLM
         finally:
             threading.stack_size(before)
         thread.join()
+        give_back_freed()
     return found[0]
 
 

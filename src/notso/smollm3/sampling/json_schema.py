@@ -11,6 +11,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from notso.qtensor import give_back_freed
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.schema_keywords import MANY, NAMED, ONE
 from notso.smollm3.sampling.schema_negation import Schema
@@ -61,7 +62,10 @@ def checked_schema(source: str, param: str) -> HeldSchema:
     if len(source) <= CACHED_CHARACTERS:
         return _read_again(source, param)
     with _LARGE:
-        return _read(source, param)
+        try:
+            return _read(source, param)
+        finally:
+            give_back_freed()
 
 
 def _read(source: str, param: str) -> HeldSchema:
