@@ -72,8 +72,9 @@ class KeptAnswers:
         """From here on the answer goes on whether or not anybody reads it. It is forgotten some time after its end."""
         kept = self._kept[owner, conversation] = KeptAnswer(running, form)
         loop = asyncio.get_running_loop()
+        name = running.name  # which the clock holds instead of all that was said
         kept.following.add_done_callback(
-            lambda _: loop.call_later(KEPT_SECONDS, self._forget, (owner, conversation), kept)
+            lambda _: loop.call_later(KEPT_SECONDS, self._forget, (owner, conversation), name)
         )
         for key, each in list(self._kept.items()):
             if len(self._kept) <= MAX_KEPT:
@@ -86,8 +87,9 @@ class KeptAnswers:
         """The newest of that conversation."""
         return self._kept.get((owner, conversation))
 
-    def _forget(self, key: tuple[str, str], kept: KeptAnswer) -> None:
-        if self._kept.get(key) is kept:
+    def _forget(self, key: tuple[str, str], name: str) -> None:
+        kept = self._kept.get(key)
+        if kept is not None and kept.running.name == name:
             del self._kept[key]
 
 
