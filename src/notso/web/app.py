@@ -165,7 +165,7 @@ def create_app(
     app.add_exception_handler(StorageError, _show_problem)
     app.add_exception_handler(HTTPException, _show_problem)
     app.add_exception_handler(RequestValidationError, _show_problem)
-    app.add_exception_handler(ClientDisconnect, _let_go)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
     app.add_exception_handler(Exception, _show_fault)
     return app
 
@@ -316,7 +316,7 @@ async def _ask_for_key(request: Request) -> Response:
     return PlainTextResponse(words["error_key"] + "\n", 401)
 
 
-async def _let_go(request: Request, error: Exception) -> Response:
+async def _disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=400)  # the client left in the middle of its request: nobody will read this
 
 

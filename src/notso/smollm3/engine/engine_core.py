@@ -127,7 +127,7 @@ class EngineCore:
         cache = self.scheduler.pool
         return EngineStats(
             **asdict(self._totals),
-            running=len(self.scheduler.running) if self._requests else 0,  # else it is read ahead
+            running=len(self.scheduler.running) if self._requests else 0,  # else it is a prefix warm-up
             waiting=len(self.scheduler.waiting) if self._requests else 0,
             kv_blocks=cache.blocks,
             kv_blocks_used=cache.blocks - cache.available,

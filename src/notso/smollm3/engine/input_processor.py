@@ -109,7 +109,7 @@ class InputProcessor:
         """
         has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
         if not has_words or messages[-1].role != "user" or options.continue_last:
-            raise InvalidRequestError("only what a person types can be read ahead", param="messages")
+            raise InvalidRequestError("only what a person types can be prefilled before it is sent", param="messages")
         prompt = self._fitting_prompt(messages, params, options)
         turn_at = self._prompts.last_turn_at(prompt, messages, options)
         return prompt.ids, turn_at

@@ -71,7 +71,7 @@ class Sampler:
     def sample(self, logits: Floats, history: Sequence[int] | NDArray[np.integer], position: int) -> int:
         """The token for `position`, given float32 logits (V,) and the tokens of prompt and answer so far.
 
-        Equal candidates rank by id, the lowest first. A logit of minus infinity is a token that is ruled out; any other
+        Equal candidates rank by id, the lowest first. A logit of minus infinity is a token that is masked; any other
         that is not finite, or nothing left to choose from, raises EngineError. `logits` is not written to.
         """
         if self.greedy and not self._penalises:

@@ -12,6 +12,7 @@ from notso.web.values.errors import SettingsError, UnsafeBindError
 from notso.web.values.origin_rules import OriginRules
 
 DEFAULT_PORT = 3000
+MAX_REQUESTS_PER_MINUTE = 1_000_000
 RATE_BEYOND_LOOPBACK = 600
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
@@ -77,8 +78,10 @@ class Settings:
             raise SettingsError("an API key neither begins nor ends with a blank, and has no breaks", setting="api_key")
         if self.api_key is not None and len(self.api_key) < 16:
             raise SettingsError("an API key needs at least 16 characters", setting="api_key")
-        if self.requests_per_minute is not None and not 0 <= self.requests_per_minute <= 1_000_000:
-            raise SettingsError("requests_per_minute must be from 0 to 1000000", setting="requests_per_minute")
+        if self.requests_per_minute is not None and not 0 <= self.requests_per_minute <= MAX_REQUESTS_PER_MINUTE:
+            raise SettingsError(
+                f"requests_per_minute must be from 0 to {MAX_REQUESTS_PER_MINUTE}", setting="requests_per_minute"
+            )
         for name in ("max_waiting_turns", "max_message_characters", "max_answer_characters"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} must be at least 1", setting=name)
