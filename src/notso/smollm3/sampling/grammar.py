@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import give_back_freed
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.gbnf import lark_of_gbnf
 from notso.smollm3.sampling.json_schema import (
@@ -32,7 +31,7 @@ Part = dict[str, Any]
 
 MAX_LEXER_STATES = 20_000  # of one or two kilobytes
 MAX_GRAMMAR_SIZE = 100_000
-MAX_GRAMMAR_CHARACTERS = 2**19  # of one that is no schema; the library takes 300 times as many bytes to read it
+MAX_GRAMMAR_CHARACTERS = 2**18  # of one that is no schema; the library takes 300 times as many bytes to read it
 MAX_ROW_ITEMS = 1_000  # ways to read what was written so far; each costs time at every token
 """A grammar that needs more fails, and nobody else waits for it."""
 
@@ -266,8 +265,7 @@ def arguments_part(parameters: object, tool: str) -> Part:
 
 
 def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
-    """What `make` returns, in a thread of its own; one at a time, so that large grammars take one core, and what one
-    took is given back before the next."""
+    """What `make` returns, in a thread of its own; one at a time, so that large grammars take one core."""
     found: list[llguidance.LLMatcher] = []
     with _DEEP:
         before = threading.stack_size(DEEP_STACK_BYTES)
@@ -277,7 +275,6 @@ def _on_a_deep_stack(make: Callable[[], llguidance.LLMatcher]) -> llguidance.LLM
         finally:
             threading.stack_size(before)
         thread.join()
-        give_back_freed()
     return found[0]
 
 

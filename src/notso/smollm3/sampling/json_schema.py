@@ -11,7 +11,6 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from notso.qtensor import give_back_freed
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.schema_keywords import MANY, NAMED, ONE
 from notso.smollm3.sampling.schema_negation import Schema
@@ -65,10 +64,7 @@ def checked_schema(source: str, param: str) -> HeldSchema:
     if len(source) <= CACHED_CHARACTERS:
         return _read_again(source, param)
     with _LARGE:
-        try:
-            return _read(source, param)
-        finally:
-            give_back_freed()
+        return _read(source, param)
 
 
 def _read(source: str, param: str) -> HeldSchema:
