@@ -35,11 +35,16 @@ class OutputProcessor:
         one_call: bool = False,
         is_structured: bool = False,
         calls_are_held: bool = False,
+        stop_token_ids: Sequence[int] = (),
+        min_tokens: int = 0,
     ) -> None:
         """goes_on: the prompt ends with the beginning of this very answer. is_plain: it is text and nothing else, and
         tags are part of it. one_call: it ends with its first tool call. is_structured: `begin` says where it begins.
-        calls_are_held: what opens as a call becomes one, so its arguments are told as they are written."""
+        calls_are_held: what opens as a call becomes one, so its arguments are told as they are written.
+        stop_token_ids: end it as the model's own end does. min_tokens: stop strings are looked for behind so many."""
         self._tokenizer = tokenizer
+        self._end_ids = tokenizer.end_ids.union(stop_token_ids)
+        self._min_tokens = min_tokens
         self._characters = tokenizer.stream()
         tags = (None, None) if is_plain else (tokenizer.think_open_id, tokenizer.think_close_id)
         self._thinking = ReasoningParser(
@@ -57,7 +62,7 @@ class OutputProcessor:
     def push(self, token: int, logprob: TokenLogprob | None = None) -> Iterator[Event]:
         """Events that this token makes certain. Sets `finish_reason` when it ends the answer."""
         self.tokens += 1
-        if token in self._tokenizer.end_ids:
+        if token in self._end_ids:
             self.finish_reason = "stop"
             return
         was_reasoning = self._thinking.in_reasoning
@@ -114,7 +119,8 @@ class OutputProcessor:
                 continue
             for length, entry in shares:
                 self._text_alignment.add(length, entry)
-            shown, matched = self._stops.push(text)
+            is_early = self.tokens <= self._min_tokens
+            shown, matched = (self._stops.skip(text), False) if is_early else self._stops.push(text)
             yield from self._text(shown)
             if matched:
                 self._is_cut = True
