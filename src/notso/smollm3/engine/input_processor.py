@@ -12,7 +12,7 @@ from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.output.logprobs import token_logprob
+from notso.smollm3.output.logprobs import PromptScores, token_logprob
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.answer_end import answer_end_for
 from notso.smollm3.sampling.dry import NO_BREAKERS
@@ -34,6 +34,9 @@ from notso.smollm3.values.sampling_params import SamplingParams
 
 DRAFT_HISTORY_TOKENS = 32_768
 """How far back draft tokens are looked for: further back costs memory that long contexts need."""
+
+MAX_PROMPT_ENTRIES = 262_144
+"""Log probabilities of one prompt: some hundred bytes each."""
 
 
 class InputProcessor:
@@ -74,11 +77,13 @@ class InputProcessor:
         is_structured = structured_output is not None and structured_output.has_grammar
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_structured and prompt.started)
         _require_end(params, is_structured, tokenizer.vocab_size)
+        scores = self._scores(prompt.ids, options.prompt_logprobs)
         top, dropped = options.top_logprobs, prompt.dropped_messages
         return Request(
             sequence=ScheduledSequence(
                 prompt.ids,
                 salt=salt,
+                scored=options.prompt_logprobs is not None,
                 priority=PRIORITIES[options.priority],
                 conversation=conversation_digest(options.owner, options.conversation),
             ),
@@ -90,19 +95,21 @@ class InputProcessor:
                 params.stop,
                 may_call,
                 prompt.goes_on,
-                isinstance(asked, str),
+                isinstance(asked, str) or options.is_plain,
                 one_call=not options.parallel_tool_calls,
                 is_structured=is_structured,
                 calls_are_held=structured_output is not None and structured_output.holds_calls,
                 stop_token_ids=params.stop_token_ids,
                 min_tokens=params.min_tokens,
+                tells_all=scores is not None,
             ),
-            most=params.max_tokens or room,
+            most=0 if options.prompt_only else params.max_tokens or room,
             thinking_budget=params.thinking_budget,
             closing=self._prompts.end_of_reasoning,
             propose=None if self._latency is None else partial(self._drafter, prompt.ids, self._latency),
             structured_output=structured_output,
             answer_end=answer_end_for(params, tokenizer.end_ids),
+            scores=scores,
             describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
             next_ids=None if is_structured or dropped else self._next_ids(asked, params, options),
             initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
@@ -122,6 +129,17 @@ class InputProcessor:
         turn_at = self._prompts.last_turn_at(prompt, messages, options)
         return prompt.ids, turn_at
 
+    def _scores(self, ids: list[int], alternatives: int | None) -> PromptScores | None:
+        if alternatives is None:
+            return None
+        entries = len(ids) * (1 + alternatives)
+        if entries > MAX_PROMPT_ENTRIES:
+            raise InvalidRequestError(
+                f"prompt_logprobs: {entries:,} log probabilities are wanted, at most {MAX_PROMPT_ENTRIES:,} are given",
+                param="prompt_logprobs",
+            )
+        return PromptScores(self._tokenizer, ids, alternatives)
+
     def _sampler(self, params: SamplingParams) -> Sampler:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         breakers = self._breakers.of(params.dry_sequence_breakers) if params.repeats_are_dried else NO_BREAKERS
@@ -129,7 +147,7 @@ class InputProcessor:
 
     def _fitting_prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
         prompt = self._prompt(asked, params, options)
-        wanted = len(prompt.ids) + (params.max_tokens or 1)
+        wanted = len(prompt.ids) + (0 if options.prompt_only else params.max_tokens or 1)
         if wanted > self._context_tokens:
             raise ContextLengthError(wanted, self._context_tokens)
         return prompt
@@ -144,7 +162,7 @@ class InputProcessor:
         if not isinstance(asked[0], Message):
             options.require_for_prompt(is_text=False)
             ids = checked_ids(cast(Sequence[int], asked), self._tokenizer.vocab_size)
-            return Prompt(ids, may_think=self._prompts.may_think(ids))
+            return Prompt(ids, options.is_plain, may_think=not options.is_plain and self._prompts.may_think(ids))
         return self._prompts.write_for(
             cast(Sequence[Message], asked),
             options,

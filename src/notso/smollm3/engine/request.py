@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from notso.smollm3.output.generation import Generation
+from notso.smollm3.output.logprobs import PromptScores
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.answer_end import AnswerEnd
 from notso.smollm3.sampling.sampler import Floats, Sampler
@@ -22,8 +23,9 @@ class Request:
     """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that
     end a thought for the model; `propose`: makes the drafter of what comes next, once the answer is under way
     (None: nobody does); `structured_output`: what keeps the answer to a grammar; `answer_end`: what keeps it from
-    ending; `describe`: makes a token's log probabilities; `next_ids`: writes what the next turn's prompt begins
-    with, given the answer (empty: of no use). Times in seconds of `perf_counter`, 0 until they come."""
+    ending; `scores`: makes the prompt's log probabilities, `describe` a token's; `next_ids`: writes what the next
+    turn's prompt begins with, given the answer (empty: of no use). Times in seconds of `perf_counter`, 0 until
+    they come."""
 
     sequence: Sequence
     generation: Generation
@@ -35,6 +37,7 @@ class Request:
     propose: Callable[[], NgramDrafter] | None = None
     structured_output: StructuredOutput | None = None
     answer_end: AnswerEnd | None = None
+    scores: PromptScores | None = None
     describe: Callable[[Floats, int], TokenLogprob] | None = None
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # what to tell before anything else
