@@ -27,6 +27,10 @@ class LogprobAlignment:
         self._tokens.append((self._end, length, entry))
         self._end += length
 
+    def rest(self) -> list[TokenLogprob]:
+        """The entries that went with no text."""
+        return [entry for _, _, entry in self._tokens if entry is not None]
+
     def take(self, span: Span) -> list[Share]:
         """What a span came from. Spans are taken in order; what lies between them is forgotten."""
         shares: list[Share] = []
