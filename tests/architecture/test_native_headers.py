@@ -131,8 +131,8 @@ ROOMS = {
     "bindings": {"ops", "runtime"},
     "cuda": {"cuda"},
 }
-# The generic kernels are the oracle: rows of weights become floats by their conversion. The levels of the cache stand in
-# one place for all devices.
+# The generic kernels are the oracle: rows of weights become floats by their conversion. The levels of the cache
+# stand in one place for all devices.
 SHARED_INCLUDES = {
     ("ops/dequantise.cpp", "kernels/generic/vec16.h"),
     ("cuda/launches.h", "kernels/portable/level_tables.h"),

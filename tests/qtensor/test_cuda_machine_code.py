@@ -16,7 +16,16 @@ import pytest
 NATIVE = Path(__file__).parents[2] / "native"
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 FLAGS = ("-cubin", "-O3", "-fmad=false", "-std=c++20", "--expt-relaxed-constexpr", "-Xptxas=-v", f"-I{NATIVE}")
+KERNELS_SOURCE = NATIVE / "cuda" / "kernels.cu"
 KERNELS = 36
+
+# Eight thread blocks to a multiprocessor, whatever a kernel can bear.
+TOO_MANY_BLOCKS = """
+#include "cuda/lanes.h"
+#undef LANES_KERNEL
+#define LANES_KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, 8)
+#include "cuda/kernels.cu"
+"""
 
 # Registers of a thread, by how a kernel's name begins. A multiprocessor has 65,536: the products by tensor cores hold
 # the next block of weights while they work on this one, and of the rest eight warps of four must fit at least.
@@ -38,9 +47,9 @@ class Use:
     """Bytes stored to memory for want of registers, and loaded again."""
 
 
-def compiled(architecture: int, cubin: Path, *more: str) -> dict[str, Use]:
+def compiled(architecture: int, cubin: Path, *more: str, source: Path = KERNELS_SOURCE) -> dict[str, Use]:
     """Machine code of every kernel, and what each uses."""
-    command = ["nvcc", *FLAGS, *more, f"-arch=sm_{architecture}", str(NATIVE / "cuda" / "kernels.cu"), "-o", str(cubin)]
+    command = ["nvcc", *FLAGS, *more, f"-arch=sm_{architecture}", str(source), "-o", str(cubin)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr[-4000:]
     pattern = r"entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers"
@@ -66,7 +75,9 @@ def test_nothing_spills_and_registers_suffice(architecture: int, tmp_path: Path)
 
 def test_a_planted_spill_is_noticed(tmp_path: Path) -> None:
     """Else the test above proves nothing."""
-    said = complaints(compiled(90, tmp_path / "kernels.cubin", "-maxrregcount=40"))
+    source = tmp_path / "crowded.cu"
+    source.write_text(TOO_MANY_BLOCKS)
+    said = complaints(compiled(90, tmp_path / "kernels.cubin", source=source))
     assert any("spills" in words for words in said)
 
 
