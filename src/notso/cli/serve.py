@@ -79,9 +79,12 @@ def serve(
             "--mcp-config",
             envvar="NOTSO_MCP_CONFIG",
             metavar="FILE",
-            help="MCP servers of tools; needs the extra mcp.",
+            help="MCP servers; needs the extra mcp.",
         ),
     ] = None,
+    keep_volatile: Annotated[
+        bool, typer.Option("--keep-volatile", help="The model reads clients' billing lines too.")
+    ] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -101,6 +104,7 @@ def serve(
         allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
         requests_per_minute=rate_limit,
+        keep_volatile=keep_volatile,
     )
     config = EngineConfig(
         context_tokens=context,
