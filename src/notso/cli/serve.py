@@ -41,9 +41,7 @@ def serve(
     ] = None,
     open_browser: Annotated[
         bool | None,
-        typer.Option(
-            "--open/--no-browser", help="Open the page. Default: where there is a display.", show_default=False
-        ),
+        typer.Option("--open/--no-browser", help="Open the page. Default: with a display.", show_default=False),
     ] = None,
     context: options.Context = None,
     kv: options.KV = "auto",
@@ -79,7 +77,7 @@ def serve(
             "--mcp-config",
             envvar="NOTSO_MCP_CONFIG",
             metavar="FILE",
-            help="MCP servers; needs the extra mcp.",
+            help="MCP servers of tools; needs the extra mcp.",
         ),
     ] = None,
     keep_volatile: Annotated[
