@@ -41,9 +41,7 @@ def serve(
     ] = None,
     open_browser: Annotated[
         bool | None,
-        typer.Option(
-            "--open/--no-browser", help="Open the page. Default: where there is a display.", show_default=False
-        ),
+        typer.Option("--open/--no-browser", help="Open the page. Default: with a display.", show_default=False),
     ] = None,
     context: options.Context = None,
     kv: options.KV = "auto",
@@ -82,6 +80,9 @@ def serve(
             help="MCP servers of tools; needs the extra mcp.",
         ),
     ] = None,
+    keep_volatile: Annotated[
+        bool, typer.Option("--keep-volatile", help="The model reads clients' billing lines too.")
+    ] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -101,6 +102,7 @@ def serve(
         allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
         requests_per_minute=rate_limit,
+        keep_volatile=keep_volatile,
     )
     config = EngineConfig(
         context_tokens=context,
