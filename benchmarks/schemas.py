@@ -30,7 +30,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3 import Grammar, InvalidRequestError
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.sampling.grammar import Grammars, Matcher, answer_part
-from notso.smollm3.sampling.schema_keywords import FORMATS
+from notso.smollm3.sampling.schemas.keywords import FORMATS
 from notso.smollm3.text.tokenizer import Tokenizer
 
 FREE_TOKENS = 60

@@ -16,8 +16,8 @@ namespace cuda {
 struct Product {
   const uint8_t* weight;  // first row of the matrix, as layout.h lays it
   int64_t row_bytes;
-  const uint8_t* x;  // columns x blocks of BlockQ8K
-  int blocks, rows, columns;
+  const uint8_t* x;  // m x blocks of BlockQ8K
+  int blocks, rows, m;
   int sub_blocks;  // of 32 values in a row
   float* y;
   int64_t y_stride;  // floats from column to column

@@ -14,7 +14,7 @@ struct Attend {
   const float* q;  // queries x dim
   float* out;
   Places places;
-  Pool pool, recent;
+  Pool pool, window;
   int heads, most_tiles;
   float scale;
   Levels key_levels, value_levels;  // of the pool, where it holds less than 8 bits
@@ -37,7 +37,7 @@ LANES_DEVICE TileOfHead tile_of(const Attend& t, int query, int tile) {
   const int at = t.places.sequences[row] * t.places.table_length + tile;
   const bool small = t.pool.format > CacheFormat::k8v8;
   if (small && (tile == 0 || tile == t.places.positions[row] / kTile))
-    return {head_of(t.recent, t.places.recent_tables[at], head), CacheFormat::k8v8};
+    return {head_of(t.window, t.places.window_tables[at], head), CacheFormat::k8v8};
   return {head_of(t.pool, t.places.tables[at], head), t.pool.format};
 }
 LANES_DEVICE float stored_scale(const TileOfHead& tile, int dim, int which) {
@@ -91,7 +91,7 @@ LANES_KERNEL(kTileThreads, 8) attend_scores(const Attend t) {
       const float s = scores[16 * v + j % 16];
       peak = peak > s ? peak : s;
     }
-    peak = fold_max(peak);
+    peak = max_of_lanes(peak);
     if (j == 0) t.tops[at] = peak;
   }
 }
@@ -123,7 +123,7 @@ LANES_KERNEL(kTileThreads, 8) attend_weights(const Attend t) {
   if (j < 32) {
     float sum = 0.0f;
     for (int v = 0; v < (count + 15) / 16; v++) sum = __fadd_rn(sum, powers[16 * v + j % 16]);
-    sum = fold_add(sum);
+    sum = sum_of_lanes(sum);
     float* const step = t.steps + 3 * at;
     if (j == 0) {
       step[0] = before == top ? 1.0f : exp2_of(__fsub_rn(before, top));

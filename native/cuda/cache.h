@@ -24,7 +24,7 @@ LANES_DEVICE uint8_t* head_of(const Pool& pool, int block, int head) {
 // Row i continues sequences[i] at positions[i]; tables[s][t] names the block of a tile.
 struct Places {
   const int *positions, *sequences, *tables;
-  const int* recent_tables;  // below 8 bits, else null
+  const int* window_tables;  // below 8 bits, else null
   int rows, table_length;
 };
 
@@ -53,13 +53,13 @@ LANES_DEVICE void rotate(float (&v)[kMostPieces], int dim, int lane) {
     }
   }
   LANES_UNROLL
-  for (int apart = 1; apart < kMostPieces; apart *= 2) {
+  for (int distance = 1; distance < kMostPieces; distance *= 2) {
     LANES_UNROLL
     for (int i = 0; i < kMostPieces; i++)
-      if (32 * apart < n && i < pieces && !(i & apart)) {
-        const float a = v[i], b = v[i + apart];
+      if (32 * distance < n && i < pieces && !(i & distance)) {
+        const float a = v[i], b = v[i + distance];
         v[i] = __fadd_rn(a, b);
-        v[i + apart] = __fsub_rn(a, b);
+        v[i + distance] = __fsub_rn(a, b);
       }
   }
 }

@@ -46,12 +46,13 @@ LANES_DEVICE float exp2_of(float x) {  // v_exp2 of byte_attention.h
   return times_power(p, n);
 }
 
-// The virtual vector of 16 lanes is half a warp; the other half does the same beside it. Its folds, in their order:
-LANES_DEVICE float fold_add(float v) {
+// The virtual vector of 16 lanes is half a warp; the other half does the same beside it. Its horizontal reductions, in
+// their order:
+LANES_DEVICE float sum_of_lanes(float v) {
   for (int width = 8; width >= 1; width /= 2) v = __fadd_rn(v, __shfl_xor_sync(kWarp, v, width));
   return v;
 }
-LANES_DEVICE float fold_max(float v) {
+LANES_DEVICE float max_of_lanes(float v) {
   for (int width = 8; width >= 1; width /= 2) {
     const float other = __shfl_xor_sync(kWarp, v, width);
     v = v > other ? v : other;

@@ -46,7 +46,7 @@ LANES_KERNEL(kHalfThreads, 8) attend_halves(const HalfAttend t) {
     if (j < 32) {
       float top = scores[0];
       for (int i = j % 16; i < count; i += 16) top = top > scores[i] ? top : scores[i];
-      top = fold_max(top);
+      top = max_of_lanes(top);
       if (j == 0) {
         const float before = of_tile[0];
         of_tile[0] = before > top ? before : top;
@@ -59,7 +59,7 @@ LANES_KERNEL(kHalfThreads, 8) attend_halves(const HalfAttend t) {
     if (j < 32) {
       float sum = 0.0f;
       for (int i = j % 16; i < count; i += 16) sum = __fadd_rn(sum, scores[i]);
-      sum = fold_add(sum);
+      sum = sum_of_lanes(sum);
       if (j == 0) of_tile[2] = __fmaf_rn(of_tile[2], of_tile[1], sum);
     }
     for (int d = j; d < dim; d += kHalfThreads) {

@@ -25,8 +25,8 @@ struct Grid {
 };
 enum class Scratch { quantised, bytes, unit, scores, tops, steps, sums };
 
-constexpr int kMostFewColumns = 16;
-constexpr int kFewSharedLimit = 99 << 10;  // what a thread block may have on every architecture from 8.6 on
+constexpr int kMaxSmallM = 16;
+constexpr int kSmallMSharedLimit = 99 << 10;  // what a thread block may have on every architecture from 8.6 on
 
 static inline unsigned groups_of(int64_t count, int64_t together) {
   return unsigned((count + together - 1) / together);
@@ -39,32 +39,31 @@ struct LaidWeight {
 };
 static inline bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
 
-// Columns of k floats to `out`, columns x blocks.
+// M rows of k floats to `out`, m x blocks.
 template <class Device>
-void launch_quantise(Device& device, const float* x, int64_t columns, int64_t k, BlockQ8K* out) {
+void launch_quantise(Device& device, const float* x, int64_t m, int64_t k, BlockQ8K* out) {
   const int blocks = int((k + kSuperBlock - 1) / kSuperBlock);
-  const Grid grid{groups_of(blocks, kQuantiseThreads / 32), unsigned(columns), 1};
+  const Grid grid{groups_of(blocks, kQuantiseThreads / 32), unsigned(m), 1};
   device.launch(QTENSOR_KERNEL(quantise), grid, kQuantiseThreads, 0, Quantise{x, k, out, blocks});
 }
 
-#define QTENSOR_LAUNCH_PRODUCT(format, name)                                                       \
-  case Format::format:                                                                             \
-    if (columns <= 8 && few8 <= kFewSharedLimit)                                                   \
-      device.launch(QTENSOR_KERNEL(few_##name##_8), few, kFewThreads, few8, t);                    \
-    else if (columns <= kMostFewColumns && few16 <= kFewSharedLimit)                               \
-      device.launch(QTENSOR_KERNEL(few_##name##_16), few, kFewThreads, few16, t);                  \
-    else                                                                                           \
-      device.launch(QTENSOR_KERNEL(many_##name), many, kManyThreads, size_t(kManySharedBytes), t); \
+#define QTENSOR_LAUNCH_PRODUCT(format, name)                                                               \
+  case Format::format:                                                                                     \
+    if (m <= 8 && small8 <= kSmallMSharedLimit)                                                            \
+      device.launch(QTENSOR_KERNEL(small_m_##name##_8), small, kSmallMThreads, small8, t);                 \
+    else if (m <= kMaxSmallM && small16 <= kSmallMSharedLimit)                                             \
+      device.launch(QTENSOR_KERNEL(small_m_##name##_16), small, kSmallMThreads, small16, t);               \
+    else                                                                                                   \
+      device.launch(QTENSOR_KERNEL(large_m_##name), large, kLargeMThreads, size_t(kLargeMSharedBytes), t); \
     return;
 
 // y[j][n] = row n of the weight times column j; x are floats for float weights, else what launch_quantise wrote.
 template <class Device>
-void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t columns, float* y, int64_t y_stride) {
+void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t m, float* y, int64_t y_stride) {
   if (is_float(w.format)) {
     const FloatProduct t{
-        w.data,  laid_row_bytes(w.format, w.k), static_cast<const float*>(x), int(w.rows), int(columns), w.k, y,
-        y_stride};
-    const Grid grid{groups_of(w.rows, kFloatRows), unsigned(columns), 1};
+        w.data, laid_row_bytes(w.format, w.k), static_cast<const float*>(x), int(w.rows), int(m), w.k, y, y_stride};
+    const Grid grid{groups_of(w.rows, kFloatRows), unsigned(m), 1};
     if (w.format == Format::F32)
       device.launch(QTENSOR_KERNEL(product_f32), grid, kFloatThreads, 0, t);
     else if (w.format == Format::F16)
@@ -79,13 +78,13 @@ void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t 
                   static_cast<const uint8_t*>(x),
                   blocks,
                   int(w.rows),
-                  int(columns),
+                  int(m),
                   int(w.k / kSubBlock),
                   y,
                   y_stride};
-  const Grid few{groups_of(w.rows, kFewRows), 1, 1},
-      many{groups_of(w.rows, kManyRows), groups_of(columns, kManyColumns), 1};
-  const size_t few8 = size_t(few_shared_bytes(1, blocks)), few16 = size_t(few_shared_bytes(2, blocks));
+  const Grid small{groups_of(w.rows, kSmallMRows), 1, 1},
+      large{groups_of(w.rows, kLargeMRows), groups_of(m, kLargeMTile), 1};
+  const size_t small8 = size_t(small_m_shared_bytes(1, blocks)), small16 = size_t(small_m_shared_bytes(2, blocks));
   switch (w.format) {
     QTENSOR_LAUNCH_PRODUCT(Q4_K, q4_k)
     QTENSOR_LAUNCH_PRODUCT(Q5_K, q5_k)
@@ -150,8 +149,8 @@ static inline Levels levels_for(int bits) {
 
 template <class Device>
 void launch_store(Device& device, const float* k, const float* v, const Places& places, const Pool& pool,
-                  const Pool& recent) {
-  const Store t{k, v, places, pool, recent, levels_for(key_bits(pool.format)), levels_for(value_bits(pool.format))};
+                  const Pool& window) {
+  const Store t{k, v, places, pool, window, levels_for(key_bits(pool.format)), levels_for(value_bits(pool.format))};
   device.launch(QTENSOR_KERNEL(store_key_values), Grid{unsigned(pool.kv_heads), 2, unsigned(places.rows)},
                 kStoreThreads, size_t(store_shared_bytes(pool.dim)), t);
 }
@@ -159,7 +158,7 @@ void launch_store(Device& device, const float* k, const float* v, const Places& 
 // `most` positions are seen by the row that sees the most.
 template <class Device>
 void launch_attention(Device& device, const float* q, int64_t heads, const Places& places, const Pool& pool,
-                      const Pool& recent, float scale, int64_t most, float* out) {
+                      const Pool& window, float scale, int64_t most, float* out) {
   const int64_t queries = places.rows * heads, dim = pool.dim;
   const Grid each{unsigned(queries)};
   if (pool.format == CacheFormat::f16) {
@@ -169,7 +168,7 @@ void launch_attention(Device& device, const float* q, int64_t heads, const Place
   }
   const int64_t tiles = (most + kTile - 1) / kTile, all = queries * tiles;
   Attend t{};
-  t.q = q, t.out = out, t.places = places, t.pool = pool, t.recent = recent;
+  t.q = q, t.out = out, t.places = places, t.pool = pool, t.window = window;
   t.heads = int(heads), t.most_tiles = int(tiles), t.scale = scale;
   t.key_levels = levels_for(key_bits(pool.format)), t.value_levels = levels_for(value_bits(pool.format));
   t.bytes = static_cast<int8_t*>(device.scratch(Scratch::bytes, queries * dim));

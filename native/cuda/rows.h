@@ -9,9 +9,9 @@ namespace cuda {
 
 // Activations to bytes: a warp takes a block of 256, a lane eight neighbours.
 struct Quantise {
-  const float* x;  // columns x k
+  const float* x;  // m x k
   int64_t k;
-  BlockQ8K* out;  // columns x blocks
+  BlockQ8K* out;  // m x blocks
   int blocks;
 };
 constexpr int kQuantiseThreads = 128;
@@ -74,7 +74,7 @@ LANES_KERNEL(kRowThreads, 4) rms_norm(const Norm t) {
     }
     for (; i < n; i += 16) sum = __fmaf_rn(row[i], row[i], sum);
     // Lanes behind a ragged end take fma(0, 0, sum) on the CPU: sum is never -0, so leaving that out is the same.
-    const float mean = __fdiv_rn(fold_add(sum), float(n));
+    const float mean = __fdiv_rn(sum_of_lanes(sum), float(n));
     if (thread == 0) *scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, t.eps)));
   }
   __syncthreads();
@@ -111,7 +111,7 @@ LANES_KERNEL(kRowThreads, 4) softmax(const Softmax t) {
   if (thread < 32) {
     float top = row[thread % 16 < t.width ? thread % 16 : 0];
     for (int i = thread % 16; i < t.width; i += 16) top = top > row[i] ? top : row[i];
-    top = fold_max(top);
+    top = max_of_lanes(top);
     if (thread == 0) of_row[0] = top;
   }
   __syncthreads();
@@ -120,7 +120,7 @@ LANES_KERNEL(kRowThreads, 4) softmax(const Softmax t) {
   if (thread < 32) {
     float sum = 0.0f;
     for (int i = thread % 16; i < t.width; i += 16) sum = __fadd_rn(sum, row[i]);
-    sum = fold_add(sum);
+    sum = sum_of_lanes(sum);
     if (thread == 0) of_row[1] = sum;
   }
   __syncthreads();

@@ -11,7 +11,7 @@ namespace cuda {
 struct Store {
   const float *k, *v;  // rows x heads x dim
   Places places;
-  Pool pool, recent;
+  Pool pool, window;
   Levels key_levels, value_levels;
 };
 constexpr int kStoreThreads = 32;
@@ -29,7 +29,7 @@ LANES_DEVICE float dot_product(const float (&a)[kMostPieces], const float (&b)[k
     sum = __fmaf_rn(upper ? other_a : a[i], upper ? other_b : b[i], sum);
     if (32 * i + 16 < dim) sum = __fmaf_rn(upper ? a[i] : other_a, upper ? b[i] : other_b, sum);
   }
-  return fold_add(sum);
+  return sum_of_lanes(sum);
 }
 
 // Levels of a turned head into `levels`, one byte each (numbers, below 8 bits); returns the scale.
@@ -130,8 +130,8 @@ LANES_KERNEL(kStoreThreads, 16) store_key_values(const Store t) {
     load_head(x, dim, lane, v);
     rotate(v, dim, lane);
     if (block >= 0) put(t, v, t.pool, block, keys, slot, lane, levels);
-    const int other = t.places.recent_tables == nullptr ? -1 : t.places.recent_tables[at];
-    if (other >= 0) put(t, v, t.recent, other, keys, slot, lane, levels);
+    const int other = t.places.window_tables == nullptr ? -1 : t.places.window_tables[at];
+    if (other >= 0) put(t, v, t.window, other, keys, slot, lane, levels);
   }
 }
 

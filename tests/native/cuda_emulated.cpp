@@ -78,20 +78,20 @@ void round_head(const float* x, int64_t dim, int bits, uint8_t* levels, half* sc
 
 // Queries of one head that share their tiles, wherever these lie: a sequence, whose table says how far from the first.
 struct SharedTiles {
-  std::vector<int32_t> positions, sequences, table, recent_table;
-  Pool pool, recent;
+  std::vector<int32_t> positions, sequences, table, window_table;
+  Pool pool, window;
   int64_t most = 0;
 
   SharedTiles(const int64_t* limits, int64_t queries, int64_t dim, CacheFormat format)
       : sequences(size_t(queries), 0),
         pool{nullptr, 1, 1, int(dim), format},
-        recent{nullptr, 1, 1, int(dim), CacheFormat::k8v8} {
+        window{nullptr, 1, 1, int(dim), CacheFormat::k8v8} {
     for (int64_t i = 0; i < queries; i++) {
       positions.push_back(int32_t(limits[i] - 1));
       most = std::max(most, limits[i]);
     }
     table.resize(size_t((most + kTilePositions - 1) / kTilePositions));
-    recent_table.resize(table.size());
+    window_table.resize(table.size());
   }
   static void name(Pool& pool, std::vector<int32_t>& table, int64_t tile, const uint8_t* data) {
     if (pool.data == nullptr) pool.data = const_cast<uint8_t*>(data);
@@ -103,9 +103,9 @@ struct SharedTiles {
     const Aligned x(queries * dim * 4), y(queries * dim * 4);
     for (int64_t i = 0; i < queries; i++) std::memcpy(static_cast<float*>(x.data) + i * dim, q[i], size_t(dim) * 4);
     const bool small = pool.format > CacheFormat::k8v8;
-    const Places places{positions.data(), sequences.data(), table.data(), small ? recent_table.data() : nullptr,
+    const Places places{positions.data(), sequences.data(), table.data(), small ? window_table.data() : nullptr,
                         int(queries),     int(table.size())};
-    cuda::launch_attention(emulated_device(), static_cast<const float*>(x.data), 1, places, pool, recent, scale, most,
+    cuda::launch_attention(emulated_device(), static_cast<const float*>(x.data), 1, places, pool, window, scale, most,
                            static_cast<float*>(y.data));
     for (int64_t i = 0; i < queries; i++) std::memcpy(out[i], static_cast<float*>(y.data) + i * dim, size_t(dim) * 4);
   }
@@ -125,8 +125,8 @@ void attention_bytes(const ByteAttentionTask& t) {
   for (const int32_t position : tiles.positions) {
     const int64_t own = position / kTilePositions;
     if (small) {
-      tiles.name(tiles.recent, tiles.recent_table, 0, t.recent[0]);
-      tiles.name(tiles.recent, tiles.recent_table, own, t.recent[own]);
+      tiles.name(tiles.window, tiles.window_table, 0, t.window[0]);
+      tiles.name(tiles.window, tiles.window_table, own, t.window[own]);
     }
     for (int64_t i = small ? 1 : 0; i < own + (small ? 0 : 1); i++) tiles.name(tiles.pool, tiles.table, i, t.tiles[i]);
   }

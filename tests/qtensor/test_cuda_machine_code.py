@@ -30,7 +30,7 @@ TOO_MANY_BLOCKS = """
 
 # Registers of a thread, by how a kernel's name begins. A multiprocessor has 65,536: the products by tensor cores hold
 # the next block of weights while they work on this one, and of the rest eight warps of four must fit at least.
-BOUNDS = {"few_": 224, "many_": 184, "": 128}
+BOUNDS = {"small_m_": 224, "large_m_": 184, "": 128}
 
 pytestmark = [
     pytest.mark.long("native"),

@@ -108,16 +108,21 @@ def test_a_process_limit_counts_less_what_is_used() -> None:
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY  # this process is as it was
 
 
-def test_what_is_mapped_already_is_not_wanted_twice() -> None:
+def test_what_is_mapped_already_is_not_wanted_twice(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "statm").write_text("5000 900 800 700 0 400 0\n")  # in pages; address space is the first
     code = (
-        "import resource\n"
+        "import resource, sys\n"
+        "from pathlib import Path\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
         "from notso.qtensor.host_memory import available_memory, memory_limits\n"
-        "limits = lambda mapped: [l for l in memory_limits(mapped_bytes=mapped) if 'address space' in l.source]\n"
+        "proc = Path(sys.argv[1])\n"
+        "limits = lambda mapped: [l for l in memory_limits(proc, mapped_bytes=mapped) if 'address space' in l.source]\n"
         "print(limits(1 << 20)[0].available_bytes - limits(0)[0].available_bytes)\n"
-        "print(available_memory(mapped_bytes=1 << 40).available_bytes)\n"
+        "print(available_memory(proc, mapped_bytes=1 << 40).available_bytes)\n"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     more, most = (int(word) for word in out.split())
 
     assert more == 1 << 20

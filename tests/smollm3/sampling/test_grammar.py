@@ -13,8 +13,8 @@ import pytest
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling import grammar
 from notso.smollm3.sampling.grammar import Grammars, Matcher, answer_part, arguments_part
-from notso.smollm3.sampling.json_schema import MAX_CHARACTERS, held_schema
-from notso.smollm3.sampling.schema_rewriting import MAX_DEPTH
+from notso.smollm3.sampling.schemas.json_schema import MAX_CHARACTERS, held_schema
+from notso.smollm3.sampling.schemas.rewriting import MAX_DEPTH
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 

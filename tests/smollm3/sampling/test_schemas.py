@@ -12,9 +12,9 @@ import pytest
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.grammar import Grammars, answer_part
-from notso.smollm3.sampling.json_schema import HeldSchema, held_schema
-from notso.smollm3.sampling.schema_negation import pattern_of_all_but
-from notso.smollm3.sampling.schema_texts import written_pattern
+from notso.smollm3.sampling.schemas.json_schema import HeldSchema, held_schema
+from notso.smollm3.sampling.schemas.negation import pattern_of_all_but
+from notso.smollm3.sampling.schemas.texts import written_pattern
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 

@@ -23,25 +23,25 @@ def token_logprob(tokenizer: Tokenizer, logits: Floats, token: int, alternatives
 
 
 class PromptScores:
-    """Log probabilities of a prompt's tokens, told once each and in order."""
+    """Log probabilities of a prompt's tokens, reported once each and in order."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], alternatives: int) -> None:
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._alternatives = alternatives
-        self._told = 0
+        self._reported = 0
 
     def take(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]:
         """The entries that logits (rows, V) after the prompt's tokens from `start` on make known. Raises EngineError if
         the logits are not finite."""
         entries = []
-        if self._told == 0:
+        if self._reported == 0:
             entries.append(_entry(self._tokenizer, self._prompt[0], math.nan))
-            self._told = 1
+            self._reported = 1
         for at, row in enumerate(logits, start + 1):
-            if self._told <= at < len(self._prompt):
+            if self._reported <= at < len(self._prompt):
                 entries.append(token_logprob(self._tokenizer, row, self._prompt[at], self._alternatives))
-                self._told = at + 1
+                self._reported = at + 1
         return tuple(entries)
 
 

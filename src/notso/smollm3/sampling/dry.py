@@ -47,7 +47,7 @@ class Repetitions:
         self._params = params
         self._breakers = breakers
         self._history: Tokens = ()
-        self._forget()
+        self._clear()
 
     def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
         """Tokens to be made less likely behind `history`, rising, and by how much their logits fall.
@@ -56,11 +56,11 @@ class Repetitions:
         """
         if history is not self._history or len(history) < self._count:
             self._history = history
-            self._forget()
+            self._clear()
         self._take(history)
         return self._penalties()
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._count = 0
         self._behind_break = 0  # how many tokens stand behind the last breaker
         self._tokens = np.empty(0, np.int64)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.gbnf import lark_of_gbnf
-from notso.smollm3.sampling.json_schema import (
+from notso.smollm3.sampling.schemas.json_schema import (
     MAX_CHARACTERS,
     MAX_INTERSECTED,
     checked_schema,

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from notso.smollm3.sampling.schema_negation import Schema, all_types_but, any_of
+from notso.smollm3.sampling.schemas.negation import Schema, all_types_but, any_of
 
 MAX_ARRANGEMENTS = 130
 """In how many orders the items of a `uniqueItems` are written down one by one."""

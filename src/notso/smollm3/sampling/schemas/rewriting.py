@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.schema_arrays import arrangements, containing, other_items, plain_values
-from notso.smollm3.sampling.schema_keywords import (
+from notso.smollm3.sampling.schemas.arrays import arrangements, containing, other_items, plain_values
+from notso.smollm3.sampling.schemas.keywords import (
     ANNOTATIONS,
     FORMATS,
     MANY,
@@ -24,9 +24,9 @@ from notso.smollm3.sampling.schema_keywords import (
     SILENT,
     VALUES,
 )
-from notso.smollm3.sampling.schema_negation import Negation, Schema, all_of, all_types_but, any_of
-from notso.smollm3.sampling.schema_references import References, is_old_draft
-from notso.smollm3.sampling.schema_texts import has_unwritable, written_pattern
+from notso.smollm3.sampling.schemas.negation import Negation, Schema, all_of, all_types_but, any_of
+from notso.smollm3.sampling.schemas.references import References, is_old_draft
+from notso.smollm3.sampling.schemas.texts import has_unwritable, written_pattern
 
 MAX_DEPTH = 32
 MAX_STEPS = 100_000

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from notso.smollm3.sampling.schema_texts import has_unwritable
+from notso.smollm3.sampling.schemas.texts import has_unwritable
 
 Schema: TypeAlias = bool | dict[str, Any]
 

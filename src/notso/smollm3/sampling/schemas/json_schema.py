@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from notso.smollm3.errors import InvalidRequestError
-from notso.smollm3.sampling.schema_keywords import MANY, NAMED, ONE
-from notso.smollm3.sampling.schema_negation import Schema
-from notso.smollm3.sampling.schema_rewriting import SchemaRewriter
+from notso.smollm3.sampling.schemas.keywords import MANY, NAMED, ONE
+from notso.smollm3.sampling.schemas.negation import Schema
+from notso.smollm3.sampling.schemas.rewriting import SchemaRewriter
 
 MAX_CHARACTERS = 2**20
 """Of a schema, as it is sent."""

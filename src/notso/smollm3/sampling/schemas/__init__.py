@@ -1,0 +1,1 @@
+"""JSON Schema, told in the keywords that the grammar library holds."""
