@@ -90,7 +90,7 @@ class InputProcessor:
                 is_structured=is_structured,
                 calls_are_held=structured_output is not None and structured_output.holds_calls,
             ),
-            most=params.max_tokens or room,
+            most=min(params.max_tokens or room, room),
             thinking_budget=params.thinking_budget,
             closing=self._prompts.end_of_reasoning,
             propose=None if self._latency is None else partial(self._drafter, prompt.ids, self._latency),
@@ -116,9 +116,8 @@ class InputProcessor:
 
     def _fitting_prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
         prompt = self._prompt(asked, params, options)
-        wanted = len(prompt.ids) + (params.max_tokens or 1)
-        if wanted > self._context_tokens:
-            raise ContextLengthError(wanted, self._context_tokens)
+        if len(prompt.ids) >= self._context_tokens:
+            raise ContextLengthError(len(prompt.ids) + 1, self._context_tokens)
         return prompt
 
     def _prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
@@ -137,7 +136,6 @@ class InputProcessor:
             options,
             context_tokens=self._context_tokens,
             kept_free=self._kept_free(params),
-            least_free=params.max_tokens or 1,
         )
 
     def _next_ids(
@@ -148,7 +146,7 @@ class InputProcessor:
             return None
         messages = tuple(cast(Sequence[Message], asked))
         keep = any(message.keep_reasoning for message in messages)
-        kept_free = self._kept_free(params) if options.when_full == "drop_oldest" else params.max_tokens or 1
+        kept_free = self._kept_free(params) if options.when_full == "drop_oldest" else 1
         most = self._context_tokens - kept_free
 
         def write(answer: Message) -> list[int]:
@@ -159,7 +157,9 @@ class InputProcessor:
         return write
 
     def _kept_free(self, params: SamplingParams) -> int:
-        return params.max_tokens or min(GENERATION_TOKENS, self._context_tokens // 4)
+        """Room for the answer that older turns make: many programs ask for more than any context holds."""
+        usual = min(GENERATION_TOKENS, self._context_tokens // 4)
+        return min(params.max_tokens or usual, self._context_tokens // 2)
 
     def _drafter(self, ids: list[int], latency: StepLatency) -> NgramDrafter:
         return NgramDrafter(ids[-DRAFT_HISTORY_TOKENS:], never=self._never_drafted, latency=latency)

@@ -16,6 +16,8 @@ from notso.web.values.strict_fields import at_most
 MAX_CHOICES = 64
 MAX_WORK = 4_000_000
 """n times max_tokens times all log probabilities of a token: what one request may make of a few bytes."""
+MOST_TOKENS = 131_072
+"""No answer is longer, whatever max_tokens says: the longest context that the model was made for."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
@@ -106,7 +108,7 @@ def sampling_of(
     }
     given = {name: value for name, value in chosen.items() if value is not None}
     choices = fields.n or 1
-    work = choices * (max_tokens or 1) * (1 + (top_logprobs or 0))
+    work = choices * min(max_tokens or 1, MOST_TOKENS) * (1 + (top_logprobs or 0))
     if work > MAX_WORK:
         raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}, at most {MAX_WORK:,}")
     # Choices that shared a seed would be the same text. The last ones of the range wrap round, into the same range.
