@@ -87,7 +87,7 @@ MaxNumSeqs = Annotated[
         metavar="N",
         min=1,
         max=MAX_NUM_SEQS,
-        help="Answers written at the same time. Default: 16, or what fits.",
+        help="Answers at once. Default: 16, or what fits.",
         show_default=False,
     ),
 ]

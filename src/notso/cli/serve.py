@@ -41,9 +41,7 @@ def serve(
     ] = None,
     open_browser: Annotated[
         bool | None,
-        typer.Option(
-            "--open/--no-browser", help="Open the page. Default: where there is a display.", show_default=False
-        ),
+        typer.Option("--open/--no-browser", help="Open the page. Default: with a display.", show_default=False),
     ] = None,
     context: options.Context = None,
     kv: options.KV = "auto",
@@ -82,6 +80,12 @@ def serve(
             help="MCP servers of tools; needs the extra mcp.",
         ),
     ] = None,
+    strict_fields: Annotated[
+        bool,
+        typer.Option(
+            "--strict-fields", envvar="NOTSO_STRICT_FIELDS", show_envvar=False, help="Refuse what would be ignored."
+        ),
+    ] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -101,6 +105,7 @@ def serve(
         allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
         requests_per_minute=rate_limit,
+        strict_fields=strict_fields,
     )
     config = EngineConfig(
         context_tokens=context,

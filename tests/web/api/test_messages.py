@@ -151,7 +151,7 @@ def test_refusals_name_the_field(served: Any) -> None:
         ({"thinking": {"type": "enabled", "budget_tokens": 60}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
-        ({"output_config": {"effort": "max"}}, "output_config.effort"),
+        ({"output_config": {"effort": "most"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "sub"}, "tools": [TOOL]}, "tool_choice"),

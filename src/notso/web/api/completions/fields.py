@@ -12,6 +12,7 @@ from notso.smollm3 import MAX_TOP_LOGPROBS, RequestOptions
 from notso.web.api.request_fields.field_reader import invalid, read_fields, unsupported
 from notso.web.api.request_fields.fields import Notes, Text, inert, later, refused, works
 from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields, grammar_of
+from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.sampling_fields import (
     WITHIN_SAMPLING,
     check_stream_options,
@@ -39,7 +40,7 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
         f"a text, or up to {MAX_PROMPTS}, each of which is answered; nothing in it is a control token",
         "give text; token ids are not taken",
     ),
-    "max_tokens": works("longest answer; 16 if left out, as the API has it"),
+    "max_tokens": works("longest answer; 16 if left out, as the API has it; what fits if -1, or more than that"),
     "echo": works("true: the prompt stands before the answer; not with `logprobs`"),
     "logprobs": works("0 to 20 likeliest tokens with each, in the older form's four lists"),
     "best_of": inert("1", "use n"),
@@ -79,6 +80,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
         model=fields.model,
         prompts=texts,
         params=sampling_of(fields, longest, None, fields.logprobs),
+        hints=hints_of(fields, body),
         names={"messages": "prompt", "top_logprobs": "logprobs", "response_format": said_by},
         options=RequestOptions(thinking=False, grammar=grammar, top_logprobs=fields.logprobs),
         stream=bool(fields.stream),

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from notso.smollm3 import MAX_LOGIT_BIAS, SamplingParams
+from notso.web.api.request_fields.absent_samplers import ABSENT_NOTES, AbsentSamplerFields
 from notso.web.api.request_fields.field_reader import invalid
-from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, hint, refused, works
+from notso.web.api.request_fields.hints import TELLS, Hint
 from notso.web.edge.api_error import api_error_of
 from notso.web.values.strict_fields import at_most
 
 MAX_CHOICES = 64
 MAX_WORK = 4_000_000
 """n times max_tokens times all log probabilities of a token: what one request may make of a few bytes."""
+ANY_LENGTH = -1
+"""Of max_tokens, as llama.cpp and LM Studio have it: what fits."""
 MOST_TOKENS = 131_072
 """No answer is longer, whatever max_tokens says: the longest context that the model was made for."""
 
@@ -26,10 +30,10 @@ class StreamOptions(Fields):
     """What a stream holds beside the answer."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
 
 
-class SamplingFields(Fields):
+class SamplingFields(AbsentSamplerFields):
     """Ranges of the sampler's numbers are the engine's to check."""
 
     model: Name | None = None
@@ -51,14 +55,14 @@ class SamplingFields(Fields):
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     cache_prompt: bool | None = None
-    user: Name | None = None
+    user: Annotated[Name | None, TELLS] = None
 
 
 SAMPLING_NOTES: Notes = {
     "model": works("one of the names that `GET /v1/models` tells; may be left out"),
     "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
     "top_p": works("above 0, to 1; 0.95 if left out"),
-    "top_k": works("0 is off"),
+    "top_k": works("0 or -1 is off"),
     "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
     "repeat_penalty": works("over the last 256 tokens; 1 is off"),
     "repetition_penalty": works("another name of `repeat_penalty`"),
@@ -73,18 +77,18 @@ SAMPLING_NOTES: Notes = {
     "return_progress": works("chunks with `prompt_progress` while the prompt is read"),
     "timings_per_token": works("chunks carry `timings` of what was written so far"),
     "cache_prompt": works("false reads the whole prompt anew"),
-    "user": inert("tells of the caller; no effect"),
+    "user": hint("tells of the caller"),
+    **ABSENT_NOTES,
     "typical_p": refused("use top_p, top_k or min_p"),
     "mirostat": refused("use top_p, top_k or min_p"),
     "dry_multiplier": refused("use repeat_penalty, frequency_penalty or presence_penalty"),
     "xtc_probability": refused("use temperature, top_p or min_p"),
-    "dynatemp_range": refused("use temperature"),
     "n_predict": refused("use max_tokens"),
     "ignore_eos": refused("an answer ends where the model ends it, or at max_tokens"),
 }
 
 WITHIN_SAMPLING: Notes = {
-    "include_obfuscation": inert("false: nothing is padded", "streams are not padded; leave this out"),
+    "include_obfuscation": hint("streams are not padded", "false"),
 }
 """Of what lies within those."""
 
@@ -93,12 +97,13 @@ def sampling_of(
     fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None, top_logprobs: int | None = None
 ) -> tuple[SamplingParams, ...]:
     """One for each of the choices (`n`), which differ in their seed. Raises ApiError (400) that names the field."""
+    max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
     chosen: dict[str, Any] = {
         "max_tokens": max_tokens,
         "thinking_budget": thinking_budget,
         "temperature": fields.temperature,
         "top_p": fields.top_p,
-        "top_k": fields.top_k,
+        "top_k": 0 if fields.top_k == -1 else fields.top_k,
         "min_p": fields.min_p,
         "repetition_penalty": either(fields, "repeat_penalty", "repetition_penalty"),
         "frequency_penalty": fields.frequency_penalty,
