@@ -45,6 +45,14 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
   endif()
 endif()
 
+# For tests as well: the CUDA kernels as ordinary C++ over emulated warps and blocks.
+set(EMULATED_CUDA ${CMAKE_CURRENT_LIST_DIR}/../tests/native/cuda_emulated.cpp)
+if(EXISTS ${EMULATED_CUDA})
+  add_library(kernels_cuda_emulated OBJECT EXCLUDE_FROM_ALL ${EMULATED_CUDA})
+  target_compile_options(kernels_cuda_emulated PRIVATE ${EXACT} -fno-strict-aliasing)  # as CUDA reads words of bytes
+  target_include_directories(kernels_cuda_emulated PRIVATE ${CMAKE_CURRENT_LIST_DIR}/../tests/native)
+endif()
+
 # What runs the kernels and knows nothing of Python.
 set(RUNTIME)
 foreach(name ops/attention ops/dequantise ops/matmul ops/rope_table ops/rows runtime/bus_error runtime/cpu_features

@@ -25,8 +25,39 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "dev": ("--extra", "dev"),
     "lock": ("uv",),
     "audit": ("pip-audit",),
+    "clients": (
+        "openai",
+        "anthropic",
+        "openai-agents",
+        "pydantic-ai-slim[openai,anthropic]",
+        "langchain",
+        "langchain-openai",
+        "langchain-anthropic",
+        "langgraph",
+        "smolagents[openai]",
+        "llm",
+        "pytest",
+        "pytest-timeout",
+    ),
+    "clients-openai-2": (
+        "openai<3",
+        "instructor",
+        "litellm",
+        "llama-index-core",
+        "llama-index-llms-openai-like",
+        "pytest",
+        "pytest-timeout",
+    ),
 }
-"""What is installed when; `lock` and `audit` have a virtual environment of their own, and so hold all they need."""
+"""What is installed when."""
+
+APART = ("lock", "audit", "clients", "clients-openai-2")
+"""Those have a virtual environment of their own, and so hold all they need."""
+
+CLIENTS = ("clients", "clients-openai-2")
+"""Programs of others that are tried against the server (`make test-clients`), in two environments: some want another
+openai than the rest. Their versions stay as their lock files have them; a file that was removed is made of the newest.
+"""
 
 
 def locked(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -46,19 +77,19 @@ def main() -> None:
         environment["UV_DEFAULT_INDEX"] = asked.stdout.decode().strip()
     written: set[str] = set()
     for group, wanted in GROUPS.items():
-        apart = group in ("lock", "audit")
+        apart, path = group in APART, FOLDER / f"{group}.txt"
         left_out = (*ELSEWHERE, *(() if apart else written))
         project = not wanted or wanted[0] == "--extra"
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "--universal"]
         command += ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
-        command += ["--constraint", str(ROOT / "constraints.txt")]
+        pins = path if group in CLIENTS else ROOT / "constraints.txt"
+        command += ["--constraint", str(pins)] if pins.exists() else []
         command += [part for name in sorted(left_out) for part in ("--no-emit-package", name)]
         command += [*wanted, str(ROOT / "pyproject.toml")] if project else ["-"]
         listed = "" if project else "\n".join(wanted)
         made = subprocess.run(
             command, input=listed.encode(), stdout=subprocess.PIPE, env=environment, cwd=FOLDER, check=True
         )
-        path = FOLDER / f"{group}.txt"
         path.write_text("# Made by `make lock`.\n" + made.stdout.decode())
         found = locked(path)
         written |= set() if apart else set(found)

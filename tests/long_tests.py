@@ -26,6 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/architecture/test_native_headers.py",
         "tests/qtensor/test_sanitizers.py",
         "tests/qtensor/test_emulated_tiles.py",
+        "tests/qtensor/test_cuda_machine_code.py",
     ),
     "engine": (
         "src/notso/qtensor",

@@ -9,6 +9,9 @@ namespace qtensor {
 #if defined(QTENSOR_EMULATED_TILES)
 extern const KernelTable kAmxEmulatedKernels;  // tests/native/amx_emulated.cpp
 #endif
+#if defined(QTENSOR_EMULATED_LANES)
+extern const KernelTable kCudaEmulatedKernels;  // tests/native/cuda_emulated.cpp
+#endif
 namespace {
 
 struct Family {
@@ -29,6 +32,9 @@ const std::vector<Family>& families() {
         {&kAmxEmulatedKernels, cpu.avx512_vnni},  // never the first: there is avx512 before it
 #endif
         {&kGenericKernels, true},
+#if defined(QTENSOR_EMULATED_LANES)
+        {&kCudaEmulatedKernels, true},  // never the first either
+#endif
     };
   }();
   return all;

@@ -25,6 +25,7 @@ DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(p for f in ("docs", "training", "benchmarks") for p in (ROOT / f).rglob("*.md"))]
 )
 README_LINES = 120
+ARCHITECTURE_LINES = 180
 
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -80,6 +81,24 @@ def test_the_documents_are_found() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(read(ROOT / "README.md").splitlines()) <= README_LINES
+
+
+def test_the_drawing_of_the_house_is_short() -> None:
+    assert len(read(ROOT / "ARCHITECTURE.md").splitlines()) <= ARCHITECTURE_LINES
+
+
+def test_what_comes_next_has_a_room_each() -> None:
+    """Six rows; what changes is there, what is new is not there yet."""
+    rows = re.findall(r"^\| (?!next |-)(.+) \|$", read(ROOT / "docs" / "next.md"), re.MULTILINE)
+    assert len(rows) == 6
+    for row in rows:
+        name, _, new, changes, _ = row.split(" | ")
+        existing = [span for span in SPAN.findall(changes) if "/" in span or "." in span]
+        assert existing and all((ROOT / span).exists() for span in existing), name
+        made = re.findall(r"\*([\w./]+)\*", new)
+        assert made and not [
+            path for path in made for base in ("", "src", "src/notso") if (ROOT / base / path).exists()
+        ]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=named)

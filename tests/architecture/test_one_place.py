@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import typer
+
+from notso.cli.app import app
 from notso.qtensor import KV_FORMATS, TILE_POSITIONS, KVFormat
 from notso.qtensor.kv_formats import MAX_BYTE_DIM
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.smollm3.scheduling.prefill_budget import TILE_ROWS
+from notso.smollm3.values.engine_config import DEFAULT_CACHE_BYTES
+from notso.smollm3.values.sampling_params import SamplingParams
+from notso.web.turns.chat_settings import ChatSettings
+from notso.web.values.settings import DEFAULT_PORT, MAX_REQUESTS_PER_MINUTE
 
 ROOT = Path(__file__).parents[2]
 NATIVE, DOCS = ROOT / "native", ROOT / "docs" / "kernels"
@@ -48,3 +55,26 @@ def test_the_documents_say_from_how_many_batch_rows_on_there_are_tiles() -> None
     assert f"from {avx512} or {avx2} batch rows on" in (DOCS / "README.md").read_text("utf-8")
     few = f"{avx2 - 1} batch rows go this way (AVX-512: {avx512 - 1}, AMX: {amx - 1})"
     assert few in (DOCS / "gemv.md").read_text("utf-8")
+
+
+def test_the_front_door_has_the_defaults_of_the_floors() -> None:
+    """Written there again, because a verb that is only asked for its help loads no floor."""
+    verbs: Any = typer.main.get_command(app)
+    serve = {parameter.name: parameter for parameter in verbs.commands["serve"].params}
+    doctor = {parameter.name: parameter for parameter in verbs.commands["doctor"].params}
+    assert serve["port"].default == doctor["port"].default == DEFAULT_PORT
+    assert serve["cache_disk"].default * 10**9 == DEFAULT_CACHE_BYTES
+    assert serve["rate_limit"].max == MAX_REQUESTS_PER_MINUTE
+
+
+def test_sampling_defaults() -> None:
+    defaults, chat = SamplingParams(), ChatSettings()
+    assert (chat.temperature, chat.top_p) == (defaults.temperature, defaults.top_p)
+    source = ROOT / "src" / "notso"
+    said = "\n".join(
+        p.read_text("utf-8") for p in [source / "cli" / "options.py", *(source / "web").rglob("*fields.py")]
+    )
+    said += (source / "web" / "api" / "ollama" / "options.py").read_text("utf-8")
+    for value, name in ((defaults.temperature, "temperature|--temperature"), (defaults.top_p, "top_p|--top-p")):
+        stated = re.findall(rf'"(?:{name})".*?(?:; |Default: )(\d\.\d+)(?: if left out|\.")', said)
+        assert len(stated) >= 5 and set(stated) == {str(value)}

@@ -21,6 +21,7 @@ SHAPES = (
     ("a  \n", 3_900),
     ("*a_", 5_300),
     ("[a](", 4_000),
+    ("```c\na " + "\n" * 18_000 + "```\n", 1),  # code: one expression of its lexer would take 45 s a block
 )
 """What a paragraph is made of, and how often; as many paragraphs as there is room for."""
 READERS = 3
@@ -46,7 +47,7 @@ def at_once(jobs: Iterable[Callable[[], object]]) -> None:
 def test_a_chat_that_is_slow_to_lay_out(victim: Callable[..., Victim], ledger: Ledger) -> None:
     """Its answers come without HTML, as in an import; they are laid out once, however many ask for them."""
     server = victim()
-    answers, views = (8, 10) if LONG else (1, 2)
+    answers, views = (len(SHAPES), 10) if LONG else (1, 2)
     texts = [(unit * times + "\n\n") * (SIZE // len(unit * times) + 1) for unit, times in SHAPES[:answers]]
     turns = [(("user", "?"), ("assistant", text[:SIZE])) for text in texts]
     messages = [{"role": role, "content": content} for turn in turns for role, content in turn]
@@ -67,7 +68,7 @@ def test_a_chat_that_is_slow_to_lay_out(victim: Callable[..., Victim], ledger: L
 
 def test_slow_answers_in_many_chats(victim: Callable[..., Victim], ledger: Ledger) -> None:
     """Written at the same time, each with readers that come back until it is done."""
-    chats = 8 if LONG else 2
+    chats = len(SHAPES) if LONG else 2
     server = victim(SAY, shapes=SHAPES, size=SIZE if LONG else 60_000)
     with Witness(server) as witness:
         paths = [server.ask(str(number % len(SHAPES))) for number in range(chats)]

@@ -60,6 +60,8 @@ FORMAT = {"type": "json_schema", "name": "x", "schema": {"type": "object"}}
 KINDS: list[tuple[Callable[[Mapping[str, Any]], ApiRequest], dict[str, Any]]] = [
     (parse_text_request, {"prompt": ["one", "two"], "n": 2, "logprobs": 3, "stream": True, "stop": ["a"], "seed": 1}),
     (parse_text_request, {"prompt": "one", "echo": True, "max_tokens": 5, "logit_bias": {"1": 5}}),
+    (parse_text_request, {"prompt": [[1, 2], [3]], "echo": True, "logprobs": 1, "max_tokens": 0}),
+    (parse_text_request, {"prompt": [1, 2], "stop_token_ids": [5], "dry_sequence_breakers": ["."], "typical_p": 0.5}),
     (
         parse_message_request,
         {
@@ -127,6 +129,6 @@ def test_every_body_is_a_question_or_a_refusal() -> None:
             for prompt, _ in question.choices:
                 assert prompt, f"seed {seed}"
                 for each in [prompt] if isinstance(prompt, str) else prompt:
-                    (each.content if isinstance(each, Message) else each).encode()
+                    (each.content if isinstance(each, Message) else str(each)).encode()
         assert time.thread_time() - began < SLOWEST_SECONDS, f"seed {seed}"
     assert ONE_SEED or min(outcomes.values()) > 20, outcomes

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from notso.web import app as app_module
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
@@ -78,3 +81,14 @@ def test_living_is_answered_while_the_engine_holds_its_thread(start: Start) -> N
     assert server.stored(asked).active
     release.set()
     server.finished(asked)
+
+
+def test_freed_memory_is_given_back_again_and_again_by_another_thread(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(app_module, "GIVE_BACK_SECONDS", 0.01)
+    monkeypatch.setattr(app_module, "give_back_freed", lambda: threads.append(threading.get_ident()))
+    server = start(ScriptedEngine()).ready()
+    server.wait(lambda: len(threads) >= 3)
+    assert server.on_loop(threading.get_ident) not in threads

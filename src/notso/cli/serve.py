@@ -80,6 +80,9 @@ def serve(
             help="MCP servers of tools; needs the extra mcp.",
         ),
     ] = None,
+    keep_volatile: Annotated[
+        bool, typer.Option("--keep-volatile", help="The model reads clients' billing lines too.")
+    ] = False,
     strict_fields: Annotated[
         bool,
         typer.Option(
@@ -106,6 +109,7 @@ def serve(
         api_key=options.api_key(api_key_file),
         requests_per_minute=rate_limit,
         strict_fields=strict_fields,
+        keep_volatile=keep_volatile,
     )
     config = EngineConfig(
         context_tokens=context,

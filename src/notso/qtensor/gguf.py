@@ -87,7 +87,7 @@ class Metadata(Mapping[str, Any]):
     """The entries of a file, in its order: int, float, bool, str, or list of these.
 
     Arrays and long strings were checked when the file was opened but become Python values only when first asked for,
-    and are then kept until `forget`.
+    and are then kept until `release`.
     """
 
     def __init__(self, entries: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class Metadata(Mapping[str, Any]):
             self._decoded[key] = value.to_text() if isinstance(value, TextSpan) else value.to_list()
         return self._decoded[key]
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Let go of decoded arrays and strings, often megabytes of them. They can be asked for again."""
         self._decoded.clear()
 

@@ -20,6 +20,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
+from notso.smollm3 import give_back_freed
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import routes as text_completions
 from notso.web.api.messages import routes as anthropic_messages
@@ -77,6 +78,7 @@ ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 UNDO_SECONDS = 15.0  # the page offers it for 10
 PURGE_SECONDS = 5.0
+GIVE_BACK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +108,12 @@ def create_app(
         parts.shared.engine.start(asyncio.get_running_loop())
         if parts.mcp is not None:
             parts.mcp.start()
-        purging = asyncio.create_task(_purge_now_and_then(parts))
+        now_and_then = [asyncio.create_task(each) for each in (_purge_now_and_then(parts), _give_back_now_and_then())]
         try:
             yield
         finally:
-            purging.cancel()
+            for task in now_and_then:
+                task.cancel()
             await _shut_down(parts)
 
     app = FastAPI(
@@ -162,7 +165,7 @@ def create_app(
     app.add_exception_handler(StorageError, _show_problem)
     app.add_exception_handler(HTTPException, _show_problem)
     app.add_exception_handler(RequestValidationError, _show_problem)
-    app.add_exception_handler(ClientDisconnect, _let_go)
+    app.add_exception_handler(ClientDisconnect, _disconnected)
     app.add_exception_handler(Exception, _show_fault)
     return app
 
@@ -246,6 +249,14 @@ async def _purge_now_and_then(parts: Parts) -> None:
         await asyncio.sleep(PURGE_SECONDS)
 
 
+async def _give_back_now_and_then() -> None:
+    """What one request took for a moment stays with the C library, of which every thread has its own part: each grows
+    to the most that it ever held, and nothing of it would come back. Returning it takes a millisecond."""
+    while True:
+        await asyncio.sleep(GIVE_BACK_SECONDS)
+        await asyncio.to_thread(give_back_freed)
+
+
 async def _shut_down(parts: Parts) -> None:
     parts.shared.stopping = True
     parts.chat.turns.interrupt_all()
@@ -305,7 +316,7 @@ async def _ask_for_key(request: Request) -> Response:
     return PlainTextResponse(words["error_key"] + "\n", 401)
 
 
-async def _let_go(request: Request, error: Exception) -> Response:
+async def _disconnected(request: Request, error: Exception) -> Response:
     return Response(status_code=400)  # the client left in the middle of its request: nobody will read this
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from typing import Any
 
 import jsonschema
@@ -226,3 +227,15 @@ def test_texts_that_an_answer_cannot_write() -> None:
     for refused in ("\\x00", "a\\x1F", "\\u0007", "[\\x00]", "\x01", "\\cA", "\\0", "[\x02]"):
         assert written_pattern(refused) is None
     assert pattern_of_all_but(["a\x00"]) is None
+
+
+def test_cases_that_multiply_are_refused_before_they_are_made() -> None:
+    names = {f"p{n}": {} for n in range(2_000)}
+    either = [{"anyOf": [{}, {}]}] * 15
+    schema = {"allOf": [{"properties": names, "allOf": either}], "unevaluatedProperties": False}
+    tracemalloc.start()
+    with pytest.raises(InvalidRequestError, match=r"too long to be enforced|more than 64 cases"):
+        held_schema(schema, "grammar")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * 2**20

@@ -159,9 +159,7 @@ def test_a_name_nobody_knows_is_refused_where_it_may_ask_for_something(path: str
         assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "odd")
 
 
-@pytest.mark.parametrize(
-    "name", ["web_search_options", "thinking", "grammar_lazy", "include_reasoning", "mirostat", "functions"]
-)
+@pytest.mark.parametrize("name", ["web_search_options", "thinking", "grammar_lazy", "include_reasoning", "functions"])
 def test_a_name_that_is_known_is_not_excused_by_an_empty_value(name: str) -> None:
     for value in (False, "", []):
         with pytest.raises(ApiError) as caught:

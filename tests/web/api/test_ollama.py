@@ -169,7 +169,7 @@ def test_hints_are_taken_and_named(shared: Any) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"options": {"mirostat": 2}}, "options.mirostat"),
-    ({"options": {"typical_p": 0.5}}, "options.typical_p"),
+    ({"options": {"typical_p": 0}}, "options.typical_p"),
     ({"options": {"temperature": 9}}, "options.temperature"),
     ({"options": {"repeat_penalty": -1}}, "options.repeat_penalty"),
     ({"options": {"top_k": 40.5}}, "options.top_k"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import threading
@@ -153,6 +154,21 @@ def test_kept_for_a_while_and_not_for_ever(start: Start, monkeypatch: pytest.Mon
         assert len(server.api.resumable_streams._streams) <= 4
     server.wait(lambda: not server.api.resumable_streams._streams)
     assert server.client.get("/v1/stream?conv_id=c5").status_code == 404
+
+
+def test_no_more_answers_are_held_than_are_kept(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resumable, "MAX_RESUMABLE", 3)
+    server = start(slow(0.0)).ready()
+    for number in range(9):
+        assert post(server, f"c{number}").status_code == 200
+    server.wait(lambda: all(each.following.done() for each in server.api.resumable_streams._streams.values()))
+
+    def held() -> int:
+        gc.collect()
+        found = [each for each in gc.get_objects() if isinstance(each, resumable.ResumableStream)]
+        return sum(each.running._among is server.shared.requests for each in found)
+
+    assert server.on_loop(held) == 3
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import pytest
 from notso.smollm3 import ContextLengthError, EngineError, Event, ModelFileError
 from notso.web.rendering.markdown import render_markdown
 from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.turns import turns
 from notso.web.values.ids import new_id
 
 ANSWER = "Some *text*.\n\n- one\n- two\n\n```python\nx = 1\n```\n\nThe **end**: 1 < 2 & U+2028 \u2028 here.\n"
@@ -115,6 +116,24 @@ def test_a_late_or_odd_reader_gets_a_snapshot(shared: Any, screen: Any, header: 
     screen.apply(events[0])
     assert screen.html(asked.message_id, "answer") == shared.stored(asked).answer_html
     assert [event.event for event in events] == ["message", "status", "usage", "done"]
+
+
+def test_of_turns_past_no_more_is_kept_than_may_be(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither they nor the clocks that would have let go of them."""
+    monkeypatch.setattr(turns, "MAX_FINISHED", 2)
+    server = start(ScriptedEngine(script())).ready()
+
+    def clocks() -> int:
+        loop = server.shared.engine._loop
+        return sum(
+            not clock.cancelled() and clock.when() > loop.time() + turns.KEEP_FINISHED_SECONDS / 2
+            for clock in loop._scheduled
+        )
+
+    for _ in range(5):
+        server.finished(server.ask("Hello"))
+    server.on_loop(server.chat.turns.wait_for_all)
+    assert (len(server.chat.turns._finished), server.on_loop(clocks)) == (2, 2)
 
 
 def test_a_turn_long_past_is_told_from_the_database(start: Start, screen: Any) -> None:

@@ -205,5 +205,5 @@ def _prompt_problem(file: GGUFFile) -> str | None:
     except (ModelFileError, TemplateError) as error:
         return str(error)
     finally:
-        file.metadata.forget()
+        file.metadata.release()
     return None

@@ -70,7 +70,7 @@ class Engine:
             limit=backend.memory(mapped_bytes=weight_bytes),
         )
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
-        file.metadata.forget()
+        file.metadata.release()
         give_back_freed()  # building the tokenizer took hundreds of megabytes for a moment
         self._prompts = PromptWriter(ChatTemplate.from_gguf(file.metadata, self.tokenizer), self.tokenizer)
         self._context_tokens = plan.context_tokens
@@ -241,7 +241,7 @@ class Engine:
         self, messages: Sequence[Message], params: SamplingParams | None = None, options: RequestOptions | None = None
     ) -> None:
         """What `submit` is about to be asked for, while the last message is still being typed: its prompt is read while
-        nobody asks for anything, in place of what was to be read ahead for that owner before. Whatever is typed next,
+        nobody asks for anything, in place of what was to be prefilled for that owner before. Whatever is typed next,
         the beginning of it serves; nothing of it goes to the disk.
 
         Returns at once, and refuses what `submit` refuses.

@@ -127,7 +127,7 @@ class EngineCore:
         cache = self.scheduler.pool
         return EngineStats(
             **asdict(self._totals),
-            running=len(self.scheduler.running) if self._requests else 0,  # else it is read ahead
+            running=len(self.scheduler.running) if self._requests else 0,  # else it is a prefix warm-up
             waiting=len(self.scheduler.waiting) if self._requests else 0,
             kv_blocks=cache.blocks,
             kv_blocks_used=cache.blocks - cache.available,
@@ -305,6 +305,10 @@ class EngineCore:
     def _after(self, request: Request, chunk: Chunk, logits: Floats) -> None:
         """What a computed chunk means for its answer."""
         now = time.perf_counter()
+        if chunk.scores and request.scores is not None:
+            entries = request.scores.take(chunk.start, logits[: chunk.count])
+            request.generation.write([Event("prompt", logprobs=entries)] if entries else [])
+            logits = logits[chunk.count - 1 :]
         if not chunk.samples:
             self.scheduler.advance(chunk)
             self._notify_progress(request, chunk.sequence.computed, now)
@@ -312,6 +316,10 @@ class EngineCore:
         if not request.read:
             request.read = now
             request.generation.write([self._progress(request, request.prompt_tokens)])
+        if request.is_over:  # nothing is to be written
+            self.scheduler.advance(chunk)
+            self._end_if_over(request)
+            return
         events, right = list[Event](), 0
         for row, draft in zip(logits, [*chunk.drafts, None], strict=True):
             try:
@@ -347,7 +355,12 @@ class EngineCore:
         events = list(request.output.finish(reason))
         events += [
             Event("usage", usage=request.usage()),
-            Event("end", finish_reason=request.output.finish_reason, stop=request.output.stopped_by),
+            Event(
+                "end",
+                finish_reason=request.output.finish_reason,
+                stop=request.output.stopped_by,
+                logprobs=request.output.untold,
+            ),
         ]
         self._leave(request, events)
         self.background.prefix_warmup.note(request)
@@ -386,6 +399,8 @@ class EngineCore:
                 request.generation.write([Event("queued", place=place)])
 
     def _count(self, plan: Plan, seconds: float) -> None:
+        if any(chunk.scores for chunk in plan.chunks):
+            return  # takes longer than others of its size
         prefilling = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]
         if not prefilling:
             self._latency.observe(plan.rows, seconds)

@@ -12,10 +12,13 @@ from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
 from notso.smollm3.output.generation import Generation
-from notso.smollm3.output.logprobs import token_logprob
+from notso.smollm3.output.logprobs import PromptScores, token_logprob
 from notso.smollm3.output.output_processor import OutputProcessor
+from notso.smollm3.sampling.answer_end import answer_end_for
+from notso.smollm3.sampling.dry import NO_BREAKERS
 from notso.smollm3.sampling.grammar import Grammars
 from notso.smollm3.sampling.sampler import Sampler
+from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for
 from notso.smollm3.scheduling.block_pool import conversation_digest
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
@@ -31,6 +34,9 @@ from notso.smollm3.values.sampling_params import SamplingParams
 
 DRAFT_HISTORY_TOKENS = 32_768
 """How far back draft tokens are looked for: further back costs memory that long contexts need."""
+
+MAX_PROMPT_ENTRIES = 262_144
+"""Log probabilities of one prompt: some hundred bytes each."""
 
 
 class InputProcessor:
@@ -50,6 +56,7 @@ class InputProcessor:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._grammars = Grammars(tokenizer)
+        self._breakers = SequenceBreakers(tokenizer)
         self._context_tokens = context_tokens
         self._signal = signal
         self._latency = latency
@@ -69,32 +76,40 @@ class InputProcessor:
         )
         is_structured = structured_output is not None and structured_output.has_grammar
         may_call = bool(options.tools) and options.tool_choice != "none" and not (is_structured and prompt.started)
+        _require_end(params, is_structured, tokenizer.vocab_size)
+        scores = self._scores(prompt.ids, options.prompt_logprobs)
         top, dropped = options.top_logprobs, prompt.dropped_messages
         return Request(
             sequence=ScheduledSequence(
                 prompt.ids,
                 salt=salt,
+                scored=options.prompt_logprobs is not None,
                 priority=PRIORITIES[options.priority],
                 conversation=conversation_digest(options.owner, options.conversation),
             ),
             generation=Generation(self._signal.wake),
-            sampler=Sampler(params, secrets.randbits(63) if params.seed is None else params.seed, tokenizer.vocab_size),
+            sampler=self._sampler(params),
             output=OutputProcessor(
                 tokenizer,
                 prompt.ids,
                 params.stop,
                 may_call,
                 prompt.goes_on,
-                isinstance(asked, str),
+                isinstance(asked, str) or options.is_plain,
                 one_call=not options.parallel_tool_calls,
                 is_structured=is_structured,
                 calls_are_held=structured_output is not None and structured_output.holds_calls,
+                stop_token_ids=params.stop_token_ids,
+                min_tokens=params.min_tokens,
+                tells_all=scores is not None,
             ),
-            most=min(params.max_tokens or room, room),
+            most=0 if options.prompt_only else min(params.max_tokens or room, room),
             thinking_budget=params.thinking_budget,
             closing=self._prompts.end_of_reasoning,
             propose=None if self._latency is None else partial(self._drafter, prompt.ids, self._latency),
             structured_output=structured_output,
+            answer_end=answer_end_for(params, tokenizer.end_ids),
+            scores=scores,
             describe=None if top is None else partial(token_logprob, tokenizer, alternatives=top),
             next_ids=None if is_structured or dropped else self._next_ids(asked, params, options),
             initial_events=[Event("trimmed", dropped_messages=dropped)] if dropped else [],
@@ -109,15 +124,32 @@ class InputProcessor:
         """
         has_words = hasattr(messages, "__len__") and len(messages) > 0 and isinstance(messages[-1], Message)
         if not has_words or messages[-1].role != "user" or options.continue_last:
-            raise InvalidRequestError("only what a person types can be read ahead", param="messages")
+            raise InvalidRequestError("only what a person types can be prefilled before it is sent", param="messages")
         prompt = self._fitting_prompt(messages, params, options)
         turn_at = self._prompts.last_turn_at(prompt, messages, options)
         return prompt.ids, turn_at
 
+    def _scores(self, ids: list[int], alternatives: int | None) -> PromptScores | None:
+        if alternatives is None:
+            return None
+        entries = len(ids) * (1 + alternatives)
+        if entries > MAX_PROMPT_ENTRIES:
+            raise InvalidRequestError(
+                f"prompt_logprobs: {entries:,} log probabilities are wanted, at most {MAX_PROMPT_ENTRIES:,} are given",
+                param="prompt_logprobs",
+            )
+        return PromptScores(self._tokenizer, ids, alternatives)
+
+    def _sampler(self, params: SamplingParams) -> Sampler:
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        breakers = self._breakers.of(params.dry_sequence_breakers) if params.repeats_are_dried else NO_BREAKERS
+        return Sampler(params, seed, self._tokenizer.vocab_size, breakers)
+
     def _fitting_prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
         prompt = self._prompt(asked, params, options)
-        if len(prompt.ids) >= self._context_tokens:
-            raise ContextLengthError(len(prompt.ids) + 1, self._context_tokens)
+        needed = len(prompt.ids) + (0 if options.prompt_only else 1)
+        if needed > self._context_tokens:
+            raise ContextLengthError(needed, self._context_tokens)
         return prompt
 
     def _prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
@@ -130,7 +162,7 @@ class InputProcessor:
         if not isinstance(asked[0], Message):
             options.require_for_prompt(is_text=False)
             ids = checked_ids(cast(Sequence[int], asked), self._tokenizer.vocab_size)
-            return Prompt(ids, may_think=self._prompts.may_think(ids))
+            return Prompt(ids, options.is_plain, may_think=not options.is_plain and self._prompts.may_think(ids))
         return self._prompts.write_for(
             cast(Sequence[Message], asked),
             options,
@@ -163,3 +195,14 @@ class InputProcessor:
 
     def _drafter(self, ids: list[int], latency: StepLatency) -> NgramDrafter:
         return NgramDrafter(ids[-DRAFT_HISTORY_TOKENS:], never=self._never_drafted, latency=latency)
+
+
+def _require_end(params: SamplingParams, is_structured: bool, vocab_size: int) -> None:
+    """Raises InvalidRequestError where an answer cannot end as it is asked to."""
+    if max(params.stop_token_ids, default=0) >= vocab_size:
+        raise InvalidRequestError(f"stop_token_ids must be below {vocab_size}", param="stop_token_ids")
+    for name in ("ignore_eos", "min_tokens"):
+        if is_structured and getattr(params, name):
+            raise InvalidRequestError(
+                f"{name} cannot be held to: what the answer must be says where it ends", param=name
+            )

@@ -16,7 +16,7 @@ from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
 from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED
-from notso.smollm3.values.engine_config import KV_CHOICES, MAX_NUM_SEQS, KVChoice
+from notso.smollm3.values.engine_config import EngineConfig, KVChoice
 from notso.smollm3.values.model_info import MemoryBudget
 
 DEFAULT_CONTEXT_TOKENS = 8192
@@ -247,10 +247,7 @@ def _halved(count: int) -> list[int]:
 
 
 def _check(config: SmolLM3Config, context_tokens: int | None, kv: KVChoice, max_num_seqs: int | None) -> None:
+    EngineConfig(context_tokens=context_tokens, kv=kv, max_num_seqs=max_num_seqs)  # refuses what no model could have
     longest = longest_context(config)
     if context_tokens is not None and not 1 <= context_tokens <= longest:
         raise InvalidRequestError(f"a context must have from 1 to {longest:,} tokens", param="context_tokens")
-    if kv not in KV_CHOICES:
-        raise InvalidRequestError(f"a cache format must be one of {', '.join(KV_CHOICES)}", param="kv")
-    if max_num_seqs is not None and not 1 <= max_num_seqs <= MAX_NUM_SEQS:
-        raise InvalidRequestError(f"from 1 to {MAX_NUM_SEQS} answers can be written at a time", param="max_num_seqs")

@@ -2,7 +2,7 @@
 
 Behind an answer's last token the template writes the end of the turn and the beginning of the person's; and thoughts
 are left out of what it writes, so that behind them an answer stands where it was not computed. All of that is known
-when an answer has ended. Read ahead, it is found in the block pool like anything else; if another question comes than
+when an answer has ended. So prefilled, it is found in the block pool like anything else; if another question comes than
 expected, nothing was lost but time that nobody wanted.
 
 So are prompts whose last words a person is still typing. All of them, with what the template writes behind: sent as it
@@ -175,7 +175,7 @@ class PrefixWarmup:
         return lacking <= 1
 
     def _deprioritise(self, note: _Note) -> int:
-        """When room is needed, let go first of what is of no more use. How many blocks that makes room for."""
+        """When room is needed, deprioritise what is of no more use. How many blocks that makes room for."""
         pool, is_draft = self._scheduler.pool, note.prompt is None
         wanted = set(pool.chain(note.salt, note.ids, with_rest=is_draft))
         chain = pool.chain(note.salt, note.spent, with_rest=is_draft)

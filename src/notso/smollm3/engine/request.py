@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from notso.smollm3.output.generation import Generation
+from notso.smollm3.output.logprobs import PromptScores
 from notso.smollm3.output.output_processor import OutputProcessor
+from notso.smollm3.sampling.answer_end import AnswerEnd
 from notso.smollm3.sampling.sampler import Floats, Sampler
 from notso.smollm3.sampling.structured_output import StructuredOutput
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
@@ -18,11 +20,12 @@ from notso.smollm3.values.messages import Message
 
 @dataclass(eq=False)
 class Request:
-    """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that end
-    a thought for the model; `propose`: makes the drafter of what comes next, once the answer is under way (None:
-    nobody does); `structured_output`: what keeps the answer to a grammar; `describe`: makes a token's log
-    probabilities; `next_ids`: writes what the next turn's prompt begins with, given the answer (empty: of no use).
-    Times in seconds of `perf_counter`, 0 until they come."""
+    """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that
+    end a thought for the model; `propose`: makes the drafter of what comes next, once the answer is under way
+    (None: nobody does); `structured_output`: what keeps the answer to a grammar; `answer_end`: what keeps it from
+    ending; `scores`: makes the prompt's log probabilities, `describe` a token's; `next_ids`: writes what the next
+    turn's prompt begins with, given the answer (empty: of no use). Times in seconds of `perf_counter`, 0 until
+    they come."""
 
     sequence: Sequence
     generation: Generation
@@ -33,6 +36,8 @@ class Request:
     closing: tuple[int, ...] = ()
     propose: Callable[[], NgramDrafter] | None = None
     structured_output: StructuredOutput | None = None
+    answer_end: AnswerEnd | None = None
+    scores: PromptScores | None = None
     describe: Callable[[Floats, int], TokenLogprob] | None = None
     next_ids: Callable[[Message], list[int]] | None = None
     initial_events: list[Event] = field(default_factory=list)  # what to tell before anything else
@@ -73,6 +78,8 @@ class Request:
         sequence, answer, structured_output = self.sequence, self.output, self.structured_output
         in_reasoning = answer.in_reasoning
         restricted = logits if structured_output is None else structured_output.restrict(logits, in_reasoning)
+        if self.answer_end is not None:
+            restricted = self.answer_end.restrict(restricted, answer.tokens)
         token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))
         entry = None if self.describe is None else self.describe(logits, token)
         sequence.tokens.append(token)

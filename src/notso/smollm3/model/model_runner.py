@@ -64,13 +64,14 @@ class ModelRunner:
             self.weights = migrated
 
     def run(self, chunks: Sequence[Chunk], go_on: Callable[[int], bool], *, once: bool = False) -> list[Floats] | None:
-        """Compute chunks: for each its logits (1 + drafts, vocab), valid until the next step; (0, vocab) if unwanted.
+        """Compute chunks: for each its logits (sampled rows, vocab), valid until the next step.
 
         `go_on` is asked before each layer of a step that is long, or not captured because it is done `once`; None if it
         said no.
         """
         rows = sum(chunk.rows for chunk in chunks)
-        wanted = [1 + len(chunk.drafts) if chunk.samples else 0 for chunk in chunks]
+        wanted = [chunk.sampled_rows for chunk in chunks]
+        once = once or any(chunk.scores for chunk in chunks)  # of as many shapes as there are prompts
         for chunk in chunks:
             self.cache.place(chunk, _batch_index(chunk))
         shape = (rows, sum(wanted))

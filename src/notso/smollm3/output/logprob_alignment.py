@@ -12,7 +12,7 @@ Share = tuple[int, TokenLogprob | None]
 
 
 class LogprobAlignment:
-    """The tokens of a text in order; a stretch of the text that is shown takes the entries of its tokens along.
+    """The tokens of a text in order; a span of the text that is shown takes the entries of its tokens along.
 
     An entry goes with the first shown character of its token. A token that completes no character belongs to the
     character it has a part in. Entries of tokens of which nothing is shown go with nothing.
@@ -27,8 +27,12 @@ class LogprobAlignment:
         self._tokens.append((self._end, length, entry))
         self._end += length
 
+    def rest(self) -> list[TokenLogprob]:
+        """The entries that went with no text."""
+        return [entry for _, _, entry in self._tokens if entry is not None]
+
     def take(self, span: Span) -> list[Share]:
-        """What a stretch came from. Stretches are taken in order; what lies between them is forgotten."""
+        """What a span came from. Spans are taken in order; what lies between them is forgotten."""
         shares: list[Share] = []
         end = span.start + len(span)
         while self._tokens and self._tokens[0][0] < end:

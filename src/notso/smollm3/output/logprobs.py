@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 
 from notso.smollm3.sampling.sampler import Floats, likeliest, log_probabilities
@@ -18,6 +20,29 @@ def token_logprob(tokenizer: Tokenizer, logits: Floats, token: int, alternatives
     entry = partial(_entry, tokenizer)
     top = tuple(entry(other, float(values[other])) for other in likeliest(values, alternatives))
     return entry(token, float(values[token]), top)
+
+
+class PromptScores:
+    """Log probabilities of a prompt's tokens, told once each and in order."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], alternatives: int) -> None:
+        self._tokenizer = tokenizer
+        self._prompt = prompt
+        self._alternatives = alternatives
+        self._told = 0
+
+    def take(self, start: int, logits: Floats) -> tuple[TokenLogprob, ...]:
+        """The entries that logits (rows, V) after the prompt's tokens from `start` on make known. Raises EngineError if
+        the logits are not finite."""
+        entries = []
+        if self._told == 0:
+            entries.append(_entry(self._tokenizer, self._prompt[0], math.nan))
+            self._told = 1
+        for at, row in enumerate(logits, start + 1):
+            if self._told <= at < len(self._prompt):
+                entries.append(token_logprob(self._tokenizer, row, self._prompt[at], self._alternatives))
+                self._told = at + 1
+        return tuple(entries)
 
 
 def _entry(tokenizer: Tokenizer, token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:

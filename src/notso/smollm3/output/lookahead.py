@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Span(str):
-    """A stretch of a stream's text that knows at which character of the stream it begins."""
+    """A span of a stream's text that knows at which character of the stream it begins."""
 
     __slots__ = ("start",)
     start: int

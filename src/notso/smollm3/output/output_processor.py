@@ -35,11 +35,19 @@ class OutputProcessor:
         one_call: bool = False,
         is_structured: bool = False,
         calls_are_held: bool = False,
+        stop_token_ids: Sequence[int] = (),
+        min_tokens: int = 0,
+        tells_all: bool = False,
     ) -> None:
         """goes_on: the prompt ends with the beginning of this very answer. is_plain: it is text and nothing else, and
         tags are part of it. one_call: it ends with its first tool call. is_structured: `begin` says where it begins.
-        calls_are_held: what opens as a call becomes one, so its arguments are told as they are written."""
+        calls_are_held: what opens as a call becomes one, so its arguments are told as they are written.
+        stop_token_ids: end it as the model's own end does. min_tokens: stop strings are looked for behind so many.
+        tells_all: log probabilities of tokens of which nothing is shown are kept for `untold`."""
         self._tokenizer = tokenizer
+        self._end_ids = tokenizer.end_ids.union(stop_token_ids)
+        self._min_tokens = min_tokens
+        self._tells_all = tells_all
         self._characters = tokenizer.stream()
         tags = (None, None) if is_plain else (tokenizer.think_open_id, tokenizer.think_close_id)
         self._thinking = ReasoningParser(
@@ -57,12 +65,13 @@ class OutputProcessor:
     def push(self, token: int, logprob: TokenLogprob | None = None) -> Iterator[Event]:
         """Events that this token makes certain. Sets `finish_reason` when it ends the answer."""
         self.tokens += 1
-        if token in self._tokenizer.end_ids:
+        if token in self._end_ids:
             self.finish_reason = "stop"
+            self._decoded.add(0, logprob if self._tells_all else None)
             return
         was_reasoning = self._thinking.in_reasoning
         text = self._characters.push(token)
-        shows = logprob is not None and self._tokenizer.token_bytes(token, skip_control=True)
+        shows = logprob is not None and (self._tells_all or self._tokenizer.token_bytes(token, skip_control=True))
         self._decoded.add(len(text), logprob if shows else None)
         pieces = self._thinking.feed(token, text)
         self.reasoning_tokens += was_reasoning or self._thinking.in_reasoning
@@ -77,6 +86,11 @@ class OutputProcessor:
     def stopped_by(self) -> str | None:
         """The stop string that ended it."""
         return self._stops.matched
+
+    @property
+    def untold(self) -> tuple[TokenLogprob, ...]:
+        """At the end, those that no text took along, where all are to be told."""
+        return (*self._text_alignment.rest(), *self._decoded.rest()) if self._tells_all else ()
 
     def begin(self, calls: bool) -> None:
         """The next token is the first of the answer, and whatever follows is shown; tool calls only if it has any."""
@@ -114,7 +128,8 @@ class OutputProcessor:
                 continue
             for length, entry in shares:
                 self._text_alignment.add(length, entry)
-            shown, matched = self._stops.push(text)
+            is_early = self.tokens <= self._min_tokens
+            shown, matched = (self._stops.skip(text), False) if is_early else self._stops.push(text)
             yield from self._text(shown)
             if matched:
                 self._is_cut = True

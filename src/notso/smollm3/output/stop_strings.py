@@ -33,6 +33,11 @@ class StopStrings:
             return shown, True
         return self._lookahead.give(len(pending) - pending_length(pending, self._stops)), False
 
+    def skip(self, text: str) -> Span:
+        """`text`, which is shown whatever it holds; nothing is held back when it comes."""
+        self._lookahead.add(text)
+        return self._lookahead.give(len(self._lookahead.text))
+
     def finish(self) -> Span:
         """The text held back when the answer ends otherwise: it was no stop string after all."""
         return self._lookahead.give(len(self._lookahead.text))

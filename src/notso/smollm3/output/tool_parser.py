@@ -48,7 +48,7 @@ class ToolCallParser:
         self._arguments: _Arguments | None = None
         self._lookahead = Lookahead()
         self._in_call = False
-        self._body = 0  # where in the held text it begins: behind the tag and newlines that are due if there is no call
+        self._body = 0  # where in the lookahead it begins: behind the tag and newlines that are due if there is no call
         self._after_call = False
 
     def push(self, text: str) -> list[Span | ToolCall | CallPart]:
@@ -72,7 +72,7 @@ class ToolCallParser:
         return pieces
 
     def _next_part(self) -> CallPart | None:
-        """More of the arguments of the call that begins the held text."""
+        """More of the arguments of the call that begins the lookahead."""
         body = self._lookahead.text[self._body :]
         if self._arguments is None:
             head = _HEAD.match(body)
@@ -104,7 +104,7 @@ class ToolCallParser:
         return self._lookahead.give(len(certain)) if certain else None
 
     def _next_in_call(self) -> Span | ToolCall | None:
-        """The call that begins the held text, or its text if it is none; None while that is open."""
+        """The call that begins the lookahead, or its text if it is none; None while that is open."""
         body = self._lookahead.text[self._body :]
         begins = body.lstrip()
         if begins and begins[0] != "{":

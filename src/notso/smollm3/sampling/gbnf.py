@@ -106,6 +106,7 @@ class _Translation:
 
     def _sequence(self, nested: int) -> str:
         parts: list[str] = []
+        repeats = 0
         while True:
             kind, text, at = self._tokens[self._at]
             if kind == "line" and nested:
@@ -113,10 +114,14 @@ class _Translation:
             elif kind == "repeat":
                 if not parts:
                     raise self._fault(at, f"{text} repeats nothing")
+                repeats += 1
+                if repeats > MAX_NESTED:
+                    raise self._fault(at, f"it is repeated more than {MAX_NESTED} times over")
                 self._at += 1
                 parts[-1] = f"({parts[-1]}){''.join(text.split())}"
             elif kind in ("name", "text", "set") or text in ("(", "."):
                 self._at += 1
+                repeats = 0
                 parts.append(self._part(kind, text, at, nested))
             else:
                 return " ".join(parts) or '""'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,7 +14,12 @@ import numpy.typing as npt
 
 from notso.smollm3.errors import InvalidRequestError
 from notso.smollm3.sampling.gbnf import lark_of_gbnf
-from notso.smollm3.sampling.json_schema import MAX_CHARACTERS, checked_schema, held_schema
+from notso.smollm3.sampling.json_schema import (
+    MAX_CHARACTERS,
+    MAX_INTERSECTED,
+    checked_schema,
+    held_schema,
+)
 from notso.smollm3.text.tokenizer import Tokenizer
 from notso.smollm3.values.request_options import Grammar
 
@@ -25,7 +31,7 @@ Part = dict[str, Any]
 
 MAX_LEXER_STATES = 20_000  # of one or two kilobytes
 MAX_GRAMMAR_SIZE = 100_000
-MAX_GRAMMAR_CHARACTERS = 2**19  # of one that is no schema; the library takes 300 times as many bytes to read it
+MAX_GRAMMAR_CHARACTERS = 2**18  # of one that is no schema; the library takes 300 times as many bytes to read it
 MAX_ROW_ITEMS = 1_000  # ways to read what was written so far; each costs time at every token
 """A grammar that needs more fails, and nobody else waits for it."""
 
@@ -44,6 +50,7 @@ JSON_STYLE = {
 
 
 _DEEP = threading.Lock()
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*')
 
 
 class Matcher:
@@ -212,7 +219,17 @@ def answer_part(grammar: Grammar, param: str = "grammar") -> Part:
         return {"lark_grammar": lark_of_gbnf(grammar.source, param)}
     if grammar.kind == "choice":
         return _choice_part(grammar.source, param)
-    return {"lark_grammar": grammar.source}
+    return {"lark_grammar": _checked_lark(grammar.source, param)}
+
+
+def _checked_lark(source: str, param: str) -> str:
+    """Terminals may be intersected as patterns of a schema may. A schema within it would pass unchecked."""
+    bare = _LITERAL.sub(" ", source)
+    if bare.count("&") > MAX_INTERSECTED:
+        raise InvalidRequestError(f"the grammar intersects more than {MAX_INTERSECTED} terminals", param=param)
+    if "%json" in bare:
+        raise InvalidRequestError("%json is not supported within a grammar: send the schema as such", param=param)
+    return source
 
 
 def _choice_part(source: str, param: str) -> Part:

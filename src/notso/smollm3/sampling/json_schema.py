@@ -31,6 +31,9 @@ MAX_PERIOD = 10_000
 MAX_PATTERN_PROPERTIES = 32
 """In one object: the library combines their patterns with one another."""
 
+MAX_INTERSECTED = 10
+"""Patterns that one text must follow at once: the library's work doubles with each, and it asks nobody before it takes
+gigabytes."""
 
 CACHED_SCHEMAS, CACHED_CHARACTERS = 8, 32_768
 """Programs ask with the same schema again. Larger ones are read anew, one at a time: they take a hundred times their
@@ -66,7 +69,7 @@ def checked_schema(source: str, param: str) -> HeldSchema:
 
 def _read(source: str, param: str) -> HeldSchema:
     try:
-        schema = json.loads(source, parse_constant=_refuse_constant)
+        schema = json.loads(source, parse_constant=_refuse_constant, parse_float=_finite)
         source.encode()
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"the schema is not JSON: {error}", param=param) from None
@@ -93,6 +96,7 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
     """Whether the library can take it. What occurs in several places is one object here, and many there."""
     sizes: dict[int, tuple[int, int]] = {}
     deepest, size, period = 1, 0, 1
+    patterns_of: dict[int, int] = {}
     for each in (schema, *definitions.values()):
         for inner in _each_inner(each):
             period = math.lcm(period, _period(inner.get("multipleOf")))
@@ -103,6 +107,10 @@ def _check_size(schema: Schema, definitions: dict[str, Schema], param: str) -> N
                 raise InvalidRequestError(
                     f"patternProperties may have {MAX_PATTERN_PROPERTIES} members, not {patterns}", param=param
                 )
+        if _intersected(each, definitions, patterns_of) > MAX_INTERSECTED:
+            raise InvalidRequestError(
+                f"a value would have to follow more than {MAX_INTERSECTED} patterns at once", param=param
+            )
         own, depth = _extent(each, sizes)
         deepest, size = max(deepest, depth), size + own
     if size > MAX_REWRITTEN:
@@ -138,6 +146,28 @@ def _extent(schema: Schema, known: dict[int, tuple[int, int]]) -> tuple[int, int
     return known[id(schema)]
 
 
+def _intersected(schema: Schema, definitions: dict[str, Schema], known: dict[int, int]) -> int:
+    """Of how many patterns the library would make one, for one text within a value; rather too many than too few."""
+    left: list[tuple[Schema, bool]] = [(schema, False)]
+    while left:
+        each, parts_are_known = left.pop()
+        if not isinstance(each, dict) or (id(each) in known and not parts_are_known):
+            continue
+        target = definitions.get(str(each.get("$ref")).rpartition("/")[2], True)
+        if not parts_are_known:
+            known[id(each)] = 0  # where it refers to itself
+            left += [(each, True), (target, False), *((inner, False) for inner in _inner(each))]
+            continue
+        own = {keyword: value for keyword, value in each.items() if keyword not in ("allOf", "anyOf", "oneOf")}
+        most = max((known.get(id(inner), 0) for inner in _inner(own)), default=0)
+        most = max(most, int("pattern" in each)) + known.get(id(target), 0)
+        most += sum(known.get(id(inner), 0) for inner in each.get("allOf", ()))
+        for keyword in ("anyOf", "oneOf"):
+            most += max((known.get(id(inner), 0) for inner in each.get(keyword, ())), default=0)
+        known[id(each)] = most
+    return known.get(id(schema), 0)
+
+
 def _inner(schema: dict[str, Any]) -> Iterator[Schema]:
     """The schemas in a schema."""
     for keyword, value in schema.items():
@@ -158,6 +188,13 @@ def _period(step: object) -> int:
         while digits % prime == 0:
             digits //= prime
     return digits
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"{number[:40]} is too large a number")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -1,8 +1,9 @@
 """Chooses the next token.
 
-Order: repetition, presence and frequency penalties and logit_bias, then temperature, top_k, top_p, min_p, then the
-draw. It is the order of Hugging Face's generation, for which SmolLM3's settings (temperature 0.6, top_p 0.95) were
-published: temperature before the filters, each filter on what the one before left.
+Order: repetition, presence and frequency penalties, DRY and logit_bias, then temperature, top_k, typical_p, top_p,
+min_p, XTC, then the draw. It is the order of Hugging Face's generation, for which SmolLM3's settings (temperature 0.6,
+top_p 0.95) were published: temperature before the filters, each filter on what the one before left. typical_p and XTC
+stand where llama.cpp has them; who asks for them goes a way of its own (rare_filters.py), which costs others nothing.
 
 The draw depends on the seed and the position alone, not on how many draws came before or what else the engine does.
 """
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from notso.smollm3.errors import EngineError, InvalidRequestError
+from notso.smollm3.sampling.dry import NO_BREAKERS, Breakers, Repetitions
+from notso.smollm3.sampling.rare_filters import left_by_all
 from notso.smollm3.sampling.top_p import ranked, sample_among_many
 from notso.smollm3.values.sampling_params import SamplingParams
 
@@ -40,18 +43,22 @@ _SHORT_LIST = 2048
 """Tokens of more weight: up to so many are weighed first and alone, which costs a fraction of weighing all."""
 _SLACK, _ROUNDING = 1.01, 1e-9  # weights, and sums of them, are far more exact than this
 _UNSURE = -1
+_MAXIMA_OF = 256
 
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Sampler:
-    """Chooses tokens for one sequence. Holds no state that changes: the same arguments give the same token.
+    """Chooses tokens for one sequence. The same arguments give the same token: what DRY remembers of a history that
+    grows only saves it reading all of it again.
 
     seed: any 64-bit integer. vocab_size: if given, a logit_bias beyond it raises InvalidRequestError here, else
-    `sample` raises it.
+    `sample` raises it. breakers: the tokens of `params.dry_sequence_breakers`.
     """
 
-    def __init__(self, params: SamplingParams, seed: int, vocab_size: int | None = None) -> None:
+    def __init__(
+        self, params: SamplingParams, seed: int, vocab_size: int | None = None, breakers: Breakers = NO_BREAKERS
+    ) -> None:
         self.params = params
         self.seed = seed & _WORD
         self.greedy = params.temperature < GREEDY_TEMPERATURE
@@ -59,7 +66,10 @@ class Sampler:
         self._bias_ids = np.array([token for token, _ in biases], np.intp)
         self._biases = np.array([bias for _, bias in biases], np.float32)
         self._filters = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-        self._penalises = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
+        self._weakens = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
+        self._repetitions = Repetitions(params, breakers) if params.repeats_are_dried else None
+        self._penalises = self._weakens or self._repetitions is not None
+        self._is_rare = params.typical_p < 1.0 or params.xtc_probability > 0.0
         if vocab_size is not None:
             self._check_bias(vocab_size)
 
@@ -71,7 +81,7 @@ class Sampler:
     def sample(self, logits: Floats, history: Sequence[int] | NDArray[np.integer], position: int) -> int:
         """The token for `position`, given float32 logits (V,) and the tokens of prompt and answer so far.
 
-        Equal candidates rank by id, the lowest first. A logit of minus infinity is a token that is ruled out; any other
+        Equal candidates rank by id, the lowest first. A logit of minus infinity is a token that is masked; any other
         that is not finite, or nothing left to choose from, raises EngineError. `logits` is not written to.
         """
         if self.greedy and not self._penalises:
@@ -80,6 +90,10 @@ class Sampler:
         best = _best(logits)
         if self.greedy:
             return best
+        if self._is_rare:
+            choosing, crossing, _, _ = self._words(position)
+            ids, weights = left_by_all(self._weights(logits, logits[best]), self.params, _share(crossing))
+            return int(ids[_falls_on(np.cumsum(weights, dtype=np.float64), _share(choosing))])
         sampled = self._sample_short_list(logits, logits[best], position) if self._filters else _UNSURE
         return sampled if sampled != _UNSURE else self._sample_index(self._weights(logits, logits[best]), position)
 
@@ -150,12 +164,15 @@ class Sampler:
         if not self._penalises and not len(self._bias_ids):
             return logits
         logits = logits.copy()
-        if self._penalises:
+        if self._weakens:
             window = history[-params.penalty_window :] if params.penalty_window else history
             seen, counts = np.unique(np.asarray(window, dtype=np.intp), return_counts=True)
             values = logits[seen]
             values = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
             logits[seen] = values - (params.presence_penalty + params.frequency_penalty * counts)
+        if self._repetitions is not None:
+            repeated, penalties = self._repetitions.penalties(history)
+            logits[repeated] -= penalties
         if len(self._bias_ids):
             self._check_bias(len(logits))
             logits[self._bias_ids] += self._biases
@@ -213,7 +230,11 @@ class Sampler:
         return ids[:end], sums[:end]
 
     def _uniform(self, position: int) -> float:
-        """The number in [0, 1) that belongs to this seed and position: the upper 53 bits of the first word of
+        """The number in [0, 1) that says which token is drawn."""
+        return _share(self._words(position)[0])
+
+    def _words(self, position: int) -> tuple[int, int, int, int]:
+        """The four 64-bit words that belong to this seed and position, one for each thing that is left to chance:
         Philox4x64-10 with key `seed` and counter `position + 1` (Salmon et al., "Parallel random numbers: as easy as 1,
         2, 3", 2011)."""
         a, b, c, d, key, other_key = position + 1, 0, 0, 0, self.seed, 0
@@ -221,7 +242,12 @@ class Sampler:
             first, second = 0xD2E7470EE14C6C93 * a, 0xCA5A826395121157 * c
             a, b, c, d = second >> 64 ^ b ^ key, second & _WORD, first >> 64 ^ d ^ other_key, first & _WORD
             key, other_key = key + 0x9E3779B97F4A7C15 & _WORD, other_key + 0xBB67AE8584CAA73B & _WORD
-        return float(a >> 11) * 2.0**-53
+        return a, b, c, d
+
+
+def _share(word: int) -> float:
+    """A number in [0, 1), of the word's upper 53 bits."""
+    return float(word >> 11) * 2.0**-53
 
 
 def _best(logits: Floats) -> int:
@@ -255,6 +281,8 @@ def likeliest(values: Floats, count: int) -> list[int]:
     count = min(count, len(values))
     if count <= 0:
         return []
-    floor = np.partition(values, len(values) - count)[len(values) - count]
+    # So many pieces have a maximum at or above the floor, so at least so many values have; mostly few more.
+    maxima = np.maximum.reduceat(values, np.arange(0, len(values), _MAXIMA_OF))
+    floor = np.partition(maxima, len(maxima) - count)[len(maxima) - count] if count <= len(maxima) else -np.inf
     ids = np.flatnonzero(values >= floor)
     return [int(token) for token in ids[np.lexsort((ids, -values[ids]))][:count]]

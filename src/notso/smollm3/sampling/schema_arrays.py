@@ -1,4 +1,4 @@
-"""What is said of a whole array, as alternatives of arrays whose items are told one by one."""
+"""What is said of a whole array, as alternatives of arrays whose items are declared one by one."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def _array_of(values: Sequence[Any]) -> Schema:
 
 def other_items(schema: dict[str, Any], rest: Schema) -> Schema:
     """Arrays whose items that `schema` itself says nothing of are of `rest`."""
-    told = schema.get("items")
-    is_list = isinstance(told, list)
+    declared = schema.get("items")
+    is_list = isinstance(declared, list)
     if ("items" in schema and not is_list) or (is_list and "additionalItems" in schema):
         return True
-    before = told if is_list else schema.get("prefixItems")
+    before = declared if is_list else schema.get("prefixItems")
     count = len(before) if isinstance(before, list) else 0
     return {"prefixItems": [True] * count, "items": rest} if count else {"items": rest}

@@ -39,6 +39,9 @@ MAX_OPTIONS = 64
 _ANY_NAME = ""
 """A pattern that every name matches."""
 
+_Case = tuple[dict[str, Any], Schema]
+"""The names that a branch evaluates, and what holds in it."""
+
 
 class SchemaRewriter:
     """Rewrites one document. `ignored` names what says nothing about values: unknown keywords and formats.
@@ -136,7 +139,8 @@ class SchemaRewriter:
                 is_number = isinstance(value, int | float) and not isinstance(value, bool)
                 is_right = is_number and abs(value) < math.inf
             case _:
-                is_right = isinstance(value, int | float) and value == int(value) >= 0
+                is_number = isinstance(value, int | float) and abs(value) < math.inf
+                is_right = is_number and value == int(value) >= 0
                 return {keyword: self._checked(int(value) if is_right else value, is_right, path)}
         if keyword in ("const", "enum") and any(map(has_unwritable, _texts(value))):
             raise self._refusal(f"{path} has control characters, which an answer cannot write")
@@ -281,47 +285,51 @@ class SchemaRewriter:
         """Closes the object over the names that the schema and those it applies tell of."""
         if rest is True or "additionalProperties" in schema:
             return True
-        branches = list(itertools.islice(self._evaluated(schema, path, 1), MAX_OPTIONS + 1))
-        if len(branches) > MAX_OPTIONS:
-            raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")
+        branches = self._cases(self._evaluated(schema, path, 1), path)
         closed = (
             ({} if _ANY_NAME in names.get("patternProperties", {}) else {**names, "additionalProperties": rest}, also)
             for names, also in branches
         )
         return any_of(all_of(each) for each in closed)
 
-    def _evaluated(self, schema: Any, path: str, depth: int) -> Iterator[tuple[dict[str, Any], Schema]]:
+    def _cases(self, found: Iterator[_Case], path: str) -> list[_Case]:
+        """All of them, at every level no more than may be: what is refused is not computed first."""
+        cases = list(itertools.islice(found, MAX_OPTIONS + 1))
+        if len(cases) > MAX_OPTIONS:
+            raise self._refusal(f"the schema's keyword {path} has more than {MAX_OPTIONS} cases")
+        return cases
+
+    def _evaluated(self, schema: Any, path: str, depth: int) -> Iterator[_Case]:
         """For each branch that a value may take: the names it evaluates, and what holds in it."""
         self._spend()
         if depth > MAX_DEPTH:
             raise self._refusal(f"the schema's keyword {path} leads in a circle")
         own: dict[str, dict[str, Any]] = {"properties": {}, "patternProperties": {}}
-        parts: list[list[tuple[dict[str, Any], Schema]]] = []
+        parts: list[list[_Case]] = []
         for keyword, value in schema.items() if isinstance(schema, dict) else ():
             if keyword in NAMED:
                 own[keyword].update(dict.fromkeys(_listed(value), True))
             elif keyword in ("additionalProperties", "unevaluatedProperties") and depth > 1:
                 own["patternProperties"][_ANY_NAME] = True
             elif keyword == "allOf":
-                parts += (list(self._evaluated(each, path, depth + 1)) for each in _listed(value))
+                parts += (self._cases(self._evaluated(each, path, depth + 1), path) for each in _listed(value))
             elif keyword in ("anyOf", "oneOf"):
-                parts.append(
-                    [
-                        (names, all_of([self._schema(each, path, depth), also]))
-                        for each in _listed(value)
-                        for names, also in self._evaluated(each, path, depth + 1)
-                    ]
+                taken = (
+                    (names, all_of([self._schema(each, path, depth), also]))
+                    for each in _listed(value)
+                    for names, also in self._evaluated(each, path, depth + 1)
                 )
+                parts.append(self._cases(taken, path))
             elif keyword == "$ref":
-                parts.append(list(self._evaluated(self._references.target(schema, path), path, depth + 1)))
+                parts.append(self._cases(self._evaluated(self._references.target(schema, path), path, depth + 1), path))
             elif keyword in ("if", "dependentSchemas", "dependencies"):
                 raise self._refusal(f"the schema's keyword {path} is not supported beside {keyword}")
         for chosen in itertools.product(*parts):
-            self._spend()
             merged = {key: dict(names) for key, names in own.items()}
             for names, _ in chosen:
                 for key in merged:
                     merged[key].update(names.get(key, {}))
+            self._spend(1 + sum(map(len, merged.values())))
             yield {key: names for key, names in merged.items() if names}, all_of(also for _, also in chosen)
 
     def _one_of(self, options: list[Schema]) -> Schema:
@@ -371,8 +379,8 @@ class SchemaRewriter:
                 )
             yield arrays
 
-    def _spend(self) -> None:
-        self._steps += 1
+    def _spend(self, steps: int = 1) -> None:
+        self._steps += steps
         if self._steps > MAX_STEPS:
             raise self._refusal("the schema takes too long to be enforced: it has too many combinations")
 

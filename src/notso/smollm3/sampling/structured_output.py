@@ -1,4 +1,4 @@
-"""What an answer may go on with: a grammar's tokens behind the thoughts, and never those that are ruled out."""
+"""What an answer may go on with: a grammar's tokens behind the thoughts, and never those that are masked."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class StructuredOutput:
         return first
 
 
-class CallGuide(StructuredOutput):
+class StructuredCalls(StructuredOutput):
     """Leaves an answer free but for its tool calls: behind the tag that opens one, `begin` makes what it follows.
 
     Only the token opens a call: text that spells the tag out is kept from being finished. begun: the text of the answer
@@ -126,11 +126,11 @@ class CallGuide(StructuredOutput):
 
     @property
     def holds_calls(self) -> bool:
-        """As for a Guide."""
+        """As for any StructuredOutput."""
         return True
 
     def restrict(self, logits: Floats, in_reasoning: bool) -> Floats:
-        """As for a Guide."""
+        """As for any StructuredOutput."""
         if self._call is not None:
             allowed = self._call.allowed()
             restricted = np.full_like(logits, -np.inf)
@@ -148,7 +148,7 @@ class CallGuide(StructuredOutput):
         return restricted
 
     def take(self, token: int, in_reasoning: bool) -> bool:
-        """As for a Guide; the answer's first token is of no meaning."""
+        """As for any StructuredOutput; the answer's first token is of no meaning."""
         if self._call is not None:
             self._call.take(token)
             if self._call.is_over:
@@ -181,7 +181,7 @@ def structured_output_for(
     masked = _tags(tokenizer)[:1] if is_barred else []
     matcher = _matcher(options, tokenizer, grammars)
     if matcher is None and options.strict_tools and options.tools and options.tool_choice == "auto":
-        return _call_guide(options, tokenizer, grammars, started)
+        return _structured_calls(options, tokenizer, grammars, started)
     if matcher is None:
         return StructuredOutput(tokenizer, None, masked=masked) if masked else None
     if started:
@@ -222,7 +222,9 @@ def _matcher(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars) 
     return grammars.matcher(parts, "tools", _tags(tokenizer))
 
 
-def _call_guide(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str) -> StructuredOutput:
+def _structured_calls(
+    options: RequestOptions, tokenizer: Tokenizer, grammars: Grammars, started: str
+) -> StructuredOutput:
     if tokenizer.tool_call_open_id is None:
         raise InvalidRequestError("this model has no token that begins a call: none can be held", param="tools")
     tools = options.tools or ()
@@ -232,7 +234,7 @@ def _call_guide(options: RequestOptions, tokenizer: Tokenizer, grammars: Grammar
         return grammars.matcher(parts, "tools", _tags(tokenizer))
 
     begin()  # what cannot be held is refused before anything is written
-    return CallGuide(tokenizer, begin, grammars.spelling(CALL_TAG), started)
+    return StructuredCalls(tokenizer, begin, grammars.spelling(CALL_TAG), started)
 
 
 def _chosen(tools: Sequence[Tool], choice: str | ToolName) -> Sequence[Tool]:

@@ -17,7 +17,7 @@ from typing import Protocol
 from notso.smollm3.common_prefix import common_length
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, BlockPool, OutOfBlocksError, block_hash
 from notso.smollm3.scheduling.sequence import Sequence
-from notso.smollm3.scheduling.step_plan import BlockCopy, BlockLoad, Chunk, Plan
+from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, BlockCopy, BlockLoad, Chunk, Plan
 
 FEW_ROWS = 8
 """A sequence with at most so many tokens to compute does not count as prefill."""
@@ -89,14 +89,15 @@ class Scheduler:
         self._admit(plan)
         for sequence in sorted(self.running, key=_order):
             room = max_rows - plan.rows
-            if room > 0 and sequence.batch_index is not None and sequence.pending <= FEW_ROWS:
+            if room > 0 and sequence.batch_index is not None and not _is_prefill(sequence):
                 self._plan_chunk(sequence, min(sequence.pending, room), plan)
         room = min(prompt_tokens, max_rows - plan.rows)
         for sequence in sorted(self.running, key=_order):
             if room < 1:
                 break
-            if sequence.batch_index is not None and sequence.pending > FEW_ROWS and not self._match(sequence, plan):
-                room -= self._plan_chunk(sequence, min(sequence.pending, room), plan)
+            if sequence.batch_index is not None and _is_prefill(sequence) and not self._match(sequence, plan):
+                most = self._scored_rows(plan) if sequence.is_scoring else room
+                room -= self._plan_chunk(sequence, min(sequence.pending, room, most), plan)
         for chunk in plan.chunks if self.pool.has_windows else ():
             self.pool.open_windows(chunk.sequence.blocks, chunk.start, chunk.rows)
         return plan
@@ -202,6 +203,11 @@ class Scheduler:
         plan.preempted.append(sequence)
         self.preemptions += 1
 
+    def _scored_rows(self, plan: Plan) -> int:
+        """Rows with logits that one more sequence may have, where each that is not yet in the plan may need one."""
+        others = len(self.running) - len(plan.chunks) - 1
+        return max(1, MAX_SAMPLED - plan.sampled_rows - others)
+
     # Blocks
 
     def _plan_chunk(self, sequence: Sequence, count: int, plan: Plan) -> int:
@@ -214,7 +220,7 @@ class Scheduler:
         if drafts and not self._has_room(sequence, length + len(drafts)):
             drafts = []  # nobody gives way to draft tokens
         self._make_room(sequence, length + len(drafts), plan)
-        plan.chunks.append(Chunk(sequence, sequence.computed, count, list(drafts), samples))
+        plan.chunks.append(Chunk(sequence, sequence.computed, count, list(drafts), samples, sequence.is_scoring))
         return count
 
     def _register(self, sequence: Sequence, index: int, parent_hash: bytes, tokens: list[int]) -> None:
@@ -255,8 +261,10 @@ class Scheduler:
         """Take over what is cached of the tokens that come next. True if it has to wait for more from the disk, or had
         to leave.
 
-        The last token is always computed: its logits are wanted.
+        The last token is always computed: its logits are wanted. Of a prompt that is scored all are.
         """
+        if sequence.is_scoring:
+            return False
         while sequence.computed == len(sequence.blocks) * BLOCK_TOKENS and sequence.pending > BLOCK_TOKENS:
             piece = sequence.tokens[sequence.computed : sequence.computed + BLOCK_TOKENS]
             parent_hash = sequence.last_hash
@@ -324,6 +332,10 @@ class Scheduler:
         finally:
             self.pool.free(source)
         return target
+
+
+def _is_prefill(sequence: Sequence) -> bool:
+    return sequence.pending > FEW_ROWS or sequence.is_scoring
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

@@ -15,6 +15,7 @@ class Sequence:
     `hashes[i]` stands for all tokens up to the end of block i, for the blocks that are full; the first one is made from
     `salt`. `conversation` is noted at every block it computes or finds (None: at none). `batch_index` is its row in the
     block tables while it runs. `drafts` are draft tokens behind `tokens`, to be verified with the next step.
+    `scored`: logits after each token of the prompt are wanted, so all of it is computed, in smaller steps.
     """
 
     prompt: Tokens[int]
@@ -22,6 +23,7 @@ class Sequence:
     priority: int = 0
     conversation: bytes | None = None
     arrival: int = 0
+    scored: bool = False
     tokens: list[int] = field(init=False)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -47,6 +49,11 @@ class Sequence:
     def pending(self) -> int:
         """Tokens that are known and not computed: the rest of the prompt, or the last token drawn."""
         return len(self.tokens) - self.computed
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether logits after each of the next tokens are wanted."""
+        return self.scored and self.computed < len(self.prompt)
 
     @property
     def last_hash(self) -> bytes:

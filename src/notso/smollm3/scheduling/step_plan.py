@@ -18,18 +18,26 @@ megabyte each with 128,256 tokens."""
 @dataclass(slots=True)
 class Chunk:
     """Tokens [start, start + count) of a sequence, then its drafts. `samples`: logits after the last token and after
-    each draft are needed."""
+    each draft are needed; `scores`: after each of the others too."""
 
     sequence: Sequence
     start: int
     count: int
     drafts: list[int]
     samples: bool
+    scores: bool = False
 
     @property
     def rows(self) -> int:
         """Rows of the step."""
         return self.count + len(self.drafts)
+
+    @property
+    def sampled_rows(self) -> int:
+        """Rows whose logits are wanted, the last ones."""
+        if self.scores:
+            return self.rows
+        return 1 + len(self.drafts) if self.samples else 0
 
     @property
     def tokens(self) -> list[int]:
@@ -73,6 +81,11 @@ class Plan:
     @property
     def rows(self) -> int:
         return sum(chunk.rows for chunk in self.chunks)
+
+    @property
+    def sampled_rows(self) -> int:
+        """Those whose logits are wanted."""
+        return sum(chunk.sampled_rows for chunk in self.chunks)
 
     @property
     def loads(self) -> list[BlockLoad]:

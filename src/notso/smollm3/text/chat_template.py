@@ -3,7 +3,7 @@
 Whatever people, tools or clients wrote is content, and content never yields a control token. To know content from
 scaffold after a template has mixed them, every `<` of the content is rendered as a stand-in that occurs nowhere else;
 every special token begins with `<`, so those found in the rendered text were written by the template (or by us, for
-past tool calls). Then the stand-ins are put back, and each stretch between two special tokens is encoded as one piece.
+past tool calls). Then the stand-ins are put back, and each span between two special tokens is encoded as one piece.
 """
 
 from __future__ import annotations

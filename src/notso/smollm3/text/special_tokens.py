@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Run(NamedTuple):
-    """A stretch of a prompt: one special token by its text, or ordinary text in which nothing is special."""
+    """A span of a prompt: one special token by its text, or ordinary text in which nothing is special."""
 
     text: str
     special: bool

@@ -19,7 +19,7 @@ MAX_THREADS = 1024
 MAX_NUM_SEQS = 64
 """Answers that can be written at the same time, at the most."""
 
-DEFAULT_CACHE_BYTES = 4 << 30
+DEFAULT_CACHE_BYTES = 4 * 10**9
 """Room on disk for computed conversations: some 100,000 tokens of the 3B."""
 
 

@@ -12,6 +12,7 @@ EventKind = Literal[
     "queued",
     "progress",
     "trimmed",
+    "prompt",
     "reasoning",
     "text",
     "tool_call_part",
@@ -57,6 +58,7 @@ class TokenLogprob:
     """A token and the natural logarithm of its probability by the model alone: before penalties, bias, temperature,
     filters and grammar. `top`: the likeliest tokens at its place, the likeliest first, as many as were asked for.
 
+    Of a prompt's first token, before which nothing stands, `logprob` is not a number, and there is no `top`.
     `bytes` of several tokens may make one character; `text` shows such a part as U+FFFD, and control tokens as spelt.
     """
 
@@ -71,13 +73,15 @@ class Event:
     """One step of an answer.
 
     A stream is: `trimmed` if whole turns had to be left out, `queued` each time the place in the queue changes until it
-    begins, `progress` while the prompt is read, any number of reasoning, text and tool_call events, then one usage and
-    one `end`, or `error` in their place. What is set, besides `kind`:
+    begins, `progress` while the prompt is read and, if they were asked for, `prompt` with the log probabilities of its
+    next tokens, any number of reasoning, text and tool_call events, then one usage and one `end`, or `error` in their
+    place. What is set, besides `kind`:
     queued: `place` (1 is next); trimmed: `dropped_messages`; progress: `progress`; reasoning and text: `text`,
     `tokens`, how many the answer has so far, thinking included, and `logprobs`, if asked for; tool_call: `tool_call`;
     tool_call_part, where a grammar holds the calls: `text`, more of the arguments of `begun_call`, whose own are empty;
     the tool_call of that id comes when they are whole, and not at all where the answer is cut;
-    usage: `usage`; error: `error`; end: `finish_reason`, and `stop`, the stop string that ended it, if one did.
+    prompt: `logprobs`; usage: `usage`; error: `error`; end: `finish_reason`, `stop`, the stop string that ended it, if
+    one did, and, where those of the prompt were asked for too, `logprobs` of tokens of which no text was shown.
     """
 
     kind: EventKind

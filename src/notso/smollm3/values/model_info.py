@@ -60,7 +60,7 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     kv_blocks: int = 0
-    kv_blocks_used: int = 0  # by running answers; what only the prefix cache holds counts as free
+    kv_blocks_used: int = 0  # by running answers; what only the block pool keeps counts as free
     kv_blocks_cached: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0

@@ -50,11 +50,14 @@ class RequestOptions:
     parallel_tool_calls: whether it may call more than once. strict_tools: the names of those whose arguments follow
     their schema also where the model is free to call; where it must call, those of all tools do. grammar: what the
     answer, behind the thoughts, must be; it is that, or ends for its length, a stop string or a cancellation.
-    top_logprobs: with each token its log probability and those of so many likeliest (0 to 20); None gives none. date:
-    the day the prompt names. priority: whom to serve first where there are many. owner: whose cached prompts may be
-    used. conversation: by what name what is computed for it can be forgotten again; None: only with everything else.
-    continue_last: the last message is an assistant's, and more of it is wanted (of its thoughts too, if it may think).
-    when_full: refuse a conversation that does not fit, or leave out whole turns, the oldest first, and say so.
+    top_logprobs: with each token its log probability and those of so many likeliest (0 to 20); None gives none.
+    prompt_logprobs: the same of the prompt's tokens, in `prompt` events; nothing of the prompt is taken from the cache.
+    prompt_only: the prompt is read, and nothing is written. is_plain: a prompt of token ids is text to be written on,
+    and what comes is text and nothing else, as behind a prompt that is text. date: the day the prompt names. priority:
+    whom to serve first where there are many. owner: whose cached prompts may be used. conversation: by what name what
+    is computed for it can be forgotten again; None: only with everything else. continue_last: the last message is an
+    assistant's, and more of it is wanted (of its thoughts too, if it may think). when_full: refuse a conversation that
+    does not fit, or leave out whole turns, the oldest first, and say so.
 
     Raises InvalidRequestError, which names the option.
     """
@@ -66,6 +69,9 @@ class RequestOptions:
     strict_tools: tuple[str, ...] = ()
     grammar: Grammar | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_only: bool = False
+    is_plain: bool = False
     date: Date | None = None
     priority: Priority = "interactive"
     owner: str = ""
@@ -86,9 +92,12 @@ class RequestOptions:
         grammar = self.grammar
         is_grammar = grammar is None or (isinstance(grammar, Grammar) and grammar.kind in get_args(GrammarKind))
         _require(is_grammar, "grammar", f"a Grammar of a kind of {', '.join(get_args(GrammarKind))}")
-        top = self.top_logprobs
-        is_count = top is None or (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS)
-        _require(is_count, "top_logprobs", f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
+        for name in ("top_logprobs", "prompt_logprobs"):
+            top = getattr(self, name)
+            is_count = top is None or (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS)
+            _require(is_count, name, f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
+        for name in ("prompt_only", "is_plain"):
+            _require(isinstance(getattr(self, name), bool), name, "true or false")
         _require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
         is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
         _require(is_name, "conversation", "text in valid Unicode")

@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKENS = 64
+MAX_BREAKERS = 32
+MAX_BREAKER_CHARACTERS = 40
+DEFAULT_BREAKERS = ("\n", ":", '"', "*")
+"""Texts across which DRY sees no repetition: llama.cpp's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,16 @@ class SamplingParams:
     seed: 64-bit; None draws one. The same seed and input give the same text.
     logit_bias: token id -> -100..100, added to the logits.
     stop: up to 4 strings of up to 256 characters, which end the answer and are not part of it.
+    stop_token_ids: up to 64 tokens that end it as the model's own end does, wherever they come, and are not part of it.
+    min_tokens: fewest tokens, thinking included, before a token may end the answer. ignore_eos: the model's own end
+        never comes; the answer ends by its length, a stop string or a stop token.
+    typical_p: 0 < p <= 1, 1 is off: of what is least surprising against the expected surprise, so much.
+    xtc_probability: how often all of the choices that weigh `xtc_threshold` or more but the last of them are taken away
+        (0 is off; above 0.5 the threshold never finds two).
+    dry_multiplier: 0 is off. A token that would prolong a repetition of `dry_allowed_length` tokens or more loses
+        dry_multiplier * dry_base ** (length - dry_allowed_length) of its logit. Repetitions are looked for in the last
+        `dry_penalty_last_n` tokens of prompt and answer (-1: in all of them, 0: nowhere), and never go across one of
+        `dry_sequence_breakers`.
 
     Raises InvalidRequestError, whose `param` names the field.
     """
@@ -44,6 +60,17 @@ class SamplingParams:
     seed: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: tuple[str, ...] = DEFAULT_BREAKERS
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
@@ -69,16 +96,55 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, 1 << 31)
             _number("logit_bias", bias, -100.0, 100.0)
-        if isinstance(self.stop, str) or not isinstance(self.stop, Iterable):
-            raise InvalidRequestError("stop must be a sequence of strings", param="stop")
-        object.__setattr__(self, "stop", tuple(self.stop))
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(f"stop holds at most {MAX_STOP_STRINGS} strings", param="stop")
-        for text in self.stop:
-            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+        self._texts("stop", MAX_STOP_STRINGS, MAX_STOP_CHARACTERS)
+        self._check_end()
+        self._check_rarer()
+
+    @property
+    def repeats_are_dried(self) -> bool:
+        """Whether DRY is on."""
+        return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
+
+    def _check_end(self) -> None:
+        object.__setattr__(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids, "token ids"))
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise InvalidRequestError(f"stop_token_ids holds at most {MAX_STOP_TOKENS} ids", param="stop_token_ids")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, 1 << 31)
+        _integer("min_tokens", self.min_tokens, 0, 1 << 31)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError("min_tokens must not be above max_tokens", param="min_tokens")
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequestError("ignore_eos must be true or false", param="ignore_eos")
+
+    def _check_rarer(self) -> None:
+        _number("typical_p", self.typical_p, 0.0, 1.0)
+        if self.typical_p == 0.0:
+            raise InvalidRequestError("typical_p must be above 0 and at most 1", param="typical_p")
+        _number("xtc_probability", self.xtc_probability, 0.0, 1.0)
+        _number("xtc_threshold", self.xtc_threshold, 0.0, 1.0)
+        _number("dry_multiplier", self.dry_multiplier, 0.0, 100.0)
+        _number("dry_base", self.dry_base, 1.0, 100.0)
+        _integer("dry_allowed_length", self.dry_allowed_length, 0, 1 << 31)
+        _integer("dry_penalty_last_n", self.dry_penalty_last_n, -1, 1 << 31)
+        self._texts("dry_sequence_breakers", MAX_BREAKERS, MAX_BREAKER_CHARACTERS)
+
+    def _texts(self, name: str, most: int, most_characters: int) -> None:
+        texts = _listed(name, getattr(self, name), "strings")
+        object.__setattr__(self, name, texts)
+        if len(texts) > most:
+            raise InvalidRequestError(f"{name} holds at most {most} strings", param=name)
+        for text in texts:
+            if not isinstance(text, str) or not 1 <= len(text) <= most_characters:
                 raise InvalidRequestError(
-                    f"each stop string must have 1 to {MAX_STOP_CHARACTERS} characters", param="stop"
+                    f"each {name.replace('_', ' ')} string must have 1 to {most_characters} characters", param=name
                 )
+
+
+def _listed(name: str, value: object, what: str) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidRequestError(f"{name} must be a sequence of {what}", param=name)
+    return tuple(value)
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:

@@ -28,7 +28,7 @@ from notso.web.values.wording import words
 
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
-Begun = tuple[TurnAccepted, ChatView]
+Submitted = tuple[TurnAccepted, ChatView]
 """What was stored, and the chat with it."""
 
 MAX_TITLE_CHARACTERS = 120
@@ -44,7 +44,7 @@ async def ask(
     *,
     is_new: bool = False,
     instead_of: str | None = None,
-) -> Begun:
+) -> Submitted:
     """Store the question and start its answer; what comes back is on disk. Raises Problem and
     StorageError, which keep the text."""
     chat = view.chat
@@ -77,7 +77,7 @@ async def ask(
 
 async def add_version(
     services: ChatServices, owner: str, view: ChatView, message: StoredMessage, fields: dict[str, str]
-) -> Begun:
+) -> Submitted:
     """Another version of an answer, beside it."""
     if message.role != "assistant" or message.kind != "turn" or message.parent_id is None:
         raise Problem(404, words["error_unknown_page"])
@@ -91,7 +91,7 @@ async def add_version(
 
 async def write_on(
     services: ChatServices, owner: str, view: ChatView, message_id: str, *, hurry: bool = False
-) -> Begun:
+) -> Submitted:
     """Continue the same answer where it ended; with `hurry`, its unfinished thought is closed first."""
     assistant_message = replace(_new_message(view.chat), id=message_id)
     generation_id = assistant_message.generation_id or ""
@@ -103,7 +103,7 @@ async def write_on(
         )
 
 
-async def summarise(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Begun:
+async def summarise(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
     """A summary after the newest message; for the model it stands in place of what is above it."""
     chat, settings, shown = view.chat, view.settings, view.line()
     if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
@@ -192,7 +192,7 @@ async def _begin(
     *,
     prepared: Prepared | None = None,
     hurry: bool = False,
-) -> Begun:
+) -> Submitted:
     """Store a turn and start it, unless it was there already. Raises Problem."""
     _check_admission(services)  # once more: much may have happened while it was measured
     with services.turns.expecting(assistant_message.generation_id or ""):

@@ -22,7 +22,9 @@ ONE_ADDRESS_SHARE = 3 / 4
 """Of all connections. Behind a proxy, and on loopback, everybody has the same address: so it is most of them."""
 BACKLOG = 1024  # connections the system keeps for us until they are accepted
 COMING_IN_AT_ONCE = 32  # so that who is in comes to a word between, and none gives way before it could say one
-RETRY_SECONDS = 0.01
+RETRY_SECONDS = 0.002
+"""How long who was let in has to say a word before half of those that said none give way. The shorter, the sooner come
+those outside: at 10 ms a visitor waited 500 ms behind 400 that say nothing. At 2 ms who sends 5 ms late is heard."""
 EPISODE_SECONDS = 60.0  # trouble with accepting is told once in so long
 
 

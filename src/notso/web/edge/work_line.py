@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from notso.smollm3 import give_back_freed
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
@@ -25,8 +26,7 @@ RETRY_SECONDS = 5
 class WorkLine:
     """Who comes first is served first; who finds too many waiting is refused. Called on the loop.
 
-    The memory that such work takes comes from one thread, so that what the C library keeps of it is used again by the
-    next piece.
+    The memory that such work takes is given back when it is done: the C library would keep it.
     """
 
     def __init__(self, name: str, most_waiting: int = MOST_WAITING) -> None:
@@ -52,7 +52,7 @@ class WorkLine:
 
     async def work(self, work: Callable[[], T]) -> T:
         """Do it in the thread; within a turn."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _then_give_back, work)
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """Do it: in a turn of its own if it is of a large text, else at once in any thread."""
@@ -64,3 +64,10 @@ class WorkLine:
     def close(self) -> None:
         """What has not begun is not done any more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _then_give_back(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    finally:
+        give_back_freed()

@@ -25,11 +25,17 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self._at = time.thread_time() + seconds
+        self.charged = 0.0
 
     @property
     def passed(self) -> bool:
         """Whether the time is over."""
         return time.thread_time() > self._at
+
+    def charge(self, seconds: float) -> None:
+        """Time that another process spent for it counts as the thread's."""
+        self._at -= seconds
+        self.charged += seconds
 
     def check(self) -> None:
         """Raises OverBudgetError when the time is over."""
@@ -55,11 +61,11 @@ class Budget:
         """Work that is paid for. Raises OverBudgetError when nothing is left, or by the deadline's check."""
         if self.spent:
             raise OverBudgetError
-        began = time.thread_time()
+        began, deadline = time.thread_time(), Deadline(self._seconds)
         try:
-            yield Deadline(self._seconds)
+            yield deadline
         finally:
-            self._seconds -= time.thread_time() - began
+            self._seconds -= time.thread_time() - began + deadline.charged
 
     def take(self, html: str) -> str:
         """The same HTML, paid for by its length. Raises OverBudgetError."""

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
 from html import escape
-from typing import Any
 
-from pygments import format as write_code  # type: ignore[import-untyped]
-from pygments.formatters.html import HtmlFormatter  # type: ignore[import-untyped]
-from pygments.lexer import Lexer  # type: ignore[import-untyped]
-from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
 from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
 
 from notso.web.rendering.budget import Deadline
+from notso.web.rendering.highlighter import Highlighter
 from notso.web.values.wording import words
 
 MAX_HIGHLIGHTED_CHARACTERS = 20_000
-MAX_HIGHLIGHTED_LINE = 1_000  # one expression of a lexer can read a line in time of its length squared, uninterrupted
 MAX_UNFOLDED_LINES = 40
 
 LANGUAGES: dict[str, str] = {
@@ -28,6 +21,8 @@ LANGUAGES: dict[str, str] = {
     **{"rs": "rust", "sh": "bash", "shell": "bash", "ts": "typescript", "yml": "yaml"},
 }
 """What a person or model may write after the fence, and the language meant."""
+
+HIGHLIGHTER = Highlighter()
 
 TOKEN_CLASSES: frozenset[str] = frozenset(name for name in STANDARD_TYPES.values() if name)
 """Every class the highlighter can write, and so every class the sanitiser lets through on a span."""
@@ -45,9 +40,13 @@ def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str
     Raises OverBudgetError.
     """
     language = language_of(info)
-    if colour and language and _is_short(code):
-        body = write_code(_tokens(code, language, deadline), HtmlFormatter(nowrap=True))
-    else:
+    body = None
+    if colour and language and len(code) <= MAX_HIGHLIGHTED_CHARACTERS:
+        deadline.check()
+        body, seconds = HIGHLIGHTER.html(code, language)
+        deadline.charge(seconds)
+        deadline.check()
+    if body is None:
         body = escape(code)
     long = code.count("\n") > MAX_UNFOLDED_LINES
     tools = _button("copy-code", words["code_copy"]) + _button("wrap-code", words["code_wrap"])
@@ -56,20 +55,5 @@ def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str
     return f'<div class="code-block{" long" if long else ""}">{label}<pre><code>{body}</code></pre></div>\n'
 
 
-def _is_short(code: str) -> bool:
-    return len(code) <= MAX_HIGHLIGHTED_CHARACTERS and max(map(len, code.split("\n"))) <= MAX_HIGHLIGHTED_LINE
-
-
-def _tokens(code: str, language: str, deadline: Deadline) -> Iterator[Any]:
-    for token in _lexer(language).get_tokens(code):
-        deadline.check()
-        yield token
-
-
 def _button(name: str, label: str) -> str:
     return f'<button class="{name}">{escape(label)}</button>'
-
-
-@lru_cache(maxsize=64)
-def _lexer(language: str) -> Lexer:
-    return get_lexer_by_name(language, stripnl=False)

@@ -27,7 +27,7 @@ from notso.web.rendering.math import enable_math, formula_html
 from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
 from notso.web.values.wording import words
 
-RENDERER_VERSION = 3
+RENDERER_VERSION = 4
 """Raised whenever the same text would give other HTML, so that stored HTML is made anew."""
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024

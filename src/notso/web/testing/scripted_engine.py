@@ -134,8 +134,8 @@ class ScriptedGeneration:
 
 class ScriptedEngine:
     """A ChatEngine. `pace_seconds` passes before each event; `requests` keeps what was begun, `drafts` what was to be
-    read ahead; `failure` is told after the script instead of ending, `refusal` at once. While `gate` is cleared nothing
-    is said. `slots` answers are written at a time, the others queue.
+    prefilled before; `failure` is told after the script instead of ending, `refusal` at once. While `gate` is cleared
+    nothing is said. `slots` answers are written at a time, the others queue.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class ScriptedEngine:
     ) -> None:
         """Nothing is read; that it was asked for is kept in `drafts`."""
         if not messages or messages[-1].role != "user":
-            raise InvalidRequestError("only what a person types can be read ahead", param="messages")
+            raise InvalidRequestError("only what a person types can be prefilled before it is sent", param="messages")
         self.drafts.append(_request(messages, params, options))
 
     def render(self, messages: Sequence[Message], options: RequestOptions | None = None) -> str:

@@ -70,7 +70,7 @@ class Toolbox:
         return next((tool for tool in self.all() if tool.name == name), None)
 
     def chosen(self, names: Iterable[str]) -> tuple[ChatTool, ...]:
-        """Those of them that were chosen; a name that no tool has is passed over."""
+        """Those of them that were chosen; a name that no tool has is skipped."""
         wanted = frozenset(names)
         return tuple(tool for tool in self.all() if tool.name in wanted)
 

@@ -47,7 +47,7 @@ class Turns:
         self._max_answer_characters = max_answer_characters
         self._card = card
         self._consumers: dict[str, TurnConsumer] = {}
-        self._finished: dict[str, Turn] = {}
+        self._finished: dict[str, tuple[Turn, asyncio.TimerHandle]] = {}
         self._expected: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -88,7 +88,10 @@ class Turns:
     def find(self, generation_id: str) -> Turn | None:
         """A turn that runs, waits, or ended not long ago."""
         consumer = self._consumers.get(generation_id)
-        return consumer.turn if consumer else self._finished.get(generation_id)
+        if consumer is not None:
+            return consumer.turn
+        finished = self._finished.get(generation_id)
+        return finished[0] if finished is not None else None
 
     def stats(self, generation_id: str) -> TurnStats | None:
         """How a turn stands that runs or waits."""
@@ -156,7 +159,13 @@ class Turns:
                 tell(turn, consumer.usage, consumer.finish_reason)
 
     def _keep(self, turn: Turn) -> None:
-        self._finished[turn.id] = turn
+        later = asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._let_go, turn.id)
+        self._finished[turn.id] = turn, later
         while len(self._finished) > MAX_FINISHED:
-            del self._finished[next(iter(self._finished))]
-        asyncio.get_running_loop().call_later(KEEP_FINISHED_SECONDS, self._finished.pop, turn.id, None)
+            self._let_go(next(iter(self._finished)))
+
+    def _let_go(self, generation_id: str) -> None:
+        """Of its clock too: a busy server ends thousands of turns while one of them would be kept."""
+        finished = self._finished.pop(generation_id, None)
+        if finished is not None:
+            finished[1].cancel()

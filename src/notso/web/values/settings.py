@@ -12,6 +12,7 @@ from notso.web.values.errors import SettingsError, UnsafeBindError
 from notso.web.values.origin_rules import OriginRules
 
 DEFAULT_PORT = 3000
+MAX_REQUESTS_PER_MINUTE = 1_000_000
 RATE_BEYOND_LOOPBACK = 600
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
@@ -36,6 +37,7 @@ class Settings:
     requests_per_minute: requests of programs that one address may send; 0 is no limit. None: 600 where other machines
         reach the server, no limit where only this one does.
     strict_fields: fields of programs' requests that would be ignored are refused.
+    keep_volatile: the model reads lines of clients that change with every request (see volatile_lines), too.
     max_waiting_turns: questions that may wait for the engine before new ones are refused.
     max_message_characters: longest question. max_answer_characters: an answer that grows past this is stopped.
     drain_seconds: how long a running answer may go on after the server was told to stop.
@@ -54,6 +56,7 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     requests_per_minute: int | None = None
     strict_fields: bool = False
+    keep_volatile: bool = False
     max_waiting_turns: int = 32
     max_message_characters: int = 200_000
     max_answer_characters: int = 262_144
@@ -79,8 +82,10 @@ class Settings:
             raise SettingsError("an API key neither begins nor ends with a blank, and has no breaks", setting="api_key")
         if self.api_key is not None and len(self.api_key) < 16:
             raise SettingsError("an API key needs at least 16 characters", setting="api_key")
-        if self.requests_per_minute is not None and not 0 <= self.requests_per_minute <= 1_000_000:
-            raise SettingsError("requests_per_minute must be from 0 to 1000000", setting="requests_per_minute")
+        if self.requests_per_minute is not None and not 0 <= self.requests_per_minute <= MAX_REQUESTS_PER_MINUTE:
+            raise SettingsError(
+                f"requests_per_minute must be from 0 to {MAX_REQUESTS_PER_MINUTE}", setting="requests_per_minute"
+            )
         for name in ("max_waiting_turns", "max_message_characters", "max_answer_characters"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} must be at least 1", setting=name)

@@ -65,7 +65,7 @@ class PeerProcess:
     def tune(self, tasks: Iterable[Task]) -> None:
         """Try each task once in every configuration and keep the fastest for it; what none is fastest at is freed.
 
-        Configurations that the peer refuses are passed over. Raises EngineError if a task fails in all of them.
+        Configurations that the peer refuses are skipped. Raises EngineError if a task fails in all of them.
         """
         tasks = list(tasks)
         best: dict[Task, float] = {}

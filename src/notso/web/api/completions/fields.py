@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from notso.smollm3 import MAX_TOP_LOGPROBS, RequestOptions
-from notso.web.api.request_fields.field_reader import invalid, read_fields, unsupported
+from notso.smollm3 import MAX_TOP_LOGPROBS, InvalidRequestError, RequestOptions
+from notso.web.api.request_fields.field_reader import invalid, read_fields
 from notso.web.api.request_fields.fields import Notes, Text, inert, later, refused, works
 from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields, grammar_of
 from notso.web.api.request_fields.hints import hints_of
@@ -18,16 +18,29 @@ from notso.web.api.request_fields.sampling_fields import (
     check_stream_options,
     sampling_of,
 )
-from notso.web.api.shared.api_request import ApiRequest
+from notso.web.api.shared.api_request import ApiRequest, Prompt
 
 MAX_PROMPTS = 64
+MAX_PROMPT_IDS = 1 << 18
+MAX_SCORED = 1_000_000
+"""Log probabilities of all prompts of a request, by their characters or ids, of which tokens have one or more."""
 DEFAULT_MAX_TOKENS = 16  # the API's own
+
+
+TokenIds = Annotated[
+    list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(min_length=1, max_length=MAX_PROMPT_IDS, fail_fast=True)
+]
 
 
 class TextFields(GrammarFields):
     """The body of POST /v1/completions."""
 
-    prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    prompt: (
+        Text
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     # Fields whose value, if it is this, asks for nothing.
@@ -37,14 +50,21 @@ class TextFields(GrammarFields):
 
 TEXT_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
-        f"a text, or up to {MAX_PROMPTS}, each of which is answered; nothing in it is a control token",
-        "give text; token ids are not taken",
+        f"a text, in which nothing is a control token, or a list of token ids; or up to {MAX_PROMPTS} texts or lists, "
+        "each of which is answered"
     ),
-    "max_tokens": works("longest answer; 16 if left out, as the API has it; what fits if -1, or more than that"),
-    "echo": works("true: the prompt stands before the answer; not with `logprobs`"),
+    "max_tokens": works(
+        "longest answer; 16 if left out, as the API has it; 0 reads the prompt and writes nothing; what fits if -1, or "
+        "more than that"
+    ),
+    "echo": works("true: the prompt stands before the answer, with `logprobs` those of its tokens too"),
     "logprobs": works("0 to 20 likeliest tokens with each, in the older form's four lists"),
     "best_of": inert("1", "use n"),
-    "suffix": inert("an empty text", "the model has no tokens for filling gaps; ask it in a chat"),
+    "suffix": inert(
+        "an empty text",
+        "the model has no tokens for filling gaps, and was not trained to: it would write on, and not towards what "
+        "follows; ask it in a chat",
+    ),
     "response_format": later("use json_schema, or /v1/chat/completions"),
     "tools": refused("use /v1/chat/completions"),
     "messages": refused("use /v1/chat/completions, or give a prompt"),
@@ -53,8 +73,9 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest(ApiRequest):
-    """What a program asked for, checked."""
+    """What a program asked for, checked. `texts`: what the prompts say, as far as that is known without a model."""
 
+    texts: tuple[str, ...] = ()
     echo: bool = False
     include_usage: bool = False
     return_progress: bool = False
@@ -63,26 +84,35 @@ class TextRequest(ApiRequest):
 
 def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     """Check the body of a plain completion. Raises ApiError (400), whose `param` names the field."""
-    if _holds_ids(body.get("prompt")):
-        raise unsupported("prompt", f"this value of prompt is not supported: {TEXT_NOTES['prompt'].advice}")
-    if isinstance(prompts := body.get("prompt"), list) and len(prompts) > MAX_PROMPTS:
-        raise invalid("prompt", f"prompt holds at most {MAX_PROMPTS} texts")
+    _check_prompts(body.get("prompt"))
     fields = read_fields(TextFields, body, TEXT_NOTES | WITHIN_SAMPLING)
     check_stream_options(fields)
-    texts = (fields.prompt,) if isinstance(fields.prompt, str) else tuple(fields.prompt)
-    if not all(texts):
+    prompts = _prompts(fields.prompt)
+    if not all(prompts):
         raise invalid("prompt", "prompt is empty: there is nothing to write on", "empty_prompt")
-    if fields.echo and fields.logprobs is not None:
-        raise invalid("echo", "echo has no log probabilities: leave out one of the two")
+    scored = fields.logprobs if fields.echo else None
+    if scored is not None and (wanted := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
+        raise invalid("logprobs", f"logprobs for prompts of {wanted:,}, at most {MAX_SCORED:,}: give fewer at a time")
     grammar, said_by = grammar_of(fields)
     longest = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     return TextRequest(
         model=fields.model,
-        prompts=texts,
-        params=sampling_of(fields, longest, None, fields.logprobs),
+        prompts=prompts,
+        texts=tuple(prompt if isinstance(prompt, str) else "" for prompt in prompts),
+        params=sampling_of(fields, longest or 1, None, fields.logprobs),
         hints=hints_of(fields, body),
-        names={"messages": "prompt", "top_logprobs": "logprobs", "response_format": said_by},
-        options=RequestOptions(thinking=False, grammar=grammar, top_logprobs=fields.logprobs),
+        names={
+            **{"messages": "prompt", "top_logprobs": "logprobs", "prompt_logprobs": "logprobs"},
+            "response_format": said_by,
+        },
+        options=RequestOptions(
+            thinking=False,
+            grammar=grammar,
+            top_logprobs=fields.logprobs,
+            prompt_logprobs=scored,
+            prompt_only=longest == 0,
+            is_plain=True,
+        ),
         stream=bool(fields.stream),
         fresh=fields.cache_prompt is False,
         echo=bool(fields.echo),
@@ -92,5 +122,49 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     )
 
 
-def _holds_ids(prompt: object) -> bool:
-    return isinstance(prompt, list) and any(isinstance(each, int | list) for each in prompt)
+def with_texts(asked: TextRequest, detokenize: Callable[[Sequence[int]], str]) -> TextRequest:
+    """With what prompts of token ids say. Raises ApiError (400) for ids that are none of this model's."""
+    try:
+        texts = tuple(prompt if isinstance(prompt, str) else detokenize(_ids(prompt)) for prompt in asked.prompts)
+    except InvalidRequestError as error:
+        raise invalid("prompt", str(error)) from None
+    return replace(asked, texts=texts)
+
+
+def _ids(prompt: Prompt) -> list[int]:
+    return [token for token in prompt if isinstance(token, int)]
+
+
+def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(given, str):
+        return (given,)
+    ids = tuple(each for each in given if isinstance(each, int))
+    return (ids,) if ids else tuple(each if isinstance(each, str) else tuple(each) for each in _listed(given))
+
+
+def _listed(given: list[str] | list[int] | list[list[int]]) -> Iterator[str | list[int]]:
+    return (each for each in given if not isinstance(each, int))
+
+
+def _check_prompts(prompts: object) -> None:
+    """Say of a list what is wrong with it, where its types alone would say something of another kind of list."""
+    if not isinstance(prompts, list):
+        return
+    if any(isinstance(each, int) for each in prompts):
+        _check_ids("prompt", prompts)
+        return
+    if len(prompts) > MAX_PROMPTS:
+        raise invalid("prompt", f"prompt holds at most {MAX_PROMPTS} texts, or lists of token ids")
+    if any(isinstance(each, list) for each in prompts):
+        for index, each in enumerate(prompts):
+            if not isinstance(each, list) or not each:
+                raise invalid(f"prompt.{index}", f"prompt.{index} must be a list of token ids, one or more")
+            _check_ids(f"prompt.{index}", each)
+
+
+def _check_ids(name: str, ids: list[object]) -> None:
+    if len(ids) > MAX_PROMPT_IDS:
+        raise invalid(name, f"{name} holds at most {MAX_PROMPT_IDS:,} token ids")
+    for index, token in enumerate(ids):
+        if type(token) is not int or not 0 <= token < 1 << 31:
+            raise invalid(f"{name}.{index}", f"{name}.{index} must be a token id, as those beside it")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from notso.web.api.completions.fields import parse_text_request
+from notso.web.api.completions.fields import parse_text_request, with_texts
 from notso.web.api.completions.stream import TextSerializer
 from notso.web.api.shared.completion import Completion, fingerprint, model_id, new_id
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import Owner, read_body, respond
+from notso.web.api.shared.serving import Owner, read_body, ready_engine, respond, with_prompt
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -19,6 +19,9 @@ router = APIRouter(dependencies=[Depends(guarded)])
 async def completions(request: Request, services: Services, owner: Owner) -> Response:
     """Write a text on. A client that leaves stops it, unless it sent X-Conversation-Id."""
     asked = await read_body(request, parse_text_request)
+    if asked.echo and not all(asked.texts):
+        engine, read = ready_engine(services)[0], asked
+        asked = await with_prompt(request, lambda: with_texts(read, engine.detokenize))
     return await respond(
         request,
         services,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from notso.smollm3 import Event
+from notso.smollm3 import Event, TokenLogprob
 from notso.web.api.completions.fields import TextRequest
 from notso.web.api.shared.completion import Choice, Completion, new_choice, timings, usage_body
 from notso.web.api.shared.serializer import DONE, PING, data_event, progress_body
 from notso.web.api.shared.stopwatch import Stopwatch
-from notso.web.api.shared.token_logprobs import legacy
+from notso.web.api.shared.token_logprobs import characters, legacy
 from notso.web.edge.api_error import ApiError
 
 
@@ -23,7 +23,8 @@ class TextSerializer:
         self._asked = asked
         self._completion = completion
         self._weighed = asked.options.top_logprobs is not None
-        self._echoed = [prompt if asked.echo and isinstance(prompt, str) else "" for prompt, _ in asked.choices]
+        self._echoed = [text if asked.echo else "" for text in asked.texts for _ in asked.params]
+        self._prompts: list[list[TokenLogprob]] = [[] for _ in self._echoed]
         self._choices = [new_choice(logprobs=self._weighed) for _ in self._echoed]
         self._watches = [Stopwatch() for _ in self._choices] if asked.timings_per_token else None
         self.id = completion.id
@@ -43,7 +44,11 @@ class TextSerializer:
         choice = self._choices[number]
         so_far = self._watches[number].take(event) if self._watches is not None else None
         more = {"timings": so_far} if so_far else {}
-        written = len(choice.content)
+        if event.kind == "prompt":
+            scores = legacy(event.logprobs, characters(self._prompts[number]))
+            self._prompts[number] += event.logprobs
+            yield self._sse_event(number, "", None, scores)
+        written = len(self._echoed[number]) + len(choice.content)
         delta = choice.add(event)
         if delta is not None and "content" in delta:
             logprobs = legacy(event.logprobs, written) if self._weighed else None
@@ -51,7 +56,10 @@ class TextSerializer:
         elif event.progress is not None and self._asked.return_progress:
             yield self._sse_event(number, "", prompt_progress=progress_body(event.progress))
         if event.kind == "end":
-            yield self._sse_event(number, "", choice.reason, timings=timings([choice]))
+            untold = legacy(event.logprobs, written) if event.logprobs else None
+            if choice.content_logprobs is not None:
+                choice.content_logprobs += event.logprobs
+            yield self._sse_event(number, "", choice.reason, untold, timings=timings([choice]))
 
     async def finalise(self) -> None:
         """Nothing is kept."""
@@ -76,10 +84,11 @@ class TextSerializer:
 
     def _entry(self, number: int, choice: Choice) -> dict[str, Any]:
         weighed = choice.content_logprobs
+        told = None if weighed is None else legacy([*self._prompts[number], *weighed], 0)
         return {
             "index": number,
             "text": self._echoed[number] + choice.content,
-            "logprobs": None if weighed is None else legacy(weighed, 0),
+            "logprobs": told,
             "finish_reason": choice.reason,
         }
 

@@ -29,6 +29,7 @@ from notso.web.api.messages.fields import (
     ToolUseBlock,
     UserTurn,
 )
+from notso.web.api.messages.volatile_lines import without_volatile_lines
 from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
 from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
@@ -57,8 +58,11 @@ class MessageRequest(ApiRequest):
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
 
-def parse_message_request(body: Mapping[str, Any]) -> MessageRequest:
-    """Check the body of a message. Raises ApiError (400), whose `param` names the field."""
+def parse_message_request(body: Mapping[str, Any], *, keep_volatile: bool = False) -> MessageRequest:
+    """Check the body of a message. Raises ApiError (400), whose `param` names the field.
+
+    `keep_volatile`: the model reads lines that change with every request too (see volatile_lines).
+    """
     fields = read_fields(MessageFields, body, MESSAGE_NOTES | WITHIN_MESSAGE)
     budget = _budget(fields)
     if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
@@ -72,17 +76,19 @@ def parse_message_request(body: Mapping[str, Any]) -> MessageRequest:
         "thinking_budget": budget,
     }
     params = checked_params(NAMES, **{name: value for name, value in chosen.items() if value is not None})
-    return _request(fields, params=(params,), stream=bool(fields.stream), hints=hints_of(fields, body))
+    return _request(fields, keep_volatile, params=(params,), stream=bool(fields.stream), hints=hints_of(fields, body))
 
 
-def parse_count_request(body: Mapping[str, Any]) -> MessageRequest:
+def parse_count_request(body: Mapping[str, Any], *, keep_volatile: bool = False) -> MessageRequest:
     """Check the body of a request to count. Raises ApiError (400), whose `param` names the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
-    return _request(fields, params=(checked_params(NAMES),), hints=hints_of(fields, body))
+    return _request(fields, keep_volatile, params=(checked_params(NAMES),), hints=hints_of(fields, body))
 
 
-def _request(fields: CountFields, **more: Any) -> MessageRequest:
-    messages = tuple(_conversation(fields))
+def _request(fields: CountFields, keep_volatile: bool, **more: Any) -> MessageRequest:
+    given = _text(fields.system or "")
+    system, ignored = (given, ()) if keep_volatile else without_volatile_lines(given)
+    messages = tuple(_conversation(fields, system))
     tools, choice = _tools(fields), fields.tool_choice
     asked = fields.output_config.format if fields.output_config else None
     return MessageRequest(
@@ -99,6 +105,7 @@ def _request(fields: CountFields, **more: Any) -> MessageRequest:
             grammar=None if asked is None else schema_grammar("output_config.format.schema", asked.schema_),
             continue_last=messages[-1].role == "assistant",
         ),
+        ignored=ignored,
         **more,
     )
 
@@ -134,9 +141,9 @@ def _tool_choice(fields: CountFields) -> ToolChoice:
     return checked_choice("tool_choice", name, [tool.name for tool in fields.tools or ()])
 
 
-def _conversation(fields: CountFields) -> Iterator[Message]:
-    if fields.system:
-        yield Message("system", _text(fields.system))
+def _conversation(fields: CountFields, system: str) -> Iterator[Message]:
+    if system:
+        yield Message("system", system)
     for turn in fields.messages:
         yield from _turn(turn)
 

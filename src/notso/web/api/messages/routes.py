@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,7 +22,9 @@ router = APIRouter(dependencies=[Depends(guarded)])
 @router.post("/v1/messages")
 async def messages(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""
-    asked = await read_body(request, parse_message_request)
+    asked = await read_body(
+        request, partial(parse_message_request, keep_volatile=services.shared.settings.keep_volatile)
+    )
     return await respond(
         request, services, owner, asked, lambda info: MessageSerializer(asked, model_id(info), new_id("msg", "_"))
     )
@@ -29,7 +33,7 @@ async def messages(request: Request, services: Services, owner: Owner) -> Respon
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, services: Services) -> Response:
     """How many tokens the model would read."""
-    asked = await read_body(request, parse_count_request)
+    asked = await read_body(request, partial(parse_count_request, keep_volatile=services.shared.settings.keep_volatile))
     engine, info = ready_engine(services)
     require_model(asked.model, info)
     try:

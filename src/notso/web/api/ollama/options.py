@@ -10,6 +10,7 @@ from notso.smollm3 import SamplingParams
 from notso.web.api.request_fields.field_reader import invalid
 from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, inert, works
 from notso.web.api.request_fields.hints import Hint
+from notso.web.api.request_fields.rarer_sampling import MIROSTAT_ADVICE
 from notso.web.api.request_fields.sampling_fields import checked_params
 
 RANDOM_SEED = -1
@@ -39,8 +40,8 @@ class OptionFields(Fields):
     repeat_last_n: Whole | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    # What changes the answer unless its value is this.
     typical_p: float | None = None
+    # What changes the answer unless its value is this.
     tfs_z: float | None = None
     mirostat: Literal[0] | None = None
     penalize_newline: Literal[True] | None = None
@@ -77,11 +78,11 @@ OPTION_NOTES: Notes = {
     "stop": works("a text, or up to 4, of up to 256 characters each; not part of the answer"),
     "repeat_penalty": works("1 is off"),
     "repeat_last_n": works("how far the penalties look back, 256 if left out; -1: over everything; 0: none of them"),
+    "typical_p": works("above 0, to 1, where it is off"),
     "presence_penalty": works("-2 to 2"),
     "frequency_penalty": works("-2 to 2"),
-    "typical_p": inert("1: off", _OFF),
     "tfs_z": inert("1: off", _OFF),
-    "mirostat": inert("0: off", _OFF),
+    "mirostat": inert("0: off", MIROSTAT_ADVICE),
     "penalize_newline": inert("true: a line's end is a token as any other", "leave this out"),
     "num_ctx": hint("the context is the server's (`--context`)"),
     "num_keep": hint("nothing of a prompt is left out"),
@@ -101,7 +102,17 @@ PARAMS = {  # the engine's -> Ollama's
     **{
         name: f"options.{name}"
         for name in (
-            *("temperature", "top_k", "top_p", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty"),
+            *(
+                "temperature",
+                "top_k",
+                "top_p",
+                "min_p",
+                "typical_p",
+                "seed",
+                "stop",
+                "presence_penalty",
+                "frequency_penalty",
+            ),
         )
     },
 }
@@ -109,9 +120,8 @@ PARAMS = {  # the engine's -> Ollama's
 
 def sampling_of(options: OptionFields, thinking_budget: int | None) -> SamplingParams:
     """The engine's parameters. Raises ApiError (400) that names the option."""
-    for name in ("typical_p", "tfs_z"):
-        if getattr(options, name) not in (None, 1.0):
-            raise invalid(f"options.{name}", f"this value of options.{name} is not supported: {_OFF}")
+    if options.tfs_z not in (None, 1.0):
+        raise invalid("options.tfs_z", f"this value of options.tfs_z is not supported: {_OFF}")
     penalties = {
         "repetition_penalty": options.repeat_penalty,
         "presence_penalty": options.presence_penalty,
@@ -125,6 +135,7 @@ def sampling_of(options: OptionFields, thinking_budget: int | None) -> SamplingP
         "top_k": None if options.top_k is None else max(0, options.top_k),
         "top_p": options.top_p,
         "min_p": options.min_p,
+        "typical_p": options.typical_p,
         "seed": None if options.seed == RANDOM_SEED else options.seed,
         "stop": (options.stop,) if isinstance(options.stop, str) else options.stop and tuple(options.stop),
         **({} if options.repeat_last_n == 0 else penalties),

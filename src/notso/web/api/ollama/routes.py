@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from notso.web.api.ollama.names import listed_name, plain_name
 from notso.web.api.ollama.request import OllamaRequest, parse_chat, parse_generate
-from notso.web.api.ollama.stream import MEDIA_TYPE, Kind, OllamaForm
+from notso.web.api.ollama.stream import MEDIA_TYPE, Kind, OllamaSerializer
 from notso.web.api.request_fields.field_reader import unsupported
 from notso.web.api.shared.ignored import ignored_headers
 from notso.web.api.shared.model_names import require_model
@@ -49,8 +49,8 @@ async def _answer(
     require_model(asked.model, info)
     name = asked.given_name or listed_name(info)
     if asked.only_loads:
-        return JSONResponse(OllamaForm(asked, kind, name).loaded(), headers=ignored_headers(asked))
-    response = await respond(request, services, owner, asked, lambda info: OllamaForm(asked, kind, name))
+        return JSONResponse(OllamaSerializer(asked, kind, name).loaded(), headers=ignored_headers(asked))
+    response = await respond(request, services, owner, asked, lambda info: OllamaSerializer(asked, kind, name))
     if asked.stream:
         response.headers["content-type"] = MEDIA_TYPE
     return response

@@ -19,7 +19,7 @@ NANOSECONDS = 1_000_000  # in a millisecond
 MEDIA_TYPE = "application/x-ndjson"
 
 
-class OllamaForm:
+class OllamaSerializer:
     """An Serializer: a line for each piece and a last one with the counts, or one error in its place."""
 
     def __init__(self, asked: OllamaRequest, kind: Kind, model: str) -> None:
@@ -31,9 +31,9 @@ class OllamaForm:
         self.id = new_id("ollama")
         self.ping = self._line(self._piece())  # there is no comment in JSON: an empty piece says the least
 
-    def again(self) -> OllamaForm:
+    def again(self) -> OllamaSerializer:
         """The same answer from its beginning."""
-        again = OllamaForm(self._asked, self._kind, self._model)
+        again = OllamaSerializer(self._asked, self._kind, self._model)
         again.id, again._created, again.ping = self.id, self._created, self.ping
         return again
 

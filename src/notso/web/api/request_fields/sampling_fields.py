@@ -12,6 +12,7 @@ from notso.web.api.request_fields.absent_samplers import ABSENT_NOTES, AbsentSam
 from notso.web.api.request_fields.field_reader import invalid
 from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, hint, refused, works
 from notso.web.api.request_fields.hints import TELLS, Hint
+from notso.web.api.request_fields.rarer_sampling import NAMES, RARER_NOTES, RarerSamplingFields, with_rarer
 from notso.web.edge.api_error import api_error_of
 from notso.web.values.strict_fields import at_most
 
@@ -33,7 +34,7 @@ class StreamOptions(Fields):
     include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
 
 
-class SamplingFields(AbsentSamplerFields):
+class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
     """Ranges of the sampler's numbers are the engine's to check."""
 
     model: Name | None = None
@@ -78,13 +79,9 @@ SAMPLING_NOTES: Notes = {
     "timings_per_token": works("chunks carry `timings` of what was written so far"),
     "cache_prompt": works("false reads the whole prompt anew"),
     "user": hint("tells of the caller"),
+    **RARER_NOTES,
     **ABSENT_NOTES,
-    "typical_p": refused("use top_p, top_k or min_p"),
-    "mirostat": refused("use top_p, top_k or min_p"),
-    "dry_multiplier": refused("use repeat_penalty, frequency_penalty or presence_penalty"),
-    "xtc_probability": refused("use temperature, top_p or min_p"),
     "n_predict": refused("use max_tokens"),
-    "ignore_eos": refused("an answer ends where the model ends it, or at max_tokens"),
 }
 
 WITHIN_SAMPLING: Notes = {
@@ -111,14 +108,14 @@ def sampling_of(
         "stop": (fields.stop,) if isinstance(fields.stop, str) else fields.stop and tuple(fields.stop),
         "logit_bias": fields.logit_bias and {int(token): bias for token, bias in fields.logit_bias.items()},
     }
-    given = {name: value for name, value in chosen.items() if value is not None}
+    given = {name: value for name, value in with_rarer(fields, chosen).items() if value is not None}
     choices = fields.n or 1
     work = choices * min(max_tokens or 1, MOST_TOKENS) * (1 + (top_logprobs or 0))
     if work > MAX_WORK:
         raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}, at most {MAX_WORK:,}")
     # Choices that shared a seed would be the same text. The last ones of the range wrap round, into the same range.
     seeds = [None if fields.seed is None else _wrapped(fields.seed + index) for index in range(choices)]
-    return tuple(checked_params({}, seed=seed, **given) for seed in seeds)
+    return tuple(checked_params(NAMES, seed=seed, **given) for seed in seeds)
 
 
 def checked_params(names: Mapping[str, str], **given: Any) -> SamplingParams:

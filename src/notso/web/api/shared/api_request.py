@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from notso.smollm3 import Message, Priority, RequestOptions, SamplingParams
 from notso.web.api.request_fields.hints import GivenHint
 
-Prompt = tuple[Message, ...] | str
-"""A conversation, or text to be written on."""
+Prompt = tuple[Message, ...] | tuple[int, ...] | str
+"""A conversation, or text to be written on, which token ids may spell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,8 +72,9 @@ class ResumableStreams:
         """From here on the answer goes on whether or not anybody reads it. It is forgotten some time after its end."""
         stream = self._streams[owner, conversation] = ResumableStream(running, serializer)
         loop = asyncio.get_running_loop()
+        name = running.name  # which the clock holds instead of all that was said
         stream.following.add_done_callback(
-            lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), stream)
+            lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), name)
         )
         for key, each in list(self._streams.items()):
             if len(self._streams) <= MAX_RESUMABLE:
@@ -86,8 +87,9 @@ class ResumableStreams:
         """The newest of that conversation."""
         return self._streams.get((owner, conversation))
 
-    def _drop(self, key: tuple[str, str], stream: ResumableStream) -> None:
-        if self._streams.get(key) is stream:
+    def _drop(self, key: tuple[str, str], name: str) -> None:
+        stream = self._streams.get(key)
+        if stream is not None and stream.running.name == name:
             del self._streams[key]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from notso.smollm3 import TokenLogprob
@@ -17,15 +18,35 @@ def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
-    """For plain completions: four lists. `offset` is where the text of the first token begins, in characters."""
+    """For plain completions: four lists. `offset` is where the text of the first token begins, in characters; a token
+    that begins within a character begins where that does. A prompt's first token has null for its probabilities."""
     listed: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token in tokens:
-        listed["tokens"].append(token.text)
-        listed["token_logprobs"].append(_finite(token.logprob))
-        listed["top_logprobs"].append({other.text: _finite(other.logprob) for other in token.top})
-        listed["text_offset"].append(offset)
-        offset += len(token.text)
+        is_first = math.isnan(token.logprob)
+        top = {_spelt(other): _finite(other.logprob) for other in token.top}
+        listed["tokens"].append(_spelt(token))
+        listed["token_logprobs"].append(None if is_first else _finite(token.logprob))
+        listed["top_logprobs"].append(None if is_first else top)
+        listed["text_offset"].append(offset - (not _begins(token.bytes[:1])))
+        offset += _begins(token.bytes)
     return listed
+
+
+def characters(tokens: Iterable[TokenLogprob]) -> int:
+    """How many characters begin in them."""
+    return sum(_begins(token.bytes) for token in tokens)
+
+
+def _begins(spelt: Sequence[int]) -> int:
+    """How many characters begin in these bytes of UTF-8."""
+    return sum(byte & 0xC0 != 0x80 for byte in spelt)
+
+
+def _spelt(token: TokenLogprob) -> str:
+    """Its text; of bytes that are none by themselves the form that OpenAI gives them, for several would look alike."""
+    if "\N{REPLACEMENT CHARACTER}" not in token.text or bytes(token.bytes) == token.text.encode():
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
 
 
 def _entry(token: TokenLogprob) -> dict[str, Any]:

@@ -1,0 +1,7 @@
+// Every entry point; the one file that nvcc sees.
+#include "cuda/byte_attention.h"
+#include "cuda/embed.h"
+#include "cuda/half_attention.h"
+#include "cuda/matmul.h"
+#include "cuda/rows.h"
+#include "cuda/store.h"

@@ -1,0 +1,189 @@
+// Operations as launches: which kernel, how many threads, how much shared memory. Written once over whatever launches,
+// a GPU's driver or, in tests, the machine of emulated_lanes.h. A device has
+//   launch(QTENSOR_KERNEL(name), Grid, threads, shared_bytes, arguments)   one struct of arguments to a kernel
+//   scratch(use, bytes)                                                    memory that is kept, 256 to each alignment
+// Pointers are the device's. Sizes were checked by who calls.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/byte_attention.h"
+#include "cuda/embed.h"
+#include "cuda/half_attention.h"
+#include "cuda/layout.h"
+#include "cuda/matmul.h"
+#include "cuda/rows.h"
+#include "cuda/store.h"
+#include "kernels/portable/level_tables.h"
+
+namespace qtensor {
+namespace cuda {
+
+struct Grid {
+  unsigned x = 1, y = 1, z = 1;
+};
+enum class Scratch { quantised, bytes, unit, scores, tops, steps, sums };
+
+constexpr int kMostFewColumns = 16;
+constexpr int kFewSharedLimit = 99 << 10;  // what a thread block may have on every architecture from 8.6 on
+
+static inline unsigned groups_of(int64_t count, int64_t together) {
+  return unsigned((count + together - 1) / together);
+}
+
+struct LaidWeight {
+  Format format;
+  const uint8_t* data;
+  int64_t rows, k;
+};
+static inline bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
+
+// Columns of k floats to `out`, columns x blocks.
+template <class Device>
+void launch_quantise(Device& device, const float* x, int64_t columns, int64_t k, BlockQ8K* out) {
+  const int blocks = int((k + kSuperBlock - 1) / kSuperBlock);
+  const Grid grid{groups_of(blocks, kQuantiseThreads / 32), unsigned(columns), 1};
+  device.launch(QTENSOR_KERNEL(quantise), grid, kQuantiseThreads, 0, Quantise{x, k, out, blocks});
+}
+
+#define QTENSOR_LAUNCH_PRODUCT(format, name)                                                       \
+  case Format::format:                                                                             \
+    if (columns <= 8 && few8 <= kFewSharedLimit)                                                   \
+      device.launch(QTENSOR_KERNEL(few_##name##_8), few, kFewThreads, few8, t);                    \
+    else if (columns <= kMostFewColumns && few16 <= kFewSharedLimit)                               \
+      device.launch(QTENSOR_KERNEL(few_##name##_16), few, kFewThreads, few16, t);                  \
+    else                                                                                           \
+      device.launch(QTENSOR_KERNEL(many_##name), many, kManyThreads, size_t(kManySharedBytes), t); \
+    return;
+
+// y[j][n] = row n of the weight times column j; x are floats for float weights, else what launch_quantise wrote.
+template <class Device>
+void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t columns, float* y, int64_t y_stride) {
+  if (is_float(w.format)) {
+    const FloatProduct t{
+        w.data,  laid_row_bytes(w.format, w.k), static_cast<const float*>(x), int(w.rows), int(columns), w.k, y,
+        y_stride};
+    const Grid grid{groups_of(w.rows, kFloatRows), unsigned(columns), 1};
+    if (w.format == Format::F32)
+      device.launch(QTENSOR_KERNEL(product_f32), grid, kFloatThreads, 0, t);
+    else if (w.format == Format::F16)
+      device.launch(QTENSOR_KERNEL(product_f16), grid, kFloatThreads, 0, t);
+    else
+      device.launch(QTENSOR_KERNEL(product_bf16), grid, kFloatThreads, 0, t);
+    return;
+  }
+  const int blocks = int((w.k + kSuperBlock - 1) / kSuperBlock);
+  const Product t{w.data,
+                  laid_row_bytes(w.format, w.k),
+                  static_cast<const uint8_t*>(x),
+                  blocks,
+                  int(w.rows),
+                  int(columns),
+                  int(w.k / kSubBlock),
+                  y,
+                  y_stride};
+  const Grid few{groups_of(w.rows, kFewRows), 1, 1},
+      many{groups_of(w.rows, kManyRows), groups_of(columns, kManyColumns), 1};
+  const size_t few8 = size_t(few_shared_bytes(1, blocks)), few16 = size_t(few_shared_bytes(2, blocks));
+  switch (w.format) {
+    QTENSOR_LAUNCH_PRODUCT(Q4_K, q4_k)
+    QTENSOR_LAUNCH_PRODUCT(Q5_K, q5_k)
+    QTENSOR_LAUNCH_PRODUCT(Q6_K, q6_k)
+    QTENSOR_LAUNCH_PRODUCT(Q8_0, q8_0)
+    QTENSOR_LAUNCH_PRODUCT(Q4_0, q4_0)
+    QTENSOR_LAUNCH_PRODUCT(Q4_1, q4_1)
+    default:
+      return;
+  }
+}
+#undef QTENSOR_LAUNCH_PRODUCT
+
+template <class Device>
+void launch_norm(Device& device, const float* x, const float* weight, float eps, int64_t rows, int64_t width,
+                 float* out) {
+  device.launch(QTENSOR_KERNEL(rms_norm), Grid{unsigned(rows)}, kRowThreads, 16, Norm{x, weight, eps, int(width), out});
+}
+template <class Device>
+void launch_silu_mul(Device& device, const float* gate, const float* up, int64_t n, float* out) {
+  device.launch(QTENSOR_KERNEL(silu_mul), Grid{groups_of(n, kRowThreads)}, kRowThreads, 0, Pair{gate, up, n, out});
+}
+template <class Device>
+void launch_add(Device& device, const float* a, const float* b, int64_t n, float* out) {
+  device.launch(QTENSOR_KERNEL(add), Grid{groups_of(n, kRowThreads)}, kRowThreads, 0, Pair{a, b, n, out});
+}
+template <class Device>
+void launch_softmax(Device& device, float* x, int64_t rows, int64_t width) {
+  device.launch(QTENSOR_KERNEL(softmax), Grid{unsigned(rows)}, kRowThreads, 16, Softmax{x, int(width)});
+}
+template <class Device>
+void launch_argmax(Device& device, const float* x, int64_t rows, int64_t width, int32_t* out) {
+  device.launch(QTENSOR_KERNEL(argmax), Grid{unsigned(rows)}, kRowThreads, kRowThreads / 32 * 8,
+                Argmax{x, int(width), out});
+}
+template <class Device>
+void launch_gather(Device& device, const float* x, const int32_t* ids, int64_t rows, int64_t width, float* out) {
+  device.launch(QTENSOR_KERNEL(gather_rows), Grid{unsigned(rows)}, kRowThreads, 0, Gather{x, ids, int(width), out});
+}
+template <class Device>
+void launch_embed(Device& device, const LaidWeight& w, const int32_t* ids, int64_t rows, float* out) {
+  device.launch(QTENSOR_KERNEL(embed_rows), Grid{unsigned(rows)}, kEmbedThreads, 0,
+                Embed{w.data, laid_row_bytes(w.format, w.k), w.format, int(w.k), ids, out});
+}
+template <class Device>
+void launch_rope(Device& device, float* x, int64_t rows, int64_t heads, int64_t dim, const int32_t* positions,
+                 const float* cosine, const float* sine, bool adjacent) {
+  device.launch(QTENSOR_KERNEL(rope), Grid{unsigned(rows), unsigned(heads)}, kRopeThreads, 0,
+                Rope{x, positions, cosine, sine, int(heads), int(dim), adjacent});
+}
+
+static inline Levels levels_for(int bits) {
+  const LevelTable& table = bits == 3 ? kLevels3 : kLevels4;
+  Levels levels{};
+  levels.half = table.half;
+  for (int i = 0; i < 7; i++) levels.begins[i] = table.begins[i], levels.larger[i] = table.larger[i];
+  levels.first = table.first;
+  levels.deviations_of_one = float(double(table.deviations) / 127.0);
+  for (int i = 0; i < 16; i++) levels.bytes[i / 4] |= uint32_t(table.bytes[i] ^ 128) << (8 * (i % 4));
+  return levels;
+}
+
+template <class Device>
+void launch_store(Device& device, const float* k, const float* v, const Places& places, const Pool& pool,
+                  const Pool& recent) {
+  const Store t{k, v, places, pool, recent, levels_for(key_bits(pool.format)), levels_for(value_bits(pool.format))};
+  device.launch(QTENSOR_KERNEL(store_key_values), Grid{unsigned(pool.kv_heads), 2, unsigned(places.rows)},
+                kStoreThreads, size_t(store_shared_bytes(pool.dim)), t);
+}
+
+// `most` positions are seen by the row that sees the most.
+template <class Device>
+void launch_attention(Device& device, const float* q, int64_t heads, const Places& places, const Pool& pool,
+                      const Pool& recent, float scale, int64_t most, float* out) {
+  const int64_t queries = places.rows * heads, dim = pool.dim;
+  const Grid each{unsigned(queries)};
+  if (pool.format == CacheFormat::f16) {
+    device.launch(QTENSOR_KERNEL(attend_halves), each, kHalfThreads, size_t(half_attend_shared_bytes(pool.dim)),
+                  HalfAttend{q, out, places, pool, int(heads), scale});
+    return;
+  }
+  const int64_t tiles = (most + kTile - 1) / kTile, all = queries * tiles;
+  Attend t{};
+  t.q = q, t.out = out, t.places = places, t.pool = pool, t.recent = recent;
+  t.heads = int(heads), t.most_tiles = int(tiles), t.scale = scale;
+  t.key_levels = levels_for(key_bits(pool.format)), t.value_levels = levels_for(value_bits(pool.format));
+  t.bytes = static_cast<int8_t*>(device.scratch(Scratch::bytes, queries * dim));
+  t.unit = static_cast<float*>(device.scratch(Scratch::unit, queries * 4));
+  t.scores = static_cast<float*>(device.scratch(Scratch::scores, all * kTile * 4));
+  t.tops = static_cast<float*>(device.scratch(Scratch::tops, all * 4));
+  t.steps = static_cast<float*>(device.scratch(Scratch::steps, all * 3 * 4));
+  t.sums = static_cast<int*>(device.scratch(Scratch::sums, all * dim * 4));
+  const Grid by_tiles{unsigned(tiles), unsigned(queries)};
+  device.launch(QTENSOR_KERNEL(attend_begin), each, kQueryThreads, 0, t);
+  device.launch(QTENSOR_KERNEL(attend_scores), by_tiles, kTileThreads, kScoresSharedBytes, t);
+  device.launch(QTENSOR_KERNEL(attend_weights), by_tiles, kTileThreads, kWeightsSharedBytes, t);
+  device.launch(QTENSOR_KERNEL(attend_join), each, kQueryThreads, 0, t);
+}
+
+}  // namespace cuda
+}  // namespace qtensor

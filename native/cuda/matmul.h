@@ -1,0 +1,159 @@
+// Products of weights and rows of floats. To the kernels a row of the batch is a column.
+#pragma once
+
+#include "cuda/block_products.h"
+
+namespace qtensor {
+namespace cuda {
+
+// Few columns, up to 8 * TILES: a thread block takes 16 rows, its eight warps their blocks of 256 in turn. What each
+// block comes to is left in shared memory; then one thread for each output makes the ordered step over the blocks. K =
+// 2048 is one block a warp, all of it under way at once.
+constexpr int kFewWarps = 8, kFewThreads = 32 * kFewWarps, kFewRows = 16;
+static constexpr int few_shared_bytes(int tiles, int blocks) { return tiles * 8 * kFewRows * (blocks | 1) * 4; }
+
+template <class Block, int TILES>
+LANES_DEVICE void few_columns(const Product& t, uint8_t* shared) {
+  float* const f = reinterpret_cast<float*>(shared);  // [column][row][blocks | 1]
+  const int thread = int(threadIdx.x), lane = thread % 32, g = lane / 4, q = lane % 4, pitch = t.blocks | 1;
+  const int first_row = int(blockIdx.x) * kFewRows, left = t.rows - first_row, rows = left < kFewRows ? left : kFewRows;
+  const uint8_t* row[2];
+  for (int i = 0; i < 2; i++) row[i] = t.weight + int64_t(first_row + (g + 8 * i < rows ? g + 8 * i : 0)) * t.row_bytes;
+  const uint8_t* column[TILES];
+  for (int n = 0; n < TILES; n++)
+    column[n] = t.x + int64_t(8 * n + g < t.columns ? 8 * n + g : 0) * t.blocks * kActivationBytes;
+  int b = thread / 32;
+  Block next;
+  if (b < t.blocks) next.load(t, row, b, q);
+  while (b < t.blocks) {
+    const Block now = next;
+    const int at = b;
+    b += kFewWarps;
+    if (b < t.blocks) next.load(t, row, b, q);
+    float of[TILES][4];
+    now.template steps<TILES>(t, at, q, [&](int n) { return column[n] + at * kActivationBytes; }, of);
+    LANES_UNROLL
+    for (int n = 0; n < TILES; n++)
+      for (int i = 0; i < 4; i++) f[((8 * n + 2 * q + i % 2) * kFewRows + g + 8 * (i / 2)) * pitch + at] = of[n][i];
+  }
+  __syncthreads();
+  for (int out = thread; out < kFewRows * t.columns; out += kFewThreads) {
+    const int r = out % kFewRows, c = out / kFewRows;
+    const float* const of_row = f + out * pitch;
+    const uint8_t* const x = t.x + int64_t(c) * t.blocks * kActivationBytes;
+    float acc = 0.0f;
+    for (int i = 0; i < t.blocks; i++) acc = __fmaf_rn(of_row[i], scale_of(x + i * kActivationBytes), acc);
+    if (r < rows) t.y[c * t.y_stride + first_row + r] = acc;
+  }
+}
+
+// Many columns: a warp takes 16 rows x 32 columns, a thread block 64 x 32, its activations in shared memory.
+constexpr int kManyThreads = 128, kManyRows = 64, kManyTiles = 4, kManyColumns = 8 * kManyTiles;
+constexpr int kManyPitch = 352;  // bytes from column to column: eight columns x 8 bytes in different banks
+constexpr int kManySharedBytes = kManyColumns * kManyPitch;
+
+template <class Block>
+LANES_DEVICE void many_columns(const Product& t, uint8_t* shared) {
+  const int thread = int(threadIdx.x), lane = thread % 32, g = lane / 4, q = lane % 4;
+  const int first_row = int(blockIdx.x) * kManyRows + thread / 32 * 16, first_column = int(blockIdx.y) * kManyColumns;
+  const uint8_t* row[2];
+  for (int i = 0; i < 2; i++) {
+    const int r = first_row + g + 8 * i;
+    row[i] = t.weight + int64_t(r < t.rows ? r : t.rows - 1) * t.row_bytes;
+  }
+  float acc[kManyTiles][4] = {};
+  constexpr int kPieces = kActivationBytes / 16;
+  for (int b = 0; b < t.blocks; b++) {
+    __syncthreads();
+    for (int i = thread; i < kManyColumns * kPieces; i += kManyThreads) {
+      const int c = first_column + i / kPieces, at = i % kPieces * 16;
+      const uint8_t* const x = t.x + (int64_t(c < t.columns ? c : t.columns - 1) * t.blocks + b) * kActivationBytes;
+      *reinterpret_cast<uint4*>(shared + i / kPieces * kManyPitch + at) = *reinterpret_cast<const uint4*>(x + at);
+    }
+    __syncthreads();
+    Block w;
+    w.load(t, row, b, q);
+    float f[kManyTiles][4];
+    w.template steps<kManyTiles>(t, b, q, [&](int n) { return shared + (8 * n + g) * kManyPitch; }, f);
+    LANES_UNROLL
+    for (int n = 0; n < kManyTiles; n++)
+      for (int i = 0; i < 4; i++)
+        acc[n][i] = __fmaf_rn(f[n][i], scale_of(shared + (8 * n + 2 * q + i % 2) * kManyPitch), acc[n][i]);
+  }
+  LANES_UNROLL
+  for (int n = 0; n < kManyTiles; n++)
+    for (int i = 0; i < 4; i++) {
+      const int r = first_row + g + 8 * (i / 2), c = first_column + 8 * n + 2 * q + i % 2;
+      if (r < t.rows && c < t.columns) t.y[c * t.y_stride + r] = acc[n][i];
+    }
+}
+
+// few8 and few16 ask for so many thread blocks to a multiprocessor as the registers allow without spills.
+#define QTENSOR_PRODUCTS(name, Block, few8, few16, many)              \
+  LANES_KERNEL(kFewThreads, few8) few_##name##_8(const Product t) {   \
+    LANES_SHARED(shared);                                             \
+    few_columns<Block, 1>(t, shared);                                 \
+  }                                                                   \
+  LANES_KERNEL(kFewThreads, few16) few_##name##_16(const Product t) { \
+    LANES_SHARED(shared);                                             \
+    few_columns<Block, 2>(t, shared);                                 \
+  }                                                                   \
+  LANES_KERNEL(kManyThreads, many) many_##name(const Product t) {     \
+    LANES_SHARED(shared);                                             \
+    many_columns<Block>(t, shared);                                   \
+  }
+QTENSOR_PRODUCTS(q4_k, Q4K, 2, 1, 2)
+QTENSOR_PRODUCTS(q5_k, Q5K, 1, 1, 2)
+QTENSOR_PRODUCTS(q6_k, Q6K, 1, 1, 3)
+QTENSOR_PRODUCTS(q8_0, Q80, 1, 1, 2)
+QTENSOR_PRODUCTS(q4_0, Q40, 1, 1, 2)
+QTENSOR_PRODUCTS(q4_1, Q41, 1, 1, 2)
+#undef QTENSOR_PRODUCTS
+
+// Float weights: half a warp is the virtual vector of one output, so a warp makes two neighbouring rows.
+struct FloatProduct {
+  const uint8_t* weight;
+  int64_t row_bytes;
+  const float* x;  // columns x k
+  int rows, columns;
+  int64_t k;
+  float* y;
+  int64_t y_stride;
+};
+constexpr int kFloatThreads = 128, kFloatRows = kFloatThreads / 16;
+
+template <class Read>
+LANES_DEVICE void float_product(const FloatProduct& t, Read read) {
+  const int lane = int(threadIdx.x % 16), row = int(blockIdx.x) * kFloatRows + int(threadIdx.x / 16);
+  const uint8_t* const w = t.weight + int64_t(row < t.rows ? row : t.rows - 1) * t.row_bytes;
+  const float* const x = t.x + int64_t(blockIdx.y) * t.k;
+  float acc = 0.0f;
+  int64_t at = 0;
+  for (; at + 16 <= t.k; at += 16) acc = __fmaf_rn(read(w, at + lane), x[at + lane], acc);
+  // Lanes behind a ragged end take fma(0, 0, acc), which makes +0 of -0.
+  if (at < t.k) {
+    const bool within = at + lane < t.k;
+    acc = __fmaf_rn(within ? read(w, at + lane) : 0.0f, within ? x[at + lane] : 0.0f, acc);
+  }
+  acc = fold_add(acc);
+  if (lane == 0 && row < t.rows) t.y[int64_t(blockIdx.y) * t.y_stride + row] = acc;
+}
+LANES_DEVICE float read_f32(const uint8_t* w, int64_t i) { return reinterpret_cast<const float*>(w)[i]; }
+LANES_DEVICE float read_f16(const uint8_t* w, int64_t i) {
+  return half_to_float(reinterpret_cast<const uint16_t*>(w)[i]);
+}
+LANES_DEVICE float read_bf16(const uint8_t* w, int64_t i) {
+  return __uint_as_float(uint32_t(reinterpret_cast<const uint16_t*>(w)[i]) << 16);
+}
+LANES_KERNEL(kFloatThreads, 8) product_f32(const FloatProduct t) {
+  float_product(t, [](const uint8_t* w, int64_t i) { return read_f32(w, i); });
+}
+LANES_KERNEL(kFloatThreads, 8) product_f16(const FloatProduct t) {
+  float_product(t, [](const uint8_t* w, int64_t i) { return read_f16(w, i); });
+}
+LANES_KERNEL(kFloatThreads, 8) product_bf16(const FloatProduct t) {
+  float_product(t, [](const uint8_t* w, int64_t i) { return read_bf16(w, i); });
+}
+
+}  // namespace cuda
+}  // namespace qtensor

@@ -1,0 +1,198 @@
+// Operations on rows of floats: to bytes, norms, gates, softmax, rotation, gathering, the likeliest.
+#pragma once
+
+#include "blocks.h"
+#include "cuda/float_steps.h"
+
+namespace qtensor {
+namespace cuda {
+
+// Activations to bytes: a warp takes a block of 256, a lane eight neighbours.
+struct Quantise {
+  const float* x;  // columns x k
+  int64_t k;
+  BlockQ8K* out;  // columns x blocks
+  int blocks;
+};
+constexpr int kQuantiseThreads = 128;
+LANES_KERNEL(kQuantiseThreads, 8) quantise(const Quantise t) {
+  const int lane = int(threadIdx.x % 32), block = int(blockIdx.x * (kQuantiseThreads / 32) + threadIdx.x / 32);
+  if (block >= t.blocks) return;  // whole warps
+  const int64_t column = blockIdx.y, begin = 256 * int64_t(block) + 8 * lane;
+  const float* const from = t.x + column * t.k + begin;
+  float v[8];
+  uint32_t top_bits = 0;
+  for (int i = 0; i < 8; i++) {
+    v[i] = begin + i < t.k ? from[i] : 0.0f;
+    const uint32_t bits = __float_as_uint(v[i]) & 0x7fffffff;
+    top_bits = bits > top_bits ? bits : top_bits;
+  }
+  top_bits = __reduce_max_sync(kWarp, top_bits);
+  const float top = __uint_as_float(top_bits);
+  const bool finite = top_bits < 0x7f800000, usable = finite && top >= 1e-30f;
+  const float scale = usable ? __fdiv_rn(127.0f, top) : 0.0f;
+  uint32_t words[2] = {0, 0};
+  int sum = 0;
+  for (int i = 0; i < 8; i++) {
+    const int q = usable ? __float2int_rn(__fmul_rn(v[i], scale)) : 0;
+    words[i / 4] |= uint32_t(q & 255) << (8 * (i % 4));
+    sum += q;
+  }
+  BlockQ8K* const to = t.out + column * t.blocks + block;
+  *reinterpret_cast<uint2*>(to->q + 8 * lane) = uint2{words[0], words[1]};
+  sum += __shfl_xor_sync(kWarp, sum, 1);
+  if (lane % 2 == 0) to->sums16[lane / 2] = int16_t(sum);
+  sum += __shfl_xor_sync(kWarp, sum, 2);
+  if (lane % 4 == 0) to->sums32[lane / 4] = int16_t(sum);
+  const float d = usable ? __fdiv_rn(top, 127.0f) : finite ? 0.0f : __uint_as_float(kNaN);
+  if (lane == 0) *reinterpret_cast<uint4*>(&to->d) = uint4{__float_as_uint(d), 0, 0, 0};  // and the padding
+}
+
+// A thread block takes a row. The sum of squares is one warp's; all threads write.
+struct Norm {
+  const float *x, *weight;
+  float eps;
+  int width;
+  float* out;
+};
+constexpr int kRowThreads = 256;
+LANES_KERNEL(kRowThreads, 4) rms_norm(const Norm t) {
+  LANES_SHARED(shared);
+  float* const scale = reinterpret_cast<float*>(shared);
+  const float* const row = t.x + int64_t(blockIdx.x) * t.width;
+  float* const out = t.out + int64_t(blockIdx.x) * t.width;
+  const int thread = int(threadIdx.x), n = t.width;
+  if (thread < 32) {
+    float sum = 0.0f;
+    int i = thread % 16;
+    for (; i + 240 < n; i += 256) {  // sixteen loads under way, one chain
+      float v[16];
+      LANES_UNROLL
+      for (int j = 0; j < 16; j++) v[j] = row[i + 16 * j];
+      LANES_UNROLL
+      for (int j = 0; j < 16; j++) sum = __fmaf_rn(v[j], v[j], sum);
+    }
+    for (; i < n; i += 16) sum = __fmaf_rn(row[i], row[i], sum);
+    // Lanes behind a ragged end take fma(0, 0, sum) on the CPU: sum is never -0, so leaving that out is the same.
+    const float mean = __fdiv_rn(fold_add(sum), float(n));
+    if (thread == 0) *scale = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, t.eps)));
+  }
+  __syncthreads();
+  const float by = *scale;
+  for (int i = thread; i < n; i += kRowThreads) out[i] = __fmul_rn(__fmul_rn(row[i], by), t.weight[i]);
+}
+
+struct Pair {
+  const float *a, *b;
+  int64_t n;
+  float* out;
+};
+LANES_KERNEL(kRowThreads, 4) silu_mul(const Pair t) {
+  const int64_t i = int64_t(blockIdx.x) * kRowThreads + threadIdx.x;
+  if (i >= t.n) return;
+  const float gate = t.a[i];
+  t.out[i] = __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0f, exp_of(__fsub_rn(0.0f, gate)))), t.b[i]);
+}
+LANES_KERNEL(kRowThreads, 4) add(const Pair t) {
+  const int64_t i = int64_t(blockIdx.x) * kRowThreads + threadIdx.x;
+  if (i < t.n) t.out[i] = __fadd_rn(t.a[i], t.b[i]);
+}
+
+// In place, a thread block to a row; its first warp holds the virtual vector.
+struct Softmax {
+  float* x;
+  int width;
+};
+LANES_KERNEL(kRowThreads, 4) softmax(const Softmax t) {
+  LANES_SHARED(shared);
+  float* const of_row = reinterpret_cast<float*>(shared);  // top, sum
+  float* const row = t.x + int64_t(blockIdx.x) * t.width;
+  const int thread = int(threadIdx.x);
+  if (thread < 32) {
+    float top = row[thread % 16 < t.width ? thread % 16 : 0];
+    for (int i = thread % 16; i < t.width; i += 16) top = top > row[i] ? top : row[i];
+    top = fold_max(top);
+    if (thread == 0) of_row[0] = top;
+  }
+  __syncthreads();
+  for (int i = thread; i < t.width; i += kRowThreads) row[i] = exp_of(__fsub_rn(row[i], of_row[0]));
+  __syncthreads();
+  if (thread < 32) {
+    float sum = 0.0f;
+    for (int i = thread % 16; i < t.width; i += 16) sum = __fadd_rn(sum, row[i]);
+    sum = fold_add(sum);
+    if (thread == 0) of_row[1] = sum;
+  }
+  __syncthreads();
+  for (int i = thread; i < t.width; i += kRowThreads) row[i] = __fdiv_rn(row[i], of_row[1]);
+}
+
+// A thread block to a row and head, a thread to some pairs.
+struct Rope {
+  float* x;  // rows x heads x dim
+  const int* positions;
+  const float *cosine, *sine;  // dim / 2 floats for each position
+  int heads, dim;
+  bool adjacent;
+};
+constexpr int kRopeThreads = 64;
+LANES_KERNEL(kRopeThreads, 16) rope(const Rope t) {
+  float* const x = t.x + (int64_t(blockIdx.x) * t.heads + blockIdx.y) * t.dim;
+  const int pairs = t.dim / 2;
+  const int64_t at = int64_t(t.positions[blockIdx.x]) * pairs;
+  for (int i = int(threadIdx.x); i < pairs; i += kRopeThreads) {
+    float* const first = x + (t.adjacent ? 2 * i : i);
+    float* const second = first + (t.adjacent ? 1 : pairs);
+    const float a = *first, b = *second, cosine = t.cosine[at + i], sine = t.sine[at + i];
+    *first = __fmaf_rn(-b, sine, __fmul_rn(a, cosine));
+    *second = __fmaf_rn(b, cosine, __fmul_rn(a, sine));
+  }
+}
+
+// The index of the first that none is larger than, as std::max_element finds it: a NaN counts only at the very front.
+struct Argmax {
+  const float* x;
+  int width;
+  int* out;
+};
+LANES_KERNEL(kRowThreads, 4) argmax(const Argmax t) {
+  LANES_SHARED(shared);
+  uint32_t* const tops = reinterpret_cast<uint32_t*>(shared);  // of each warp; then indices
+  const float* const row = t.x + int64_t(blockIdx.x) * t.width;
+  const int thread = int(threadIdx.x), warp = thread / 32;
+  // A float's bits in an order of whole numbers, in which NaN is below everything and both zeros are one.
+  const auto place = [&](float v) {
+    const uint32_t bits = __float_as_uint(v == 0.0f ? 0.0f : v);
+    return v != v ? 0u : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  };
+  uint32_t top = 0, index = ~0u;
+  for (int i = thread; i < t.width; i += kRowThreads) {
+    const uint32_t here = place(row[i]);
+    if (here > top) top = here, index = uint32_t(i);
+  }
+  const uint32_t of_warp = __reduce_max_sync(kWarp, top);
+  const uint32_t first = __reduce_min_sync(kWarp, top == of_warp ? index : ~0u);
+  if (thread % 32 == 0) tops[2 * warp] = of_warp, tops[2 * warp + 1] = first;
+  __syncthreads();
+  if (thread > 0) return;
+  for (int i = 1; i < kRowThreads / 32; i++) {
+    const uint32_t other = tops[2 * i], at = tops[2 * i + 1];
+    if (other > tops[0] || (other == tops[0] && at < tops[1])) tops[0] = other, tops[1] = at;
+  }
+  t.out[blockIdx.x] = row[0] != row[0] || tops[0] == 0 ? 0 : int(tops[1]);
+}
+
+struct Gather {
+  const float* x;
+  const int* ids;
+  int width;
+  float* out;
+};
+LANES_KERNEL(kRowThreads, 4) gather_rows(const Gather t) {
+  const float* const from = t.x + int64_t(t.ids[blockIdx.x]) * t.width;
+  float* const to = t.out + int64_t(blockIdx.x) * t.width;
+  for (int i = int(threadIdx.x); i < t.width; i += kRowThreads) to[i] = from[i];
+}
+
+}  // namespace cuda
+}  // namespace qtensor

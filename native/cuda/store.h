@@ -1,0 +1,139 @@
+// New keys and values into the cache: rotated, rounded to the levels of the format, put where they belong.
+#pragma once
+
+#include "cuda/cache.h"
+
+namespace qtensor {
+namespace cuda {
+
+// A warp takes the keys (blockIdx.y = 0) or the values of a head, of one row or, where neighbouring positions share
+// bytes, of all rows in order.
+struct Store {
+  const float *k, *v;  // rows x heads x dim
+  Places places;
+  Pool pool, recent;
+  Levels key_levels, value_levels;
+};
+constexpr int kStoreThreads = 32;
+static constexpr int store_shared_bytes(int dim) { return dim; }
+static constexpr bool rows_share_bytes(CacheFormat f, bool keys) { return !keys && value_bits(f) < 8; }
+
+// sum of a[i] * b[i] by the virtual vector, whose lane l takes dimensions l, l + 16, ...
+LANES_DEVICE float dot_product(const float (&a)[kMostPieces], const float (&b)[kMostPieces], int dim, int lane) {
+  float sum = 0.0f;
+  LANES_UNROLL
+  for (int i = 0; i < kMostPieces; i++) {
+    if (32 * i >= dim) continue;
+    const float other_a = __shfl_xor_sync(kWarp, a[i], 16), other_b = __shfl_xor_sync(kWarp, b[i], 16);
+    const bool upper = lane & 16;
+    sum = __fmaf_rn(upper ? other_a : a[i], upper ? other_b : b[i], sum);
+    if (32 * i + 16 < dim) sum = __fmaf_rn(upper ? a[i] : other_a, upper ? b[i] : other_b, sum);
+  }
+  return fold_add(sum);
+}
+
+// Levels of a turned head into `levels`, one byte each (numbers, below 8 bits); returns the scale.
+LANES_DEVICE uint16_t round_to_bytes(const float (&v)[kMostPieces], int dim, int lane, uint8_t* levels) {
+  const uint32_t bits = top_bits_of(v, dim, lane);
+  const uint16_t scale = float_to_half(__fdiv_rn(__uint_as_float(bits < 0x7f800000 ? bits : kNaN), 127.0f));
+  const float step = half_to_float(bits < 0x7f800000 ? scale : uint16_t(0x7e00));
+  const bool usable = step > 0.0f && step < 1e30f;
+  const float inverse = __fdiv_rn(1.0f, step);
+  LANES_UNROLL
+  for (int i = 0; i < kMostPieces; i++)
+    if (lane + 32 * i < dim) levels[lane + 32 * i] = uint8_t(usable ? byte_level(v[i], inverse) + 128 : 128);
+  return bits < 0x7f800000 ? scale : uint16_t(0x7e00);
+}
+LANES_DEVICE uint16_t round_to_levels(const float (&v)[kMostPieces], int dim, int lane, const Levels& t,
+                                      uint8_t* numbers) {
+  const float squares = dot_product(v, v, dim, lane);
+  const bool usable = squares >= 1e-30f && __float_as_uint(squares) < 0x7f800000;
+  const float inverse =
+      usable ? __fdiv_rn(1.0f, __fmul_rn(__fsqrt_rn(__fdiv_rn(squares, float(dim))), t.deviations_of_one)) : 0.0f;
+  float level[kMostPieces];
+  LANES_UNROLL
+  for (int i = 0; i < kMostPieces; i++) {
+    const float y = __fmul_rn(v[i], inverse), outward = __uint_as_float(__float_as_uint(y) & 0x7fffffff);
+    int beyond = 0;
+    float size = t.first;
+    LANES_UNROLL
+    for (int j = 0; j < 7; j++)
+      if (j + 1 < t.half && outward > t.begins[j]) {
+        beyond++;
+        size = __fadd_rn(size, t.larger[j]);
+      }
+    const bool negative = y < 0.0f;
+    level[i] = lane + 32 * i < dim ? negative ? -size : size : 0.0f;
+    if (lane + 32 * i < dim)
+      numbers[lane + 32 * i] = uint8_t(!usable ? t.half : negative ? t.half - 1 - beyond : t.half + beyond);
+  }
+  const float along = dot_product(v, level, dim, lane);
+  if (usable) return float_to_half(__fdiv_rn(squares, along));
+  return squares < 1e-30f ? uint16_t(0) : uint16_t(0x7e00);
+}
+
+// One bit field of a byte.
+LANES_DEVICE void put_field(uint8_t* at, int number, int from, int bits, int shift) {
+  const int mask = (1 << bits) - 1;
+  *at = uint8_t((*at & ~(mask << shift)) | (number >> from & mask) << shift);
+}
+
+LANES_DEVICE void put(const Store& t, const float (&turned)[kMostPieces], const Pool& pool, int block, bool keys,
+                      int slot, int lane, uint8_t* levels) {
+  const int dim = pool.dim, bits = keys ? key_bits(pool.format) : value_bits(pool.format);
+  uint8_t* const head = head_of(pool, block, int(blockIdx.x));
+  uint16_t* const scales = reinterpret_cast<uint16_t*>(head + scales_at(pool.format, dim)) + (keys ? 0 : kTile);
+  const uint16_t scale = bits == 8 ? round_to_bytes(turned, dim, lane, levels)
+                                   : round_to_levels(turned, dim, lane, keys ? t.key_levels : t.value_levels, levels);
+  if (lane == 0) scales[slot] = scale;
+  __syncwarp();
+  if (keys) {  // whole words of four dimensions
+    const uint32_t* const four = reinterpret_cast<const uint32_t*>(levels);
+    uint32_t* const words = reinterpret_cast<uint32_t*>(head);
+    for (int i = lane; i < dim * bits / 32; i += 32)
+      words[i * kTile + slot] = bits == 8 ? four[i] : four[2 * i] | four[2 * i + 1] << 4;
+  } else {
+    uint8_t* const values = head + key_bytes(pool.format, dim) + slot % 4;
+    const int group = slot / 4;
+    for (int d = lane; d < dim; d += 32) {
+      const int number = levels[d];
+      if (bits == 8) {
+        values[(group * dim + d) * 4] = uint8_t(number);
+      } else if (bits == 4) {
+        put_field(values + (group / 2 * dim + d) * 4, number, 0, 4, group % 2 * 4);
+      } else {
+        constexpr int kLowRows = kTile / 4 / 4;
+        put_field(values + (group / 4 * dim + d) * 4, number, 0, 2, group % 4 * 2);
+        put_field(values + ((kLowRows + group / 8) * dim + d) * 4, number, 2, 1, group % 8);
+      }
+    }
+  }
+  __syncwarp();  // the levels are written anew
+}
+
+LANES_KERNEL(kStoreThreads, 16) store_key_values(const Store t) {
+  LANES_SHARED(levels);
+  const int lane = int(threadIdx.x), head = int(blockIdx.x), dim = t.pool.dim;
+  const bool keys = blockIdx.y == 0, all = rows_share_bytes(t.pool.format, keys);
+  const int first = all ? 0 : int(blockIdx.z), end = all ? t.places.rows : first + 1;
+  if (all && blockIdx.z > 0) return;
+  for (int row = first; row < end; row++) {
+    const int tile = t.places.positions[row] / kTile, slot = t.places.positions[row] % kTile;
+    const int at = t.places.sequences[row] * t.places.table_length + tile, block = t.places.tables[at];
+    const float* const x = (keys ? t.k : t.v) + (int64_t(row) * t.pool.kv_heads + head) * dim;
+    if (t.pool.format == CacheFormat::f16) {
+      uint16_t* const to = reinterpret_cast<uint16_t*>(head_of(t.pool, block, head));
+      for (int d = lane; d < dim; d += 32) to[keys ? d * kTile + slot : (kTile + slot) * dim + d] = float_to_half(x[d]);
+      continue;
+    }
+    float v[kMostPieces];
+    load_head(x, dim, lane, v);
+    rotate(v, dim, lane);
+    if (block >= 0) put(t, v, t.pool, block, keys, slot, lane, levels);
+    const int other = t.places.recent_tables == nullptr ? -1 : t.places.recent_tables[at];
+    if (other >= 0) put(t, v, t.recent, other, keys, slot, lane, levels);
+  }
+}
+
+}  // namespace cuda
+}  // namespace qtensor

@@ -1,0 +1,135 @@
+"""DRY ("don't repeat yourself"): a token that would prolong a repetition is less likely, the more the longer it is.
+
+The rules are llama.cpp's (`llama_sampler_dry_apply`, src/llama-sampling.cpp), after p-e-w's proposal
+(github.com/oobabooga/text-generation-webui, pull request 5677). Where the end of the text also stands at an earlier
+place, over a length of `dry_allowed_length` tokens or more, the token that followed there is penalised. A repetition
+does not go across a sequence breaker, and a token that is one by itself is never penalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from notso.smollm3.sampling.top_p import Indices
+from notso.smollm3.values.sampling_params import SamplingParams
+
+Floats = NDArray[np.float32]
+Tokens = Sequence[int] | NDArray[np.integer]
+
+MAX_PENALTY = 1e30
+"""Finite, so that there is always a token to choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breakers:
+    """The tokens of sequence breakers: those that hold a whole one, and by their last token the sequences that hold one
+    together."""
+
+    single: frozenset[int] = frozenset()
+    sequences: Mapping[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+
+NO_BREAKERS = Breakers()
+
+
+class Repetitions:
+    """What the end of one growing history repeats.
+
+    For every place it knows how many tokens up to there are the same as at the end. With a token more the end moves on,
+    and so do these lengths: one comparison each, where looking for all of them anew would read the text over and over.
+    """
+
+    def __init__(self, params: SamplingParams, breakers: Breakers) -> None:
+        self._params = params
+        self._breakers = breakers
+        self._history: Tokens = ()
+        self._forget()
+
+    def penalties(self, history: Tokens) -> tuple[Indices, Floats]:
+        """Tokens to be made less likely behind `history`, rising, and by how much their logits fall.
+
+        A list that was given before has at most grown since then.
+        """
+        if history is not self._history or len(history) < self._count:
+            self._history = history
+            self._forget()
+        self._take(history)
+        return self._penalties()
+
+    def _forget(self) -> None:
+        self._count = 0
+        self._behind_break = 0  # how many tokens stand behind the last breaker
+        self._tokens = np.empty(0, np.int64)
+        self._lengths = np.empty(0, np.int64)  # [i]: tokens that end at i and at the end alike
+
+    def _take(self, history: Tokens) -> None:
+        before, self._count = self._count, len(history)
+        if self._count > len(self._tokens):
+            room = 2 * self._count
+            self._tokens, self._lengths = (np.resize(array, room) for array in (self._tokens, self._lengths))
+        self._tokens[before : self._count] = history[before:]
+        if before == 0:
+            self._lengths[: self._count] = common_endings(history)
+            self._behind_break = next(
+                (back for back in range(self._count) if self._breaks(history, self._count - back)), self._count
+            )
+            return
+        for end in range(before, self._count):
+            token = self._tokens[end]
+            self._behind_break = 0 if self._breaks(history, end + 1) else self._behind_break + 1
+            lengths = self._lengths
+            # Of what ends one place further on; the end itself, which is the same as itself, starts at 0.
+            lengths[1 : end + 1] = np.where(self._tokens[1 : end + 1] == token, lengths[:end] + 1, 0)
+            lengths[0] = int(self._tokens[0] == token)
+            lengths[end] = 0
+
+    def _breaks(self, history: Tokens, end: int) -> bool:
+        """Whether a breaker ends with the token before `end`."""
+        token = int(history[end - 1])
+        if token in self._breakers.single:
+            return True
+        return any(
+            end >= len(tokens) and list(history[end - len(tokens) : end]) == list(tokens)
+            for tokens in self._breakers.sequences.get(token, ())
+        )
+
+    def _penalties(self) -> tuple[Indices, Floats]:
+        params, allowed = self._params, self._params.dry_allowed_length
+        window = self._count if params.dry_penalty_last_n < 0 else min(params.dry_penalty_last_n, self._count)
+        longest = min(self._behind_break, window)
+        if window <= allowed or longest < allowed:
+            return np.empty(0, np.intp), np.empty(0, np.float32)
+        start = self._count - window
+        within = np.minimum(self._lengths[start : self._count - 1], np.arange(1, window))
+        ends = np.flatnonzero(within >= allowed)
+        tokens, places = np.unique(self._tokens[start + 1 + ends], return_inverse=True)
+        lengths = np.zeros(len(tokens), np.int64)
+        np.maximum.at(lengths, places, np.minimum(within[ends], longest))
+        listed = np.array([int(token) not in self._breakers.single for token in tokens], bool)
+        with np.errstate(over="ignore"):
+            fall = params.dry_multiplier * np.float64(params.dry_base) ** (lengths[listed] - allowed)
+        return tokens[listed].astype(np.intp), np.minimum(fall, MAX_PENALTY).astype(np.float32)
+
+
+def common_endings(history: Tokens) -> NDArray[np.int64]:
+    """For each place, how many tokens up to there are the same as at the end; 0 at the end itself.
+
+    The Z algorithm, from the end backwards: the time is linear, whatever repeats.
+    """
+    tokens = list(history)[::-1]
+    lengths = np.zeros(len(tokens), np.int64)
+    found = [0] * len(tokens)
+    left = right = 0  # what [left, right) repeats of the beginning is known
+    for at in range(1, len(tokens)):
+        length = min(found[at - left], right - at) if at < right else 0
+        while at + length < len(tokens) and tokens[length] == tokens[at + length]:
+            length += 1
+        found[at] = length
+        if at + length > right:
+            left, right = at, at + length
+    lengths[:] = found[::-1]
+    return lengths

@@ -1,0 +1,65 @@
+"""Numbers in prose that a constant decides: each sentence is made with its value, and stands in its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from notso.smollm3.engine.memory_plan import DEFAULT_CONTEXT_TOKENS, DEFAULT_SEQUENCES, K8V8_UP_TO_TOKENS
+from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
+from notso.web import app
+from notso.web.chat import imports
+from notso.web.chat.services import MOST_WAITING_IMPORTS
+from notso.web.edge import body_budget, door, limits, log_pace, work_line
+from notso.web.tools import mcp_config, mcp_process, mcp_servers, toolbox
+from notso.web.turns import attachments, tool_calls
+from notso.web.values.settings import DEFAULT_PORT, Settings
+
+ROOT = Path(__file__).parents[2]
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+MIB, KIB = 1 << 20, 1 << 10
+OPERATIONS, CHAT, README, HOUSE = "docs/operations.md", "docs/chat.md", "README.md", "ARCHITECTURE.md"
+
+
+def said(count: float) -> str:
+    return WORDS[int(count)]
+
+
+SENTENCES = [
+    (OPERATIONS, f"{door.MAX_CONNECTIONS:,} connections at once"),
+    (OPERATIONS, f"taken for {Settings().send_timeout_seconds:.0f} s is cut off"),
+    (OPERATIONS, f"is written {log_pace.MOST} times a minute for each kind"),
+    (OPERATIONS, f"All bodies together may hold {body_budget.MOST_BYTES // MIB} MiB"),
+    (OPERATIONS, f"the first {body_budget.FREE_BYTES // KIB} KiB of each"),
+    (OPERATIONS, f"a body waits for up to {body_budget.FAIR_SECONDS:.0f} s"),
+    (OPERATIONS, f"get 503 with `Retry-After: {limits.RETRY_SECONDS}`"),
+    (OPERATIONS, f"of more than {work_line.LARGE_BYTES // KIB} KiB are read one at a time"),
+    (OPERATIONS, f"`Retry-After: {work_line.RETRY_SECONDS}` behind {work_line.MOST_WAITING} others"),
+    (OPERATIONS, f"(imports: behind {MOST_WAITING_IMPORTS})"),
+    (OPERATIONS, f"up to {limits.LARGER_BODIES['/import'] // MIB} MiB, {imports.MAX_CHATS:,} chats,"),
+    (OPERATIONS, f"chats, {imports.MAX_MESSAGES:,} messages,"),
+    (OPERATIONS, f"can be taken back for {app.UNDO_SECONDS:.0f} seconds. Within {app.PURGE_SECONDS:.0f} more"),
+    (OPERATIONS, f"port {DEFAULT_PORT} with `/v1` behind it"),
+    (CHAT, f"{said(attachments.MAX_ATTACHMENTS)} files of"),
+    (CHAT, f"{Settings().max_message_characters:,} characters in all"),
+    (CHAT, f"at most {toolbox.MAX_RESULT_CHARACTERS:,} characters of it"),
+    (CHAT, f"An answer may call up to {said(tool_calls.MAX_ROUNDS)}"),
+    (CHAT, f"after {said(mcp_servers.RESTART_SECONDS)} seconds where it did not start"),
+    (CHAT, f"more than {mcp_process.MAX_MESSAGE_BYTES // MIB} MiB or {mcp_process.MAX_MESSAGE_ITEMS:,} parts"),
+    (CHAT, f"does not read for {said(mcp_process.WRITE_SECONDS)} seconds"),
+    (CHAT, f"At most {said(mcp_config.MAX_SERVERS)} servers and {mcp_servers.MAX_TOOLS} tools"),
+    (CHAT, f"at most {mcp_servers.MAX_SCHEMA_CHARACTERS:,} characters, nested {mcp_servers.MAX_SCHEMA_DEPTH} deep"),
+    (README, f"opens the chat on http://127.0.0.1:{DEFAULT_PORT}"),
+    (README, f"The context is {DEFAULT_CONTEXT_TOKENS:,} tokens unless asked for"),
+    (README, f"beyond {K8V8_UP_TO_TOKENS:,} tokens)"),
+    (README, f"Up to {DEFAULT_SEQUENCES} answers are written at a time"),
+    (README, f"{Settings().max_waiting_turns} turns of the page may wait"),
+    (HOUSE, f"429 when {Settings().max_waiting_turns} turns wait"),
+    (HOUSE, f"blocks of {BLOCK_TOKENS} positions"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("document", "sentence"), SENTENCES)
+def test_a_page_says_what_the_constant_is(document: str, sentence: str) -> None:
+    assert sentence in " ".join((ROOT / document).read_text("utf-8").split())

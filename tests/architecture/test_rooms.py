@@ -1,0 +1,91 @@
+"""Rooms stay small and in order: modules of a folder, circles of imports, names in a row of a contract."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+MOST_MODULES = 15
+MOST_NAMES = 6
+WIDE = {"src/notso/cli": "one file per verb, which is found by the verb's name"}
+
+
+# Between a module and a package beside it; of packages there is none, and no two modules import each other.
+CIRCLES = {
+    "notso.qtensor: reference, tensor": "a tensor dequantises itself by reference/blocks, reference/ops takes tensors",
+}
+
+Graph = dict[str, set[str]]
+
+
+def imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def graphs() -> dict[str, Graph]:
+    """By folder: for each module and package in it, which others of the same folder it, or what it holds, imports."""
+    modules = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in MODULES}
+    packages = {name.removesuffix(".__init__") for name in modules if name.endswith(".__init__")}
+    found: dict[str, Graph] = {name: {} for name in packages}
+    for name, path in modules.items():
+        here = name.split(".")
+        for depth in range(1, len(here)):
+            found[".".join(here[:depth])].setdefault(here[depth], set())
+        for target in imported(path):
+            while target and target not in modules and target not in packages:
+                target = target.rpartition(".")[0]
+            there = target.split(".")
+            depth = next((i for i, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), 0)
+            if depth and here[depth] != "__init__":  # what a package shows to others is not what it is made of
+                found[".".join(here[:depth])][here[depth]].add(there[depth])
+    return found
+
+
+def test_a_folder_has_few_modules() -> None:
+    wide = {}
+    for folder in sorted({path.parent for path in MODULES}):
+        modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        if len(modules) > MOST_MODULES:
+            wide[str(folder.relative_to(ROOT))] = len(modules)
+    assert set(wide) == set(WIDE), wide
+
+
+def test_nothing_is_in_a_circle() -> None:
+    """No two modules or packages of a folder need each other, however far around."""
+    found = graphs()
+    assert len(found) > 25 and "values" in found["notso.smollm3"]["engine"]
+    circles = []
+    for folder, graph in found.items():
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            circles.append(f"{folder}: {', '.join(sorted(set(error.args[1])))}")
+    assert circles == list(CIRCLES)
+
+
+def test_a_circle_would_be_found() -> None:
+    graph = graphs()["notso.smollm3"]
+    graph["values"].add("engine")
+    with pytest.raises(CycleError):
+        TopologicalSorter(graph).prepare()
+
+
+def test_a_row_of_a_contract_has_few_names() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    rows = [row for contract in contracts for row in contract.get("layers", [])]
+    assert len(rows) > 30 and not [row for row in rows if len(re.split(r"[|:]", row)) > MOST_NAMES]

@@ -1,0 +1,166 @@
+// The CUDA kernels over emulated lanes as a family of its own, which only tests can reach: so they stand every test
+// that the families of the CPU stand. What goes up to a GPU once, here goes up at each call.
+#include <algorithm>
+#include <vector>
+
+#include "emulated_device.h"
+#include "kernel_table.h"
+
+namespace qtensor {
+namespace {
+
+using cuda::Aligned;
+using cuda::emulated_device;
+using cuda::Places;
+using cuda::Pool;
+
+void quantize_q8k(const float* x, int64_t k, BlockQ8K* out) { cuda::launch_quantise(emulated_device(), x, 1, k, out); }
+
+template <Format FORMAT>
+void matmul(const MatmulTask& t) {
+  const int64_t rows = t.row_end - t.row_begin;
+  if (rows <= 0) return;
+  const Aligned laid(rows * cuda::laid_row_bytes(FORMAT, t.k));
+  cuda::lay_rows(FORMAT, t.weight + t.row_begin * t.row_bytes, rows, t.k, static_cast<uint8_t*>(laid.data));
+  const void* const x = cuda::is_float(FORMAT) ? static_cast<const void*>(t.floats) : t.blocks;
+  const cuda::LaidWeight weight{FORMAT, static_cast<const uint8_t*>(laid.data), rows, t.k};
+  cuda::launch_product(emulated_device(), weight, x, t.m, t.y + t.row_begin, t.y_stride);
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  cuda::launch_norm(emulated_device(), x, weight, eps, 1, n, out);
+}
+void silu_mul(const float* gate, const float* up, int64_t n, float* out) {
+  cuda::launch_silu_mul(emulated_device(), gate, up, n, out);
+}
+void add(const float* a, const float* b, int64_t n, float* out) { cuda::launch_add(emulated_device(), a, b, n, out); }
+void softmax(float* x, int64_t n) { cuda::launch_softmax(emulated_device(), x, 1, n); }
+
+template <bool ADJACENT>
+void rope(float* x, const float* cosine, const float* sine, int64_t dim) {
+  const int32_t first = 0;
+  cuda::launch_rope(emulated_device(), x, 1, 1, dim, &first, cosine, sine, ADJACENT);
+}
+
+// One head's vector, stored at some slot of a cache of one block and read back from there.
+Aligned* stored(const float* x, int64_t dim, CacheFormat format, int slot) {
+  Aligned* const head = new Aligned(head_bytes(format, dim));
+  const int32_t position = slot, none = 0;
+  const Pool pool{static_cast<uint8_t*>(head->data), 1, 1, int(dim), format};
+  cuda::launch_store(emulated_device(), x, x, Places{&position, &none, &none, nullptr, 1, 1}, pool, pool);
+  return head;
+}
+int some_slot() { return int(emulated_device().launches() * 37 % kTilePositions); }
+
+void to_half(const float* x, int64_t n, half* out) {
+  const int slot = some_slot();
+  const std::unique_ptr<Aligned> head(stored(x, n, CacheFormat::f16, slot));
+  const half* const keys = static_cast<const half*>(head->data);
+  const half* const values = keys + n * kTilePositions + slot * n;
+  for (int64_t i = 0; i < n; i++) out[i] = keys[i * kTilePositions + slot];
+  if (std::memcmp(out, values, size_t(n) * 2) != 0) lanes::refuse("keys and values are rounded differently");
+}
+void round_head(const float* x, int64_t dim, int bits, uint8_t* levels, half* scale) {
+  const int slot = some_slot(), group = slot / 4;
+  const CacheFormat format = bits == 8 ? CacheFormat::k8v8 : bits == 4 ? CacheFormat::k4v4 : CacheFormat::k4v3;
+  const std::unique_ptr<Aligned> head(stored(x, dim, format, slot));
+  const uint8_t* const data = static_cast<const uint8_t*>(head->data);
+  const uint8_t* const values = data + key_bytes(format, dim) + slot % 4;
+  for (int64_t d = 0; d < dim; d++) {
+    if (bits == 8) levels[d] = values[(group * dim + d) * 4];
+    if (bits == 4) levels[d] = values[(group / 2 * dim + d) * 4] >> (group % 2 * 4) & 15;
+    if (bits == 3)
+      levels[d] = uint8_t((values[(group / 4 * dim + d) * 4] >> (group % 4 * 2) & 3) |
+                          (values[((8 + group / 8) * dim + d) * 4] >> (group % 8) & 1) << 2);
+  }
+  std::memcpy(scale, data + scales_at(format, dim) + 2 * (kTilePositions + slot), 2);
+}
+
+// Queries of one head that share their tiles, wherever these lie: a sequence, whose table says how far from the first.
+struct SharedTiles {
+  std::vector<int32_t> positions, sequences, table, recent_table;
+  Pool pool, recent;
+  int64_t most = 0;
+
+  SharedTiles(const int64_t* limits, int64_t queries, int64_t dim, CacheFormat format)
+      : sequences(size_t(queries), 0),
+        pool{nullptr, 1, 1, int(dim), format},
+        recent{nullptr, 1, 1, int(dim), CacheFormat::k8v8} {
+    for (int64_t i = 0; i < queries; i++) {
+      positions.push_back(int32_t(limits[i] - 1));
+      most = std::max(most, limits[i]);
+    }
+    table.resize(size_t((most + kTilePositions - 1) / kTilePositions));
+    recent_table.resize(table.size());
+  }
+  static void name(Pool& pool, std::vector<int32_t>& table, int64_t tile, const uint8_t* data) {
+    if (pool.data == nullptr) pool.data = const_cast<uint8_t*>(data);
+    table[size_t(tile)] = int32_t((data - pool.data) / head_bytes(pool.format, pool.dim));
+    if (cuda::head_of(pool, table[size_t(tile)], 0) != data) lanes::refuse("a tile that lies between blocks");
+  }
+  void attend(const float* const* q, float scale, float* const* out) {
+    const int64_t queries = int64_t(positions.size()), dim = pool.dim;
+    const Aligned x(queries * dim * 4), y(queries * dim * 4);
+    for (int64_t i = 0; i < queries; i++) std::memcpy(static_cast<float*>(x.data) + i * dim, q[i], size_t(dim) * 4);
+    const bool small = pool.format > CacheFormat::k8v8;
+    const Places places{positions.data(), sequences.data(), table.data(), small ? recent_table.data() : nullptr,
+                        int(queries),     int(table.size())};
+    cuda::launch_attention(emulated_device(), static_cast<const float*>(x.data), 1, places, pool, recent, scale, most,
+                           static_cast<float*>(y.data));
+    for (int64_t i = 0; i < queries; i++) std::memcpy(out[i], static_cast<float*>(y.data) + i * dim, size_t(dim) * 4);
+  }
+};
+
+void attention(const AttentionTask& t) {
+  SharedTiles tiles(t.limits, t.queries, t.dim, CacheFormat::f16);
+  for (size_t i = 0; i < tiles.table.size(); i++) {
+    if (t.v_tiles[i] != t.k_tiles[i] + t.dim * kTilePositions) lanes::refuse("values that do not follow their keys");
+    tiles.name(tiles.pool, tiles.table, int64_t(i), reinterpret_cast<const uint8_t*>(t.k_tiles[i]));
+  }
+  tiles.attend(t.q, t.scale, t.out);
+}
+void attention_bytes(const ByteAttentionTask& t) {
+  SharedTiles tiles(t.limits, t.queries, t.dim, t.format);
+  const bool small = t.format > CacheFormat::k8v8;
+  for (const int32_t position : tiles.positions) {
+    const int64_t own = position / kTilePositions;
+    if (small) {
+      tiles.name(tiles.recent, tiles.recent_table, 0, t.recent[0]);
+      tiles.name(tiles.recent, tiles.recent_table, own, t.recent[own]);
+    }
+    for (int64_t i = small ? 1 : 0; i < own + (small ? 0 : 1); i++) tiles.name(tiles.pool, tiles.table, i, t.tiles[i]);
+  }
+  tiles.attend(t.q, t.scale, t.out);
+}
+
+KernelTable table() {
+  KernelTable t = kGenericKernels;  // what measures ceilings is no kernel
+  t.name = "cuda-emulated";
+  t.quantize_q8k = quantize_q8k;
+  t.matmul_q4_k = matmul<Format::Q4_K>;
+  t.matmul_q5_k = matmul<Format::Q5_K>;
+  t.matmul_q6_k = matmul<Format::Q6_K>;
+  t.matmul_q8_0 = matmul<Format::Q8_0>;
+  t.matmul_q4_0 = matmul<Format::Q4_0>;
+  t.matmul_q4_1 = matmul<Format::Q4_1>;
+  t.matmul_f32 = matmul<Format::F32>;
+  t.matmul_f16 = matmul<Format::F16>;
+  t.matmul_bf16 = matmul<Format::BF16>;
+  t.rms_norm = rms_norm;
+  t.silu_mul = silu_mul;
+  t.add = add;
+  t.softmax = softmax;
+  t.rope_adjacent = rope<true>;
+  t.rope_halves = rope<false>;
+  t.to_half = to_half;
+  t.attention = attention;
+  t.round_head = round_head;
+  t.attention_bytes = attention_bytes;
+  return t;
+}
+
+}  // namespace
+
+extern const KernelTable kCudaEmulatedKernels = table();
+
+}  // namespace qtensor

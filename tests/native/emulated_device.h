@@ -1,0 +1,52 @@
+// The device that launches.h launches on in tests: the machine of emulated_lanes.h, and memory of exactly the size
+// asked for. Each launch takes its threads in another order.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#define QTENSOR_KERNEL(name) name
+#include "cuda/launches.h"
+
+namespace qtensor {
+namespace cuda {
+
+struct Aligned {  // bytes at a multiple of 64, garbage at first
+  explicit Aligned(int64_t bytes) : data(std::aligned_alloc(64, size_t(bytes + 63) / 64 * 64)) {
+    std::memset(data, 0x5a, size_t(bytes));
+  }
+  ~Aligned() { std::free(data); }
+  Aligned(const Aligned&) = delete;
+  Aligned& operator=(const Aligned&) = delete;
+  void* const data;
+};
+
+class EmulatedDevice {
+ public:
+  template <class Kernel, class Arguments>
+  void launch(Kernel kernel, Grid grid, unsigned threads, size_t shared_bytes, const Arguments& arguments) {
+    launches_++;
+    lanes::launch(0x9e3779b9u * launches_, {grid.x, grid.y, grid.z}, threads, shared_bytes, kernel, arguments);
+  }
+  void* scratch(Scratch use, int64_t bytes) {
+    auto& room = scratch_[size_t(use)];
+    room.reset(new Aligned(bytes));
+    return room->data;
+  }
+  uint64_t launches() const { return launches_; }
+
+ private:
+  uint64_t launches_ = 0;
+  std::array<std::unique_ptr<Aligned>, 7> scratch_;
+};
+
+inline EmulatedDevice& emulated_device() {
+  static thread_local EmulatedDevice device;
+  return device;
+}
+
+}  // namespace cuda
+}  // namespace qtensor

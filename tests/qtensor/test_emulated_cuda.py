@@ -1,0 +1,93 @@
+"""The CUDA kernels as ordinary C++ over emulated warps and blocks (tests/native/emulated_lanes.h): the bits of the CPU.
+
+The native module is linked a second time, with one family more, and the kernels' tests run on it in a process of its
+own, one for each of a few parts. Nothing here needs a GPU, and nothing here has been timed on one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = Path(__file__).parent
+FAMILY = "cuda-emulated"
+PARTS = ("matmul", "fused", "rows", "rope", "attention", "attention_bytes")
+
+# Puts another native module in the place of the installed one, before anybody asks for it. Of the families only those
+# that the other tests do not compare already.
+RUN_TESTS = f"""
+import importlib.util, sys
+name = "notso.qtensor._native"
+spec = importlib.util.spec_from_file_location(name, sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+sys.modules[name] = module
+spec.loader.exec_module(module)
+from notso.qtensor.backends.cpu import kernel_choice
+assert "{FAMILY}" in kernel_choice.available_kernels() and kernel_choice.kernels() != "{FAMILY}"
+import pytest
+kernel_choice.available_kernels = lambda: ["{FAMILY}", "generic"]
+sys.exit(pytest.main(sys.argv[2:]))
+"""
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def tool(name: str) -> str:
+    """A program beside this Python or on the path."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def build_folder() -> Path | None:
+    """Where this Python's own module was built."""
+    for cache in sorted((ROOT / "build").glob("*/CMakeCache.txt")):
+        python = re.search(r"^Python_EXECUTABLE:\w+=(.+)$", cache.read_text(), re.MULTILINE)
+        if python and Path(python[1]).parent == Path(sys.executable).parent and (cache.parent / "build.ninja").exists():
+            return cache.parent
+    return None
+
+
+@pytest.fixture(scope="module")
+def emulated_module() -> Path:
+    """The native module with the family `cuda-emulated`, beside the module itself: nearly all of it is there."""
+    found, ninja = build_folder(), tool("ninja")
+    folder = found or ROOT / "build" / "emulated"
+    options = ["-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}"]
+    configure = [tool("cmake"), "-G", "Ninja", *options, "-S", str(ROOT), "-B", str(folder)]
+    for command in (*([] if found else [configure]), [ninja, "-C", str(folder), "_native_cuda_emulated"]):
+        run = subprocess.run(command, capture_output=True, text=True, timeout=800)
+        assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    (module,) = folder.glob("_native_cuda_emulated*.so")
+    return module
+
+
+def run_tests(module: Path, *arguments: str, fault: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "EMULATED_LANES_FAULT": fault}
+    command = [sys.executable, "-c", RUN_TESTS, str(module), "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=800)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path, part: str) -> None:
+    run = run_tests(emulated_module, str(TESTS / f"test_kernels_{part}.py"))
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    print(run.stdout.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("part", "test"), [("matmul", "test_a_column_does_not_know_its_neighbours"), ("attention", "test_against_numpy")]
+)
+def test_a_missing_barrier_is_noticed(emulated_module: Path, part: str, test: str) -> None:
+    """Threads take turns in another order at each launch. Else the tests above prove little."""
+    run = run_tests(emulated_module, str(TESTS / f"test_kernels_{part}.py"), "-k", test, fault="barrier")
+    assert run.returncode == 1 and f"{FAMILY} differs from generic" in run.stdout, run.stdout[-3000:]

@@ -1,0 +1,67 @@
+"""Code is coloured by another process, which may die of it and is started again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pygments import highlight
+from pygments.formatters.html import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+
+from notso.web.rendering import code, highlighter
+from notso.web.rendering.budget import Budget, OverBudgetError
+from notso.web.rendering.code import code_block
+from notso.web.rendering.highlighter import BLOCK_SECONDS, Highlighter
+from notso.web.rendering.markdown import render_markdown
+
+SLOW = "a " + "\n" * 19_000  # one expression of the lexer for C takes 45 s to read that
+PLAIN = "int main(void) { return 0; }\n"
+
+
+@pytest.fixture
+def colours() -> Iterator[Highlighter]:
+    made = Highlighter()
+    yield made
+    made.close()
+
+
+def test_it_writes_what_the_library_writes(colours: Highlighter) -> None:
+    for text, language in ((PLAIN, "c"), ("def f(x): return '<&>\u2028'", "python"), ("", "json"), ("\n\n x", "yaml")):
+        whole = highlight(text, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
+        assert colours.html(text, language)[0] == whole
+
+
+def test_what_takes_too_long_is_plain_and_the_next_has_colours(colours: Highlighter) -> None:
+    assert colours.html(SLOW, "c") == (None, BLOCK_SECONDS)
+    assert "<span" in str(colours.html(PLAIN, "c")[0])
+
+
+def test_a_process_that_was_killed_is_started_again(colours: Highlighter) -> None:
+    colours.html(PLAIN, "c")
+    assert colours._process is not None
+    colours._process.kill()
+    colours._process.wait()
+    colours.html(PLAIN, "c")
+    assert "<span" in str(colours.html(PLAIN, "c")[0])
+
+
+def test_where_no_process_can_be_had_code_is_plain(colours: Highlighter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(highlighter.sys, "executable", "/nowhere")
+    assert colours.html(PLAIN, "c")[0] is None
+
+
+def test_the_time_of_the_process_is_the_message_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code.HIGHLIGHTER, "html", lambda text, language: (None, 400.0))
+    budget = Budget(1_000.0)
+    for _ in range(2):
+        with budget.spending() as deadline:
+            assert "<span" not in code_block(PLAIN, "c", deadline=deadline, colour=True).partition("<pre>")[2]
+    with pytest.raises(OverBudgetError), budget.spending() as deadline:
+        code_block(PLAIN, "c", deadline=deadline, colour=True)
+    assert budget.spent
+
+
+def test_a_message_of_such_blocks_ends_as_plain_text() -> None:
+    html = render_markdown(f"```c\n{SLOW}\n```\n\n" * 8 + f"```c\n{PLAIN}```\n")
+    assert "<span class" not in html
