@@ -200,6 +200,16 @@ def test_a_bad_line_gets_its_error_and_the_others_go_on(
         assert param in error["message"]
 
 
+def test_what_was_ignored_is_named(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
+    lines = [entry(number) for number in range(2)]
+    lines[0]["body"]["verbosity"] = "low"
+    source = write(tmp_path / "in.jsonl", lines)
+    assert notso("batch", str(source), str(tmp_path / "out.jsonl")).code == 0
+    found = answers(tmp_path / "out.jsonl")
+    assert found["request-0"]["response"]["headers"] == {"x-notso-ignored": "verbosity"}
+    assert "headers" not in found["request-1"]["response"]
+
+
 def test_the_engine_s_refusals_are_mapped(many: ManyAnswers, notso: Run, tmp_path: Path) -> None:
     many.refuses["question 1"] = ContextLengthError(9120, 8192)
     many.fails["question 2"] = EngineError("a logit was not finite")

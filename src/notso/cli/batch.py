@@ -175,6 +175,7 @@ class _Run:
     def _answer(self, asked: _Asked) -> dict[str, Any]:
         from notso.smollm3.errors import NotsoError
         from notso.web.api.shared.completion import Completion, collect, fingerprint, model_id
+        from notso.web.api.shared.ignored import ignored_headers
         from notso.web.edge.api_error import api_error_of
 
         info = self._engine.info
@@ -187,7 +188,10 @@ class _Run:
             asked.stop()  # the other choices are of no use
             return _failure(asked.line, api_error_of(error))
         completion: Completion = Completion(model_id(info), fingerprint(info))
-        return _response(asked.line, 200, completion.body(choices, asked.request.reasoning_mode)) | {"error": None}
+        answer = _response(asked.line, 200, completion.body(choices, asked.request.reasoning_mode)) | {"error": None}
+        if ignored := ignored_headers(asked.request):
+            answer["response"]["headers"] = ignored
+        return answer
 
     def _write(self, line: RequestLine, answer: dict[str, Any]) -> None:
         self._sink.write(answer)

@@ -83,6 +83,12 @@ def serve(
     keep_volatile: Annotated[
         bool, typer.Option("--keep-volatile", help="The model reads clients' billing lines too.")
     ] = False,
+    strict_fields: Annotated[
+        bool,
+        typer.Option(
+            "--strict-fields", envvar="NOTSO_STRICT_FIELDS", show_envvar=False, help="Refuse what would be ignored."
+        ),
+    ] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -102,6 +108,7 @@ def serve(
         allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
         requests_per_minute=rate_limit,
+        strict_fields=strict_fields,
         keep_volatile=keep_volatile,
     )
     config = EngineConfig(

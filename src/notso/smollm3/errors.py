@@ -5,7 +5,7 @@ NotsoError
     ├── ModelFileError           this GGUF is not a SmolLM3 we can run
     ├── TemplateError            the chat template failed or refused the messages
     ├── InvalidRequestError      a parameter or message is out of range; `param` names it
-    │   └── ContextLengthError   prompt (and asked-for answer) do not fit the context
+    │   └── ContextLengthError   the prompt and a first token do not fit the context
     ├── OutOfMemoryError         the plan needs more memory than there is
     ├── EngineError              the engine failed on this answer
     └── DownloadError            a model could not be fetched or does not match its published hash
@@ -39,11 +39,16 @@ class InvalidRequestError(ModelError, ValueError):
 
 
 class ContextLengthError(InvalidRequestError):
-    """`needed_tokens` do not fit into `context_tokens`. `at_least`: it was too long to be counted."""
+    """`needed_tokens` do not fit into `context_tokens`. `at_least`: it was too long to be counted.
+
+    Programs that shorten conversations look for the message's first words.
+    """
 
     def __init__(self, needed_tokens: int, context_tokens: int, *, at_least: bool = False) -> None:
         needed = f"at least {needed_tokens:,}" if at_least else f"{needed_tokens:,}"
-        super().__init__(f"this needs {needed} tokens, the context holds {context_tokens:,}", param="messages")
+        super().__init__(
+            f"prompt is too long: this needs {needed} tokens, the context holds {context_tokens:,}", param="messages"
+        )
         self.needed_tokens = needed_tokens
         self.context_tokens = context_tokens
         self.at_least = at_least

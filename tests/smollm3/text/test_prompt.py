@@ -103,9 +103,20 @@ def test_leaving_out_refuses_nothing_that_fits() -> None:
             )
             assert sum(event.dropped_messages for event in events) == dropped
             assert events[-2].usage is not None and events[-2].usage.prompt_tokens == whole
-            with pytest.raises(ContextLengthError) as caught:
-                engine.submit(messages, SamplingParams(max_tokens=200), RequestOptions(when_full="drop_oldest"))
-            assert (caught.value.needed_tokens, caught.value.context_tokens) == (whole + 200, 256)
+        full = [Message("user", "a b c d " * 60)]
+        with pytest.raises(ContextLengthError) as caught:
+            engine.submit(full, SamplingParams(max_tokens=200), RequestOptions(when_full="drop_oldest"))
+        assert (caught.value.needed_tokens, caught.value.context_tokens) == (engine.count_tokens(full) + 1, 256)
+
+
+@pytest.mark.parametrize("most", [1 << 20, 1024, 600])
+def test_an_answer_that_may_be_longer_than_the_context_leaves_half_of_it_to_older_turns(most: int) -> None:
+    with Engine.load(context_tokens=1024) as engine:
+        messages, params = conversation(20), SamplingParams(temperature=0, max_tokens=most)
+        events = list(engine.generate(messages, params, RequestOptions(when_full="drop_oldest")))
+        dropped, usage = events[0].dropped_messages, events[-2].usage
+        assert usage is not None and usage.prompt_tokens <= 512
+        assert engine.count_tokens([messages[0], *messages[1 + dropped - 2 :]]) > 512
 
 
 def test_a_prompt_too_long_by_its_bytes_is_refused_before_it_is_encoded(

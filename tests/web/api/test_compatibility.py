@@ -35,9 +35,9 @@ def test_the_page_is_made_from_the_table() -> None:
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=lambda address: address.path)
 def test_what_works_is_taken_and_what_is_refused_is_not(address: Address) -> None:
-    taken = {name for name, note in address.notes.items() if note.state in ("works", "inert")}
+    taken = {name for name, note in address.notes.items() if note.is_taken}
     assert taken == {field.alias or name for name, field in address.fields.model_fields.items()}
-    assert all(note.text for note in (address.notes | address.within).values())
+    assert all(note.described for note in (address.notes | address.within).values())
 
 
 @pytest.mark.parametrize("path", CLIENTS)
@@ -65,7 +65,7 @@ def test_the_openapi_document_is_of_this_application(shared: Any) -> None:
         schema = document["paths"][path][method.lower()]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
         properties = document["components"]["schemas"][schema.rpartition("/")[2]]["properties"]
         assert {name: each["description"] for name, each in properties.items()} == {
-            name: note.text for name, note in address.notes.items() if note.state in ("works", "inert")
+            name: note.described for name, note in address.notes.items() if note.is_taken
         }
     assert document["paths"]["/health"]["get"]["security"] == []
     assert document["paths"]["/v1/models"]["get"]["security"]

@@ -128,7 +128,8 @@ def test_a_stop_sequence_ends_it_and_is_named(served: Any, stream: bool) -> None
 def test_errors_are_the_client_s_own(served: Any) -> None:
     client = client_of(served)
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(model="notso-demo", max_tokens=5000, messages=HELLO)
+        far: Any = [{"role": "user", "content": "word " * 9000}]
+        client.messages.create(model="notso-demo", max_tokens=50, messages=far)
     assert "4,096" in caught.value.message and caught.value.body["error"]["code"] == "context_length_exceeded"  # type: ignore[index]
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="claude-haiku", max_tokens=5, messages=HELLO)
@@ -150,7 +151,7 @@ def test_refusals_name_the_field(served: Any) -> None:
         ({"thinking": {"type": "enabled", "budget_tokens": 60}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
-        ({"output_config": {"effort": "max"}}, "output_config.effort"),
+        ({"output_config": {"effort": "most"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool", "name": "sub"}, "tools": [TOOL]}, "tool_choice"),

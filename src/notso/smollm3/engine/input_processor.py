@@ -103,7 +103,7 @@ class InputProcessor:
                 min_tokens=params.min_tokens,
                 tells_all=scores is not None,
             ),
-            most=0 if options.prompt_only else params.max_tokens or room,
+            most=0 if options.prompt_only else min(params.max_tokens or room, room),
             thinking_budget=params.thinking_budget,
             closing=self._prompts.end_of_reasoning,
             propose=None if self._latency is None else partial(self._drafter, prompt.ids, self._latency),
@@ -147,9 +147,9 @@ class InputProcessor:
 
     def _fitting_prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
         prompt = self._prompt(asked, params, options)
-        wanted = len(prompt.ids) + (0 if options.prompt_only else params.max_tokens or 1)
-        if wanted > self._context_tokens:
-            raise ContextLengthError(wanted, self._context_tokens)
+        needed = len(prompt.ids) + (0 if options.prompt_only else 1)
+        if needed > self._context_tokens:
+            raise ContextLengthError(needed, self._context_tokens)
         return prompt
 
     def _prompt(self, asked: PromptInput, params: SamplingParams, options: RequestOptions) -> Prompt:
@@ -168,7 +168,6 @@ class InputProcessor:
             options,
             context_tokens=self._context_tokens,
             kept_free=self._kept_free(params),
-            least_free=params.max_tokens or 1,
         )
 
     def _next_ids(
@@ -179,7 +178,7 @@ class InputProcessor:
             return None
         messages = tuple(cast(Sequence[Message], asked))
         keep = any(message.keep_reasoning for message in messages)
-        kept_free = self._kept_free(params) if options.when_full == "drop_oldest" else params.max_tokens or 1
+        kept_free = self._kept_free(params) if options.when_full == "drop_oldest" else 1
         most = self._context_tokens - kept_free
 
         def write(answer: Message) -> list[int]:
@@ -190,7 +189,9 @@ class InputProcessor:
         return write
 
     def _kept_free(self, params: SamplingParams) -> int:
-        return params.max_tokens or min(GENERATION_TOKENS, self._context_tokens // 4)
+        """Room for the answer that older turns make: many programs ask for more than any context holds."""
+        usual = min(GENERATION_TOKENS, self._context_tokens // 4)
+        return min(params.max_tokens or usual, self._context_tokens // 2)
 
     def _drafter(self, ids: list[int], latency: StepLatency) -> NgramDrafter:
         return NgramDrafter(ids[-DRAFT_HISTORY_TOKENS:], never=self._never_drafted, latency=latency)

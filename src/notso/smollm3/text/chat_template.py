@@ -260,10 +260,14 @@ def _pieces(message: Message, thinks: bool) -> list[tuple[str, bool]]:
 
 
 def _call_json(call: ToolCall) -> str:
-    """A past call as the model writes it; the arguments stay as they were, so that a cached prefix still fits."""
-    if not isinstance(call.name, str) or not is_json_object(call.arguments):
-        raise InvalidRequestError("a tool call needs a name and a JSON object of arguments", param="messages")
-    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {call.arguments.strip()}}}'
+    """A past call as the model writes it; the arguments stay as they were, so that a cached prefix still fits. Those of
+    a call that was cut are the text that there is of them: one bad call must not end a conversation."""
+    if not isinstance(call.name, str) or not isinstance(call.arguments, str):
+        raise InvalidRequestError("a tool call needs a name and the text of its arguments", param="messages")
+    arguments = call.arguments.strip() or "{}"
+    if not is_json_object(arguments):
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {arguments}}}'
 
 
 def _tool_json(tool: Tool) -> str:

@@ -116,7 +116,6 @@ class PromptWriter:
         *,
         context_tokens: int,
         kept_free: int,
-        least_free: int,
     ) -> Prompt:
         """`write`; or, with `when_full` "drop_oldest", `write_fitting`."""
 
@@ -125,7 +124,7 @@ class PromptWriter:
 
         if options.when_full == "stop":
             return write(messages)
-        return self.write_fitting(messages, write, context_tokens, kept_free, least_free)
+        return self.write_fitting(messages, write, context_tokens, kept_free)
 
     def write_fitting(
         self,
@@ -133,10 +132,9 @@ class PromptWriter:
         write: Callable[[Sequence[Message]], Prompt],
         context_tokens: int,
         kept_free: int,
-        least_free: int,
     ) -> Prompt:
         """The prompt that leaves out as few as it can of the oldest turns, whole ones, so that `kept_free` tokens of
-        the context are left for the answer; where even the last turn leaves fewer, `least_free` will do.
+        the context are left for the answer; where even the last turn leaves fewer, one will do.
 
         Instructions at the beginning and the last turn always stay. Raises ContextLengthError where those do not fit.
         """
@@ -167,8 +165,8 @@ class PromptWriter:
             return best
         if isinstance(prompt, ContextLengthError):
             raise prompt
-        if len(prompt.ids) + least_free > context_tokens:
-            raise ContextLengthError(len(prompt.ids) + least_free, context_tokens)
+        if len(prompt.ids) >= context_tokens:
+            raise ContextLengthError(len(prompt.ids) + 1, context_tokens)
         return replace(prompt, dropped_messages=starts[-1] - head if starts else 0)
 
     def _runs(self, messages: Sequence[Message], options: RequestOptions) -> list[Run]:

@@ -15,7 +15,8 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call the model made. `arguments` is JSON text (an object), exactly as the API shows it."""
+    """One call the model made. `arguments` is JSON text (an object), exactly as the API shows it; of a past call it may
+    be any text, for an answer may have been cut."""
 
     id: str
     name: str

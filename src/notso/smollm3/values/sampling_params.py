@@ -23,7 +23,7 @@ DEFAULT_BREAKERS = ("\n", ":", '"', "*")
 class SamplingParams:
     """How to choose tokens. Defaults are SmolLM3's generation settings (temperature 0.6, top_p 0.95).
 
-    max_tokens: most tokens of the answer, thinking included; None: as many as the context holds.
+    max_tokens: most tokens of the answer, thinking included; None, or more than are left: what the context holds.
     thinking_budget: most tokens of thinking; then the thought is closed for the model and the answer begins. None: no
         limit but max_tokens.
     temperature: 0..2; 0 is greedy.

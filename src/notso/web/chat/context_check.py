@@ -18,10 +18,7 @@ async def prepared_request(services: ChatServices, request: Request, size: int) 
     try:
         return await services.shared.large_work.run(lambda: prepare(engine, request), size)
     except ContextLengthError as error:
-        kept = request.params.max_tokens
-        sentence = words["limit_over"] if kept is None else words["error_over_answer"]
         used = f"{'≥ ' if error.at_least else ''}{error.needed_tokens:,}"
-        total = f"{error.context_tokens:,}"
-        raise Problem(400, sentence.format(used=used, kept=f"{kept or 1:,}", total=total)) from error
+        raise Problem(400, words["limit_over"].format(used=used, total=f"{error.context_tokens:,}")) from error
     except ModelError:
         return None

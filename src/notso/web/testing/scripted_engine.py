@@ -192,11 +192,9 @@ class ScriptedEngine:
         messages = request.messages
         if request.options.when_full == "drop_oldest":  # what is older may go
             messages = (*(message for message in messages[:1] if message.role == "system"), messages[-1])
-        wanted = self.count_tokens(messages, RequestOptions(tools=request.options.tools)) + (
-            request.params.max_tokens or 1
-        )
-        if wanted > self.info.context_tokens:
-            raise ContextLengthError(wanted, self.info.context_tokens)
+        length = self.count_tokens(messages, RequestOptions(tools=request.options.tools))
+        if length >= self.info.context_tokens:
+            raise ContextLengthError(length + 1, self.info.context_tokens)
 
     def _begin(self, request: Request) -> ScriptedGeneration:
         if self.refusal is not None:

@@ -36,6 +36,7 @@ class Settings:
     api_key: what guarded routes demand; None for a server only this machine reaches.
     requests_per_minute: requests of programs that one address may send; 0 is no limit. None: 600 where other machines
         reach the server, no limit where only this one does.
+    strict_fields: fields of programs' requests that would be ignored are refused.
     keep_volatile: the model reads lines of clients that change with every request (see volatile_lines), too.
     max_waiting_turns: questions that may wait for the engine before new ones are refused.
     max_message_characters: longest question. max_answer_characters: an answer that grows past this is stopped.
@@ -54,6 +55,7 @@ class Settings:
     allowed_origins: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
     requests_per_minute: int | None = None
+    strict_fields: bool = False
     keep_volatile: bool = False
     max_waiting_turns: int = 32
     max_message_characters: int = 200_000

@@ -301,8 +301,6 @@ words: dict[str, str] = {
     "part_free": "Free",
     "limit_over": "This message does not fit: {used} tokens are needed, the context is {total}.",
     "limit_full": "The conversation fills the context, {used} of {total} tokens: summarise it or begin a new chat.",
-    "error_over_answer": "This message does not fit: with the {kept} tokens kept for the answer {used} are needed, the"
-    " context is {total}.",
     "limit_near": "The context is {percent} % full.",
     "limit_stop": "At its end the answer stops; nothing is dropped.",
     "limit_drop_oldest": "When it is full the oldest turns are left out.",

@@ -8,14 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
-from notso.web.api.request_fields.fields import Content, Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.request_fields.fields import Content, Fields, Name, Notes, Text, hint, inert, refused, works
 from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields
+from notso.web.api.request_fields.hints import TELLS, Hint
+from notso.web.api.request_fields.request_checks import EFFORT_ADVICE, EFFORTS, Effort
 from notso.web.api.request_fields.sampling_fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     WITHIN_SAMPLING,
 )
-from notso.web.values.strict_fields import at_most
 
 
 class SystemMessage(Fields):
@@ -23,6 +24,7 @@ class SystemMessage(Fields):
 
     role: Literal["system", "developer"]
     content: Content
+    name: Annotated[Name | None, Hint()] = None
 
 
 class UserMessage(Fields):
@@ -30,13 +32,14 @@ class UserMessage(Fields):
 
     role: Literal["user"]
     content: Content
+    name: Annotated[Name | None, Hint()] = None
 
 
 class CalledFunction(Fields):
-    """A past call: `arguments` is JSON text, as the answer had it."""
+    """A past call: `arguments` is text as the answer had it, JSON unless it was cut."""
 
     name: Name
-    arguments: Text
+    arguments: Text | None = None
 
 
 class Call(Fields):
@@ -54,12 +57,16 @@ class AssistantMessage(Fields):
     role: Literal["assistant"]
     content: Content | None = None
     reasoning_content: Text | None = None
+    reasoning: Text | None = None
     tool_calls: Annotated[list[Call], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    refusal: Text | None = None
     # What client libraries copy from an answer without a meaning for us.
-    refusal: None = None
+    name: Annotated[Name | None, Hint()] = None
+    annotations: Annotated[list[Any] | None, Hint(done=([],))] = None
+    reasoning_details: Annotated[list[Any] | None, Hint(done=([],))] = None
+    provider_specific_fields: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
     audio: None = None
     function_call: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
 class ToolMessage(Fields):
@@ -153,21 +160,26 @@ class ChatFields(GrammarFields):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: TemplateOptions | None = None
-    reasoning_effort: Literal["none", "low", "medium", "high"] | None = None
+    reasoning_effort: Literal["none"] | Effort | None = None
+    enable_thinking: bool | None = None
     thinking_budget: int | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
-    # Fields whose value, if it is one of these, asks for nothing.
-    store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: Name | None = None
+    store: Annotated[bool | None, Hint(done=(False,))] = None
+    service_tier: Annotated[Name | None, Hint(done=("auto", "default"))] = None
+    safety_identifier: Annotated[Name | None, TELLS] = None
     prompt_cache_key: Name | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
+    prompt_cache_retention: Annotated[Name | None, Hint()] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
+    metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",))] = None
+    prediction: Annotated[dict[str, Any] | None, Hint()] = None
+    # Fields whose value, if it is one of these, asks for nothing.
     modalities: Annotated[list[Literal["text"]], Field(max_length=1, fail_fast=True)] | None = None
-    verbosity: Literal["medium"] | None = None
+    include_reasoning: Literal[True] | None = None
+    add_generation_prompt: Literal[True] | None = None
     functions: None = None
     function_call: None = None
     audio: None = None
-    prediction: None = None
     moderation: None = None
     web_search_options: None = None
 
@@ -177,7 +189,7 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
         "1 to 2,048; roles system, developer, user, assistant, tool; content is text, or parts of type text. "
         "An assistant's message at the end is continued"
     ),
-    "max_tokens": works("longest answer, thinking included; what fits if left out"),
+    "max_tokens": works("longest answer, thinking included; what fits if left out, -1, or more than that"),
     "max_completion_tokens": works("the newer name of `max_tokens`"),
     "logprobs": works("log probabilities of the answer's tokens, by the model alone, before any filter"),
     "top_logprobs": works("0 to 20 likeliest tokens with each; needs `logprobs`"),
@@ -192,28 +204,35 @@ CHAT_NOTES: Notes = GRAMMAR_NOTES | {
     "parallel_tool_calls": works("false: at most one call"),
     "chat_template_kwargs": works("only `enable_thinking`, true or false"),
     "reasoning_effort": works(
-        "`none` answers at once; `low`, `medium`, `high` think for at most 256, 1,024, 4,096 tokens",
-        "use none, low, medium or high, or thinking_budget in tokens",
+        f"`none` answers at once; {EFFORTS}",
+        f"{EFFORT_ADVICE}, or thinking_budget in tokens",
     ),
+    "enable_thinking": works("another way to say `chat_template_kwargs.enable_thinking`"),
     "thinking_budget": works("the same in tokens; beats `reasoning_effort`"),
     "reasoning_format": works(
         "`auto` and `deepseek` put thoughts into `reasoning_content`; `none` leaves them in the text, within tags"
     ),
-    "store": inert("false: chat completions are not stored", "chat completions are not stored; use /v1/responses"),
-    "service_tier": inert("auto or default: there is one tier", "there is one tier; leave this out"),
-    "safety_identifier": inert("tells of the caller; no effect"),
-    "prompt_cache_key": inert("tells of the caller; every prompt's beginning is found again anyway"),
-    "metadata": inert("tells of the caller; no effect"),
-    "modalities": inert("text", "the model reads and writes text only"),
-    "verbosity": inert("medium", "say so in the messages instead"),
+    "store": hint("chat completions are not stored; /v1/responses are", "false"),
+    "service_tier": hint("there is one tier", "`auto`, `default`"),
+    "safety_identifier": hint("tells of the caller"),
+    "prompt_cache_key": works("every prompt's beginning is found again, with and without it"),
+    "prompt_cache_retention": hint("what was read is kept as long as there is room"),
+    "prompt_cache_options": hint("what was read is kept as long as there is room"),
+    "metadata": hint("tells of the caller; comes back with /v1/responses only"),
+    "verbosity": hint("say it in the messages", "`medium`", "use low, medium or high"),
+    "prediction": hint("what repeats the prompt is guessed ahead anyway"),
+    "modalities": inert("`text`", "the model reads and writes text only"),
+    "include_reasoning": inert("true", "use reasoning_effort none, or leave the thoughts unread"),
+    "add_generation_prompt": inert("true", "an assistant's message at the end is continued"),
     "functions": inert("null", "use tools"),
     "function_call": inert("null", "use tool_choice"),
     "audio": inert("null", "the model reads and writes text only"),
-    "prediction": inert("null", "leave this out: what repeats the prompt is guessed ahead anyway"),
     "moderation": inert("null", "nothing is moderated here; leave this out"),
     "web_search_options": inert("null", "give a tool that searches"),
-    "prompt_cache_options": refused("leave this out: every prompt's beginning is found again anyway"),
-    "prompt_cache_retention": refused("leave this out: what was read is kept as long as there is room"),
+    "reasoning": refused("use reasoning_effort"),
+    "thinking": refused("use reasoning_effort, or enable_thinking"),
+    "think": refused("use reasoning_effort, or enable_thinking"),
+    "continue_final_message": refused("leave this out: an assistant's message at the end is continued"),
 }
 
 WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
@@ -221,7 +240,11 @@ WITHIN_CHAT: Notes = WITHIN_SAMPLING | {
     "input_audio": refused("the model reads text only"),
     "file": refused("the model reads text only; put the file's text into the message"),
     "allowed_tools": refused("give only the tools that may be called"),
-    "name": refused("say in the text who speaks"),
+    "name": hint("of a message: the model's template has no names; say in the text who speaks"),
+    "refusal": works("of an assistant's message: stands for its content, where there is none"),
+    "reasoning_details": hint("of an assistant's message: past thoughts are left out of the prompt"),
+    "annotations": hint("of an assistant's message: its text says what they point at", "an empty list"),
+    "provider_specific_fields": hint("of an assistant's message: what another server meant by them is not known"),
     "strict": works("of a tool: its arguments follow their schema; where a call is asked for, those of all tools do"),
 }
 """Of what lies within those."""

@@ -24,6 +24,7 @@ from notso.web.api.chat_completions.fields import (
 from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
 from notso.web.api.request_fields.fields import joined
 from notso.web.api.request_fields.grammar_fields import grammar_of
+from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
 from notso.web.api.request_fields.sampling_fields import check_stream_options, either, sampling_of
 from notso.web.api.shared.api_request import ApiRequest
@@ -78,6 +79,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
             continue_last=messages[-1].role == "assistant",
         ),
         names={"response_format": said_by},
+        hints=hints_of(fields, body),
         stream=bool(fields.stream),
         fresh=fields.cache_prompt is False,
         include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
@@ -90,6 +92,9 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
 def _thinking(fields: ChatFields) -> tuple[bool, int | None]:
     """Whether to think, and for how many tokens at most."""
     asked = fields.chat_template_kwargs.enable_thinking if fields.chat_template_kwargs else None
+    if asked is not None and fields.enable_thinking not in (None, asked):
+        raise invalid("enable_thinking", "enable_thinking and chat_template_kwargs contradict each other")
+    asked = fields.enable_thinking if asked is None else asked
     effort = fields.reasoning_effort
     if effort is not None and asked is not None and asked == (effort == "none"):
         raise invalid("reasoning_effort", "reasoning_effort and enable_thinking contradict each other")
@@ -134,9 +139,10 @@ def _tool_choice(fields: ChatFields) -> ToolChoice:
 def _message(message: AnyMessage) -> Message:
     if isinstance(message, AssistantMessage):
         calls = tuple(
-            ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
+            ToolCall(call.id, call.function.name, call.function.arguments or "") for call in message.tool_calls or ()
         )
-        return Message("assistant", joined(message.content), message.reasoning_content, calls)
+        said = joined(message.content) or message.refusal or ""
+        return Message("assistant", said, message.reasoning_content or message.reasoning, calls)
     if isinstance(message, ToolMessage):
         return Message("tool", joined(message.content), tool_call_id=message.tool_call_id)
     return Message("user" if message.role == "user" else "system", joined(message.content))

@@ -12,6 +12,7 @@ from notso.smollm3 import MAX_TOP_LOGPROBS, InvalidRequestError, RequestOptions
 from notso.web.api.request_fields.field_reader import invalid, read_fields
 from notso.web.api.request_fields.fields import Notes, Text, inert, later, refused, works
 from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields, grammar_of
+from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.sampling_fields import (
     WITHIN_SAMPLING,
     check_stream_options,
@@ -52,7 +53,10 @@ TEXT_NOTES: Notes = GRAMMAR_NOTES | {
         f"a text, in which nothing is a control token, or a list of token ids; or up to {MAX_PROMPTS} texts or lists, "
         "each of which is answered"
     ),
-    "max_tokens": works("longest answer; 16 if left out, as the API has it; 0 reads the prompt and writes nothing"),
+    "max_tokens": works(
+        "longest answer; 16 if left out, as the API has it; 0 reads the prompt and writes nothing; what fits if -1, or "
+        "more than that"
+    ),
     "echo": works("true: the prompt stands before the answer, with `logprobs` those of its tokens too"),
     "logprobs": works("0 to 20 likeliest tokens with each, in the older form's four lists"),
     "best_of": inert("1", "use n"),
@@ -96,6 +100,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
         prompts=prompts,
         texts=tuple(prompt if isinstance(prompt, str) else "" for prompt in prompts),
         params=sampling_of(fields, longest or 1, None, fields.logprobs),
+        hints=hints_of(fields, body),
         names={
             **{"messages": "prompt", "top_logprobs": "logprobs", "prompt_logprobs": "logprobs"},
             "response_format": said_by,

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from notso.web.api.request_fields.fields import MAX_PARTS, Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.request_fields.fields import MAX_PARTS, Fields, Name, Notes, Text, hint, inert, refused, works
+from notso.web.api.request_fields.hints import TELLS, Hint
+from notso.web.api.request_fields.request_checks import EFFORTS, Effort
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 
 
@@ -15,6 +17,7 @@ class CacheControl(Fields):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Name | None = None
 
 
 class TextBlock(Fields):
@@ -34,14 +37,22 @@ class ThinkingBlock(Fields):
     signature: Text | None = None
 
 
+class RedactedBlock(Fields):
+    """What an earlier answer thought, for nobody to read: left out of the prompt as every past thought is."""
+
+    type: Literal["redacted_thinking"]
+    data: Text | None = None
+
+
 class ToolUseBlock(Fields):
-    """A past call."""
+    """A past call. Its input is text where the answer was cut."""
 
     type: Literal["tool_use"]
     id: Name
     name: Name
-    input: dict[str, Any]
+    input: dict[str, Any] | Text | None = None
     cache_control: CacheControl | None = None
+    caller: Annotated[dict[str, Any] | None, Hint(done=({"type": "direct"},))] = None
 
 
 class ToolResultBlock(Fields):
@@ -55,7 +66,7 @@ class ToolResultBlock(Fields):
 
 
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
-AssistantBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[TextBlock | ThinkingBlock | RedactedBlock | ToolUseBlock, Field(discriminator="type")]
 
 
 class UserTurn(Fields):
@@ -91,6 +102,8 @@ class AnthropicTool(Fields):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1, fail_fast=True)] | None = None
 
 
 class AutoChoice(Fields):
@@ -158,14 +171,8 @@ class OutputFormat(Fields):
 class OutputConfig(Fields):
     """How much to think, and what the answer must be."""
 
-    effort: Literal["low", "medium", "high"] | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
-
-
-class Metadata(Fields):
-    """Tells of the caller."""
-
-    user_id: Name | None = None
 
 
 class CountFields(Fields):
@@ -179,7 +186,9 @@ class CountFields(Fields):
     tool_choice: AnyToolChoice | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
-    speed: Literal["standard"] | None = None
+    speed: Annotated[Literal["standard", "fast"] | None, Hint(done=("standard",))] = None
+    user_profile_id: Annotated[Name | None, TELLS] = None
+    workspace_id: Annotated[Name | None, TELLS] = None
 
 
 class MessageFields(CountFields):
@@ -191,12 +200,12 @@ class MessageFields(CountFields):
     top_k: int | None = None
     stop_sequences: Annotated[list[Text], Field(fail_fast=True)] | None = None
     stream: bool | None = None
+    metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
+    diagnostics: Annotated[dict[str, Any] | None, Hint()] = None
     # Fields whose value, if it is one of these, asks for nothing.
-    metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
     inference_geo: None = None
-    diagnostics: None = None
 
 
 COUNT_NOTES: Notes = {
@@ -214,19 +223,22 @@ COUNT_NOTES: Notes = {
     "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
     "tool_choice": works("`auto`, `any`, `tool` with a name, or `none`; `disable_parallel_tool_use`: at most one call"),
     "output_config": works(
-        "`format`: the answer after the thoughts is JSON of this schema; `effort` low, medium or high: adaptive "
-        "thinking of at most 256, 1,024 or 4,096 tokens"
+        "`format`: the answer after the thoughts is JSON of this schema; `effort`: how long "
+        "adaptive thinking may be, see below"
     ),
-    "cache_control": inert("every prompt's beginning is kept and found again anyway"),
-    "speed": inert("standard", "there is one speed; leave this out"),
-    "user_profile_id": refused("there are no profiles here"),
-    "workspace_id": refused("there are no workspaces here"),
+    "cache_control": works("every prompt's beginning is kept and found again, with and without it"),
+    "speed": hint("there is one speed", "`standard`", "leave it out"),
+    "user_profile_id": hint("tells of the caller"),
+    "workspace_id": hint("tells of the caller"),
     "mcp_servers": refused("connect to servers of tools yourself, and give their tools as functions"),
     "context_management": refused("shorten the conversation yourself; what does not fit is refused with both numbers"),
 }
 
 MESSAGE_NOTES: Notes = COUNT_NOTES | {
-    "max_tokens": works("required: the longest answer, thinking included"),
+    "max_tokens": works(
+        "required: the longest answer, thinking included; of one that the context ends before, `stop_reason` is "
+        "`model_context_window_exceeded`"
+    ),
     "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
     "top_p": works("above 0, to 1; 0.95 if left out"),
     "top_k": works("0 is off"),
@@ -234,25 +246,26 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
         "up to 4, of up to 256 characters each; not part of the answer, and named in `stop_sequence`"
     ),
     "stream": works("events by the API's own names"),
-    "metadata": inert("tells of the caller; no effect"),
+    "metadata": hint("tells of the caller"),
+    "diagnostics": hint("usage and what was found in the cache are told anyway"),
     "service_tier": inert("auto or standard_only: there is one tier", "there is one tier; leave this out"),
     "container": inert("null", "no code is run here"),
     "inference_geo": inert("null", "answers are made on the server's own machine; leave this out"),
-    "diagnostics": inert("null", "leave this out"),
 }
 
 WITHIN_MESSAGE: Notes = {
     "image": refused("the model reads text only"),
     "document": refused("the model reads text only; put the document's text into the message"),
     "search_result": refused("put what was found into the message as text"),
-    "redacted_thinking": refused("thoughts are not redacted here; leave the block out"),
-    "effort": works("`low`, `medium`, `high`", "use low, medium or high, or thinking with budget_tokens"),
+    "redacted_thinking": works("left out of the prompt, as all past thoughts are"),
+    "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
+    "caller": hint("of a tool_use: the model made the call itself", "`direct`"),
     "strict": works("of a tool: with `tool_choice` `any` or `tool`, which hold the arguments to their schema"),
     "type": inert("of a tool: `custom`", "only tools of your own (type custom) can be called"),
     "citations": inert("an empty list", "leave citations out"),
     "input_examples": refused("put examples into the description"),
-    "defer_loading": refused("give only the tools that are to be used"),
-    "allowed_callers": refused("only the model calls tools"),
+    "defer_loading": inert("false", "give only the tools that are to be used"),
+    "allowed_callers": inert("`direct`", "only the model calls tools"),
     "between_tools": refused("use enabled, adaptive or disabled"),
 }
 """Of what lies within those."""

@@ -31,6 +31,7 @@ from notso.web.api.messages.fields import (
 )
 from notso.web.api.messages.volatile_lines import without_volatile_lines
 from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
+from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
 from notso.web.api.request_fields.sampling_fields import checked_params
 from notso.web.api.shared.api_request import ApiRequest
@@ -75,13 +76,13 @@ def parse_message_request(body: Mapping[str, Any], *, keep_volatile: bool = Fals
         "thinking_budget": budget,
     }
     params = checked_params(NAMES, **{name: value for name, value in chosen.items() if value is not None})
-    return _request(fields, keep_volatile, params=(params,), stream=bool(fields.stream))
+    return _request(fields, keep_volatile, params=(params,), stream=bool(fields.stream), hints=hints_of(fields, body))
 
 
 def parse_count_request(body: Mapping[str, Any], *, keep_volatile: bool = False) -> MessageRequest:
     """Check the body of a request to count. Raises ApiError (400), whose `param` names the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
-    return _request(fields, keep_volatile, params=(checked_params(NAMES),))
+    return _request(fields, keep_volatile, params=(checked_params(NAMES),), hints=hints_of(fields, body))
 
 
 def _request(fields: CountFields, keep_volatile: bool, **more: Any) -> MessageRequest:
@@ -174,12 +175,14 @@ def _assistant_message(turn: AssistantTurn) -> Message:
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
     calls = tuple(
-        ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
-        for block in turn.content
-        if isinstance(block, ToolUseBlock)
+        ToolCall(block.id, block.name, _input(block.input)) for block in turn.content if isinstance(block, ToolUseBlock)
     )
     text = _text([block for block in turn.content if isinstance(block, TextBlock)])
     return Message("assistant", text, "\n".join(reasoning) or None, calls)
+
+
+def _input(given: dict[str, Any] | str | None) -> str:
+    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given or ""
 
 
 def _result(block: ToolResultBlock) -> Message:

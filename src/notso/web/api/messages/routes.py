@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from notso.web.api.messages.request import parse_count_request, parse_message_request
 from notso.web.api.messages.stream import MessageSerializer
 from notso.web.api.shared.completion import model_id, new_id
+from notso.web.api.shared.ignored import ignored_headers
 from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import Owner, known, read_body, ready_engine, respond, with_prompt
@@ -39,4 +40,4 @@ async def count_tokens(request: Request, services: Services) -> Response:
         count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.options))
     except Exception as error:
         raise known(error, asked.names) from error
-    return JSONResponse({"input_tokens": count})
+    return JSONResponse({"input_tokens": count}, headers=await with_prompt(request, lambda: ignored_headers(asked)))

@@ -17,6 +17,8 @@ STOP_REASONS: dict[FinishReason, str] = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
 }
+CONTEXT_END = "model_context_window_exceeded"
+"""Of an answer that ended before its `max_tokens`, where the context did."""
 
 
 class MessageSerializer:
@@ -71,6 +73,8 @@ class MessageSerializer:
                 reason: FinishReason = event.finish_reason or "stop"
                 self._stop = event.stop
                 self._reason = STOP_REASONS["tool_calls" if called and reason == "stop" else reason]
+                if reason == "length" and self._written < (self._asked.params[0].max_tokens or 0):
+                    self._reason = CONTEXT_END
                 if self._stop is not None and not called:
                     self._reason = "stop_sequence"
 
@@ -129,6 +133,10 @@ class MessageSerializer:
 
     def _sse_event(self, name: str, **fields: Any) -> bytes:
         return named_event(name, {"type": name, **fields})
+
+    @property
+    def _written(self) -> int:
+        return self._usage.completion_tokens if self._usage is not None else 0
 
     def _usage_body(self) -> dict[str, Any]:
         usage = self._usage or Usage(0, 0)

@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
 from notso.web.api.ollama.options import OPTION_NOTES, OptionFields
-from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, hint, inert, refused, works
+from notso.web.api.request_fields.hints import Hint
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 
 Nothing = Annotated[list[Any], Field(max_length=0)]
@@ -76,9 +77,9 @@ class AnswerFields(Fields):
     options: OptionFields | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    keep_alive: KeepAlive | None = None
-    truncate: bool | None = None
-    shift: bool | None = None
+    keep_alive: Annotated[KeepAlive | None, Hint()] = None
+    truncate: Annotated[bool | None, Hint()] = None
+    shift: Annotated[bool | None, Hint()] = None
 
 
 class OllamaChatFields(AnswerFields):
@@ -108,7 +109,6 @@ class ShowFields(Fields):
     verbose: bool | None = None
 
 
-HINTS = ("keep_alive", "truncate", "shift")
 _NO_PICTURES = inert("an empty list", "the model reads text only")
 
 ANSWER_NOTES: Notes = {
@@ -122,9 +122,9 @@ ANSWER_NOTES: Notes = {
     "options": works("see below"),
     "logprobs": works("log probabilities of the tokens, by the model alone, before any filter"),
     "top_logprobs": works("0 to 20 likeliest tokens with each; needs `logprobs`"),
-    "keep_alive": inert("a hint, named in `x-notso-ignored`: the model stays loaded"),
-    "truncate": inert("a hint, named in `x-notso-ignored`: a prompt that does not fit is refused"),
-    "shift": inert("a hint, named in `x-notso-ignored`: an answer ends where the context does"),
+    "keep_alive": hint("the model stays loaded"),
+    "truncate": hint("a prompt that does not fit is refused"),
+    "shift": hint("an answer ends where the context does"),
 }
 
 CHAT_NOTES: Notes = ANSWER_NOTES | {

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from notso.smollm3 import SamplingParams
 from notso.web.api.request_fields.field_reader import invalid
-from notso.web.api.request_fields.fields import Fields, Notes, Text, inert, works
+from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, inert, works
+from notso.web.api.request_fields.hints import Hint
 from notso.web.api.request_fields.rarer_sampling import MIROSTAT_ADVICE
 from notso.web.api.request_fields.sampling_fields import checked_params
 
@@ -23,7 +23,7 @@ def _whole(given: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-Hint = bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None
+Ignored = Annotated[bool | int | float | Annotated[str, Field(max_length=MAX_OPTION_TEXT)] | None, Hint()]
 
 
 class OptionFields(Fields):
@@ -46,26 +46,26 @@ class OptionFields(Fields):
     mirostat: Literal[0] | None = None
     penalize_newline: Literal[True] | None = None
     # What says how to use a machine.
-    num_ctx: Hint = None
-    num_keep: Hint = None
-    num_batch: Hint = None
-    num_gpu: Hint = None
-    main_gpu: Hint = None
-    num_thread: Hint = None
-    use_mmap: Hint = None
-    use_mlock: Hint = None
-    low_vram: Hint = None
-    f16_kv: Hint = None
-    logits_all: Hint = None
-    vocab_only: Hint = None
-    embedding_only: Hint = None
-    numa: Hint = None
-    draft_num_predict: Hint = None
-    mirostat_tau: Hint = None
-    mirostat_eta: Hint = None
+    num_ctx: Ignored = None
+    num_keep: Ignored = None
+    num_batch: Ignored = None
+    num_gpu: Ignored = None
+    main_gpu: Ignored = None
+    num_thread: Ignored = None
+    use_mmap: Ignored = None
+    use_mlock: Ignored = None
+    low_vram: Ignored = None
+    f16_kv: Ignored = None
+    logits_all: Ignored = None
+    vocab_only: Ignored = None
+    embedding_only: Ignored = None
+    numa: Ignored = None
+    draft_num_predict: Ignored = None
+    mirostat_tau: Ignored = None
+    mirostat_eta: Ignored = None
 
 
-_SET_UP = "a hint, named in `x-notso-ignored`: the server is set up already"
+_SET_UP = "the server is set up already"
 _OFF = "leave this out; use top_p, top_k or min_p"
 
 OPTION_NOTES: Notes = {
@@ -84,18 +84,17 @@ OPTION_NOTES: Notes = {
     "tfs_z": inert("1: off", _OFF),
     "mirostat": inert("0: off", MIROSTAT_ADVICE),
     "penalize_newline": inert("true: a line's end is a token as any other", "leave this out"),
-    "num_ctx": inert("a hint, named in `x-notso-ignored`: the context is the server's (`--context`)"),
-    "num_keep": inert("a hint, named in `x-notso-ignored`: nothing of a prompt is left out"),
-    "mirostat_tau": inert("a hint, named in `x-notso-ignored`: mirostat is off"),
-    "mirostat_eta": inert("a hint, named in `x-notso-ignored`: mirostat is off"),
+    "num_ctx": hint("the context is the server's (`--context`)"),
+    "num_keep": hint("nothing of a prompt is left out"),
+    "mirostat_tau": hint("mirostat is off"),
+    "mirostat_eta": hint("mirostat is off"),
 } | dict.fromkeys(
     (
         *("num_batch", "num_gpu", "main_gpu", "num_thread", "use_mmap", "use_mlock", "low_vram", "f16_kv"),
         *("logits_all", "vocab_only", "embedding_only", "numa", "draft_num_predict"),
     ),
-    inert(_SET_UP),
+    hint(_SET_UP),
 )
-HINTS = tuple(name for name, note in OPTION_NOTES.items() if note.text.startswith("a hint"))
 PARAMS = {  # the engine's -> Ollama's
     "max_tokens": "options.num_predict",
     "repeat_penalty": "options.repeat_penalty",
@@ -142,11 +141,6 @@ def sampling_of(options: OptionFields, thinking_budget: int | None) -> SamplingP
         **({} if options.repeat_last_n == 0 else penalties),
     }
     return checked_params(PARAMS, **{name: value for name, value in chosen.items() if value is not None})
-
-
-def ignored_options(options: OptionFields) -> Iterator[str]:
-    """The hints that were given."""
-    return (f"options.{name}" for name in HINTS if getattr(options, name) is not None)
 
 
 def _window(last: int | None) -> int | None:

@@ -11,7 +11,6 @@ from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall
 from notso.web.api.ollama.fields import (
     CHAT_NOTES,
     GENERATE_NOTES,
-    HINTS,
     WITHIN_ANSWER,
     WITHIN_CHAT,
     AnswerFields,
@@ -19,8 +18,9 @@ from notso.web.api.ollama.fields import (
     OllamaChatFields,
     OllamaMessage,
 )
-from notso.web.api.ollama.options import PARAMS, OptionFields, ignored_options, sampling_of
+from notso.web.api.ollama.options import PARAMS, OptionFields, sampling_of
 from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
+from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, schema_grammar
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 
@@ -41,7 +41,7 @@ def parse_chat(body: Mapping[str, Any]) -> OllamaRequest:
     fields = read_fields(OllamaChatFields, body, WITHIN_CHAT | CHAT_NOTES)
     messages = tuple(map(_message, fields.messages or ()))
     is_continued = bool(messages) and messages[-1].role == "assistant"
-    return _request(fields, messages, tools=_tools(fields), continue_last=is_continued)
+    return _request(fields, body, messages, tools=_tools(fields), continue_last=is_continued)
 
 
 def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
@@ -49,7 +49,7 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
     fields = read_fields(GenerateFields, body, GENERATE_NOTES | WITHIN_ANSWER)
     prompt = fields.prompt or ""
     if not prompt:
-        return _request(fields, ())
+        return _request(fields, body, ())
     if fields.raw:
         if fields.system:
             raise invalid("system", "system has no place in a raw prompt: leave out one of the two")
@@ -57,13 +57,18 @@ def parse_generate(body: Mapping[str, Any]) -> OllamaRequest:
             raise invalid("think", "think has no place beside a raw prompt: leave out one of the two")
         if fields.format:
             raise invalid("format", "format has no place beside a raw prompt: leave out one of the two")
-        return _request(fields, prompt)
+        return _request(fields, body, prompt)
     system = (Message("system", fields.system),) if fields.system else ()
-    return _request(fields, (*system, Message("user", prompt)))
+    return _request(fields, body, (*system, Message("user", prompt)))
 
 
 def _request(
-    fields: AnswerFields, prompt: Prompt, *, tools: tuple[Tool, ...] | None = None, continue_last: bool = False
+    fields: AnswerFields,
+    body: Mapping[str, Any],
+    prompt: Prompt,
+    *,
+    tools: tuple[Tool, ...] | None = None,
+    continue_last: bool = False,
 ) -> OllamaRequest:
     options = fields.options or OptionFields()
     is_raw = isinstance(prompt, str)
@@ -84,7 +89,7 @@ def _request(
         stream=fields.stream is not False,
         only_loads=not prompt,
         given_name=fields.model,
-        ignored=(*(name for name in HINTS if getattr(fields, name) is not None), *ignored_options(options)),
+        hints=hints_of(fields, body),
     )
 
 

@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS = 80  # of a field's name that nobody here chose
 def read_fields(kind: type[F], body: Mapping[str, Any], notes: Notes) -> F:
     """The body as fields of that kind. Raises ApiError (400), whose `param` names the field; `notes` say what to do."""
     try:
-        return kind.model_validate(body)
+        return kind.model_validate(body, context=notes)
     except ValidationError as error:
         raise _refusal(error, body, notes) from None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from functools import lru_cache
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic.fields import FieldInfo
 
 from notso.web.values.strict_fields import StrictFields
 
@@ -17,9 +19,37 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Fields(StrictFields):
-    """Of any body."""
+    """Of any body. A name nobody knows asks for nothing where it is null; where it is false, an empty text or an empty
+    list, too, unless the context of the validation, a table of notes, says something of it."""
 
     model_config = ConfigDict(frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_what_asks_for_nothing(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, dict) or given.keys() <= (known := _spellings(cls)):
+            return given
+        noted = info.context or ()
+        return {
+            name: value
+            for name, value in given.items()
+            if name in known or not (value is None or (_is_nothing(value) and name not in noted))
+        }
+
+
+def spelling(name: str, field: FieldInfo) -> str:
+    """What a body calls a field."""
+    return field.alias or name
+
+
+@lru_cache(maxsize=256)
+def _spellings(kind: type[BaseModel]) -> frozenset[str]:
+    return frozenset(spelling(name, field) for name, field in kind.model_fields.items())
+
+
+def _is_nothing(value: object) -> bool:
+    """No object: an empty one asks for what is done by default."""
+    return value is False or value == "" or value == []
 
 
 class TextPart(Fields):
@@ -36,18 +66,31 @@ Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PA
 class Note:
     """What is to be said of a field: in the compatibility page, and to who sends what cannot be honoured.
 
-    works: it does what the API's own documents say. inert: it is taken where it asks for nothing. refused: it has no
-    meaning here. later: it is not there yet. `instead`: what to do about a value that is refused, if not `text`.
+    works: it does what the API's own documents say. inert: it is taken where it asks for nothing. hint: it is taken,
+    ignored, and named in the answer's header. refused: it has no meaning here. later: it is not there yet. `instead`:
+    what to do about a value that is refused, if not `text`. `ignored`: why it is a hint; then `text` names the values,
+    if any, that are none.
     """
 
-    state: Literal["works", "inert", "refused", "later"]
+    state: Literal["works", "inert", "hint", "refused", "later"]
     text: str
     instead: str = ""
+    ignored: str = ""
 
     @property
     def advice(self) -> str:
         """For who is refused."""
-        return self.instead or ("" if self.state in ("works", "inert") else self.text)
+        return self.instead or ("" if self.is_taken else self.text)
+
+    @property
+    def described(self) -> str:
+        """What is done with it, in a sentence."""
+        return "; ".join(filter(None, (self.text, self.ignored and f"ignored: {self.ignored}")))
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether any value of it is."""
+        return self.state in ("works", "inert", "hint")
 
 
 Notes = dict[str, Note]
@@ -61,6 +104,11 @@ def works(text: str, instead: str = "") -> Note:
 def inert(text: str, instead: str = "") -> Note:
     """The field is taken where it asks for nothing."""
     return Note("inert", text, instead)
+
+
+def hint(text: str, done: str = "", instead: str = "") -> Note:
+    """The field is taken and ignored, which `text` gives the reason for; but for values that `done` tells of."""
+    return Note("hint", done, instead, text)
 
 
 def refused(text: str) -> Note:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from notso.smollm3 import Grammar, ToolChoice, ToolName
 from notso.web.api.request_fields.field_reader import check_depth, invalid
 
-EFFORT_BUDGETS = {"low": 256, "medium": 1024, "high": 4096}
-"""Tokens of thinking that each `reasoning_effort` grants."""
+EFFORT_BUDGETS = {"minimal": 64, "low": 256, "medium": 1024, "high": 4096, "xhigh": 16_384}
+"""Tokens of thinking that each `reasoning_effort` grants; `max` grants what there is."""
+
+Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORTS = (
+    "`minimal`, `low`, `medium`, `high`, `xhigh` think for at most 64, 256, 1,024, 4,096, 16,384 tokens, `max` as long "
+    "as there is room"
+)
+EFFORT_ADVICE = "use none, minimal, low, medium, high, xhigh or max"
 
 
 def schema_grammar(param: str, schema: Mapping[str, Any]) -> Grammar:

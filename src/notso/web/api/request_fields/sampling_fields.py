@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from notso.smollm3 import MAX_LOGIT_BIAS, SamplingParams
+from notso.web.api.request_fields.absent_samplers import ABSENT_NOTES, AbsentSamplerFields
 from notso.web.api.request_fields.field_reader import invalid
-from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, inert, refused, works
+from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, hint, refused, works
+from notso.web.api.request_fields.hints import TELLS, Hint
 from notso.web.api.request_fields.rarer_sampling import NAMES, RARER_NOTES, RarerSamplingFields, with_rarer
 from notso.web.edge.api_error import api_error_of
 from notso.web.values.strict_fields import at_most
@@ -17,6 +19,10 @@ from notso.web.values.strict_fields import at_most
 MAX_CHOICES = 64
 MAX_WORK = 4_000_000
 """n times max_tokens times all log probabilities of a token: what one request may make of a few bytes."""
+ANY_LENGTH = -1
+"""Of max_tokens, as llama.cpp and LM Studio have it: what fits."""
+MOST_TOKENS = 131_072
+"""No answer is longer, whatever max_tokens says: the longest context that the model was made for."""
 
 TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
@@ -25,10 +31,10 @@ class StreamOptions(Fields):
     """What a stream holds beside the answer."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
 
 
-class SamplingFields(RarerSamplingFields):
+class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
     """Ranges of the sampler's numbers are the engine's to check."""
 
     model: Name | None = None
@@ -50,14 +56,14 @@ class SamplingFields(RarerSamplingFields):
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     cache_prompt: bool | None = None
-    user: Name | None = None
+    user: Annotated[Name | None, TELLS] = None
 
 
 SAMPLING_NOTES: Notes = {
     "model": works("one of the names that `GET /v1/models` tells; may be left out"),
     "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
     "top_p": works("above 0, to 1; 0.95 if left out"),
-    "top_k": works("0 is off"),
+    "top_k": works("0 or -1 is off"),
     "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
     "repeat_penalty": works("over the last 256 tokens; 1 is off"),
     "repetition_penalty": works("another name of `repeat_penalty`"),
@@ -72,14 +78,14 @@ SAMPLING_NOTES: Notes = {
     "return_progress": works("chunks with `prompt_progress` while the prompt is read"),
     "timings_per_token": works("chunks carry `timings` of what was written so far"),
     "cache_prompt": works("false reads the whole prompt anew"),
-    "user": inert("tells of the caller; no effect"),
+    "user": hint("tells of the caller"),
     **RARER_NOTES,
-    "dynatemp_range": refused("use temperature"),
+    **ABSENT_NOTES,
     "n_predict": refused("use max_tokens"),
 }
 
 WITHIN_SAMPLING: Notes = {
-    "include_obfuscation": inert("false: nothing is padded", "streams are not padded; leave this out"),
+    "include_obfuscation": hint("streams are not padded", "false"),
 }
 """Of what lies within those."""
 
@@ -88,12 +94,13 @@ def sampling_of(
     fields: SamplingFields, max_tokens: int | None, thinking_budget: int | None = None, top_logprobs: int | None = None
 ) -> tuple[SamplingParams, ...]:
     """One for each of the choices (`n`), which differ in their seed. Raises ApiError (400) that names the field."""
+    max_tokens = None if max_tokens == ANY_LENGTH else max_tokens
     chosen: dict[str, Any] = {
         "max_tokens": max_tokens,
         "thinking_budget": thinking_budget,
         "temperature": fields.temperature,
         "top_p": fields.top_p,
-        "top_k": fields.top_k,
+        "top_k": 0 if fields.top_k == -1 else fields.top_k,
         "min_p": fields.min_p,
         "repetition_penalty": either(fields, "repeat_penalty", "repetition_penalty"),
         "frequency_penalty": fields.frequency_penalty,
@@ -103,7 +110,7 @@ def sampling_of(
     }
     given = {name: value for name, value in with_rarer(fields, chosen).items() if value is not None}
     choices = fields.n or 1
-    work = choices * (max_tokens or 1) * (1 + (top_logprobs or 0))
+    work = choices * min(max_tokens or 1, MOST_TOKENS) * (1 + (top_logprobs or 0))
     if work > MAX_WORK:
         raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}, at most {MAX_WORK:,}")
     # Choices that shared a seed would be the same text. The last ones of the range wrap round, into the same range.

@@ -7,9 +7,36 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from notso.smollm3 import MAX_TOP_LOGPROBS
-from notso.web.api.request_fields.fields import MAX_PARTS, Fields, Name, Notes, Text, inert, later, refused, works
+from notso.web.api.request_fields.fields import (
+    MAX_PARTS,
+    Fields,
+    Name,
+    Note,
+    Notes,
+    Text,
+    hint,
+    inert,
+    later,
+    refused,
+    works,
+)
+from notso.web.api.request_fields.hints import TELLS, Hint
+from notso.web.api.request_fields.request_checks import EFFORT_ADVICE, EFFORTS, Effort
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
 from notso.web.values.strict_fields import at_most
+
+LOGPROBS = "message.output_text.logprobs"
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""The first is done; the others ask for what does not come: thoughts come as they are, and these tools are not here."""
 
 
 class InputText(Fields):
@@ -17,7 +44,7 @@ class InputText(Fields):
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any] | None, Hint(done=([],))] = None
     logprobs: list[Any] | None = None
 
 
@@ -47,10 +74,10 @@ class ReasoningItem(Fields):
     """What an earlier answer thought; left out of the prompt, as the template has it."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[Any], Field(max_length=0)]
+    summary: Annotated[list[Any] | None, Hint(done=([],))] = None
     id: Name | None = None
     content: Annotated[list[ReasoningText], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
-    encrypted_content: None = None
+    encrypted_content: Annotated[Text | None, Hint(done=("",))] = None
     status: Status = None
 
 
@@ -121,21 +148,26 @@ class TextConfig(Fields):
     """What the answer must be."""
 
     format: Annotated[PlainFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, Hint(done=("medium",))] = None
+
+
+Summary = Literal["auto", "concise", "detailed"]
 
 
 class Reasoning(Fields):
     """How much to think."""
 
-    effort: Literal["none", "low", "medium", "high"] | None = None
-    summary: None = None
-    generate_summary: None = None
+    effort: Literal["none"] | Effort | None = None
+    summary: Annotated[Summary | None, Hint()] = None
+    generate_summary: Annotated[Summary | None, Hint()] = None
+    context: Literal["auto", "current_turn"] | None = None
+    mode: Literal["standard"] | None = None
 
 
 class ResponseStreamOptions(Fields):
     """Nothing to choose."""
 
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
 
 
 class ResponseFields(Fields):
@@ -149,7 +181,10 @@ class ResponseFields(Fields):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] | None = None
+    include: Annotated[
+        Annotated[list[Included], Field(fail_fast=True)] | None,
+        Hint(done=([], [LOGPROBS])),
+    ] = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -162,13 +197,16 @@ class ResponseFields(Fields):
     metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
     # Fields whose value, if it is one of these, asks for nothing.
     background: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    user: Name | None = None
-    safety_identifier: Name | None = None
+    service_tier: Annotated[Name | None, Hint(done=("auto", "default"))] = None
+    user: Annotated[Name | None, TELLS] = None
+    safety_identifier: Annotated[Name | None, TELLS] = None
+    client_metadata: Annotated[dict[str, Any] | None, Hint(done=({},), tells=True)] = None
     prompt_cache_key: Name | None = None
+    prompt_cache_retention: Annotated[Name | None, Hint()] = None
+    prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
+    max_tool_calls: Annotated[Annotated[int, Field(ge=1)] | None, Hint()] = None
     conversation: None = None
     prompt: None = None
-    max_tool_calls: None = None
     context_management: None = None
     moderation: None = None
 
@@ -178,52 +216,62 @@ RESPONSE_NOTES: Notes = {
     "model": works("one of the names that `GET /v1/models` tells; may be left out"),
     "instructions": works("stands before everything; not carried over to the next response"),
     "previous_response_id": works("goes on from a stored response, with all that was said before it"),
-    "max_output_tokens": works("longest answer, thinking included; what fits if left out"),
+    "max_output_tokens": works("longest answer, thinking included; what fits if left out, or more than that"),
     "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
     "top_p": works("above 0, to 1; 0.95 if left out"),
     "top_logprobs": works("0 to 20; `include` `message.output_text.logprobs` without it gives the tokens' own"),
-    "include": works("`message.output_text.logprobs`", "only message.output_text.logprobs can be included"),
+    "include": Note(
+        "hint",
+        f"`{LOGPROBS}`",
+        f"{LOGPROBS} and reasoning.encrypted_content can be included, and what no tool here brings",
+        "`reasoning.encrypted_content`: thoughts come as they are; results of tools that are not here",
+    ),
     "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
     "tool_choice": works(
         "`none`, `auto`, `required`, or one function", "give none, auto, required or one function by its name"
     ),
     "parallel_tool_calls": works("false: at most one call"),
     "text": works("`format`: text, json_object or json_schema"),
-    "reasoning": works("`effort`: none answers at once; low, medium, high think for at most 256, 1,024, 4,096 tokens"),
+    "reasoning": works("`effort`: how long to think, see below"),
     "truncation": works("`disabled` refuses what does not fit; `auto` leaves out whole turns, the oldest first"),
     "store": works("true, if left out: kept, the newest 1,000, until deleted; false: forgotten"),
     "stream": works("events by the API's own names"),
     "stream_options": inert("nothing to choose"),
     "metadata": works("comes back with the response"),
     "background": inert("false", "ask with stream: true and X-Conversation-Id, and read on with GET /v1/stream"),
-    "service_tier": inert("auto or default: there is one tier", "there is one tier; leave this out"),
-    "user": inert("tells of the caller; no effect"),
-    "safety_identifier": inert("tells of the caller; no effect"),
-    "prompt_cache_key": inert("tells of the caller; every prompt's beginning is found again anyway"),
+    "service_tier": hint("there is one tier", "`auto`, `default`"),
+    "user": hint("tells of the caller"),
+    "safety_identifier": hint("tells of the caller"),
+    "client_metadata": hint("tells of the caller"),
+    "prompt_cache_key": works("every prompt's beginning is found again, with and without it"),
+    "prompt_cache_retention": hint("what was read is kept as long as there is room"),
+    "prompt_cache_options": hint("what was read is kept as long as there is room"),
+    "max_tool_calls": hint("it counts calls of tools that the server runs, and here are none", instead="use 1 or more"),
     "conversation": inert("null", "use previous_response_id"),
     "prompt": inert("null", "there are no stored prompts; use instructions"),
-    "max_tool_calls": inert("null", "every call comes back to you, so count them there"),
     "context_management": inert("null", "use truncation"),
     "moderation": inert("null", "nothing is moderated here; leave this out"),
     "access_programs": refused("there are no such programs here"),
     "image": refused("the model reads and writes text only"),
-    "prompt_cache_options": refused("leave this out: every prompt's beginning is found again anyway"),
-    "prompt_cache_retention": refused("leave this out: what was read is kept as long as there is room"),
     "seed": later("use /v1/chat/completions"),
     "stop": refused("use /v1/chat/completions"),
+    "messages": refused("use input"),
 }
 
 WITHIN_RESPONSE: Notes = {
     "input_image": refused("the model reads text only"),
     "input_file": refused("the model reads text only; put the file's text into the message"),
     "item_reference": refused("use previous_response_id"),
-    "effort": works("`none`, `low`, `medium`, `high`", "use none, low, medium or high"),
-    "summary": inert("null or empty", "thoughts come whole, as the content of reasoning items"),
-    "generate_summary": inert("null", "thoughts come whole, as the content of reasoning items"),
-    "encrypted_content": inert("null", "thoughts are not encrypted here"),
-    "verbosity": inert("medium", "say so in the instructions instead"),
+    "effort": works(f"`none` answers at once; {EFFORTS}", EFFORT_ADVICE),
+    "summary": hint("thoughts come whole, as the content of reasoning items", "an empty list", "use auto"),
+    "generate_summary": hint("thoughts come whole, as the content of reasoning items", instead="use auto"),
+    "context": inert("`auto`, `current_turn`: past thoughts are left out of the prompt", "use auto"),
+    "mode": inert("`standard`", "leave it out"),
+    "encrypted_content": hint("of a past thought, which is left out of the prompt"),
+    "annotations": hint("of a past text, which says what they point at", "an empty list"),
+    "verbosity": hint("say it in the instructions", "`medium`", "use low, medium or high"),
     "strict": works("of a tool: with `tool_choice` `required` or a name, which hold the arguments to their schema"),
     "type": inert("of a tool: `function`", "only functions can be called"),
-    "include_obfuscation": inert("false: nothing is padded", "streams are not padded; leave this out"),
+    "include_obfuscation": hint("streams are not padded", "false"),
 }
 """Of what lies within those."""

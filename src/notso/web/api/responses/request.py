@@ -9,9 +9,11 @@ from typing import Any
 
 from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolChoice
 from notso.web.api.request_fields.field_reader import check_depth, read_fields
+from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
 from notso.web.api.request_fields.sampling_fields import checked_params
 from notso.web.api.responses.fields import (
+    LOGPROBS,
     RESPONSE_NOTES,
     WITHIN_RESPONSE,
     AnyItem,
@@ -71,6 +73,7 @@ def parse_response_request(body: Mapping[str, Any]) -> ResponseRequest:
         prompts=(),
         params=(params,),
         names=NAMES,
+        hints=hints_of(fields, body),
         options=RequestOptions(
             thinking=effort != "none",
             tools=_tools(fields),
@@ -78,7 +81,7 @@ def parse_response_request(body: Mapping[str, Any]) -> ResponseRequest:
             parallel_tool_calls=fields.parallel_tool_calls is not False,
             strict_tools=strict_names((tool.name, tool.strict) for tool in fields.tools or ()),
             grammar=_grammar(fields),
-            top_logprobs=fields.top_logprobs or 0 if fields.top_logprobs is not None or fields.include else None,
+            top_logprobs=_top_logprobs(fields),
             when_full="drop_oldest" if fields.truncation == "auto" else "stop",
         ),
         stream=bool(fields.stream),
@@ -160,6 +163,11 @@ def _tool_choice(fields: ResponseFields) -> ToolChoice:
         return "auto"  # without tools there is nothing to choose
     name = choice.name if isinstance(choice, FunctionChoice) else None
     return checked_choice("tool_choice", name, [tool.name for tool in fields.tools or ()])
+
+
+def _top_logprobs(fields: ResponseFields) -> int | None:
+    wanted = fields.top_logprobs is not None or LOGPROBS in (fields.include or ())
+    return fields.top_logprobs or 0 if wanted else None
 
 
 def _grammar(fields: ResponseFields) -> Grammar | None:

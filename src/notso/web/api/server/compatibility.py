@@ -1,4 +1,4 @@
-"""Writes docs/compatibility.md from the table of refusals: `python -m notso.web.api.server.compatibility`."""
+"""Writes docs/compatibility.md from the table of fields: `python -m notso.web.api.server.compatibility`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,32 @@ from notso.web.api.chat_completions.fields import CHAT_NOTES, WITHIN_CHAT, ChatF
 from notso.web.api.completions.fields import TEXT_NOTES, TextFields
 from notso.web.api.messages.fields import COUNT_NOTES, MESSAGE_NOTES, WITHIN_MESSAGE, CountFields, MessageFields
 from notso.web.api.ollama import fields as ollama
-from notso.web.api.request_fields.fields import Notes
+from notso.web.api.request_fields.fields import Note, Notes
 from notso.web.api.request_fields.sampling_fields import WITHIN_SAMPLING
 from notso.web.api.responses.fields import RESPONSE_NOTES, WITHIN_RESPONSE, ResponseFields
 from notso.web.api.server.tokens import DETOKENIZE_NOTES, TOKENIZE_NOTES, DetokenizeFields, TokenizeFields
 
-STATES = {"works": "works", "inert": "if it asks for nothing", "refused": "refused", "later": "later"}
+ORDER = ("works", "inert", "hint", "refused", "later")
+COLUMNS = "| {} | done | hint | refused |"
 
 HEAD = """\
 # Compatibility, field by field
 
-Made by `python -m notso.web.api.server.compatibility > docs/compatibility.md` from the table of refusals;
-a test holds the two together. *Works*: it does what the API's own documents say. *If it asks for nothing*: taken with
-the value named, refused with another. *Refused* and *later*: status 400, and the error names the field. **A field that
-is not listed is refused too.** A field that is null asks for nothing. What the addresses do, and what comes back,
-stands in [api.md](api.md).
+Made by `python -m notso.web.api.server.compatibility > docs/compatibility.md` from the table of fields;
+a test holds the two together. What would change the answer and is not done is refused by name; what asks for nothing,
+or is a hint, is taken.
+
+- **done**: these values do what the API's own documents say, or ask for what is the case.
+- **hint**: taken and ignored, for the reason given, and named in the answer's header `x-notso-ignored`, which leaves
+  out the places in lists (`messages.name`). `notso serve --strict-fields` refuses all of them but those that only tell
+  of the caller.
+- **refused**: status 400, and the error names the field and its place (`messages.3.content`). What is said here is what
+  to do instead. Values outside their range are refused as well.
+
+A field that is null asks for nothing, whatever its name. **A name that is not listed** cannot be known to change
+nothing: where it is false, an empty text or an empty list it asks for nothing and is taken as a hint; anything else is
+refused, an empty object too, for that often switches something on. What the addresses do, and what comes back, stands
+in [api.md](api.md).
 """
 
 
@@ -60,15 +71,23 @@ def page() -> str:
 
 
 def _section(address: Address) -> str:
-    lines = [f"## {address.path} ({address.api})", "", "| field | | |", "|---|---|---|"]
+    lines = [f"## {address.path} ({address.api})", "", *_head("field")]
     top = {name: note for name, note in address.notes.items() if name not in address.within}
-    order = list(STATES)
-    for name, note in sorted(top.items(), key=lambda item: order.index(item[1].state)):
-        lines.append(f"| `{name}` | {STATES[note.state]} | {note.text} |")
+    lines += [_row(name, note) for name, note in sorted(top.items(), key=lambda item: ORDER.index(item[1].state))]
     if address.within:
-        lines += ["", "Within those:", "", "| field or type | | |", "|---|---|---|"]
-        lines += [f"| `{name}` | {STATES[note.state]} | {note.text} |" for name, note in address.within.items()]
+        lines += ["", "Within those:", "", *_head("field or type")]
+        lines += [_row(name, note) for name, note in address.within.items()]
     return "\n".join([*lines, ""])
+
+
+def _head(first: str) -> list[str]:
+    return [COLUMNS.format(first), "|---|---|---|---|"]
+
+
+def _row(name: str, note: Note) -> str:
+    done = note.text if note.is_taken else ""
+    refused = f"not yet: {note.advice}" if note.state == "later" else note.advice
+    return f"| `{name}` | {done} | {note.ignored} | {refused} |".replace("|  |", "| |").replace("|  |", "| |")
 
 
 if __name__ == "__main__":

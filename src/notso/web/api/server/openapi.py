@@ -43,7 +43,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     for address in ADDRESSES:
         properties = definitions[bodies[address.path].removeprefix(SCHEMAS)]["properties"]
         for name, property in properties.items():
-            property["description"] = address.notes[name].text
+            property["description"] = address.notes[name].described
     paths: dict[str, Any] = {}
     for method, path, route in _routes(app):
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, route, bodies.get(f"{method} {path}"))

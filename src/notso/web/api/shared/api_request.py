@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from notso.smollm3 import Message, Priority, RequestOptions, SamplingParams
+from notso.web.api.request_fields.hints import GivenHint
 
 Prompt = tuple[Message, ...] | tuple[int, ...] | str
 """A conversation, or text to be written on, which token ids may spell."""
@@ -17,7 +18,7 @@ class ApiRequest:
 
     `fresh`: nothing cached may be used. `keep`: the answer is stored until it is deleted. `model`: the name that was
     given. `names`: what this API calls a field, where a chat completion has another word for it. `ignored`: fields that
-    were given and ask for nothing that is done.
+    were given and ask for nothing that is done; `hints` are those that the table of fields knows as such.
     """
 
     model: str | None = None
@@ -29,6 +30,7 @@ class ApiRequest:
     keep: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
+    hints: tuple[GivenHint, ...] = ()
 
     @property
     def choices(self) -> Iterator[tuple[Prompt, SamplingParams]]:

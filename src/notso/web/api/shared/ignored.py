@@ -20,7 +20,7 @@ def ignored_headers(asked: ApiRequest) -> dict[str, str]:
     The question was accepted: its schemas can be held.
     """
     keywords = (name for source in _held_schemas(asked.options) for name in ignored_keywords(source))
-    names = dict.fromkeys((*asked.ignored, *keywords))
+    names = dict.fromkeys((*asked.ignored, *(hint.name for hint in asked.hints), *keywords))
     value = ", ".join(quote(name[:MAX_NAME_CHARACTERS], safe=" :$@/") for name in [*names][:MAX_NAMES])
     return {IGNORED: value} if value else {}
 

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from notso.smollm3 import ModelInfo
+from notso.web.api.request_fields.hints import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.generation_events import generation_events
@@ -39,14 +40,19 @@ _CONVERSATION_NAME = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 async def read_body(request: Request, parse: Callable[[Mapping[str, Any]], T], *, of_any_type: bool = False) -> T:
-    """The body, checked. Raises ApiError: 415, unless it may be `of_any_type`, or 400 that names what is wrong."""
+    """The body, checked. Raises ApiError: 415, unless it may be `of_any_type`, or 400 that names what is wrong; hints
+    too, where the settings say so."""
     if (
         not of_any_type
         and request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
     ):
         raise ApiError(415, "unsupported_media_type", "the body must be application/json")
     body = await request.body()
-    return await api_services(request).shared.large_work.run(lambda: parse(parse_object(body)), len(body))
+    shared = api_services(request).shared
+    asked = await shared.large_work.run(lambda: parse(parse_object(body)), len(body))
+    if shared.settings.strict_fields and isinstance(asked, ApiRequest):
+        refuse_hints(asked.hints)
+    return asked
 
 
 async def with_prompt(request: Request, work: Callable[[], T]) -> T:

@@ -1,0 +1,351 @@
+"""What clients send by their defaults and is no part of an answer: taken, named, and refused where that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from openai.types.responses.response_includable import ResponseIncludable
+
+from notso.web.api.chat_completions.request import parse_chat_request
+from notso.web.api.completions.fields import parse_text_request
+from notso.web.api.messages.request import parse_message_request
+from notso.web.api.ollama.request import parse_chat as parse_ollama_chat
+from notso.web.api.request_fields.hints import MAX_HINTS
+from notso.web.api.responses.request import parse_response_request
+from notso.web.edge.api_error import ApiError
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.settings import Settings
+
+Start = Callable[..., Any]
+IGNORED = "x-notso-ignored"
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+CHAT: list[tuple[dict[str, Any], str]] = [
+    # What asks for what is done anyway is no hint.
+    ({"store": False, "service_tier": "auto", "verbosity": "medium", "metadata": {}, "modalities": ["text"]}, ""),
+    ({"logprobs": False, "top_logprobs": 0, "n": 1, "prompt_cache_key": "k", "stop": None, "tools": None}, ""),
+    ({"functions": None, "function_call": None, "audio": None, "prediction": None, "nobody_knows": None}, ""),
+    ({"tfs_z": 1.0, "top_a": 0, "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "length_penalty": 1}, ""),
+    ({"top_k": -1, "max_tokens": -1, "include_reasoning": True, "add_generation_prompt": True}, ""),
+    # What a caller tells of itself, and hints.
+    ({"user": "u", "safety_identifier": "s", "metadata": {"a": "b"}}, "user, safety_identifier, metadata"),
+    ({"store": True, "service_tier": "flex", "verbosity": "low"}, "store, service_tier, verbosity"),
+    (
+        {"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "explicit"}},
+        "prompt_cache_retention, prompt_cache_options",
+    ),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    ({"mirostat_tau": 5.0, "mirostat_eta": 0.1}, "mirostat_tau, mirostat_eta"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"stream": True, "stream_options": {"include_obfuscation": False, "include_usage": True}}, ""),
+    # Of messages, by the name without their numbers, once.
+    (
+        {
+            "messages": [
+                {"role": "system", "content": "x", "name": "boss"},
+                {"role": "user", "content": "x", "name": "Ann"},
+                {"role": "assistant", "content": "x", "name": "agent", "annotations": [{"type": "url_citation"}]},
+                {"role": "user", "content": "x"},
+            ]
+        },
+        "messages.name, messages.annotations",
+    ),
+    ({"messages": [*HELLO, {"role": "assistant", "content": "", "reasoning_details": []}, *HELLO]}, ""),
+    # Names that nobody knows.
+    ({"never_heard": False, "of_these": "", "three": []}, "never_heard, of_these, three"),
+    ({"messages": [{"role": "user", "content": "x", "odd": False}]}, "messages.odd"),
+]
+
+RESPONSES: list[tuple[dict[str, Any], str]] = [
+    # Codex
+    (
+        {
+            **{"include": ["reasoning.encrypted_content"], "reasoning": {"effort": "medium", "summary": "auto"}},
+            **{"store": False, "stream": True, "prompt_cache_key": "k", "parallel_tool_calls": False, "tools": []},
+            **{"text": {"verbosity": "low"}, "client_metadata": {"installation": "i"}},
+        },
+        "include, reasoning.summary, text.verbosity, client_metadata",
+    ),
+    ({"include": ["message.output_text.logprobs"], "text": {"verbosity": "medium"}}, ""),
+    ({"include": [], "max_tool_calls": 5, "service_tier": "priority"}, "max_tool_calls, service_tier"),
+    (
+        {"reasoning": {"context": "auto", "mode": "standard", "generate_summary": "concise"}},
+        "reasoning.generate_summary",
+    ),
+    (
+        {
+            "input": [
+                *HELLO,
+                {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text"}], "encrypted_content": "gAAA"},
+                {"type": "message", "role": "assistant", "content": "x"},
+                *HELLO,
+            ]
+        },
+        "input.summary, input.encrypted_content",
+    ),
+]
+
+MESSAGES: list[tuple[dict[str, Any], str]] = [
+    # Claude Code
+    (
+        {
+            "system": [
+                {"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
+            ],
+            **{"metadata": {"user_id": "u"}, "output_config": {"effort": "xhigh"}, "thinking": {"type": "adaptive"}},
+        },
+        "metadata",
+    ),
+    (
+        {"speed": "fast", "service_tier": "standard_only", "diagnostics": {"previous_message_id": None}},
+        "speed, diagnostics",
+    ),
+    ({"speed": "standard", "user_profile_id": "p", "workspace_id": "w"}, "user_profile_id, workspace_id"),
+]
+
+PARSERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "/v1/chat/completions": (parse_chat_request, {"messages": HELLO}),
+    "/v1/responses": (parse_response_request, {"input": "Hello"}),
+    "/v1/messages": (parse_message_request, {"messages": HELLO, "max_tokens": 50}),
+    "/v1/completions": (parse_text_request, {"prompt": "Hello"}),
+    "/api/chat": (parse_ollama_chat, {"messages": HELLO}),
+}
+ROWS = [
+    *(("/v1/chat/completions", *row) for row in CHAT),
+    *(("/v1/responses", *row) for row in RESPONSES),
+    *(("/v1/messages", *row) for row in MESSAGES),
+    ("/v1/completions", {"user": "u", "echo": False, "odd": ""}, "user, odd"),
+    (
+        "/api/chat",
+        {"keep_alive": 5, "options": {"num_ctx": 9, "odd": False}},
+        "keep_alive, options.num_ctx, options.odd",
+    ),
+]
+
+
+def names(path: str, body: dict[str, Any]) -> str:
+    parse, least = PARSERS[path]
+    return ", ".join(hint.name for hint in parse(least | body).hints)
+
+
+@pytest.mark.parametrize(("path", "body", "named"), ROWS, ids=lambda value: str(value)[:40])
+def test_hints_are_taken_and_named(path: str, body: dict[str, Any], named: str) -> None:
+    assert names(path, body) == named
+
+
+@pytest.mark.parametrize(("path", "body", "named"), ROWS, ids=lambda value: str(value)[:40])
+def test_they_are_no_part_of_what_is_asked(path: str, body: dict[str, Any], named: str) -> None:
+    """Without them the same is asked."""
+    parse, least = PARSERS[path]
+    tops = {name.partition(".")[0] for name in named.split(", ")} - {"messages", "input", "options", "stream_options"}
+    kept = {name: value for name, value in body.items() if name not in tops or name in ("text", "reasoning")}
+    one, other = parse(least | body), parse(least | kept)
+    assert (one.prompts, one.params, one.options) == (other.prompts, other.params, other.options)
+
+
+@pytest.mark.parametrize("path", PARSERS)
+@pytest.mark.parametrize("value", [1, 0, True, "x", {}, [0], {"a": False}], ids=str)
+def test_a_name_nobody_knows_is_refused_where_it_may_ask_for_something(path: str, value: Any) -> None:
+    """However many names that ask for nothing stand before it."""
+    parse, least = PARSERS[path]
+    for body in ({"odd": value}, {**{f"nothing_{number}": False for number in range(200)}, "odd": value}):
+        with pytest.raises(ApiError) as caught:
+            parse(least | body)
+        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "odd")
+
+
+@pytest.mark.parametrize("name", ["web_search_options", "thinking", "grammar_lazy", "include_reasoning", "functions"])
+def test_a_name_that_is_known_is_not_excused_by_an_empty_value(name: str) -> None:
+    for value in (False, "", []):
+        with pytest.raises(ApiError) as caught:
+            parse_chat_request({"messages": HELLO, name: value})
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tfs_z", 0.9), ("dynatemp_range", 0.5), ("length_penalty", 1.2), ("tfs_z", True), ("top_a", "0")],
+)
+def test_samplers_that_there_are_not_are_refused_where_they_are_on(name: str, value: Any) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_chat_request({"messages": HELLO, name: value})
+    assert caught.value.param == name
+
+
+def test_names_beyond_bounds_are_ignored_unnamed() -> None:
+    many = {f"nothing_{number}": False for number in range(5000)}
+    assert len(parse_chat_request({"messages": HELLO} | many).hints) == MAX_HINTS
+
+
+EFFORTS = [("none", False, None), ("minimal", True, 64), ("xhigh", True, 16_384), ("max", True, None)]
+
+
+@pytest.mark.parametrize(("effort", "thinks", "budget"), EFFORTS)
+def test_every_effort_of_the_clients_is_done(effort: str, thinks: bool, budget: int | None) -> None:
+    asked = [
+        parse_chat_request({"messages": HELLO, "reasoning_effort": effort}),
+        parse_response_request({"input": "x", "reasoning": {"effort": effort}}),
+    ]
+    if thinks:
+        config = {"thinking": {"type": "adaptive"}, "output_config": {"effort": effort}}
+        asked.append(parse_message_request({"messages": HELLO, "max_tokens": 50} | config))
+    for each in asked:
+        assert (each.options.thinking, each.params[0].thinking_budget, each.hints) == (thinks, budget, ())
+
+
+def test_thinking_is_switched_by_either_name() -> None:
+    assert not parse_chat_request({"messages": HELLO, "enable_thinking": False}).options.thinking
+    both = {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}
+    with pytest.raises(ApiError, match="contradict"):
+        parse_chat_request({"messages": HELLO} | both)
+
+
+def test_everything_the_client_can_include_is_known() -> None:
+    for each in ResponseIncludable.__args__:  # type: ignore[attr-defined]
+        asked = parse_response_request({"input": "x", "include": [each]})
+        assert bool(asked.hints) == (asked.options.top_logprobs is None)
+
+
+BROKEN = ["", "{", '{"a": 1', "not JSON", "[1]"]
+
+
+@pytest.mark.parametrize("arguments", [*BROKEN, None])
+def test_a_call_that_was_cut_does_not_end_a_conversation(arguments: str | None) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    history = [
+        *HELLO,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "x"},
+    ]
+    assert parse_chat_request({"messages": history}).messages[1].tool_calls[0].arguments == (arguments or "")
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "f", "input": arguments}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1"}]},
+    ]
+    asked = parse_message_request({"messages": turns, "max_tokens": 50})
+    assert asked.messages[1].tool_calls[0].arguments == (arguments or "")
+
+
+def test_what_other_servers_answered_can_be_gone_on_from() -> None:
+    spoken = {"role": "assistant", "content": None, "refusal": "I must not.", "reasoning": "Hm", "tool_calls": []}
+    answer = parse_chat_request({"messages": [*HELLO, spoken, *HELLO]}).messages[1]
+    assert (answer.content, answer.reasoning_content) == ("I must not.", "Hm")
+    blocks = [
+        {"type": "redacted_thinking", "data": "secret"},
+        {"type": "tool_use", "id": "c1", "name": "f", "input": {}, "caller": {"type": "direct"}},
+    ]
+    turns = [*HELLO, {"role": "assistant", "content": blocks}, *HELLO]
+    asked = parse_message_request({"messages": turns, "max_tokens": 50})
+    assert len(asked.messages[1].tool_calls) == 1 and not asked.hints and not asked.messages[1].reasoning_content
+
+
+@pytest.mark.parametrize(
+    ("path", "bad", "param"),
+    [
+        ("/v1/chat/completions", {"role": "user", "content": 5}, "messages.3.content"),
+        ("/v1/chat/completions", {"role": "user"}, "messages.3.content"),
+        ("/v1/chat/completions", {"role": "assistant", "tool_calls": [CALL, {}]}, "messages.3.tool_calls.1.id"),
+        ("/v1/chat/completions", {"role": "user", "content": "x", "mood": "odd"}, "messages.3.mood"),
+        ("/v1/messages", {"role": "user", "content": [{"type": "text", "text": 1}]}, "messages.3.content.0.text"),
+        (
+            "/v1/messages",
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": 5}]},
+            "messages.3.content.0.input",
+        ),
+        ("/v1/messages", {"role": "user"}, "messages.3.content"),
+        ("/api/chat", {"role": "user", "content": 5}, "messages.3.content"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_refusal_names_the_message(path: str, bad: dict[str, Any], param: str) -> None:
+    parse, least = PARSERS[path]
+    with pytest.raises(ApiError) as caught:
+        parse(least | {"messages": [*HELLO, {"role": "assistant", "content": "x"}, *HELLO, bad]})
+    assert caught.value.param == param and caught.value.message.startswith(param)
+
+
+# Over HTTP
+
+
+def openai_of(server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+
+
+def anthropic_of(server: Any) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.address, api_key="none", max_retries=0)
+
+
+def ask_chat(server: Any, **fields: Any) -> Any:
+    completions = openai_of(server).chat.completions.with_raw_response
+    return completions.create(model="scripted", messages=[{"role": "user", "content": "Hi", "name": "Ann"}], **fields)
+
+
+def ask_response(server: Any, **fields: Any) -> Any:
+    responses = openai_of(server).responses.with_raw_response
+    return responses.create(
+        model="scripted", input="Hi", reasoning={"summary": "auto"}, include=["reasoning.encrypted_content"], **fields
+    )
+
+
+def ask_message(server: Any, **fields: Any) -> Any:
+    messages = anthropic_of(server).messages.with_raw_response
+    return messages.create(model="scripted", max_tokens=100_000, messages=HELLO, speed="fast", timeout=60, **fields)
+
+
+CLIENTS = [
+    (ask_chat, "messages.name", openai.BadRequestError, "messages.0.name"),
+    (ask_response, "include, reasoning.summary", openai.BadRequestError, "include"),
+    (ask_message, "speed", anthropic.BadRequestError, "speed"),
+]
+
+
+@pytest.mark.parametrize(("ask", "named", "error", "param"), CLIENTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_answer_s_header_names_them(
+    start: Start, ask: Callable[..., Any], named: str, error: type[Exception], param: str, stream: bool
+) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("So."))).ready()
+    answer = ask(server, stream=stream)
+    assert answer.status_code == 200
+    assert sorted(answer.headers[IGNORED].split(", ")) == sorted(named.split(", "))
+
+
+@pytest.mark.parametrize(("ask", "named", "error", "param"), CLIENTS)
+def test_a_strict_server_refuses_them(
+    start: Start, ask: Callable[..., Any], named: str, error: type[Exception], param: str
+) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("So.")), strict_fields=True).ready()
+    with pytest.raises(error) as caught:
+        ask(server)
+    body: Any = caught.value.body  # type: ignore[attr-defined]
+    told = body.get("error", body)
+    assert (told["code"], told["param"]) == ("unsupported_parameter", param)
+    assert param in told["message"] and "leave it out" in told["message"]
+
+
+def test_a_strict_server_takes_what_asks_for_nothing_and_what_tells_of_the_caller(start: Start) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say("So.")), strict_fields=True).ready()
+    body = {"messages": HELLO, "user": "u", "metadata": {"a": "b"}, "store": False, "odd": None}
+    answer = server.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200 and answer.headers[IGNORED] == "user, metadata"
+    for path, fields in (("/v1/chat/completions", {"odd": False}), ("/api/chat", {"keep_alive": 5})):
+        answer = server.client.post(path, json={"messages": HELLO} | fields)
+        assert answer.status_code == 400 and next(iter(fields)) in answer.text
+    answer = server.client.post("/v1/messages/count_tokens", json={"messages": HELLO, "speed": "fast"})
+    assert answer.json()["error"]["param"] == "speed"
+
+
+def test_the_tokens_of_a_message_are_counted_with_its_hints(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    answer = server.client.post("/v1/messages/count_tokens", json={"messages": HELLO, "speed": "fast"})
+    assert answer.status_code == 200 and answer.headers[IGNORED] == "speed"
+
+
+def test_no_server_is_strict_unless_it_is_told() -> None:
+    assert not Settings().strict_fields
