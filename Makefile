@@ -8,7 +8,7 @@ BROWSER := $(shell command -v chromium || command -v chromium-browser || command
 ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
-  results parity fuzz chaos races coverage clean stub sanitize screenshots lock audit sbom
+  results parity fuzz chaos races test-clients coverage clean stub sanitize screenshots lock audit sbom
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -21,10 +21,12 @@ test: $(VENV)/.dev  ## run the tests (ARGS="-k words")
 	@$(if $(ARGS),$(BIN)/python -m pytest $(ARGS),$(MAKE) --no-print-directory -j4 $(PARTS))
 
 check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side
-	@LONG="$$($(BIN)/python tests/long_tests.py)" $(MAKE) --no-print-directory -j5 lint $(PARTS)
+	@LONG="$$($(BIN)/python tests/long_tests.py)"; export LONG; $(MAKE) --no-print-directory -j5 lint $(PARTS) && \
+	  case ",$$LONG," in *,clients,*) $(MAKE) --no-print-directory test-clients;; esac
 
 test-long: $(VENV)/.dev  ## run all tests, those that take minutes too, and record that they passed (commit the record)
 	@LONG=all $(MAKE) --no-print-directory -j4 $(PARTS)
+	@$(MAKE) --no-print-directory test-clients
 	@$(BIN)/python tests/long_tests.py --record
 
 # The tests in four parts that run beside one another: one computes while the others wait.
@@ -33,6 +35,20 @@ test-engine: FOLDERS := tests/architecture tests/fuzz tests/parity tests/qtensor
 test-doors: FOLDERS := tests/cli tests/web
 test-chaos: FOLDERS := tests/chaos
 test-browser: FOLDERS := tests/browser
+
+CLIENTS := build/tools-clients/.done build/tools-clients-openai-2/.done
+CLIENT_TESTS = -m pytest -c tests/clients/pytest.ini -p no:cacheprovider
+
+test-clients: $(VENV)/.run $(CLIENTS) build/ai-sdk/.done  ## try other people's clients against the server, each by its defaults
+	@build/tools-clients/bin/python $(CLIENT_TESTS) tests/clients/openai_3 tests/clients/ai_sdk
+	@build/tools-clients-openai-2/bin/python $(CLIENT_TESTS) tests/clients/openai_2
+
+build/ai-sdk/.done: tests/clients/ai_sdk/package.json tests/clients/ai_sdk/package-lock.json
+	@mkdir -p $(@D)
+	@cp $^ $(@D)
+	@cd $(@D) && { command -v npm >/dev/null && npm ci --ignore-scripts --no-audit --no-fund --silent || \
+	  echo "npm is not here, or could not install the AI SDK: its tests will be skipped"; }
+	@touch $@
 
 # With AGAIN=1 tests that fail (rc 1) are left to `make again`; whatever else goes wrong is a failure at once.
 $(PARTS): $(VENV)/.dev

@@ -43,6 +43,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "openai<3",
         "instructor",
         "litellm",
+        "mcp",  # litellm asks for it where tools are given
         "llama-index-core",
         "llama-index-llms-openai-like",
         "pytest",

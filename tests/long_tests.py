@@ -41,6 +41,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/smollm3/kv/test_conversation_log.py",
         "tests/smollm3/model/test_accuracy.py",
     ),
+    "clients": (
+        "constraints.txt",
+        "src/notso/web/api",
+        "src/notso/web/testing",
+        "supply/clients.txt",
+        "supply/clients-openai-2.txt",
+        "tests/clients",
+    ),
     "page": (
         "src/notso/web/rendering",
         "src/notso/web/static",

@@ -1,0 +1,87 @@
+"""The server with an engine that does what it is asked for, so that clients see tools called and schemas kept.
+
+python scripted_server.py FOLDER prints its address and runs until it is ended. Where tools are offered and none has
+answered yet, one is called: the one that must be, else the first. Where the answer is to follow a schema, it does. Else
+it is a sentence with what was said last.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from notso.smollm3 import Event, Message, RequestOptions, ToolCall, ToolName
+from notso.web.server import serve
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.settings import Settings
+
+LAST_CALLS = ("final_answer", "final_result")
+"""Tools by which smolagents and pydantic-ai are told the answer."""
+
+OBSERVATION = "Observation:"
+"""How smolagents begins the result of a tool, in a message of the user."""
+
+CONTEXT_TOKENS = 65_536
+"""As SmolLM3-3B has: what clients ask for by default is meant for large models."""
+
+_calls = count(1)
+
+
+def instance(schema: Any, whole: Any) -> Any:
+    """The plainest value of a schema."""
+    if "$ref" in schema:
+        return instance(whole["$defs"][schema["$ref"].rsplit("/", 1)[1]], whole)
+    if "const" in schema or "enum" in schema:
+        return schema.get("const", schema.get("enum", [None])[0])
+    for several in ("anyOf", "oneOf", "allOf"):
+        if several in schema:
+            return instance(schema[several][0], whole)
+    if schema.get("type") == "object" or "properties" in schema:
+        return {name: instance(each, whole) for name, each in schema.get("properties", {}).items()}
+    if schema.get("type") == "array":
+        return [instance(schema.get("items", {}), whole)]
+    plain = {"integer": 7, "number": 7.5, "boolean": True, "null": None}
+    return plain.get(schema.get("type"), "Vienna")
+
+
+def called(messages: Sequence[Message], options: RequestOptions) -> ToolCall | None:
+    """The tool that is to be called, if any."""
+    functions = {tool["function"]["name"]: tool["function"] for tool in options.tools or ()}
+    last = [name for name in LAST_CALLS if name in functions]
+    if not functions:
+        return None
+    if isinstance(options.tool_choice, ToolName):
+        name = options.tool_choice.name
+    elif messages[-1].role == "tool" or messages[-1].content.startswith(OBSERVATION):
+        if not last:
+            return None
+        name = last[0]
+    else:
+        name = next((name for name in functions if name not in LAST_CALLS), last[0] if last else "")
+    schema = functions[name].get("parameters") or {"type": "object"}
+    return ToolCall(f"call_{next(_calls)}", name, json.dumps(instance(schema, schema)))
+
+
+def main() -> None:
+    def script(messages: Sequence[Message], thinking: bool) -> Iterable[Event]:
+        options = engine.requests[-1].options
+        if call := called(messages, options):
+            return [Event("tool_call", tool_call=call)]
+        if options.grammar is not None:
+            schema = json.loads(options.grammar.source or "{}")
+            return say(json.dumps(instance(schema, schema)))
+        return say(f"You said: {messages[-1].content}", "Hm." if thinking else "")
+
+    engine = ScriptedEngine(script)
+    engine.info = replace(engine.info, context_tokens=CONTEXT_TOKENS)
+    settings = Settings(port=0, data_dir=Path(sys.argv[1]))
+    serve(lambda: engine, settings, on_ready=lambda address: print(address, flush=True))
+
+
+if __name__ == "__main__":
+    main()
