@@ -55,7 +55,7 @@ endif()
 
 # What runs the kernels and knows nothing of Python.
 set(RUNTIME)
-foreach(name ops/attention ops/dequantise ops/matmul ops/rope_table ops/rows runtime/bus_error runtime/cpu_features
+foreach(name kernels/portable/grids ops/attention ops/dequantise ops/matmul ops/rope_table ops/rows runtime/bus_error runtime/cpu_features
              runtime/dispatch runtime/roofline runtime/threads)
   list(APPEND RUNTIME ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()
