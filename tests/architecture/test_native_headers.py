@@ -131,10 +131,12 @@ ROOMS = {
     "bindings": {"ops", "runtime"},
     "cuda": {"cuda"},
 }
-# The generic kernels are the oracle: rows of weights become floats by their conversion. The levels of the cache
+# The generic kernels are the oracle: rows of weights become floats by their conversion, and by what takes blocks apart
+# for every family. The levels of the cache
 # stand in one place for all devices.
 SHARED_INCLUDES = {
     ("ops/dequantise.cpp", "kernels/generic/vec16.h"),
+    ("ops/dequantise.cpp", "kernels/portable/unpacked_blocks.h"),
     ("cuda/launches.h", "kernels/portable/level_tables.h"),
 }
 

@@ -42,6 +42,8 @@ def random_blocks(format: Format, count: int, seed: int) -> np.ndarray:
         )
     if format in (F16, BF16):
         raw[:, :2] = _scales(rng, count)[:, None].astype("<f2").view(np.uint8)
+    if format.name == "MXFP4":
+        raw[:, 0] = np.minimum(raw[:, 0], 200)
     if format in HALVES:
         put_halves(format, raw, np.stack([_scales(rng, count) for _ in HALVES[format]], axis=1))
     return raw
@@ -152,7 +154,7 @@ def test_a_row_quantises_alike_alone_and_in_company(format: Format) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("format", ALL, ids=str)
+@pytest.mark.parametrize("format", MADE, ids=str)
 def test_quantise_refuses_what_is_not_a_number(format: Format, bad: float) -> None:
     x = np.ones((2, 256), np.float32)
     x[1, 200] = bad

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "blocks.h"
+#include "grids.h"
 #include "kernels/portable/always_inline.h"
-#include "kernels/portable/grids.h"
 
 namespace qtensor {
 namespace {

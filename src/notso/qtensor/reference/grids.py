@@ -34,7 +34,8 @@ def grid(name: str) -> npt.NDArray[np.int32]:
     """The grid of a format: (rows, 8) int32 of IQ1 and IQ2, (rows, 4) of IQ3."""
     bits, width = (4, 4) if name.startswith("IQ3") else (2, 8)
     numbers = grid_codes()[name][:, None].astype(np.int32) >> bits * np.arange(width) & (1 << bits) - 1
-    return np.array(_LEVELS[name], np.int32)[numbers]
+    rows: npt.NDArray[np.int32] = np.array(_LEVELS[name], np.int32)[numbers]
+    return rows
 
 
 _CODES = """

@@ -8,9 +8,35 @@ from __future__ import annotations
 
 import numpy as np
 
-from notso.qtensor import formats
 from notso.qtensor.errors import OperandError
-from notso.qtensor.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format
+from notso.qtensor.formats import (
+    BF16,
+    F16,
+    F32,
+    IQ1_M,
+    IQ1_S,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    TQ1_0,
+    TQ2_0,
+    Format,
+)
 from notso.qtensor.reference.blocks import Bytes, Floats, pack_scales, quantise
 
 POOL = 4096  # different sets of scales
@@ -21,35 +47,35 @@ _MEAN_5, _STD_5 = 15.5, 9.23
 _STD_6 = 18.47
 _STD_8 = 73.9
 _OTHERS: dict[Format, tuple[float, float]] = {
-    formats.Q5_0: (0.0, 9.23),
-    formats.Q5_1: (15.5, 9.23),
-    formats.Q2_K: (11.3, 12.1),
-    formats.Q3_K: (0.0, 43.3),
-    formats.IQ4_NL: (0.0, 67.2),
-    formats.IQ4_XS: (0.0, 1250.0),
-    formats.IQ2_XXS: (0.0, 53.8),
-    formats.IQ2_XS: (0.0, 56.1),
-    formats.IQ2_S: (0.0, 56.4),
-    formats.IQ3_XXS: (0.0, 142.6),
-    formats.IQ3_S: (0.0, 140.3),
-    formats.IQ1_S: (0.0, 7.2),
-    formats.IQ1_M: (0.0, 7.2),
-    formats.TQ1_0: (0.0, 0.82),
-    formats.TQ2_0: (0.0, 1.12),
-    formats.MXFP4: (0.0, 5.84),
+    Q5_0: (0.0, 9.23),
+    Q5_1: (15.5, 9.23),
+    Q2_K: (11.3, 12.1),
+    Q3_K: (0.0, 43.3),
+    IQ4_NL: (0.0, 67.2),
+    IQ4_XS: (0.0, 1250.0),
+    IQ2_XXS: (0.0, 53.8),
+    IQ2_XS: (0.0, 56.1),
+    IQ2_S: (0.0, 56.4),
+    IQ3_XXS: (0.0, 142.6),
+    IQ3_S: (0.0, 140.3),
+    IQ1_S: (0.0, 7.2),
+    IQ1_M: (0.0, 7.2),
+    TQ1_0: (0.0, 0.82),
+    TQ2_0: (0.0, 1.12),
+    MXFP4: (0.0, 5.84),
 }
 """Format -> mean and deviation of the numbers of random bytes where d is 1; a mean is what its mins take off."""
 
 HALVES: dict[Format, tuple[int, ...]] = {
-    **dict.fromkeys((Q4_0, Q8_0, formats.Q5_0, formats.IQ4_NL, formats.IQ4_XS, formats.IQ2_XXS), (0,)),
-    **dict.fromkeys((formats.IQ2_XS, formats.IQ2_S, formats.IQ3_XXS, formats.IQ3_S, formats.IQ1_S), (0,)),
-    **dict.fromkeys((Q4_1, Q4_K, Q5_K, formats.Q5_1), (0, 2)),
+    **dict.fromkeys((Q4_0, Q8_0, Q5_0, IQ4_NL, IQ4_XS, IQ2_XXS), (0,)),
+    **dict.fromkeys((IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S), (0,)),
+    **dict.fromkeys((Q4_1, Q4_K, Q5_K, Q5_1), (0, 2)),
     Q6_K: (208,),
-    formats.Q2_K: (80, 82),
-    formats.Q3_K: (108,),
-    formats.TQ1_0: (52,),
-    formats.TQ2_0: (64,),
-    formats.IQ1_M: (48,),  # a nibble in each of four words
+    Q2_K: (80, 82),
+    Q3_K: (108,),
+    TQ1_0: (52,),
+    TQ2_0: (64,),
+    IQ1_M: (48,),  # a nibble in each of four words
 }
 """Format -> where in a block its halves stand."""
 
@@ -79,7 +105,7 @@ def put_halves(format: Format, packed: Bytes, halves: Floats) -> None:
     """Writes halves (n, how many the format has) float32 into blocks (n, block_bytes), in place."""
     bits = halves.astype("<f2").view("<u2")
     for start, column in zip(HALVES[format], bits.T, strict=True):
-        if format == formats.IQ1_M:
+        if format == IQ1_M:
             high = packed[:, start + 1 : start + 8 : 2]
             high[:] = high & 15 | (column[:, None] >> 4 * np.arange(4) & 15) << 4
         else:
@@ -90,11 +116,12 @@ def _random_halves(format: Format, count: int, rng: np.random.Generator, std: fl
     """(count, how many the format has) float32."""
     mean, deviation = _OTHERS[format]
     d = rng.uniform(0.7, 1.3, count).astype(np.float32) * np.float32(std / deviation)
-    if format == formats.Q5_1:
+    if format == Q5_1:
         return np.stack([d, d * np.float32(-mean)], axis=1)
-    if format == formats.Q2_K:  # its mins are 7.5 in the mean, as its scales
+    if format == Q2_K:  # its mins are 7.5 in the mean, as its scales
         return np.stack([d, d * np.float32(mean / 7.5)], axis=1)
-    return (d * rng.choice(np.array([-1, 1], np.float32), count))[:, None]
+    signed: Floats = d * rng.choice(np.array([-1, 1], np.float32), count)
+    return signed[:, None]
 
 
 def _half_bytes(values: Floats) -> Bytes:
@@ -117,7 +144,7 @@ def _scale_pool(format: Format, rng: np.random.Generator, std: float) -> tuple[i
         return 192, np.concatenate([scales.view(np.uint8), _half_bytes(d)], axis=1)
     if format == Q8_0:
         return 0, _half_bytes(sign * spread * np.float32(std / _STD_8))
-    if format == formats.MXFP4:
+    if format == MXFP4:
         exponents = np.round(np.log2(spread * std / _OTHERS[format][1])) + 128
         return 0, exponents.astype(np.uint8)[:, None]
     d = sign * spread * np.float32(std / _STD_4)

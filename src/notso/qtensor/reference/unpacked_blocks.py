@@ -12,8 +12,25 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import formats
-from notso.qtensor.formats import Format
+from notso.qtensor.formats import (
+    IQ1_M,
+    IQ1_S,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    Q2_K,
+    Q3_K,
+    Q5_0,
+    Q5_1,
+    TQ1_0,
+    TQ2_0,
+    Format,
+)
 from notso.qtensor.reference.grids import grid
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -86,10 +103,11 @@ def _signs(bits: Integers) -> Integers:
 
 def _even(seven: Integers) -> Integers:
     """Seven bits of signs with an eighth, so that an even number is set."""
-    parity = seven
+    parity: Integers = seven
     for shift in (4, 2, 1):
         parity = parity ^ parity >> shift
-    return seven | (parity & 1) << 7
+    eight: Integers = seven | (parity & 1) << 7
+    return eight
 
 
 def _fifth_bits(b: Bytes, start: int) -> Integers:
@@ -211,26 +229,26 @@ def _tq2_0(b: Bytes) -> Unpacked256:
 
 
 UNPACK_256: dict[Format, Callable[[Bytes], Unpacked256]] = {
-    formats.Q2_K: _q2_k,
-    formats.Q3_K: _q3_k,
-    formats.IQ4_XS: _iq4_xs,
-    formats.IQ2_XXS: _iq2_xxs,
-    formats.IQ2_XS: _iq2_xs,
-    formats.IQ2_S: _iq2_s,
-    formats.IQ3_XXS: _iq3_xxs,
-    formats.IQ3_S: _iq3_s,
-    formats.IQ1_S: _iq1_s,
-    formats.IQ1_M: _iq1_m,
-    formats.TQ1_0: _tq1_0,
-    formats.TQ2_0: _tq2_0,
+    Q2_K: _q2_k,
+    Q3_K: _q3_k,
+    IQ4_XS: _iq4_xs,
+    IQ2_XXS: _iq2_xxs,
+    IQ2_XS: _iq2_xs,
+    IQ2_S: _iq2_s,
+    IQ3_XXS: _iq3_xxs,
+    IQ3_S: _iq3_s,
+    IQ1_S: _iq1_s,
+    IQ1_M: _iq1_m,
+    TQ1_0: _tq1_0,
+    TQ2_0: _tq2_0,
 }
 """Format -> what takes (n, block_bytes) uint8 apart."""
 
 UNPACK_32: dict[Format, Callable[[Bytes], Unpacked32]] = {
-    formats.Q5_0: _q5_0,
-    formats.Q5_1: _q5_1,
-    formats.IQ4_NL: _iq4_nl,
-    formats.MXFP4: _mxfp4,
+    Q5_0: _q5_0,
+    Q5_1: _q5_1,
+    IQ4_NL: _iq4_nl,
+    MXFP4: _mxfp4,
 }
 """Format -> the same, of blocks of 32."""
 
@@ -240,7 +258,7 @@ def numbers_of(format: Format, b: Bytes) -> Floats:
     if format in UNPACK_32:
         small = UNPACK_32[format](b)
         numbers: Floats = small.d[:, None] * small.q.astype(np.float32)
-        return numbers + small.m[:, None] if format == formats.Q5_1 else numbers
+        return numbers + small.m[:, None] if format == Q5_1 else numbers
     w = UNPACK_256[format](b)
     scale = w.d[:, None] * w.scales.astype(np.float32)
     minimum = w.dmin[:, None] * w.mins.astype(np.float32)
