@@ -57,6 +57,13 @@ QTENSOR_INLINE void look_up(const int8_t (&table)[16], const uint8_t* qs, int8_t
 constexpr int8_t kLevelsIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kLevelsMXFP4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice E2M1
 
+QTENSOR_INLINE float power_of_two(uint8_t e) {  // 2^(e - 128)
+  const uint32_t bits = e < 2 ? uint32_t(0x00200000) << e : uint32_t(e - 1) << 23;
+  float power;
+  read(power, &bits);
+  return power;
+}
+
 // HALF is the family's way to read a half.
 template <class HALF>
 QTENSOR_INLINE void unpack(const BlockQ5_0& w, Unpacked32& out, HALF as_float) {
@@ -77,8 +84,7 @@ QTENSOR_INLINE void unpack(const BlockIQ4_NL& w, Unpacked32& out, HALF as_float)
 template <class HALF>
 QTENSOR_INLINE void unpack(const BlockMXFP4& w, Unpacked32& out, HALF) {
   look_up(kLevelsMXFP4, w.qs, out.q);
-  const uint32_t bits = w.e < 2 ? uint32_t(0x00200000) << w.e : uint32_t(w.e - 1) << 23;  // 2^(e - 128)
-  read(out.d, &bits);
+  out.d = power_of_two(w.e);
 }
 
 // ---- 256 values ----
@@ -112,12 +118,15 @@ QTENSOR_INLINE void unpack(const BlockQ3_K& w, Unpacked256& out) {
   out.d = w.d;
 }
 
-QTENSOR_INLINE void unpack(const BlockIQ4_XS& w, Unpacked256& out) {
+QTENSOR_INLINE void unpack_scales(const BlockIQ4_XS& w, Unpacked256& out) {
   for (int j = 0; j < 8; j++) {
-    look_up(kLevelsIQ4, w.qs + 16 * j, out.q + 32 * j);
     const int scale = (w.scales_l[j / 2] >> (4 * (j % 2)) & 15) | (w.scales_h >> (2 * j) & 3) << 4;
     out.scales[2 * j] = out.scales[2 * j + 1] = int16_t(scale - 32);
   }
+}
+QTENSOR_INLINE void unpack(const BlockIQ4_XS& w, Unpacked256& out) {
+  for (int j = 0; j < 8; j++) look_up(kLevelsIQ4, w.qs + 16 * j, out.q + 32 * j);
+  unpack_scales(w, out);
   out.d = w.d;
 }
 
@@ -271,18 +280,10 @@ struct Format32 {
   static constexpr bool kIs256 = false, kHasMins = HAS_MINS;
 };
 
-// Calls use(Format256<...>{}) or use(Format32<...>{}); of a format that is not here other() is returned.
+// Calls use(Format256<...>{}); for a format of another kind other() is returned.
 template <class Use, class Other>
-auto with_unpacked_format(Format format, Use use, Other other) {
+auto with_format_256(Format format, Use use, Other other) {
   switch (format) {
-    case Format::Q5_0:
-      return use(Format32<BlockQ5_0>{});
-    case Format::Q5_1:
-      return use(Format32<BlockQ5_1, true>{});
-    case Format::IQ4_NL:
-      return use(Format32<BlockIQ4_NL>{});
-    case Format::MXFP4:
-      return use(Format32<BlockMXFP4>{});
     case Format::Q2_K:
       return use(Format256<BlockQ2_K, 1, true>{});
     case Format::Q3_K:
@@ -309,6 +310,22 @@ auto with_unpacked_format(Format format, Use use, Other other) {
       return use(Format256<BlockTQ2_0>{});
     default:
       return other();
+  }
+}
+// The same of all formats, with Format32<...> too.
+template <class Use, class Other>
+auto with_unpacked_format(Format format, Use use, Other other) {
+  switch (format) {
+    case Format::Q5_0:
+      return use(Format32<BlockQ5_0>{});
+    case Format::Q5_1:
+      return use(Format32<BlockQ5_1, true>{});
+    case Format::IQ4_NL:
+      return use(Format32<BlockIQ4_NL>{});
+    case Format::MXFP4:
+      return use(Format32<BlockMXFP4>{});
+    default:
+      return with_format_256(format, use, other);
   }
 }
 
