@@ -12,6 +12,7 @@ from notso.smollm3 import Message, RequestOptions, Tool, ToolCall, ToolChoice
 from notso.web.api.messages.fields import (
     COUNT_NOTES,
     MESSAGE_NOTES,
+    THREAD_ADVICE,
     WITHIN_MESSAGE,
     AnyTurn,
     AssistantTurn,
@@ -35,6 +36,7 @@ from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
 from notso.web.api.request_fields.sampling_fields import checked_params
 from notso.web.api.shared.api_request import ApiRequest
+from notso.web.edge.api_error import ApiError
 
 F = TypeVar("F", bound=CountFields)
 
@@ -63,6 +65,8 @@ def parse_message_request(body: Mapping[str, Any], *, keep_volatile: bool = Fals
 
     `keep_volatile`: the model reads lines that change with every request too (see volatile_lines).
     """
+    if body.get("thread") is not None:
+        raise _thread_refusal()
     fields = read_fields(MessageFields, body, MESSAGE_NOTES | WITHIN_MESSAGE)
     budget = _budget(fields)
     if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
@@ -83,6 +87,17 @@ def parse_count_request(body: Mapping[str, Any], *, keep_volatile: bool = False)
     """Check the body of a request to count. Raises ApiError (400), whose `param` names the field."""
     fields = read_fields(CountFields, body, COUNT_NOTES | WITHIN_MESSAGE)
     return _request(fields, keep_volatile, params=(checked_params(NAMES),), hints=hints_of(fields, body))
+
+
+def _thread_refusal() -> ApiError:
+    """In the form in which Anthropic's client looks for it before it sends the question again without."""
+    return ApiError(
+        400,
+        "unsupported_parameter",
+        f"thread is not supported: {THREAD_ADVICE}",
+        param="thread",
+        details={"error_code": "thread_unsupported_request"},
+    )
 
 
 def _request(fields: CountFields, keep_volatile: bool, **more: Any) -> MessageRequest:
@@ -144,16 +159,24 @@ def _tool_choice(fields: CountFields) -> ToolChoice:
 def _conversation(fields: CountFields, system: str) -> Iterator[Message]:
     if system:
         yield Message("system", system)
-    for turn in fields.messages:
-        yield from _turn(turn)
+    asked_at = max((at for at, turn in enumerate(fields.messages) if _asks(turn)), default=-1)
+    for at, turn in enumerate(fields.messages):
+        yield from _turn(turn, is_going_on=at > asked_at)
 
 
-def _turn(turn: AnyTurn) -> Iterator[Message]:
+def _asks(turn: AnyTurn) -> bool:
+    """Whether it is a person's turn, and not the results of tools that an answer is waiting for."""
+    if not isinstance(turn, UserTurn):
+        return False
+    return isinstance(turn.content, str) or not any(isinstance(block, ToolResultBlock) for block in turn.content)
+
+
+def _turn(turn: AnyTurn, is_going_on: bool) -> Iterator[Message]:
     match turn:
         case SystemTurn():
             yield Message("system", _text(turn.content))
         case AssistantTurn():
-            yield _assistant_message(turn)
+            yield _assistant_message(turn, is_going_on)
         case UserTurn():
             yield from _user_message(turn)
 
@@ -170,7 +193,8 @@ def _user_message(turn: UserTurn) -> Iterator[Message]:
             yield from (_result(block) for block in blocks if isinstance(block, ToolResultBlock))
 
 
-def _assistant_message(turn: AssistantTurn) -> Message:
+def _assistant_message(turn: AssistantTurn, is_going_on: bool) -> Message:
+    """What it thought before the calls of an answer that is going on stays in the prompt."""
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
@@ -178,7 +202,8 @@ def _assistant_message(turn: AssistantTurn) -> Message:
         ToolCall(block.id, block.name, _input(block.input)) for block in turn.content if isinstance(block, ToolUseBlock)
     )
     text = _text([block for block in turn.content if isinstance(block, TextBlock)])
-    return Message("assistant", text, "\n".join(reasoning) or None, calls)
+    is_kept = bool(reasoning and calls and is_going_on)
+    return Message("assistant", text, "\n".join(reasoning) or None, calls, keep_reasoning=is_kept)
 
 
 def _input(given: dict[str, Any] | str | None) -> str:
