@@ -119,7 +119,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": 5}, "input"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+    ({"input": [{"type": "item_reference"}]}, "input.0.id"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "input.0.content.0.image_url",
@@ -127,7 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "x " * 9000}, "input"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"temperature": True}, "temperature"),
-    ({"background": True}, "background"),
+    ({"background": "yes"}, "background"),
     ({"conversation": "c"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"reasoning": {"effort": "most"}}, "reasoning.effort"),
