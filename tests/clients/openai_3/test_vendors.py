@@ -8,14 +8,16 @@ import anthropic
 import openai
 import pytest
 from anthropic import beta_tool
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
 
 class City(BaseModel):
-    name: str
-    inhabitants: int
+    """Bounded, so that an answer drawn at random comes to its end."""
+
+    name: str = Field(max_length=40)
+    inhabitants: int = Field(ge=0, le=100_000_000)
 
 
 class Weather(BaseModel):
