@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from notso.smollm3 import MAX_STOP_STRINGS
+from notso.web.api.messages.context_edits import CLEARED, ContextManagement
 from notso.web.api.request_fields.fields import MAX_PARTS, Fields, Name, Notes, Text, hint, inert, refused, works
 from notso.web.api.request_fields.hints import TELLS, Hint
 from notso.web.api.request_fields.request_checks import EFFORTS, Effort
@@ -190,7 +191,7 @@ class CountFields(Fields):
     tool_choice: AnyToolChoice | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
-    context_management: Annotated[dict[str, Any] | None, Hint(done=({}, {"edits": []}))] = None
+    context_management: ContextManagement | None = None
     speed: Annotated[Literal["standard", "fast"] | None, Hint(done=("standard",))] = None
     user_profile_id: Annotated[Name | None, TELLS] = None
     workspace_id: Annotated[Name | None, TELLS] = None
@@ -236,8 +237,8 @@ COUNT_NOTES: Notes = {
     "user_profile_id": hint("tells of the caller"),
     "workspace_id": hint("tells of the caller"),
     "mcp_servers": refused("connect to servers of tools yourself, and give their tools as functions"),
-    "context_management": hint(
-        "nothing is cleared; what does not fit is refused with both numbers", "an empty list of edits"
+    "context_management": works(
+        "`edits`: old results of tools and thoughts are left out where they say so, and the answer tells what was"
     ),
 }
 
@@ -275,6 +276,9 @@ WITHIN_MESSAGE: Notes = {
     "input_examples": refused("put examples into the description"),
     "defer_loading": inert("false", "give only the tools that are to be used"),
     "allowed_callers": inert("`direct`", "only the model calls tools"),
+    "clear_tool_uses_20250919": works(f"results of all but the newest calls become `{CLEARED}`"),
+    "clear_thinking_20251015": works("`keep`: of how many answers the thoughts stay in the prompt, or `all`"),
+    "compact_20260112": hint("nothing is summed up; what does not fit is refused with both numbers"),
     "eager_input_streaming": hint("arguments that a schema holds come as they are written, others whole", "false"),
     "between_tools": refused("use enabled, adaptive or disabled"),
 }

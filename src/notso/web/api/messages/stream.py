@@ -92,7 +92,7 @@ class MessageSerializer:
     def closing(self) -> Iterator[bytes]:
         """Why it ended, what it took, and the end."""
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
-        yield self._sse_event("message_delta", delta=delta, usage=self._usage_body())
+        yield self._sse_event("message_delta", delta=delta, usage=self._usage_body(), **self._edits_body())
         yield self._sse_event("message_stop")
 
     def failure(self, error: ApiError) -> bytes:
@@ -110,7 +110,13 @@ class MessageSerializer:
             "stop_reason": self._reason,
             "stop_sequence": self._stop,
             "usage": self._usage_body(),
+            **self._edits_body(),
         }
+
+    def _edits_body(self) -> dict[str, Any]:
+        """What was left out of the conversation, for who asked for that."""
+        applied = self._asked.applied
+        return {} if self._asked.management is None else {"context_management": {"applied_edits": list(applied)}}
 
     def _call_on(self, call: ToolCall, text: str) -> Iterator[bytes]:
         """More of the arguments of a call. One that is cut has no input: it would be no JSON."""
