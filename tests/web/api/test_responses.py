@@ -180,10 +180,13 @@ def test_items_become_the_engine_s(start: Start) -> None:
     choice = {"type": "function", "name": "add"}
     answer = server.client.post(URL, json=body | {"tool_choice": choice, "reasoning": {"effort": "low"}})
     assert answer.status_code == 200, answer.text
-    (asked,) = engine.requests
+    asked = engine.requests[0]
     system, user, said, result = asked.messages
     assert (system.role, system.content, user.content) == ("system", "Be kind.", "one\ntwo")
     assert (said.content, said.reasoning_content, said.tool_calls) == ("Wait.", "Hm", (ToolCall("c1", "add", "{}"),))
+    assert said.keep_reasoning, "while its call is answered"
+    server.client.post(URL, json=body | {"input": [*items, {"role": "user", "content": "And?"}]})
+    assert not any(message.keep_reasoning for message in engine.requests[-1].messages)
     assert (result.role, result.content, result.tool_call_id) == ("tool", "4", "c1")
     options = asked.options
     assert (options.tool_choice, options.when_full, options.priority) == (ToolName("add"), "drop_oldest", "api")

@@ -55,7 +55,7 @@ def test_an_item_is_named_instead_of_sent(start: Start) -> None:
     assert engine.requests[-1].messages == engine.requests[-2].messages
     assert [message.role for message in engine.requests[-1].messages] == ["user", "assistant", "tool"]
     assert engine.requests[-1].messages[1] == Message(
-        "assistant", "Let me see.", "Hm.", (ToolCall("call_1", "add", '{"a": 1}'),)
+        "assistant", "Let me see.", "Hm.", (ToolCall("call_1", "add", '{"a": 1}'),), keep_reasoning=True
     )
     listed = client.responses.input_items.list(second.id, order="asc").data
     assert [item.id for item in listed[:4]] == [question.id, *(item.id for item in first.output)]

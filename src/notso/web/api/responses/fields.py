@@ -71,7 +71,7 @@ class ReasoningText(Fields):
 
 
 class ReasoningItem(Fields):
-    """What an earlier answer thought; left out of the prompt, as the template has it."""
+    """What an earlier answer thought; left out of the prompt but while its calls are answered."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -282,9 +282,9 @@ WITHIN_RESPONSE: Notes = {
     "effort": works(f"`none` answers at once; {EFFORTS}", EFFORT_ADVICE),
     "summary": hint("thoughts come whole, as the content of reasoning items", "an empty list", "use auto"),
     "generate_summary": hint("thoughts come whole, as the content of reasoning items", instead="use auto"),
-    "context": inert("`auto`, `current_turn`: past thoughts are left out of the prompt", "use auto"),
+    "context": inert("`auto`, `current_turn`: thoughts stay in the prompt while their calls are answered", "use auto"),
     "mode": inert("`standard`", "leave it out"),
-    "encrypted_content": hint("of a past thought, which is left out of the prompt"),
+    "encrypted_content": hint("thoughts come back as they are, in `content`"),
     "annotations": hint("of a past text, which says what they point at", "an empty list"),
     "verbosity": hint("say it in the instructions", "`medium`", "use low, medium or high"),
     "strict": works("of a tool: with `tool_choice` `required` or a name, which hold the arguments to their schema"),

@@ -123,7 +123,12 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
 
 
 def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> ResponseRequest:
-    """The same question about this conversation."""
+    """The same question about this conversation, in which thoughts stay while their calls are answered."""
+    asked_at = max((at for at, message in enumerate(said) if message.role == "user"), default=-1)
+    said = tuple(
+        replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > asked_at))
+        for at, message in enumerate(said)
+    )
     before = (Message("system", asked.instructions),) if asked.instructions else ()
     goes_on = bool(said) and said[-1].role == "assistant" and not said[-1].tool_calls
     options = replace(asked.options, continue_last=goes_on)
