@@ -99,7 +99,6 @@ def test_more_tokens_than_are_left(demo: str) -> None:
     assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == counted
 
 
-@pytest.mark.xfail(reason="`thread` is not refused as the SDK wants", strict=True, raises=anthropic.BadRequestError)
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_beta_tool_runner(scripted: str, stream: bool) -> None:
     asked: list[str] = []
