@@ -74,11 +74,11 @@ struct SubBlockMXFP4 {
 constexpr int kTogether = 16;
 
 template <class Block>
-QTENSOR_INLINE void take_apart(const Block& block, Unpacked256& out) {
+QTENSOR_INLINE void unpack_block(const Block& block, Unpacked256& out) {
   unpack(block, out);
 }
 // No compiler makes a shuffle of a table.
-QTENSOR_INLINE void take_apart(const BlockIQ4_XS& w, Unpacked256& out) {
+QTENSOR_INLINE void unpack_block(const BlockIQ4_XS& w, Unpacked256& out) {
   for (int j = 0; j < 8; j++)
     _mm256_store_si256((__m256i*)(out.q + 32 * j), levels_of(kLevelsIQ4, nibbles_of_16(w.qs + 16 * j)));
   unpack_scales(w, out);
@@ -101,7 +101,7 @@ inline void unpacked_rows(const MatmulTask& t, int64_t row, int64_t first, int c
     Block block;
     __builtin_memcpy(&block, place, sizeof block);
     Unpacked256 w;
-    take_apart(block, w);
+    unpack_block(block, w);
     __m256i q[8], magnitude[8], scale[8];
     for (int i = 0; i < 8; i++) {
       q[i] = _mm256_load_si256((const __m256i*)(w.q + 32 * i));
