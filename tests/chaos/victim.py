@@ -128,7 +128,7 @@ class Victim:
         names: Counter[str] = Counter()
         for entry in Path(f"/proc/{self.pid}/fd").iterdir():
             with suppress(FileNotFoundError):
-                names[re.sub(r"\d+", "", os.readlink(entry))] += 1
+                names[re.sub(r"\d+", "", str(entry.readlink()))] += 1
         return names
 
     def threads(self) -> int:
