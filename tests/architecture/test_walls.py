@@ -28,7 +28,7 @@ LIBRARIES = {
     "web": {
         "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
         "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
-        "mcp", "anyio",  # an extra: asked for by two modules, and that only where a configuration names servers
+        "mcp", "anyio", "httpx2",  # asked for by three modules, and only where a configuration names servers
     },
     "cli": {"typer", "rich", "prompt_toolkit", "platformdirs"},
 }  # fmt: skip
