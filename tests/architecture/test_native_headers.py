@@ -28,7 +28,7 @@ def named(path: Path) -> str:
 @cache
 def settings() -> dict[str, list[str]]:
     """What kernels.cmake sets, each variable in the values of those before it."""
-    found: dict[str, list[str]] = {"CMAKE_CURRENT_LIST_DIR": [str(NATIVE)]}
+    found: dict[str, list[str]] = {"CMAKE_CURRENT_LIST_DIR": [str(NATIVE)], "CMAKE_BINARY_DIR": ["build"]}
     text = re.sub(r"#.*", "", (NATIVE / "kernels.cmake").read_text("utf-8"))
     for name, words in re.findall(r"\bset\((\w+) ([^()]*)\)", text):
         value: list[str] = []
@@ -128,7 +128,7 @@ ROOMS = {
     "runtime": {"runtime"},
     "ops": {"ops", "runtime"},
     "kernels": {"kernels"},
-    "bindings": {"ops", "runtime"},
+    "bindings": {"bindings", "cuda", "ops", "runtime"},
     "cuda": {"cuda"},
 }
 # The generic kernels are the oracle: rows of weights become floats by their conversion, and by what takes blocks apart
