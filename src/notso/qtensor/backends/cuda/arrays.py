@@ -1,6 +1,6 @@
 """Arrays and weights in a device's memory, as the operations take them.
 
-Whole numbers (tokens, positions, block tables) are written by the host alone. So they are kept there as well: what they
+Whole numbers (rows, positions, block tables) are written by the host alone. So they are kept there as well: what they
 hold is checked before a step begins, as on the CPU, and goes up once a step, all that was written since the last.
 """
 
