@@ -1,6 +1,6 @@
 """Arrays and weights in a device's memory, as the operations take them.
 
-Whole numbers (tokens, positions, block tables) are written by the host alone. So they are kept there as well: what they
+Whole numbers (rows, positions, block tables) are written by the host alone. So they are kept there as well: what they
 hold is checked before a step begins, as on the CPU, and goes up once a step, all that was written since the last.
 """
 
@@ -13,10 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask, laid_bytes
-from notso.qtensor.errors import OperandError
+from notso.qtensor.errors import DeviceError, OperandError, quoted
 from notso.qtensor.tensor import QTensor
 
 Host = npt.NDArray[Any]
+
+FORMATS = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+"""Those that native/cuda/layout.h lays out and has kernels for."""
 
 
 class Mirror:
@@ -101,9 +104,11 @@ class DeviceArray:
 
 
 class DeviceWeight:
-    """A tensor's blocks on a device, laid out as its kernels read them."""
+    """A tensor's blocks on a device, laid out as its kernels read them. Raises DeviceError where there are none."""
 
     def __init__(self, device: Device, tensor: QTensor) -> None:
+        if tensor.format.name not in FORMATS:
+            raise DeviceError(f"there are no GPU kernels for {tensor.format}, in which {quoted(tensor.name)} is")
         self.name = tensor.name
         self.rows, self.columns = tensor.rows, tensor.cols
         kind = tensor.format.ggml_type
