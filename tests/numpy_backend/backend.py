@@ -78,6 +78,7 @@ class NumpyProgram:
 class NumpyBackend:
     """`available_bytes`: what it says there is."""
 
+    name = "numpy"
     kernels = "numpy"
     threads = 1
     has_weight_arena = False
@@ -89,6 +90,9 @@ class NumpyBackend:
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
         return MemoryLimit("numpy", self.available_bytes)
+
+    def weight_bytes(self, tensor: QTensor) -> int:
+        return tensor.nbytes
 
     def empty(self, rows: int, columns: int) -> OpaqueArray:
         return OpaqueArray(np.full((rows, columns), np.nan, np.float32))

@@ -40,6 +40,7 @@ def batch(
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
+    device: options.Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Progress as lines of JSON on stderr, the sum on stdout.")] = (
         False
     ),
@@ -67,7 +68,7 @@ def batch(
             _report(source, there, 0, 0, as_json)
             return
         with Interruption() as interruption:
-            engine = engines.open_engine(model, context, threads, kv=kv, silent=as_json)
+            engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json)
             try:
                 notice = engines.demo_notice(engine.info)
                 if notice and not as_json:

@@ -49,6 +49,7 @@ def bench(
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
+    device: options.Device = "auto",
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
@@ -69,6 +70,7 @@ def bench(
         repeats=repeat,
         context_tokens=context,
         threads=threads,
+        device=device,
         kv=kv,
         weights=weights,
         compare=compare,
@@ -98,8 +100,8 @@ def table(result: dict[str, Any]) -> list[str]:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']:.0f} GB, {machine['system']}, "
         f"Python {machine['python']}, {machine['stolen_percent']:.1f} % of the time stolen",
         f"{model['name']}, {terminal.gigabytes(model['size_bytes'])}, {model['kernels']} kernels, "
-        f"{model['threads']} threads, context {model['context_tokens']:,}, {model['kv_format']} cache, "
-        f"weights on {result['weights']}, median of {result['repeats']}",
+        f"{model['threads']} threads, device {model['device']}, context {model['context_tokens']:,}, "
+        f"{model['kv_format']} cache, weights on {result['weights']}, median of {result['repeats']}",
         "",
     ]
     rows = [["what", "median", "min", "max", "share of ceiling"]]

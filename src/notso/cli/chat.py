@@ -33,6 +33,7 @@ def chat(
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
+    device: options.Device = "auto",
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -41,7 +42,7 @@ def chat(
 
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     params = SamplingParams(**{name: value for name, value in chosen.items() if value is not None})
-    engine = engines.open_engine(model, context, threads, kv=kv)
+    engine = engines.open_engine(model, context, threads, kv=kv, device=device)
     try:
         conversation = Conversation(
             engine, params, system=system, thinking=not no_think, show_thinking=not hide_thinking

@@ -51,7 +51,7 @@ def doctor(
 ) -> None:
     """Check this machine; each line says ok, warn or fail.
 
-    Python, CPU, kernels, memory, pages, models, disk, port, SQLite, network, versions; each warning comes with a fix.
+    Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, network, versions; a warning comes with a fix.
     Exit code 1 if a line is fail.
     """
     findings = examine(port)
@@ -72,6 +72,7 @@ def examine(port: int) -> list[Finding]:
         ("python", _python),
         ("cpu", _cpu),
         ("kernels", _kernels),
+        ("gpu", _gpu),
         ("memory", _memory),
         ("pages", _pages),
         ("models", _models),
@@ -120,6 +121,28 @@ def _kernels() -> Iterator[Finding]:
     yield Finding("ok", "kernels", f"{chosen}, {why}, on {kernel_choice.threads()} threads; this CPU runs {choices}")
     if kernel_choice.available_kernels() == ["generic"]:
         yield Finding("warn", "speed", "this CPU has no AVX2: answers will be slow", "use a CPU made after 2015")
+
+
+def _gpu() -> Iterator[Finding]:
+    from notso.qtensor import CPU, CUDA, FORMATS_BY_NAME, DeviceError, differing_operations, has_cuda_driver
+
+    if not has_cuda_driver():
+        yield Finding("ok", "gpu", "no NVIDIA driver: the CPU computes")
+        return
+    try:
+        gpu = CUDA()
+        found = differing_operations(
+            gpu, CPU.configured(), [FORMATS_BY_NAME[name] for name in ("Q4_K", "Q6_K", "Q8_0")]
+        )
+    except DeviceError as error:
+        yield Finding("warn", "gpu", f"{error}: the CPU computes", "`nvidia-smi` shows whether GPU and driver work")
+        return
+    what = f"{gpu.name}, {terminal.gigabytes(gpu.memory().available_bytes)} free, {gpu.kernels}"
+    if found:
+        message = f"{what}: other bits than the CPU's in {', '.join(found)}; the CPU computes"
+        yield Finding("warn", "gpu", message, "report this to the project")
+    else:
+        yield Finding("ok", "gpu", f"{what}: the CPU's bits; never timed by the project")
 
 
 def _memory() -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from notso.cli import exit_codes, terminal
 
 if TYPE_CHECKING:
+    from notso.qtensor import Backend
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.engine.memory_plan import EnginePlan
     from notso.smollm3.values.engine_config import EngineConfig, KVChoice
@@ -20,6 +21,7 @@ def open_engine(
     threads: int | None,
     *,
     kv: KVChoice = "auto",
+    device: str = "auto",
     silent: bool = False,
 ) -> Engine:
     """Load the model a person meant (see hub.resolve_model), with a sign of life while it takes long."""
@@ -28,7 +30,16 @@ def open_engine(
         from notso.smollm3.hub.registry import resolve_model
 
         prepare_for_a_lost_file()
-        return Engine.load(resolve_model(model), context_tokens=context_tokens, threads=threads, kv=kv)
+        path = resolve_model(model)
+        engine = Engine.load(path, context_tokens=context_tokens, threads=threads, kv=kv, device=device)
+    if engine.info.device_note and not silent:
+        terminal.note(fallback_notice(engine.info.device_note))
+    return engine
+
+
+def fallback_notice(note: str) -> str:
+    """What a person is told whose GPU is not used."""
+    return f"The CPU computes: {note}"
 
 
 def prepare_for_a_lost_file() -> None:
@@ -39,36 +50,45 @@ def prepare_for_a_lost_file() -> None:
     kernel_choice.end_on_bus_errors(exit_codes.BAD_MODEL, line)
 
 
-def plan_model(path: Path, asked: EngineConfig) -> EnginePlan:
-    """What a model will occupy, from its headers alone: the same checks and the same plan as loading makes.
+def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
+    """What a model will occupy, from its headers alone: the same checks and the same plan as loading makes; on which
+    device, and why it is not the GPU.
 
-    Raises GGUFError, ModelFileError, OutOfMemoryError or InvalidRequestError.
+    Raises GGUFError, ModelFileError, OutOfMemoryError, InvalidRequestError or DeviceError.
     """
     from notso.qtensor import GGUFFile
     from notso.smollm3.config import SmolLM3Config
+    from notso.smollm3.engine.device_choice import on_device, require_same_bits, weights_bytes
     from notso.smollm3.engine.memory_plan import plan_engine
     from notso.smollm3.model.weights import SmolLM3Weights
 
     with GGUFFile.open(path) as file:
         config = SmolLM3Config.from_metadata(file.metadata)
         SmolLM3Weights.from_tensors(file.tensors, config)
-        weights_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
-        return plan_engine(
-            config,
-            weights_bytes,
-            context_tokens=asked.context_tokens,
-            kv=asked.kv,
-            max_num_seqs=asked.max_num_seqs,
-            mapped_bytes=weights_bytes,
-        )
+
+        def plan(backend: Backend, note: str) -> tuple[EnginePlan, str, str]:
+            need = weights_bytes(file, backend)
+            limit = backend.memory(mapped_bytes=need)
+            planned = plan_engine(
+                config,
+                need,
+                context_tokens=asked.context_tokens,
+                kv=asked.kv,
+                max_num_seqs=asked.max_num_seqs,
+                limit=limit,
+            )
+            require_same_bits(file, backend, asked.threads)
+            return planned, backend.name, note
+
+        return on_device(asked, plan)
 
 
 def title(info: ModelInfo) -> str:
-    """A model in one phrase: name, size, context, kernels, threads."""
+    """A model in one phrase: name, size, context, kernels, and what they run on."""
+    threads = f"{info.threads} thread{'s' if info.threads != 1 else ''}"
     return (
         f"{info.name}, {terminal.gigabytes(info.size_bytes)}, context {info.context_tokens:,} tokens in "
-        f"{info.kv_format}, "
-        f"{info.kernels} kernels on {info.threads} thread{'s' if info.threads != 1 else ''}"
+        f"{info.kv_format}, {info.kernels} kernels on {threads if info.device == 'cpu' else info.device}"
     )
 
 

@@ -45,7 +45,11 @@ def _classify(error: BaseException) -> tuple[int, str, str]:
         (model.ModelFileError, BAD_MODEL, "`notso list` shows the models on this machine, `notso pull` fetches one."),
         (model.TemplateError, BAD_MODEL, "`notso inspect FILE` shows the file's template."),
         (model.ContextLengthError, FAILED, "Shorten the prompt, or make the context larger with --context."),
-        (model.OutOfMemoryError, NO_ROOM, "--context sets it; `notso doctor` shows what bounds the memory."),
+        (
+            model.OutOfMemoryError,
+            NO_ROOM,
+            "--context sets it, --device cpu leaves a GPU out; `notso doctor` shows what bounds it.",
+        ),
         (model.DownloadError, NETWORK, ""),
         *_web_rows(error),
         (qtensor.NotsoError, FAILED, ""),

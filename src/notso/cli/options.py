@@ -63,6 +63,15 @@ Threads = Annotated[
         show_default=False,
     ),
 ]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        envvar="NOTSO_DEVICE",
+        metavar="DEVICE",
+        help="auto, cpu, cuda or cuda:N. auto: the first GPU, or the CPU.",
+    ),
+]
 Weights = Annotated[
     Placement,
     typer.Option(

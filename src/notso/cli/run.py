@@ -51,6 +51,7 @@ def run(
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
+    device: options.Device = "auto",
     as_json: options.Json = False,
     stats: Annotated[bool, typer.Option("--stats", help="Tell tokens and speed on stderr.")] = False,
     plain: options.Plain = False,
@@ -71,7 +72,7 @@ def run(
     messages = [Message("system", _valid(system, "--system"))] if system else []
     messages.append(Message("user", question))
     with Interruption() as interruption:
-        engine = engines.open_engine(model, context, threads, kv=kv, silent=as_json)
+        engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json)
         try:
             answer = _answer(engine, messages, params, interruption, not no_think, hide_thinking, as_json, grammar)
         finally:

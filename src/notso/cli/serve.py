@@ -46,6 +46,7 @@ def serve(
     context: options.Context = None,
     kv: options.KV = "auto",
     threads: options.Threads = None,
+    device: options.Device = "auto",
     weights: options.Weights = "auto",
     max_num_seqs: options.MaxNumSeqs = None,
     cache_disk: options.CacheDisk = 4.0,
@@ -114,6 +115,7 @@ def serve(
     config = EngineConfig(
         context_tokens=context,
         threads=threads,
+        device=device,
         weights=weights,
         kv=kv,
         max_num_seqs=max_num_seqs,
@@ -155,7 +157,7 @@ def introduction(path: Path | None, config: EngineConfig) -> list[str]:
     a server that could not answer is not started."""
     from notso.smollm3.hub import registry as hub
 
-    plan = engines.plan_model(path or hub.demo_path(), config)
+    plan, device, note = engines.plan_model(path or hub.demo_path(), config)
     if path is None:
         model = f"the small demo model; `notso pull` fetches SmolLM3-3B (1.92 GB) to {hub.hub_cache()}"
     else:
@@ -166,6 +168,7 @@ def introduction(path: Path | None, config: EngineConfig) -> list[str]:
         f"memory   {terminal.gigabytes(plan.needed_bytes)} of {terminal.gigabytes(plan.limit.available_bytes)} "
         f"that {plan.limit.source} leaves, for a context of {plan.context_tokens:,} tokens{reduced}, kept in "
         f"{plan.kv_format}",
+        f"device   {device}{f', as {note}' if note else ''}",
         f"disk     {terminal.gigabytes(shutil.disk_usage(existing_parent(hub.hub_cache())).free)} free for models",
     ]
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from notso.qtensor.backends.cpu.kv_pool import reserved_blocks
     from notso.qtensor.backends.cuda.cuda_backend import CUDA
     from notso.qtensor.backends.cuda.driver import architectures as cuda_architectures
+    from notso.qtensor.backends.cuda.driver import has_driver as has_cuda_driver
+    from notso.qtensor.backends.differences import differing_operations
     from notso.qtensor.backends.protocol import Array, Backend, KeyValuePool, Program, RMSNorm, Weight, WeightArena
     from notso.qtensor.gguf import GGUFFile, Metadata
     from notso.qtensor.gguf_writer import GGUFWriter
@@ -55,9 +57,9 @@ __all__ = [
     "DeviceMemoryError", "Format", "GGUFError", "GGUFFile", "GGUFWriter", "HugePageArena", "KVFormat",
     "KernelChoiceError", "KeyValuePool", "MemoryLimit", "Metadata", "NotsoError", "OperandError", "ProcessMemory",
     "Program", "QTensor", "QTensorError", "RMSNorm", "UnsupportedFormatError", "Weight", "WeightArena",
-    "available_memory", "ceilings", "cuda_architectures", "give_back_freed", "huge_page_bytes", "kernel_choice",
-    "kv_block_bytes", "matmul_q8k", "memory_limits", "one_line", "process_memory", "quoted", "random_blocks",
-    "reserved_blocks", "scales_of", "zeroed",
+    "available_memory", "ceilings", "cuda_architectures", "differing_operations", "give_back_freed",
+    "has_cuda_driver", "huge_page_bytes", "kernel_choice", "kv_block_bytes", "matmul_q8k", "memory_limits", "one_line",
+    "process_memory", "quoted", "random_blocks", "reserved_blocks", "scales_of", "zeroed",
 ]  # fmt: skip
 
 
@@ -78,6 +80,14 @@ def __getattr__(name: str) -> Any:
         from notso.qtensor.backends.cuda.driver import architectures
 
         return architectures
+    if name == "has_cuda_driver":
+        from notso.qtensor.backends.cuda.driver import has_driver
+
+        return has_driver
+    if name == "differing_operations":
+        from notso.qtensor.backends.differences import differing_operations
+
+        return differing_operations
     if name in ("HugePageArena", "huge_page_bytes", "zeroed"):
         from notso.qtensor.backends.cpu import huge_pages
 

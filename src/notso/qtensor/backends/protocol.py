@@ -95,6 +95,10 @@ class Backend(Protocol):
     """
 
     @property
+    def name(self) -> str:
+        """Which device, for people: cpu, or cuda:0 and what it is called."""
+
+    @property
     def kernels(self) -> str:
         """What runs the operations, for people: a kernel family."""
 
@@ -106,6 +110,9 @@ class Backend(Protocol):
 
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
         """What there is for weights, cache and steps. mapped_bytes: of the weights, so much is mapped already."""
+
+    def weight_bytes(self, tensor: QTensor) -> int:
+        """What `weight` would take. Raises DeviceError where the device has no kernels for its format."""
 
     def empty(self, rows: int, columns: int) -> Array:
         """(rows, columns) float32, with whatever lies there."""

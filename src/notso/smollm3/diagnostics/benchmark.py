@@ -56,6 +56,7 @@ class BenchmarkPlan:
     repeats: int = 3
     context_tokens: int | None = None  # what all of it needs
     threads: int | None = None
+    device: str = "auto"
     kv: KVChoice = "auto"
     probe_bytes: int = PROBE_BYTES
     seed: int = 1
@@ -223,9 +224,10 @@ class _Rounds:
         kv_bytes = depth * kv_bytes_per_token(self._engine.config, self._engine.info.kv_format)  # type: ignore[arg-type]
         ceiling = self.bandwidth.median * 1e9 / (self._weight_bytes + kv_bytes)
         steps = sorted(self._steps[task])
+        by_host = self._engine.info.device == "cpu"  # a GPU has a memory of its own
+        share = {"roofline": _rounded(samples.median / ceiling), "roofline_tok_s": _rounded(ceiling)} if by_host else {}
         return {
-            "roofline": _rounded(samples.median / ceiling),
-            "roofline_tok_s": _rounded(ceiling),
+            **share,
             "step_ms_p50": _rounded(1000 * statistics.median(steps)),
             "step_ms_p99": _rounded(1000 * steps[int(0.99 * (len(steps) - 1))]),
         }
@@ -286,6 +288,7 @@ def _load(path: Path | None, plan: BenchmarkPlan) -> Engine:
             path,
             context_tokens=plan.context_tokens or -(-plan.longest_tokens // 1024) * 1024,
             threads=plan.threads,
+            device=plan.device,
             weights=plan.weights,
             kv=plan.kv,
             max_num_seqs=max([*plan.batches, 1]),
@@ -318,6 +321,7 @@ def _describe_model(engine: Engine) -> dict[str, Any]:
         "parameters": info.parameter_count,
         "tensors": dict(info.quantisation),
         "context_tokens": info.context_tokens,
+        "device": info.device,
         "kernels": info.kernels,
         "threads": info.threads,
         "kv_format": info.kv_format,

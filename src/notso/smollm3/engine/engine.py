@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import CPU, Backend, GGUFFile, give_back_freed
+from notso.qtensor import Backend, DeviceLostError, GGUFFile, give_back_freed
 from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
 from notso.smollm3.engine.memory_plan import plan_engine, step_rows
@@ -54,21 +56,21 @@ class Engine:
     is cached, nor on the number of threads.
     """
 
-    def __init__(self, file: GGUFFile, config: EngineConfig, backend: Backend | None = None) -> None:
-        """Use `Engine.load`. backend: who computes; None: the CPU, with `config.threads`."""
-        backend = backend or CPU.configured(config.threads)
+    def __init__(self, file: GGUFFile, config: EngineConfig, backend: Backend, note: str = "") -> None:
+        """Use `Engine.load`. backend: who computes; note: why it is not the GPU."""
         self._file = file
         self.config = SmolLM3Config.from_metadata(file.metadata)
         weights = SmolLM3Weights.from_tensors(file.tensors, self.config)
-        weight_bytes = sum(tensor.nbytes for tensor in file.tensors.values())
+        there = weights_bytes(file, backend)
         plan = plan_engine(
             self.config,
-            weight_bytes,
+            there,
             context_tokens=config.context_tokens,
             kv=config.kv,
             max_num_seqs=config.max_num_seqs,
-            limit=backend.memory(mapped_bytes=weight_bytes),
+            limit=backend.memory(mapped_bytes=there),
         )
+        require_same_bits(file, backend, config.threads)
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
         file.metadata.release()
         give_back_freed()  # building the tokenizer took hundreds of megabytes for a moment
@@ -77,6 +79,7 @@ class Engine:
         self._cache_version = cache_version(file, self.config, plan.kv_format, plan.context_tokens)
         self._closed = False
         # Each is made of what stands above it. Nothing here refers to the engine itself: it is closed when nobody does.
+        # What takes a device's memory comes before what takes threads and folders: where it fails, nothing is left.
         signal, latency = WorkSignal(), StepLatency()
         self._pool = BlockPool(plan.kv_blocks, windows=plan.window_blocks or None)
         cache = KVCache(
@@ -89,34 +92,40 @@ class Engine:
             window_blocks=plan.window_blocks,
             windows=self._pool.windows,
         )
+        weights = weights.on(backend)
+        self._placement = WeightPlacement(file, weights, signal, backend, wanted=config.weights)
+        rows = step_rows(self.config, plan.context_tokens)
+        self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
         self._offload: KVOffload | None = None
         if config.cache_dir is not None:
             folder = Path(config.cache_dir)
             self._offload = KVOffload(cache, self._pool, folder, self._cache_version, config.cache_bytes)
         self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
-        weights = weights.on(backend)
-        self._placement = WeightPlacement(file, weights, signal, backend, wanted=config.weights)
-        rows = step_rows(self.config, plan.context_tokens)
-        self._runner = ModelRunner(self.config, weights, cache, self._placement, rows)
         self._inputs = InputProcessor(
             self._prompts, self.tokenizer, plan.context_tokens, signal, latency if config.speculation else None
         )
         self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency)
+        self._when_lost: list[Callable[[], None]] = []
+        self._core.when_lost = partial(_lost, backend, self._when_lost)
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
         self._end = weakref.finalize(self, _end, self._core, self._placement, file)
         self._placement.start()
-        self.info = model_info(file, self.config, plan, backend, kv_bytes=cache.nbytes, is_demo=config.model is None)
+        self.info = model_info(
+            file, self.config, plan, backend, note=note, kv_bytes=cache.nbytes, is_demo=config.model is None
+        )
 
     @classmethod
     def load(cls, model: str | Path | EngineConfig | None = None, **settings: Any) -> Engine:
         """Map a GGUF file and make it ready; None loads the demo model that ships with the package. How: by a whole
         config, or by its fields as keywords.
 
-        Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError or KernelChoiceError.
+        Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError,
+        KernelChoiceError or DeviceError.
         """
         given = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
         config = EngineConfig.from_dict(given | settings)
-        return cls(GGUFFile.open(demo_path() if config.model is None else config.model), config)
+        path = demo_path() if config.model is None else config.model
+        return on_device(config, lambda backend, note: cls(GGUFFile.open(path), config, backend, note))
 
     @property
     def weight_placement(self) -> str:
@@ -156,6 +165,11 @@ class Engine:
         """Let go of the file and the cache. Generations under way end at their next step; later calls are refused."""
         self._closed = True
         self._end()
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Call it, once, from the engine's thread, when the GPU has failed: what was under way has ended with an error,
+        and this engine answers no more. Loading it anew takes the CPU. It must not block."""
+        self._when_lost.append(callback)
 
     def __enter__(self) -> Engine:
         return self
@@ -288,6 +302,12 @@ class Engine:
     def _require_open(self) -> None:
         if self._closed:
             raise InvalidRequestError("the engine is closed")
+
+
+def _lost(backend: Backend, callbacks: list[Callable[[], None]], error: DeviceLostError) -> None:
+    give_up(backend, error)
+    for callback in callbacks:
+        callback()
 
 
 def _end(core: EngineCore, placement: WeightPlacement, file: GGUFFile) -> None:

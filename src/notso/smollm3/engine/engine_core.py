@@ -15,8 +15,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from notso.qtensor import DeviceLostError
 from notso.smollm3.engine.background import BackgroundWork
 from notso.smollm3.engine.block_mover import BlockMover
+from notso.smollm3.engine.progress import notify_places, notify_progress, progress
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.stats import StepTotals
 from notso.smollm3.engine.work_signal import WorkSignal
@@ -29,7 +31,7 @@ from notso.smollm3.scheduling.scheduler import FEW_ROWS, Scheduler
 from notso.smollm3.scheduling.sequence import Sequence
 from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.scheduling.step_plan import MAX_SAMPLED, Chunk, Plan
-from notso.smollm3.values.events import Event, FinishReason, Progress
+from notso.smollm3.values.events import Event, FinishReason
 from notso.smollm3.values.model_info import EngineStats
 
 Floats = npt.NDArray[np.float32]
@@ -40,12 +42,6 @@ MIXED_STEP_S = 0.25
 
 OFFLOAD_STEPS = 8
 """Finished conversations go to the disk a block at a time, in every so many steps; when idle see background.py."""
-
-NEAR_PLACES = 16
-"""Who waits further back hears of a place once, and again when it is so near: else all would hear of every step."""
-
-PROGRESS_S = 0.25
-"""A prompt's readers hear of it so often."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +70,7 @@ class EngineCore:
         self._inbox: deque[Callable[[], None]] = deque()
         self._door = threading.Lock()  # to the inbox
         self._closing = self._ended = False
+        self.when_lost: Callable[[DeviceLostError], None] = _nothing
         self._is_stuck = False  # what waits has no room until something comes in
         self._requests: dict[Sequence, Request] = {}
         self._prompt_s_per_token = 0.0
@@ -177,9 +174,22 @@ class EngineCore:
                     self._step()
                 else:
                     self.background.work(lambda: not (self._inbox or self._closing))
+            except DeviceLostError as error:
+                self._lose(error)
             except Exception as error:
                 _log.exception("a step failed")
                 self._fail_all(error)
+
+    def _lose(self, error: DeviceLostError) -> None:
+        """The device is gone, and all that was computed there: this engine has ended."""
+        _log.error("the device failed: %s", str(error))  # its frames hold on to what was there
+        self._closing = True
+        with self._door:
+            self._ended = True
+        self._fail_all(EngineError("the GPU failed while it computed this answer; ask again"))
+        if self._offload is not None:
+            self._offload.abandon()
+        self.when_lost(error)
 
     def _finish(self) -> None:
         """Whatever happened: nobody is left waiting, and the folder is free."""
@@ -220,7 +230,7 @@ class EngineCore:
 
     def _step(self) -> None:
         plan = self.scheduler.schedule(self._prompt_tokens(self._draft_tokens()), self.runner.max_rows)
-        self._notify_places()
+        notify_places(self.scheduler.queue(), self._requests)
         self._mover.move(plan)
         self._is_stuck = not (plan or plan.preempted)
         if not plan.chunks:
@@ -275,32 +285,18 @@ class EngineCore:
             request.drafter = request.propose()
         self._totals.prompt_tokens_total += request.prompt_tokens
         self._totals.cached_tokens_total += chunk.sequence.cached
-        request.generation.write([self._progress(request, chunk.start)])
+        request.generation.write([progress(request, chunk.start, self._prompt_s_per_token)])
 
     def _go_on(self, plan: Plan, layer: int) -> bool:
         """Between two layers of a long step: tell how far it is, and give it up if nobody waits for it."""
         now = time.perf_counter()
         share = layer / len(self.runner.weights.layers)
         for chunk in plan.chunks:
-            self._notify_progress(self._requests[chunk.sequence], chunk.start + int(share * chunk.count), now)
+            done = chunk.start + int(share * chunk.count)
+            notify_progress(self._requests[chunk.sequence], done, now, self._prompt_s_per_token)
         return not self._closing and not all(
             self._requests[chunk.sequence].generation.stop_requested for chunk in plan.chunks
         )
-
-    def _notify_progress(self, request: Request, done: int, now: float) -> None:
-        if not request.read and now - request.notified >= PROGRESS_S:
-            request.notified = now
-            request.generation.write([self._progress(request, done)])
-
-    def _progress(self, request: Request, done: int) -> Event:
-        per_token = self._prompt_s_per_token
-        progress = Progress(
-            done_tokens=min(done, request.prompt_tokens),
-            total_tokens=request.prompt_tokens,
-            cached_tokens=request.sequence.cached,
-            tokens_per_s=1 / per_token if per_token else 0.0,
-        )
-        return Event("progress", progress=progress)
 
     def _after(self, request: Request, chunk: Chunk, logits: Floats) -> None:
         """What a computed chunk means for its answer."""
@@ -311,11 +307,11 @@ class EngineCore:
             logits = logits[chunk.count - 1 :]
         if not chunk.samples:
             self.scheduler.advance(chunk)
-            self._notify_progress(request, chunk.sequence.computed, now)
+            notify_progress(request, chunk.sequence.computed, now, self._prompt_s_per_token)
             return
         if not request.read:
             request.read = now
-            request.generation.write([self._progress(request, request.prompt_tokens)])
+            request.generation.write([progress(request, request.prompt_tokens, self._prompt_s_per_token)])
         if request.is_over:  # nothing is to be written
             self.scheduler.advance(chunk)
             self._end_if_over(request)
@@ -389,15 +385,6 @@ class EngineCore:
 
     # Numbers
 
-    def _notify_places(self) -> None:
-        for place, sequence in enumerate(self.scheduler.queue(), start=1):
-            request = self._requests[sequence]
-            if request.started_at:
-                continue  # it lost its place for a while; its readers are past hearing of queues
-            if request.place != place and (place <= NEAR_PLACES or not request.place):
-                request.place = place
-                request.generation.write([Event("queued", place=place)])
-
     def _count(self, plan: Plan, seconds: float) -> None:
         if any(chunk.scores for chunk in plan.chunks):
             return  # takes longer than others of its size
@@ -413,3 +400,7 @@ class EngineCore:
         mean = self._prompt_s_per_token
         self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._totals.prefill_tokens_per_s = plan.rows / seconds
+
+
+def _nothing(_: DeviceLostError) -> None:
+    """Nobody wants to hear of it."""

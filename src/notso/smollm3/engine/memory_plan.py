@@ -218,6 +218,8 @@ class _Planner:
                 advice += f", {small:,} in {smaller}"
         elif small >= CONTEXT_FLOOR_TOKENS:
             advice = f"{small:,} tokens would fit in {smaller}"
+        elif self.weights_bytes + PROCESS_BYTES > self.limit.available_bytes:
+            advice = f"the weights alone are {self.weights_bytes // MIB:,} MiB"
         else:
             advice = "no useful context would fit"
         return OutOfMemoryError(

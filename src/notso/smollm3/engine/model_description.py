@@ -15,7 +15,14 @@ MAX_NAME_CHARACTERS = 100
 
 
 def model_info(
-    file: GGUFFile, config: SmolLM3Config, plan: EnginePlan, backend: Backend, *, kv_bytes: int, is_demo: bool
+    file: GGUFFile,
+    config: SmolLM3Config,
+    plan: EnginePlan,
+    backend: Backend,
+    *,
+    note: str,
+    kv_bytes: int,
+    is_demo: bool,
 ) -> ModelInfo:
     """The facts of a file as an engine with this plan runs it."""
     named = file.metadata.get("general.name")
@@ -31,6 +38,8 @@ def model_info(
         parameter_count=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
         context_tokens=plan.context_tokens,
         quantisation=counts,
+        device=backend.name,
+        device_note=note,
         kernels=backend.kernels,
         threads=backend.threads,
         kv_format=plan.kv_format,

@@ -230,6 +230,10 @@ class KVOffload:
             else:
                 files.evict(conversation)
 
+    def abandon(self) -> None:
+        """What waits to be written cannot be read any more."""
+        self._offers.clear()
+
     def close(self) -> None:
         """Write what waits, for a few seconds at most, and let go of the folder."""
         deadline = time.monotonic() + LAST_WORDS_S

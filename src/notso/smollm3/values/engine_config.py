@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from os import PathLike, fspath
@@ -22,6 +23,9 @@ MAX_NUM_SEQS = 64
 DEFAULT_CACHE_BYTES = 4 * 10**9
 """Room on disk for computed conversations: some 100,000 tokens of the 3B."""
 
+DEVICES = "auto, cpu, cuda or cuda:N"
+"""What may compute, for people."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -34,7 +38,9 @@ class EngineConfig:
     memory and the system allow. kv: how keys and values are kept; "auto" chooses by context and memory. max_num_seqs:
     answers written at the same time; None takes up to 16 as memory allows. speculation: draft tokens where that pays;
     what is said stays the same. cache_dir: a private folder for up to `cache_bytes` of what was computed, so that
-    conversations go on after a restart without being read again; None keeps nothing.
+    conversations go on after a restart without being read again; None keeps nothing. device: "cpu"; "cuda" or "cuda:1",
+    which is refused where it cannot be used; "auto" takes the first GPU, and the CPU where there is none that can hold
+    and compute this model. What is said is the same on each.
 
     Raises InvalidRequestError, whose `param` names the field.
     """
@@ -48,6 +54,7 @@ class EngineConfig:
     speculation: bool = True
     cache_dir: str | None = None
     cache_bytes: int = DEFAULT_CACHE_BYTES
+    device: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("model", "cache_dir"):
@@ -61,6 +68,7 @@ class EngineConfig:
         _require(_is_count(self.max_num_seqs, MAX_NUM_SEQS), "max_num_seqs", f"a whole number from 1 to {MAX_NUM_SEQS}")
         _require(isinstance(self.speculation, bool), "speculation", "true or false")
         _require(type(self.cache_bytes) is int and self.cache_bytes >= 0, "cache_bytes", "a whole number, 0 or more")
+        _require(is_device(self.device), "device", DEVICES)
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> EngineConfig:
@@ -78,6 +86,11 @@ class EngineConfig:
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON has them."""
         return asdict(self)
+
+
+def is_device(name: object) -> bool:
+    """Whether it is one of DEVICES."""
+    return isinstance(name, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", name, re.ASCII) is not None
 
 
 def _is_count(value: object, most: int) -> bool:

@@ -34,6 +34,8 @@ class ModelInfo:
     parameter_count: int
     context_tokens: int
     quantisation: Mapping[str, int] = field(default_factory=dict)  # format name -> number of tensors
+    device: str = "cpu"  # or cuda:0 (its name)
+    device_note: str = ""  # why it is not the GPU
     kernels: str = "generic"
     threads: int = 1
     kv_format: str = "f16"

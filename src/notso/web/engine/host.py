@@ -32,7 +32,7 @@ class EngineHost:
         self.info: ModelInfo | None = None
         self.failure = ""
         self.engine: ChatEngine | None = None
-        self._source = source
+        self._source = source  # of the engine that is wanted now
         self._loop: asyncio.AbstractEventLoop | None = None
         self._submitters = ThreadPoolExecutor(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
         self._when_loaded: list[Callable[[], None]] = []
@@ -43,7 +43,7 @@ class EngineHost:
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to load the engine."""
         self._loop = loop
-        self._begin_loading(self._source)
+        self._begin_loading()
 
     def stats(self) -> EngineStats | None:
         """The engine's numbers at this moment, where there is one."""
@@ -52,7 +52,8 @@ class EngineHost:
 
     def switch(self, source: EngineSource) -> None:
         """Close this engine and load another. Running answers end with what they have; waiting ones wait on."""
-        self._begin_loading(source)
+        self._source = source
+        self._begin_loading()
 
     def when_loaded(self, callback: Callable[[], None]) -> None:
         """Call it, once, when loading has ended in one way or another."""
@@ -81,7 +82,8 @@ class EngineHost:
 
     # ---- loading
 
-    def _begin_loading(self, source: EngineSource) -> None:
+    def _begin_loading(self) -> None:
+        source = self._source
         self._load_number += 1
         self.state, self.failure, self.info = "loading", "", None
         old, self.engine = self.engine, None
@@ -116,9 +118,17 @@ class EngineHost:
         self.engine, self.failure = engine, failure
         self.info = engine.info if engine is not None else None
         self.state = "ready" if engine is not None else "failed"
+        if engine is not None:
+            engine.when_lost(lambda: self._on_loop(lambda: self._lost(number)))
         waiting, self._when_loaded = self._when_loaded, []
         for callback in waiting:
             callback()
+
+    def _lost(self, number: int) -> None:
+        """Its GPU failed: the same model is loaded again, by the CPU."""
+        if number == self._load_number and self.state == "ready":
+            logger.warning("the GPU failed; the CPU takes over")
+            self._begin_loading()
 
     def _on_loop(self, callback: Callable[[], None]) -> None:
         try:

@@ -134,6 +134,9 @@ class _Now(Collector):
         yield _gauge("process_held_memory_bytes", "Memory without them, swapped out included.", memory.held_bytes)
         if info is None or stats is None:
             return
+        device = GaugeMetricFamily("notso_device", "1 for what computes: cpu, or a GPU by number.", labels=["device"])
+        device.add_metric([info.device.partition(" ")[0]], 1)
+        yield device
         if info.memory is not None:
             yield _gauge("memory_planned_bytes", "What was planned for the model.", info.memory.needed_bytes)
         yield _gauge("num_requests_running", "Requests in prefill or decode.", stats.running)

@@ -137,6 +137,10 @@ class ChatEngine(Protocol):
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
         """Remove what is cached of a conversation and no other, in memory and on disk; without arguments: of all."""
 
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Call it, from a thread of the engine's, when it can answer no more because its GPU failed. What was being
+        answered has ended with an error by then; loading it anew helps."""
+
     def close(self) -> None: ...
 
 

@@ -160,6 +160,7 @@ class ScriptedEngine:
         self.drafts: list[Request] = []
         self.cleared: list[tuple[str | None, str | None]] = []
         self.closed = False
+        self.lose: Callable[[], None] = self.close
         self._running = 0
         self._queue: list[ScriptedGeneration] = []
         self._moved = threading.Condition()
@@ -244,6 +245,10 @@ class ScriptedEngine:
     def clear_cache(self, owner: str | None = None, conversation: str | None = None) -> None:
         """Nothing is cached; what was asked for is kept in `cleared`."""
         self.cleared.append((owner, conversation))
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """It has no GPU that could fail; `lose` acts as if."""
+        self.lose = callback
 
     def close(self) -> None:
         """End what runs and waits."""

@@ -51,6 +51,7 @@ words: dict[str, str] = {
     "model_parameters": "Parameters",
     "model_context": "Context",
     "model_tensors": "Tensors",
+    "model_device": "Device",
     "model_kernels": "Kernels",
     "tokens": "tokens",
     "per_second": "tokens/s",

@@ -23,6 +23,8 @@ class CPU:
         kernel_choice.configure(threads)
         return cls()
 
+    name = "cpu"
+
     @property
     def kernels(self) -> str:
         """The kernel family in force."""
@@ -38,6 +40,10 @@ class CPU:
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
         """The tightest bound on this process."""
         return available_memory(mapped_bytes=mapped_bytes)
+
+    def weight_bytes(self, tensor: QTensor) -> int:
+        """Those of the file."""
+        return tensor.nbytes
 
     empty = staticmethod(ops.empty)
 

@@ -103,16 +103,21 @@ class DeviceArray:
         return DeviceArray(self.memory, sides, self.dtype, self.offset, self.mirror)
 
 
+def weight_bytes(tensor: QTensor) -> int:
+    """What a weight takes on a device. Raises DeviceError where there are no kernels for its format."""
+    if tensor.format.name not in FORMATS:
+        raise DeviceError(f"there are no GPU kernels for {tensor.format}, in which {quoted(tensor.name)} is")
+    return laid_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
+
+
 class DeviceWeight:
     """A tensor's blocks on a device, laid out as its kernels read them. Raises DeviceError where there are none."""
 
     def __init__(self, device: Device, tensor: QTensor) -> None:
-        if tensor.format.name not in FORMATS:
-            raise DeviceError(f"there are no GPU kernels for {tensor.format}, in which {quoted(tensor.name)} is")
+        self.memory = DeviceMemory(device, weight_bytes(tensor))
         self.name = tensor.name
         self.rows, self.columns = tensor.rows, tensor.cols
         kind = tensor.format.ggml_type
-        self.memory = DeviceMemory(device, laid_bytes(kind, self.rows, self.columns))
         self.facts = kind, self.memory.address, self.rows, self.columns
         ask(device.native.upload_weight, kind, tensor.data, self.rows, self.columns, self.memory.address)
 

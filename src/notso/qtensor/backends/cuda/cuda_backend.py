@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, downloaded, uploaded
+from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, downloaded, uploaded, weight_bytes
 from notso.qtensor.backends.cuda.checks import Window, check_below, check_read, check_written
 from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask
 from notso.qtensor.backends.cuda.kv_pool import DevicePool
@@ -54,6 +54,10 @@ class CUDA:
     def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
         """What is free on the device, where the weights are not yet."""
         return MemoryLimit(f"cuda:{self.device.number}", self.device.free_bytes())
+
+    def weight_bytes(self, tensor: QTensor) -> int:
+        """What its blocks take where they are laid out anew."""
+        return weight_bytes(tensor)
 
     def empty(self, rows: int, columns: int) -> DeviceArray:
         """(rows, columns) float32, with whatever lies there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,6 +21,15 @@ NO_CODE = np.empty(0, np.uint8)
 
 T = TypeVar("T")
 Bytes = npt.NDArray[np.uint8]
+
+
+def has_driver() -> bool:
+    """Whether this machine has one at all; a GPU need not be there."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
 def architectures() -> tuple[int, ...]:

@@ -19,7 +19,8 @@ async def health(services: Services) -> JSONResponse:
     if status != "ready":
         return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
     info = services.shared.engine.info
-    return JSONResponse({"status": "ok", "model": info.name if info else "", "demo": bool(info and info.is_demo)})
+    about = {"model": info.name, "demo": info.is_demo, "device": info.device} if info else {}
+    return JSONResponse({"status": "ok", **about})
 
 
 @router.get("/livez")

@@ -43,6 +43,7 @@ async def props(services: Services) -> Response:
             "n_params": info.parameter_count,
             "size": info.size_bytes,
             "quantisation": dict(info.quantisation),
+            "device": info.device,
             "kernels": info.kernels,
             "threads": info.threads,
             "kv_format": info.kv_format,

@@ -1,0 +1,95 @@
+"""Whether two backends give the same bits: small random work that both do, in well under a second.
+
+A device is trusted with a model after this. It is no test of the kernels: those are tests/qtensor's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from notso.qtensor.backends.protocol import Array, Backend, Host, RMSNorm
+from notso.qtensor.formats import Format
+from notso.qtensor.kv_formats import TILE_POSITIONS, KVFormat
+from notso.qtensor.reference.random_blocks import random_blocks
+from notso.qtensor.tensor import QTensor
+
+ROWS = (1, 5, 33)
+"""Of a step: an answer's, a few answers', and a prompt's, which kernels of their own may multiply."""
+
+OUTPUTS, INPUTS = 96, 512
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 128
+KEPT: tuple[KVFormat, ...] = ("k8v8", "f16")
+"""Cache formats that are tried; those of fewer bits are built on the first."""
+
+EPS = 1e-6
+
+Work = Callable[[Backend, np.random.Generator], Host]
+
+
+def differing_operations(one: Backend, other: Backend, formats: Iterable[Format]) -> list[str]:
+    """What the two compute differently, by name; weights are in `formats`. Empty where all bits are equal.
+
+    Raises DeviceError, and what operations raise.
+    """
+    found = []
+    for name, work in _works(formats):
+        ours, theirs = (work(backend, np.random.default_rng(1)) for backend in (one, other))
+        if ours.tobytes() != theirs.tobytes():
+            found.append(name)
+    return found
+
+
+def _works(formats: Iterable[Format]) -> Iterator[tuple[str, Work]]:
+    for format in formats:
+        for rows in ROWS:
+            yield f"{format} of {rows} rows", lambda b, rng, f=format, n=rows: _products(b, rng, f, n)  # type: ignore[misc]
+    for kept in KEPT:
+        yield f"attention over {kept}", lambda b, rng, kept=kept: _attention(b, rng, kept)  # type: ignore[misc]
+
+
+def _weight(backend: Backend, rng: np.random.Generator, format: Format, name: str) -> Array:
+    blocks = random_blocks(format, OUTPUTS * INPUTS // format.block_values, rng)
+    return backend.weight(QTensor(name, format, (OUTPUTS, INPUTS), blocks.reshape(-1)))
+
+
+def _floats(rng: np.random.Generator, *shape: int) -> Host:
+    return rng.standard_normal(shape, np.float32)
+
+
+def _products(backend: Backend, rng: np.random.Generator, format: Format, rows: int) -> Host:
+    """Rows of the embedding, a plain, a gated and an added product with norms, captured and run twice."""
+    first, second = (_weight(backend, rng, format, name) for name in ("first", "second"))
+    x = backend.upload(_floats(rng, rows, INPUTS))
+    norm = RMSNorm(backend.upload(_floats(rng, INPUTS)), EPS)
+    ids = backend.upload(rng.integers(0, OUTPUTS, rows, dtype=np.int32))
+    embedded, outs = backend.empty(rows, INPUTS), [backend.empty(rows, OUTPUTS) for _ in range(2)]
+    program = backend.program()
+    with program.record():
+        backend.embed_rows(first, ids, embedded)
+        backend.matmul(x, first, outs[0])
+        backend.matmul_gated(x, first, second, outs[1], norm=norm)
+        backend.matmul_add(embedded, second, outs[1])
+    program.run()
+    program.run()
+    return np.concatenate([backend.download(each).reshape(-1) for each in (embedded, *outs)])
+
+
+def _attention(backend: Backend, rng: np.random.Generator, kept: KVFormat) -> Host:
+    """Some rows of one sequence, rotated, kept and looked back on, over a tile's border."""
+    rows = TILE_POSITIONS + 9
+    positions = backend.upload(np.arange(rows, dtype=np.int32))
+    sequences = backend.upload(np.zeros(rows, np.int32))
+    tables = backend.upload(np.array([[1, 0]], np.int32))
+    frequencies = backend.upload(1.0 / 5e6 ** (np.arange(HEAD_DIM // 2, dtype=np.float64) * 2 / HEAD_DIM))
+    table = backend.empty(rows, HEAD_DIM // 2), backend.empty(rows, HEAD_DIM // 2)
+    q, k, v = (backend.upload(_floats(rng, rows, heads, HEAD_DIM)) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    (pool,) = backend.key_value_pools(1, 2, KV_HEADS, HEAD_DIM, kept)
+    out = backend.empty(rows, HEADS * HEAD_DIM).reshape(rows, HEADS, HEAD_DIM)
+    backend.rope_table(frequencies, positions, table)
+    for each in (q, k):
+        backend.rope(each, positions, table, adjacent=True)
+    backend.store_key_values(k, v, positions, sequences, tables, pool)
+    backend.attention(q, positions, sequences, tables, pool, HEAD_DIM**-0.5, out)
+    return backend.download(out)

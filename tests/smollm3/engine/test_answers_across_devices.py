@@ -1,0 +1,42 @@
+"""Whole answers of the demo model on the CPU and the emulated GPU: 20 chats, alone, in threes, sixteen at a time."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import numpy as np
+import pytest
+from stub_gpu.gpu import installed
+
+from notso.smollm3 import Engine, Message, RequestOptions, SamplingParams
+
+pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+
+BATCHES = (1, 3, 16)
+WORDS = ("Who are you?", "What is 12 + 30?", "Tell me of NoPE.", "List three colours.", "Is water wet?")
+TOKENS = 12
+
+
+def chat(number: int) -> tuple[list[Message], SamplingParams, RequestOptions]:
+    """Greedy and seeded in turns, with and without thinking; the questions are of different lengths."""
+    question = " ".join([WORDS[number % len(WORDS)]] * (1 + number % 3))
+    params = SamplingParams(max_tokens=TOKENS, **({"temperature": 0} if number % 2 else {"seed": number}))
+    return [Message("user", question)], params, RequestOptions(thinking=number % 4 < 2, date=date(2026, 1, 1))
+
+
+def answers(device: str) -> list[str]:
+    found = list[str]()
+    with Engine.load(context_tokens=1024, threads=1, max_num_seqs=max(BATCHES), device=device) as engine:
+        assert engine.info.device.startswith(device)
+        for size in BATCHES:
+            running = [engine.submit(*chat(len(found) + number)) for number in range(size)]
+            found += ["".join(event.text for event in each.events()) for each in running]
+        logits = engine.logits(np.random.default_rng(2).integers(100, 3000, 64).tolist())
+    return [*found, logits.tobytes().hex()]
+
+
+def test_every_answer_is_the_same() -> None:
+    with installed():
+        ours, theirs = (answers(device) for device in ("cpu", "cuda"))
+    assert len(ours) == sum(BATCHES) + 1 and len(set(ours)) > len(WORDS)
+    assert ours == theirs

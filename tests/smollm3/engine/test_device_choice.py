@@ -1,0 +1,160 @@
+"""Which device an engine takes, what it says of it, and what is left when a GPU refuses or fails."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from stub_gpu.gpu import LOST, OUT_OF_MEMORY, calls, installed, live, set_up
+
+from notso.qtensor import CUDA, MIB, DeviceError
+from notso.qtensor.backends.cuda import driver
+from notso.smollm3 import Engine, EngineConfig, EngineError, InvalidRequestError, OutOfMemoryError, SamplingParams
+from notso.smollm3.engine import device_choice
+from notso.smollm3.engine.input_processor import InputProcessor
+
+pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+
+PROMPT = np.random.default_rng(5).integers(100, 3000, 40).tolist()
+GREEDY = SamplingParams(max_tokens=4, temperature=0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_choice, "_lost", {})
+
+
+@pytest.fixture
+def gpu() -> Iterator[Callable[..., None]]:
+    """The stub driver for the whole test; call it to change what it does."""
+    with installed():
+        yield set_up
+    gc.collect()
+    assert live() == 0, "something was left on the device"
+
+
+def load(device: str) -> Engine:
+    return Engine.load(context_tokens=512, threads=1, max_num_seqs=2, device=device)
+
+
+def said(engine: Engine) -> str:
+    return "".join(event.text for event in engine.generate(PROMPT, GREEDY))
+
+
+def test_without_a_driver_the_cpu_computes_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "LIBRARY", "libcuda-absent.so.1")
+    with load("auto") as engine:
+        assert (engine.info.device, engine.info.device_note) == ("cpu", "")
+    with pytest.raises(DeviceError, match="no GPU driver is installed"):
+        load("cuda")
+
+
+def test_a_gpu_is_taken_where_there_is_one(gpu: Callable[..., None]) -> None:
+    gpu(devices=2)
+    answers, names = [], []
+    for device in ("cpu", "auto", "cuda:1"):
+        with load(device) as engine:
+            answers.append(said(engine))
+            names.append(engine.info.device)
+            assert engine.info.device_note == ""
+    assert names[0] == "cpu" and names[1].startswith("cuda:0 (") and names[2].startswith("cuda:1 (")
+    assert answers[0] == answers[1] == answers[2] != ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted", "words"),
+    [
+        ({"version": 11000}, DeviceError, "too old"),
+        ({"devices": 0}, DeviceError, "no GPU|no CUDA|none"),
+        ({"architecture": 60}, DeviceError, "60|6.0"),
+        ({"memory": 20 << 20}, OutOfMemoryError, "cuda:0 leaves 20 MiB; the weights alone are"),
+    ],
+)
+def test_what_refuses_is_told_in_a_line(
+    gpu: Callable[..., None], settings: dict[str, int], wanted: type[Exception], words: str
+) -> None:
+    gpu(**settings)
+    with pytest.raises(wanted, match=words):
+        load("cuda")
+    with load("auto") as engine:
+        assert engine.info.device == "cpu" and said(engine)
+        note = engine.info.device_note
+    assert re.search(words, note) and "\n" not in note
+
+
+def test_memory_that_runs_out_while_loading_leaves_nothing(
+    gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, counts = calls(), list[int]()
+    make = InputProcessor.__init__
+
+    def look(self: InputProcessor, *arguments: Any) -> None:
+        counts.append(calls() - before)  # all that an engine takes of a device is taken by then
+        make(self, *arguments)
+
+    monkeypatch.setattr(InputProcessor, "__init__", look)
+    load("cuda").close()
+    (count,) = counts
+    fell_back = 0
+    for number in range(5, count, count // 9):
+        gpu(fail_with=OUT_OF_MEMORY, fail_at=number)
+        with load("auto") as engine:
+            gpu(fail_at=0)
+            if engine.info.device == "cpu":
+                assert engine.info.device_note
+                fell_back += 1
+        del engine
+        gc.collect()
+        assert live() == 0, f"call {number} leaves something behind"
+    assert fell_back >= 3, "what fails while memory is given back does no harm"
+
+
+def test_a_gpu_with_other_bits_is_not_used(gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    right = CUDA.download
+
+    def wrong(self: CUDA, array: Any) -> Any:
+        values = right(self, array)
+        values.reshape(-1).view(np.uint8)[0] ^= 1
+        return values
+
+    monkeypatch.setattr(CUDA, "download", wrong)
+    with pytest.raises(DeviceError, match=r"cuda:0 \(.*\) computes other bits than the CPU: .*Q4_K of 1 rows"):
+        load("cuda")
+    with load("auto") as engine:
+        assert engine.info.device == "cpu" and "other bits" in engine.info.device_note
+
+
+def test_a_gpu_that_is_lost_in_a_step(gpu: Callable[..., None]) -> None:
+    heard = []
+    engine = load("cuda")
+    wanted = said(engine)
+    engine.when_lost(lambda: heard.append("lost"))
+    gpu(fail_with=LOST, fail_at=3)
+    with pytest.raises(EngineError, match="the GPU failed while it computed this answer; ask again"):
+        list(engine.generate(PROMPT[:7], GREEDY))
+    engine.close()
+    assert heard == ["lost"]
+    with pytest.raises((EngineError, InvalidRequestError), match="closed"):
+        engine.submit(PROMPT, GREEDY)
+    gpu(fail_at=0)
+    for device in ("cuda", "auto"):
+        with load(device) as other:
+            assert other.info.device == "cpu" and other.info.device_note
+            assert said(other) == wanted, "the bits are the same"
+
+
+def test_the_plan_is_of_the_devices_memory(gpu: Callable[..., None]) -> None:
+    gpu(memory=600 * MIB)
+    with load("cuda") as engine:
+        assert engine.info.memory is not None
+        assert engine.info.memory.source == "cuda:0" and engine.info.memory.available_bytes <= 600 * MIB
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:100", "CPU", "", "cuda:1 "])
+def test_no_other_name_is_a_device(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="device must be auto, cpu, cuda or cuda:N"):
+        EngineConfig(device=name)

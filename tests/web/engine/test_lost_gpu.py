@@ -1,0 +1,48 @@
+"""A GPU that fails under a running server: the CPU takes over, and nobody has to do anything."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from stub_gpu.gpu import LOST, installed, live, set_up
+
+from notso.smollm3 import Engine
+from notso.smollm3.engine import device_choice
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+
+Start = Callable[..., Any]
+
+
+def test_the_model_is_loaded_anew(start: Start) -> None:
+    engines = [ScriptedEngine(lambda *_, name=name: say(f"by {name}"), name=name) for name in ("first", "second")]
+    left = list(engines)
+    server = start(lambda: left.pop(0)).ready()
+    assert server.finished(server.ask("one")).content == "by first"
+    engines[0].lose()
+    server.wait(lambda: server.client.get("/health").json().get("model") == "second")
+    assert engines[0].closed and server.finished(server.ask("two")).content == "by second"
+    engines[0].lose()  # what an engine says that was exchanged changes nothing
+    assert server.finished(server.ask("three")).content == "by second"
+
+
+def test_the_cpu_takes_over_from_a_gpu_that_is_lost(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_choice, "_lost", {})
+    with installed():
+        server = start(lambda: Engine.load(context_tokens=512, threads=1, max_num_seqs=2)).ready()
+        assert server.client.get("/health").json()["device"].startswith("cuda:0 (")
+        set_up(fail_with=LOST, fail_at=1)
+        failed = server.finished(server.ask("Hello"))
+        assert failed.state == "failed" and "ask again" in failed.note
+        set_up(fail_at=0)
+        server.wait(lambda: server.client.get("/health").json().get("device") == "cpu")
+        answered = server.finished(server.ask("Hello"))
+        assert answered.state == "done" and answered.content
+        assert 'notso_device{device="cpu"} 1.0' in server.client.get("/metrics").text
+        server.close()
+    gc.collect()
+    assert live() == 0
