@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser.conversation import begin, finished
+from browser.conversation import begin, finished, imported
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -156,3 +156,22 @@ def test_the_first_question_is_shown_before_the_server_answers(
     held[0].continue_()
     page.wait_for_url("**/chats/*")
     finished(page)
+
+
+def test_each_text_begins_where_its_own_words_do(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    hebrew = "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd."
+    imported(page, [{"role": "user", "content": hebrew}, {"role": "assistant", "content": f"- {hebrew}\n\nHello."}])
+    direction = "(element) => getComputedStyle(element).direction"
+    assert page.locator("article.user .bubble").evaluate(direction) == "rtl"
+    assert page.locator(".answer li").evaluate(direction) == "rtl"
+    item, list_ = page.locator(".answer li").bounding_box(), page.locator(".answer ul").bounding_box()
+    assert item and list_ and item["x"] == list_["x"], "the bullet stands at the right"
+    left = """(element) => {
+        const range = document.createRange();
+        range.selectNodeContents(element);
+        return range.getBoundingClientRect().left - element.getBoundingClientRect().left;
+    }"""
+    assert page.locator(".answer p", has_text="Hello").evaluate(left) < 5, "English begins at the left beside it"
+    page.locator("#text").fill(hebrew)
+    assert page.locator("#text").evaluate(direction) == "rtl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -25,6 +26,8 @@ from notso.web.values.shortcuts import SHORTCUTS
 from notso.web.values.slash_commands import commands_of
 from notso.web.values.wording import words
 
+MIN_PACKED_BYTES = 1024  # less fits into one packet as it is
+PACKING_LEVEL = 5
 TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 
 
@@ -61,12 +64,19 @@ class Pages:
         )
 
     async def respond(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-        """The rendered template as an answer; it knows this request's nonce."""
+        """The rendered template as an answer, compressed where the browser can; it knows this request's nonce."""
+        packs = "gzip" in request.headers.get("accept-encoding", "")
         context |= {"nonce": request.state.nonce, "has_key": not request.app.state.key_ring.open}
-        html = await asyncio.get_running_loop().run_in_executor(
-            self._renderer, lambda: self._environment.get_template(template).render(context)
-        )
-        return HTMLResponse(html, status)
+
+        def render() -> tuple[bytes, dict[str, str]]:
+            html = self._environment.get_template(template).render(context).encode()
+            if not packs or len(html) < MIN_PACKED_BYTES:
+                return html, {"Vary": "Accept-Encoding"}
+            packed = gzip.compress(html, PACKING_LEVEL, mtime=0)
+            return packed, {"Vary": "Accept-Encoding", "Content-Encoding": "gzip"}
+
+        body, headers = await asyncio.get_running_loop().run_in_executor(self._renderer, render)
+        return HTMLResponse(body, status, headers)
 
     def close(self) -> None:
         """Nothing more is rendered."""
