@@ -1,8 +1,8 @@
-"""People who ask, follow the answer as the page does, and ask again: a program of its own, so that what they cost slows
-no witness. `python visitors.py ADDRESS HEAVY LOOK_SECONDS`: so many who ask at once again, and a light one who pauses.
+"""People who ask, follow the answer as the page does, and ask again, now and then in a new chat.
 
-A line is printed for each thing that happened: `accepted NAME WORDS`, `served NAME`, `refused NAME`, `failed NAME why`.
-It ends with its standard input.
+A program of its own, so that what they cost slows no witness: `python visitors.py ADDRESS HEAVY LOOK_SECONDS`. So many
+ask again at once, and a light one pauses. A line is printed for each thing that happened: `accepted NAME WORDS`,
+`served NAME`, `refused NAME`, `failed NAME why`. It ends with its standard input.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from notso.web.values.ids import new_id
 
 PATIENCE_SECONDS = 300.0
 LIGHT_PAUSE_SECONDS = 0.5
+TURNS_OF_A_CHAT = 6
 _STREAM = re.compile(r"/generations/([\w-]+)/events")
 
 
@@ -27,7 +28,7 @@ class Visitor:
     def __init__(self, address: str, name: str, look_seconds: float, pause: float) -> None:
         self._client = httpx.Client(base_url=address, timeout=PATIENCE_SECONDS)
         self._name, self._look, self._pause = name, look_seconds, pause
-        self._chat = "/chats"
+        self._chat = ""
         self._served = 0
 
     def run(self, over: threading.Event) -> None:
@@ -40,34 +41,40 @@ class Visitor:
 
     def _turn(self, over: threading.Event) -> None:
         words = f"{self._name}-{self._served}"
-        path = self._chat if self._chat == "/chats" else f"{self._chat}/messages"
-        answer = self._client.post(path, data={"text": words, "key": new_id()})
+        begins = self._served % TURNS_OF_A_CHAT == 0
+        path = "/chats" if begins else f"{self._chat}/messages"
+        headers = {} if begins else {"HX-Request": "true"}
+        answer = self._client.post(path, data={"text": words, "key": new_id()}, headers=headers)
         if answer.status_code == 429:
             told = int(answer.headers.get("retry-after", "0"))
             self._say("refused" if 1 <= told <= 60 else "failed", f"after {told}")
             over.wait(self._look)
-        elif answer.status_code == 303:
+        elif answer.status_code == (303 if begins else 200):
             self._say("accepted", words)
-            self._chat = answer.headers["location"]
-            self._follow()
+            if begins:
+                self._chat = answer.headers["location"]
+                answer = self._client.get(self._chat)
+            self._follow(answer.text)
             self._served += 1
             self._say("served")
             over.wait(self._pause)
         else:
             self._say("failed", str(answer.status_code))
 
-    def _follow(self) -> None:
-        """The page once, then its stream to the end."""
+    def _follow(self, page: str) -> None:
+        """The stream to its end; who is told that too many are read looks again later, as the page does."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while (stream := _STREAM.search(self._client.get(self._chat).text)) is not None:
+        while (stream := _STREAM.search(page)) is not None:
             with self._client.stream("GET", f"/generations/{stream[1]}/events") as events:
                 for _ in events.iter_raw():
                     pass
-                if events.status_code != 200:
-                    time.sleep(self._look)
+                if events.status_code == 200:
+                    return
             if time.monotonic() > deadline:
                 self._say("failed", "an answer never ended")
                 return
+            time.sleep(self._look)
+            page = self._client.get(self._chat).text
 
     def _say(self, what: str, more: str = "") -> None:
         sys.stdout.write(f"{what} {self._name} {more}\n")
