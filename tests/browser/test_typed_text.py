@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser.conversation import begin, finished
+from browser.conversation import begin, finished, imported
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -75,3 +75,103 @@ def test_settings_are_kept_when_the_sheet_is_left(chat: Callable[..., Page], pic
     expect(page.locator("#set-seed")).to_have_value("12")
     expect(page.locator("#set-seed")).to_be_focused()
     picture(page, leave)
+
+
+def attach(page: Page, *names: str) -> None:
+    """Files of a few words each."""
+    page.locator("#files").set_input_files(
+        [{"name": name, "mimeType": "text/plain", "buffer": f"In {name}.".encode()} for name in names]
+    )
+    expect(page.locator("#attachments .attached .name")).to_have_text([*names])
+
+
+def test_a_draft_with_its_files_survives_a_reload_and_a_failed_send(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine
+) -> None:
+    """Also the first question of all, which makes the chat."""
+    page = open_page(serve(demo.load).url, expected="ERR_FAILED|ERR_INTERNET|Failed to fetch")
+    text, files = page.locator("#text"), page.locator("#attachments .attached .name")
+    for count in (1, 2):
+        text.fill("What do they say?")
+        attach(page, "a.md", "b.md")
+        page.reload()
+        expect(text).to_have_value("What do they say?")
+        expect(files).to_have_text(["a.md", "b.md"])
+        page.context.set_offline(True)
+        text.press("Enter")
+        expect(page.locator("#composer-problem")).not_to_be_empty()
+        page.context.set_offline(False)
+        page.reload()
+        expect(text).to_have_value("What do they say?")
+        expect(files).to_have_text(["a.md", "b.md"])
+        text.press("Enter")
+        page.wait_for_url("**/chats/*")
+        finished(page, count)
+        expect(page.locator(".attachment").last).to_contain_text("In b.md.")
+        page.reload()
+        expect(text).to_have_value("")
+        expect(files).to_have_count(0)
+    page.goto("/".join(page.url.split("/")[:3]))
+    expect(text).to_have_value("")
+    expect(files).to_have_count(0)
+
+
+def test_what_is_written_over_a_message_is_kept_until_it_is_sent_or_cancelled(chat: Callable[..., Page]) -> None:
+    page = chat()
+    edit, box = page.locator("article.user [data-edit]"), page.locator("#edit-text")
+    edit.click()
+    box.fill("What is 1 + 1?")
+    page.reload()
+    edit.click()
+    expect(box).to_have_value("What is 1 + 1?")
+    page.locator(".edit [data-stop]").click()
+    edit.click()
+    expect(box).to_have_value("What is 27 + 48?")
+    box.fill("What is 2 + 2?")
+    page.locator(".edit [data-regenerate]").click()
+    finished(page)
+    edit.click()
+    expect(box).to_have_value("What is 2 + 2?")
+
+
+def test_two_tabs_on_one_chat_keep_a_draft_each(chat: Callable[..., Page], open_page: Open) -> None:
+    page = chat()
+    other = open_page(page.url, like=page)
+    page.locator("#text").fill("in the one")
+    other.locator("#text").fill("in the other")
+    for tab, draft in ((page, "in the one"), (other, "in the other")):
+        tab.reload()
+        expect(tab.locator("#text")).to_have_value(draft)
+
+
+def test_the_first_question_is_shown_before_the_server_answers(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine
+) -> None:
+    page = open_page(serve(demo.load).url)
+    held: list[Any] = []
+    page.route("**/chats", lambda route: held.append(route) if route.request.method == "POST" else route.continue_())
+    page.locator("#text").fill("Are you there?")
+    page.locator("#text").press("Enter")
+    expect(page.locator(".turn.pending .bubble")).to_have_text("Are you there?")
+    held[0].continue_()
+    page.wait_for_url("**/chats/*")
+    finished(page)
+
+
+def test_each_text_begins_where_its_own_words_do(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    hebrew = "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd."
+    imported(page, [{"role": "user", "content": hebrew}, {"role": "assistant", "content": f"- {hebrew}\n\nHello."}])
+    direction = "(element) => getComputedStyle(element).direction"
+    assert page.locator("article.user .bubble").evaluate(direction) == "rtl"
+    assert page.locator(".answer li").evaluate(direction) == "rtl"
+    item, list_ = page.locator(".answer li").bounding_box(), page.locator(".answer ul").bounding_box()
+    assert item and list_ and item["x"] == list_["x"], "the bullet stands at the right"
+    left = """(element) => {
+        const range = document.createRange();
+        range.selectNodeContents(element);
+        return range.getBoundingClientRect().left - element.getBoundingClientRect().left;
+    }"""
+    assert page.locator(".answer p", has_text="Hello").evaluate(left) < 5, "English begins at the left beside it"
+    page.locator("#text").fill(hebrew)
+    assert page.locator("#text").evaluate(direction) == "rtl"

@@ -427,3 +427,7 @@ def test_nothing_is_lost_in_the_deep_nor_behind_it(depth: int, shape: str) -> No
     assert ('class="plain"' in html) == (depth >= 33 if shape == "quotes" else depth >= 16)
     whole, streamed = whole_and_streamed(text, list(range(len(text))))
     assert whole == streamed
+
+
+def test_lines_break_where_they_were_broken() -> None:
+    assert render_markdown("A rose\nis a rose\n") == "<p>A rose<br>\nis a rose</p>\n"

@@ -197,6 +197,13 @@ def back(request: Request, address: str) -> Response:
     return Response(status_code=204) if is_fragment(request) else RedirectResponse(address, 303)
 
 
+def to_page(request: Request, address: str) -> Response:
+    """The browser goes to another page, whether htmx asked or the form itself."""
+    if is_fragment(request):
+        return Response(status_code=204, headers={"HX-Redirect": address})
+    return RedirectResponse(address, 303)
+
+
 def tab_of(request: Request) -> str:
     """Which tab asks, so that it is not told of its own doing; '' where none says."""
     tab = request.headers.get("x-tab", "")

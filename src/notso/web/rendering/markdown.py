@@ -27,7 +27,7 @@ from notso.web.rendering.math import enable_math, formula_html
 from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
 from notso.web.values.wording import words
 
-RENDERER_VERSION = 4
+RENDERER_VERSION = 5
 """Raised whenever the same text would give other HTML, so that stored HTML is made anew."""
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
@@ -130,7 +130,9 @@ def _image(state: StateInline, silent: bool) -> bool:
 
 def _parser() -> MarkdownIt:
     # A list adds two levels: markdown-it would drop what is at its own limit, and all that follows it.
-    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": MAX_NESTING + 2}, renderer_cls=_Renderer)
+    parser = MarkdownIt(
+        "commonmark", {"html": False, "breaks": True, "maxNesting": MAX_NESTING + 2}, renderer_cls=_Renderer
+    )
     enable_math(parser)
     parser.enable(["table", "strikethrough"]).disable(["reference", "html_block", "html_inline"])
     interrupted = ["paragraph", "blockquote", "list", "table"]

@@ -7,6 +7,14 @@
   const offer = document.getElementById("paste-offer");
   const copyOf = (id) => document.getElementById(id).content.firstElementChild.cloneNode(true);
   const attached = () => [...list.querySelectorAll(".attached")];
+  const kept = `files ${location.pathname}`;
+  let [restored, found] = [false, []];
+  const keep = () => {
+    if (!restored) return;
+    const files = attached().map((chip) => [...chip.querySelectorAll("input")].map((input) => input.value));
+    try { files.length ? sessionStorage.setItem(kept, JSON.stringify(files)) : sessionStorage.removeItem(kept); }
+    catch { /* no room: they stay on the page */ }
+  };
   const renumber = () => {
     attached().forEach((chip, at) => chip.querySelectorAll("input").forEach((input, which) => {
       input.name = `file-${at + 1}-${which ? "text" : "name"}`;
@@ -28,6 +36,10 @@
     list.append(chip);
     renumber();
   };
+  form.addEventListener("change", keep); // added, taken away, or sent
+  try { found = JSON.parse(sessionStorage.getItem(kept)) ?? []; } catch { /* a browser that keeps nothing */ }
+  for (const [name, content] of found) attach(name, content);
+  restored = true;
   const take = async (files) => {
     for (const note of list.querySelectorAll("p")) note.remove();
     for (const file of files) {
@@ -62,6 +74,7 @@
   offer.querySelector("button").addEventListener("click", () => {
     attach(`${offer.dataset.name}.txt`, pasted);
     text.value = text.value.replace(pasted, () => "");
+    text.dispatchEvent(new Event("input", { bubbles: true }));
     offer.hidden = true;
     text.focus();
   });

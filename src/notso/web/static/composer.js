@@ -1,5 +1,6 @@
 // The input: Enter sends (Shift+Enter is a new line, an input method or a touch keyboard keeps its Enter), the question
-// is shown before the server has it, and comes back when the server does not take it. A draft survives a reload.
+// is shown before the server has it, and comes back when the server does not take it. A draft survives a reload, that of
+// an edited message too; each tab keeps its own, until the server has taken it.
 {
   const form = document.getElementById("composer");
   const text = document.getElementById("text");
@@ -7,7 +8,10 @@
   let [pending, sent, drafts, held] = [null, "", null, null];
   try { drafts = sessionStorage; } catch { /* a browser that keeps nothing */ }
   const draft = `draft ${location.pathname}`;
-  const keep = () => drafts?.setItem(draft, text.value);
+  const remember = (name, value) => {
+    try { value ? drafts?.setItem(name, value) : drafts?.removeItem(name); } catch { /* no room: it stays on the page */ }
+  };
+  const keep = () => remember(draft, text.value);
   text.value ||= drafts?.getItem(draft) ?? "";
   const giveBack = () => { text.value ||= sent; keep(); };
   text.addEventListener("keydown", (event) => {
@@ -18,7 +22,6 @@
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
   text.addEventListener("input", keep);
-  form.addEventListener("submit", () => { drafts?.removeItem(draft); });
   form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); }); // a file is a message
   form.addEventListener("formdata", ({ formData }) => {
     formData.set("text", text.value.replace(/^\/\//, "/")); // two slashes: no command, but a text that begins with one
@@ -36,9 +39,10 @@
   form.addEventListener("htmx:after:request", (event) => {
     const { sourceElement, response } = event.detail.ctx;
     if (sourceElement !== form) return;
-    pending.remove(); // the answer is put in its place before the next paint
-    if (response.status === 200) document.getElementById("attachments").replaceChildren();
-    else giveBack();
+    const taken = response.status === 200 || response.status === 204; // 204: a new chat, whose page comes
+    if (response.status !== 204) pending.remove(); // the answer is put in its place before the next paint
+    if (taken) document.getElementById("attachments").replaceChildren();
+    taken ? keep() : giveBack();
     form.dispatchEvent(new Event("change", { bubbles: true }));
   });
   document.addEventListener("htmx:error", (event) => {
@@ -47,6 +51,18 @@
     if (source === form) { pending.remove(); giveBack(); }
     problem.textContent = source === form ? form.dataset.offline : form.dataset.silent;
   });
+  addEventListener("pagehide", () => { pending?.remove(); });
+  // What is written over a message is kept until it is sent or cancelled.
+  const edited = () => document.getElementById("edit-text");
+  const restore = () => { if (edited()) edited().value = drafts?.getItem(edited().form.action) ?? edited().value; };
+  document.addEventListener("input", ({ target }) => { if (target === edited()) remember(target.form.action, target.value); });
+  document.addEventListener("click", ({ target }) => {
+    if (target.closest(".edit [data-stop]")) remember(target.closest(".edit").action, "");
+  });
+  document.addEventListener("htmx:after:request", ({ detail: { ctx } }) => {
+    if (ctx.sourceElement.matches(".edit") && ctx.response.status === 200) remember(ctx.sourceElement.action, "");
+  });
+  document.addEventListener("htmx:after:swap", restore);
   // Focus that went with what was replaced comes to the input; not by touch, where that would call the keyboard.
   for (const kind of ["pointerdown", "focusin"]) {
     document.addEventListener(kind, ({ target }) => { held = kind === "focusin" ? target : null; });

@@ -12,7 +12,7 @@ from notso.web.chat.chat_view import read_chat, read_chat_if_any
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import MAX_TITLE_CHARACTERS, summarise
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, announce, back, find_chat, in_step_context, tab_of, turns_view
+from notso.web.chat.views import Owner, announce, back, find_chat, in_step_context, tab_of, to_page, turns_view
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
@@ -106,7 +106,7 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
         raise Problem(404, words["error_unknown_chat"])  # another tab was quicker
     services.feed.announce(owner, chat.id, tab_of(request))
     if not is_fragment(request) or current == chat.id:
-        return _to_start(request, f"/?undo={trash_id}")
+        return to_page(request, f"/?undo={trash_id}")
     chats = await services.shared.store.chats(owner)  # another chat is on the page: it stays there
     shown = next((each for each in chats if each.id == current), None)
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{trash_id}"}
@@ -133,7 +133,7 @@ async def undo(request: Request, services: Services, owner: Owner, trash_id: str
     if chat_id is None:
         raise Problem(404, words["error_too_late"])
     services.feed.announce(owner, chat_id, "")
-    return _to_start(request, f"/chats/{chat_id}")
+    return to_page(request, f"/chats/{chat_id}")
 
 
 @router.post("/chats/{chat_id}/summarize")
@@ -176,12 +176,6 @@ async def _empty(request: Request, services: ChatServices, owner: str, chat_id: 
     view = announce(request, services, owner, await read_chat(services, owner, chat_id))
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
     return await turns_view(request, services, owner, view, toast=toast)
-
-
-def _to_start(request: Request, address: str) -> Response:
-    if is_fragment(request):
-        return Response(status_code=204, headers={"HX-Redirect": address})
-    return RedirectResponse(address, 303)
 
 
 def _marked(snippet: str) -> Markup:

@@ -23,6 +23,7 @@ from notso.web.chat.views import (
     find_generation,
     status_context,
     tab_of,
+    to_page,
     turn_view,
 )
 from notso.web.edge.access import guarded
@@ -58,7 +59,7 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
     view = ChatView(chat, defaults, (), revision)
     accepted, _ = await ask(services, owner, view, fields, is_new=True)
     services.feed.announce(owner, accepted.user_message.chat_id, tab_of(request))
-    return RedirectResponse(f"/chats/{accepted.user_message.chat_id}", 303)
+    return to_page(request, f"/chats/{accepted.user_message.chat_id}")
 
 
 @router.get("/chats/{chat_id}")

@@ -55,8 +55,8 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
             return _download(markdown, "text/markdown; charset=utf-8", name)
         path = await services.kept_html.path(path, user_messages=False)
         css = await asyncio.to_thread(_css)
-        page = await services.pages.respond(request, "export.html", chat=chat, path=path, css=css)
-        return _download(bytes(page.body), "text/html; charset=utf-8", name)
+        page = await services.pages.html(request, "export.html", chat=chat, path=path, css=css)
+        return _download(page, "text/html; charset=utf-8", name)
 
 
 @router.get("/export")
