@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from notso.web.values.ids import new_id
 
 LIMIT = 32
 CLIENTS = 48
-SECONDS = 600.0 if LONG else 1.0
+SECONDS = float(os.environ.get("QUEUE_SECONDS", "600")) if LONG else 1.0
 PACE_SECONDS = 0.2 if LONG else 0.02  # of an answer
 LOOK_SECONDS = 1.0 if LONG else 0.25  # after which a refused client asks again
 POOL_THREADS = 48  # those of the event loop's pool and ours stay, once they were needed

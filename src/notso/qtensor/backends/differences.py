@@ -16,7 +16,7 @@ from notso.qtensor.reference.random_blocks import random_blocks
 from notso.qtensor.tensor import QTensor
 
 ROWS = (1, 5, 33)
-"""Of a step: an answer's, a few answers', and a prompt's, which kernels of their own may multiply."""
+"""One, a few, and many, which kernels of their own may multiply."""
 
 OUTPUTS, INPUTS = 96, 512
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 128

@@ -104,9 +104,9 @@ class Engine:
         self._inputs = InputProcessor(
             self._prompts, self.tokenizer, plan.context_tokens, signal, latency if config.speculation else None
         )
-        self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency)
         self._when_lost: list[Callable[[], None]] = []
-        self._core.when_lost = partial(_lost, backend, self._when_lost)
+        lost = partial(_lost, backend, self._when_lost)
+        self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency, lost)
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
         self._end = weakref.finalize(self, _end, self._core, self._placement, file)
         self._placement.start()

@@ -57,6 +57,7 @@ class EngineCore:
         offload: KVOffload | None,
         signal: WorkSignal,
         latency: StepLatency,
+        when_lost: Callable[[DeviceLostError], None],
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -70,7 +71,7 @@ class EngineCore:
         self._inbox: deque[Callable[[], None]] = deque()
         self._door = threading.Lock()  # to the inbox
         self._closing = self._ended = False
-        self.when_lost: Callable[[DeviceLostError], None] = _nothing
+        self._when_lost = when_lost
         self._is_stuck = False  # what waits has no room until something comes in
         self._requests: dict[Sequence, Request] = {}
         self._prompt_s_per_token = 0.0
@@ -189,7 +190,7 @@ class EngineCore:
         self._fail_all(EngineError("the GPU failed while it computed this answer; ask again"))
         if self._offload is not None:
             self._offload.abandon()
-        self.when_lost(error)
+        self._when_lost(error)
 
     def _finish(self) -> None:
         """Whatever happened: nobody is left waiting, and the folder is free."""
@@ -400,7 +401,3 @@ class EngineCore:
         mean = self._prompt_s_per_token
         self._prompt_s_per_token = seconds / plan.rows if not mean else 0.5 * mean + 0.5 * seconds / plan.rows
         self._totals.prefill_tokens_per_s = plan.rows / seconds
-
-
-def _nothing(_: DeviceLostError) -> None:
-    """Nobody wants to hear of it."""

@@ -35,10 +35,10 @@ def notify_progress(request: Request, done: int, now: float, s_per_token: float)
 
 def progress(request: Request, done: int, s_per_token: float) -> Event:
     """`done` tokens are read, at `s_per_token` (0: nobody knows)."""
-    told = Progress(
+    how_far = Progress(
         done_tokens=min(done, request.prompt_tokens),
         total_tokens=request.prompt_tokens,
         cached_tokens=request.sequence.cached,
         tokens_per_s=1 / s_per_token if s_per_token else 0.0,
     )
-    return Event("progress", progress=told)
+    return Event("progress", progress=how_far)
