@@ -30,8 +30,8 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Agent:
-    """`program`: what is run, for this system, in node_modules. `arguments` stand before the prompt. `settings` writes
-    what it is told beforehand into its home, and gives its environment. `steps`: its tools for reading and writing."""
+    """`program`: what is run, for this system, in node_modules. `arguments`: without the prompt, which it reads.
+    `settings` writes what it is told into its home, and gives its environment. `steps`: by its own tools."""
 
     program: str
     arguments: tuple[str, ...]
@@ -101,24 +101,24 @@ def refusals(address: str) -> list[str]:
     return re.findall(r'^notso_http_requests_total\{.*route="(?!/health).*status="[45].*', counted, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["claude-code"])
+@pytest.mark.parametrize("name", AGENTS)
 def test_a_task_of_two_steps(scripted: str, name: str, tmp_path: Path) -> None:
-    agent, home, scratch = AGENTS[name], tmp_path / "home", tmp_path / "scratch"
-    program = next(iter(sorted((PLACE / "node_modules").glob(agent.program))), None)
+    agent, home, scratch, temporary = AGENTS[name], tmp_path / "home", tmp_path / "scratch", tmp_path / "tmp"
+    program = max((PLACE / "node_modules").glob(agent.program), default=None)  # the one for any CPU is the last
     if program is None:
         pytest.skip(f"{name} has no program for this machine")
     home.mkdir()
-    refused = refusals(scripted)
+    temporary.mkdir()
     subprocess.run(["git", "init", "-q", str(scratch)], check=True)
     inhabitants = str(secrets.randbelow(10**12))
     (scratch / "census.txt").write_text(f"In Vienna live [[{inhabitants}]] people.\n")
+    refused = refusals(scripted)
+    own = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(temporary)}
     ran = subprocess.run(
-        [str(program), *agent.arguments, f"How many live in Vienna? Steps: {json.dumps(agent.steps(scratch))}"],
+        [str(program), *agent.arguments],
+        input=f"How many live in Vienna? Steps: {json.dumps(agent.steps(scratch))}",
         cwd=scratch,
-        env={"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(tmp_path)}
-        | {"HTTPS_PROXY": NOBODY, "NO_PROXY": "127.0.0.1"}
-        | agent.settings(scripted, home),
-        stdin=subprocess.DEVNULL,
+        env={**own, "HTTPS_PROXY": NOBODY, "NO_PROXY": "127.0.0.1", **agent.settings(scripted, home)},
         capture_output=True,
         text=True,
         timeout=100,
