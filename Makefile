@@ -39,15 +39,15 @@ test-browser: FOLDERS := tests/browser
 CLIENTS := build/tools-clients/.done build/tools-clients-openai-2/.done
 CLIENT_TESTS = -m pytest -c tests/clients/pytest.ini -p no:cacheprovider
 
-test-clients: $(VENV)/.run $(CLIENTS) build/ai-sdk/.done  ## try other people's clients against the server, each by its defaults
-	@build/tools-clients/bin/python $(CLIENT_TESTS) tests/clients/openai_3 tests/clients/ai_sdk
+test-clients: $(VENV)/.run $(CLIENTS) build/npm-ai_sdk/.done build/npm-agents/.done  ## try other people's clients against the server, each by its defaults
+	@build/tools-clients/bin/python $(CLIENT_TESTS) tests/clients/openai_3 tests/clients/ai_sdk tests/clients/agents
 	@build/tools-clients-openai-2/bin/python $(CLIENT_TESTS) tests/clients/openai_2
 
-build/ai-sdk/.done: tests/clients/ai_sdk/package.json tests/clients/ai_sdk/package-lock.json
+build/npm-%/.done: tests/clients/%/package.json tests/clients/%/package-lock.json
 	@mkdir -p $(@D)
 	@cp $^ $(@D)
 	@cd $(@D) && { command -v npm >/dev/null && npm ci --ignore-scripts --no-audit --no-fund --silent || \
-	  echo "npm is not here, or could not install the AI SDK: its tests will be skipped"; }
+	  echo "npm is not here, or could not install $*: its tests will be skipped"; }
 	@touch $@
 
 # With AGAIN=1 tests that fail (rc 1) are left to `make again`; whatever else goes wrong is a failure at once.

@@ -1,13 +1,16 @@
 """The server with an engine that does what it is asked for, so that clients see tools called and schemas kept.
 
-python scripted_server.py FOLDER prints its address and runs until it is ended. Where tools are offered and none has
-answered yet, one is called: the one that must be, else the first. Where the answer is to follow a schema, it does. Else
-it is a sentence with what was said last.
+python scripted_server.py FOLDER prints its address and runs until it is ended. Where somebody has said which steps to
+take (`Steps: [{"name": ..., "arguments": ...}, ...]`), those tools are called in turn, with what an answer held between
+double brackets in the place of `[[]]`. Where other tools are offered and none has answered yet, one is called: the one
+that must be, else the first. Where the answer is to follow a schema, it does. Else it is a sentence with what was said
+last.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -25,6 +28,12 @@ LAST_CALLS = ("final_answer", "final_result")
 
 OBSERVATION = "Observation:"
 """How smolagents begins the result of a tool, in a message of the user."""
+
+STEPS = "Steps: "
+"""Behind it a person says which tools to call, and with what, for agents whose tools do not fit every task."""
+
+FOUND = re.compile(r"\[\[(\w+)\]\]")
+"""In the answer of a tool: what the next step is to be given."""
 
 CONTEXT_TOKENS = 65_536
 """As SmolLM3-3B has: what clients ask for by default is meant for large models."""
@@ -49,12 +58,26 @@ def instance(schema: Any, whole: Any) -> Any:
     return plain.get(schema.get("type"), "Vienna")
 
 
+def step(messages: Sequence[Message], offered: Iterable[str]) -> ToolCall | None:
+    """The next of the steps that somebody said, where there is one and its tool is offered."""
+    asked_at = max((at for at, message in enumerate(messages) if message.role == "user" and STEPS in message.content))
+    steps, _ = json.JSONDecoder().raw_decode(messages[asked_at].content.partition(STEPS)[2])
+    answers = [message.content for message in messages[asked_at:] if message.role == "tool"]
+    if len(answers) >= len(steps) or steps[len(answers)]["name"] not in offered:
+        return None
+    found = FOUND.search(answers[-1]) if answers else None
+    arguments = json.dumps(steps[len(answers)]["arguments"]).replace("[[]]", found[1] if found else "nothing")
+    return ToolCall(f"call_{next(_calls)}", steps[len(answers)]["name"], arguments)
+
+
 def called(messages: Sequence[Message], options: RequestOptions) -> ToolCall | None:
     """The tool that is to be called, if any."""
     functions = {tool["function"]["name"]: tool["function"] for tool in options.tools or ()}
     last = [name for name in LAST_CALLS if name in functions]
     if not functions:
         return None
+    if any(message.role == "user" and STEPS in message.content for message in messages):
+        return step(messages, functions)
     if isinstance(options.tool_choice, ToolName):
         name = options.tool_choice.name
     elif messages[-1].role == "tool" or messages[-1].content.startswith(OBSERVATION):

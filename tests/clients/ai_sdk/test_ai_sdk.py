@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-PLACE = Path(os.environ.get("NOTSO_AI_SDK", HERE.parents[2] / "build/ai-sdk"))
+PLACE = Path(os.environ.get("NOTSO_AI_SDK", HERE.parents[2] / "build/npm-ai_sdk"))
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed"),

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall, ToolName
+from notso.web.api.shared.ignored import IGNORED
 from notso.web.store.sqlite import responses as store
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.settings import Settings
@@ -21,6 +22,10 @@ Start = Callable[..., Any]
 URL = "/v1/responses"
 TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 TEXT = 'one\n\ndata: {"forged": true}\r\nevent: response.completed\u2028\x85two \u00e9\U0001f600\n\n'
+
+
+def within(*tools: Any) -> dict[str, Any]:
+    return {"type": "namespace", "name": "files", "description": "On disk.", "tools": [*tools]}
 
 
 def client_of(server: Any) -> openai.OpenAI:
@@ -133,7 +138,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"reasoning": {"effort": "most"}}, "reasoning.effort"),
     ({"include": ["everything"]}, "include"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+    ({"tools": [{"type": "file_search"}]}, "tools.0.type"),
+    ({"tools": [within(TOOL | {"type": "custom"})]}, "tools.0.tools.0.type"),
+    ({"tools": [TOOL, within(*(TOOL | {"name": str(at)} for at in range(128)))]}, "tools"),
+    ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "name": "sub"}, "tools": [TOOL]}, "tool_choice"),
     ({"top_logprobs": 21}, "top_logprobs"),
@@ -209,6 +217,40 @@ def test_a_tool_s_result_goes_on_from_the_call(start: Start) -> None:
     roles = [message.role for message in engine.requests[-1].messages]
     assert roles == ["user", "assistant", "tool"], "instructions are not carried over"
     assert [call.id for call in engine.requests[-1].messages[1].tool_calls] == ["call_1", "call_2"]
+
+
+def test_a_namespace_comes_back_with_the_calls_of_its_functions(start: Start) -> None:
+    call = ToolCall("call_1", "files.add", '{"a": 1}')
+    engine = ScriptedEngine(lambda messages, thinking: [Event("tool_call", tool_call=call)])
+    client = client_of(start(engine).ready())
+    described = TOOL | {"description": "Adds.", "strict": True}
+    ask: dict[str, Any] = {"model": "scripted", "tools": [TOOL, within(described)]}
+    with client.responses.stream(**ask, input="Add.") as stream:
+        events = list(stream)
+    (item,) = stream.get_final_response().output
+    assert item.type == "function_call" and (item.name, item.namespace) == ("add", "files")
+    begun = next(event.item for event in events if event.type == "response.output_item.added")
+    assert begun.type == "function_call" and (begun.name, begun.namespace) == ("add", "files")
+    whole = client.responses.create(**ask, input="Add.").output[0].to_dict()
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "4"}
+    past: Any = [{"role": "user", "content": "Add."}, whole, result]
+    client.responses.create(**ask, input=past)
+    asked = engine.requests[-1]
+    assert asked.messages[1].tool_calls == (call,) and asked.options.strict_tools == ("files.add",)
+    plain, ours = (each["function"] for each in asked.options.tools or ())
+    assert (plain["name"], ours["name"]) == ("add", "files.add")
+    assert ours["description"] == "On disk.\nAdds." and ours["parameters"] == plain["parameters"]
+
+
+def test_a_search_that_the_server_has_not_is_left_to_the_model(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    search = {"type": "web_search", "external_web_access": True}
+    for tools, offered in (([search], None), ([TOOL, search], ["add"])):
+        answer = server.client.post(URL, json={"input": "Hello", "tools": tools})
+        assert (answer.status_code, answer.headers[IGNORED]) == (200, "tools.type")
+        given = engine.requests[-1].options.tools
+        assert (given and [each["function"]["name"] for each in given]) == offered
 
 
 def test_no_text_forges_an_event(start: Start) -> None:

@@ -59,12 +59,23 @@ class ToolUseBlock(Fields):
     caller: Annotated[dict[str, Any] | None, Hint(done=({"type": "direct"},))] = None
 
 
+class ToolReference(Fields):
+    """What a search of tools found: from here on a deferred tool is offered."""
+
+    type: Literal["tool_reference"]
+    tool_name: Name
+    cache_control: CacheControl | None = None
+
+
+ResultBlock = Annotated[TextBlock | ToolReference, Field(discriminator="type")]
+
+
 class ToolResultBlock(Fields):
     """What a tool returned."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: Text | Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
+    content: Text | Annotated[list[ResultBlock], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -106,7 +117,7 @@ class AnthropicTool(Fields):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None
     allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1, fail_fast=True)] | None = None
     eager_input_streaming: Annotated[bool | None, Hint(done=(False,))] = None
 
@@ -274,7 +285,7 @@ WITHIN_MESSAGE: Notes = {
     "type": inert("of a tool: `custom`", "only tools of your own (type custom) can be called"),
     "citations": inert("an empty list", "leave citations out"),
     "input_examples": refused("put examples into the description"),
-    "defer_loading": inert("false", "give only the tools that are to be used"),
+    "defer_loading": works("true: left out of the prompt until a `tool_reference` in a tool's result names it"),
     "allowed_callers": inert("`direct`", "only the model calls tools"),
     "clear_tool_uses_20250919": works(f"results of all but the newest calls become `{CLEARED}`"),
     "clear_thinking_20251015": works("`keep`: of how many answers the thoughts stay in the prompt, or `all`"),

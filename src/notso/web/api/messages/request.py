@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -15,6 +15,8 @@ from notso.web.api.messages.fields import (
     MESSAGE_NOTES,
     THREAD_ADVICE,
     WITHIN_MESSAGE,
+    AnthropicTool,
+    AnyToolChoice,
     AnyTurn,
     AssistantTurn,
     AutoChoice,
@@ -27,6 +29,7 @@ from notso.web.api.messages.fields import (
     ThinkingOff,
     ThinkingOn,
     ToolChoiceByName,
+    ToolReference,
     ToolResultBlock,
     ToolUseBlock,
     UserTurn,
@@ -48,6 +51,10 @@ NAMES = {
     "response_format": "output_config.format.schema",
 }
 """What this API calls what a chat completion has another word for."""
+
+
+FOUND_TOOL = "The tool {name} was found."
+"""What the model reads in the place of a tool that a search has found; what it does stands with the other tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +125,7 @@ def _request(fields: CountFields, keep_volatile: bool, **more: Any) -> MessageRe
     given = _text(fields.system or "")
     system, ignored = (given, ()) if keep_volatile else without_volatile_lines(given)
     messages = tuple(_conversation(fields, system))
-    tools, choice = _tools(fields), fields.tool_choice
+    offered, choice = _offered(fields), fields.tool_choice
     asked = fields.output_config.format if fields.output_config else None
     return MessageRequest(
         model=fields.model,
@@ -128,10 +135,10 @@ def _request(fields: CountFields, keep_volatile: bool, **more: Any) -> MessageRe
         hides_reasoning=getattr(fields.thinking, "display", None) == "omitted",
         options=RequestOptions(
             thinking=not isinstance(fields.thinking, ThinkingOff | None),
-            tools=tools,
-            tool_choice=_tool_choice(fields),
+            tools=_tools(offered, choice),
+            tool_choice=_tool_choice(offered, choice),
             parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", False),
-            strict_tools=strict_names((tool.name, tool.strict) for tool in fields.tools or ()),
+            strict_tools=strict_names((tool.name, tool.strict) for tool in offered),
             grammar=None if asked is None else schema_grammar("output_config.format.schema", asked.schema_),
             continue_last=messages[-1].role == "assistant",
         ),
@@ -148,27 +155,41 @@ def _budget(fields: CountFields) -> int | None:
     return EFFORT_BUDGETS.get(fields.output_config.effort or "")
 
 
-def _tools(fields: CountFields) -> tuple[Tool, ...] | None:
-    if not fields.tools or isinstance(fields.tool_choice, NoChoice):
-        return None
-    for index, tool in enumerate(fields.tools):
+def _offered(fields: CountFields) -> list[AnthropicTool]:
+    """The tools that the model is told of: those that are not deferred, behind them those that a search has found."""
+    for index, tool in enumerate(fields.tools or ()):
         check_depth(f"tools.{index}.input_schema", tool.input_schema)
+    deferred = {tool.name: tool for tool in fields.tools or () if tool.defer_loading}
+    found = (block.tool_name for turn in fields.messages if deferred for block in _references(turn))
+    loaded = [deferred[name] for name in dict.fromkeys(found) if name in deferred]
+    return [*(tool for tool in fields.tools or () if not tool.defer_loading), *loaded]
+
+
+def _references(turn: AnyTurn) -> Iterator[ToolReference]:
+    results = turn.content if isinstance(turn, UserTurn) and not isinstance(turn.content, str) else []
+    for result in results:
+        if isinstance(result, ToolResultBlock) and isinstance(result.content, list):
+            yield from (block for block in result.content if isinstance(block, ToolReference))
+
+
+def _tools(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> tuple[Tool, ...] | None:
+    if not offered or isinstance(choice, NoChoice):
+        return None
     return tuple(
         {
             "type": "function",
             "function": {"name": tool.name, "parameters": tool.input_schema}
             | ({"description": tool.description} if tool.description else {}),
         }
-        for tool in fields.tools
+        for tool in offered
     )
 
 
-def _tool_choice(fields: CountFields) -> ToolChoice:
-    choice = fields.tool_choice
+def _tool_choice(offered: Sequence[AnthropicTool], choice: AnyToolChoice | None) -> ToolChoice:
     if isinstance(choice, AutoChoice | NoChoice | None):
         return "auto"  # without tools there is nothing to choose
     name = choice.name if isinstance(choice, ToolChoiceByName) else None
-    return checked_choice("tool_choice", name, [tool.name for tool in fields.tools or ()])
+    return checked_choice("tool_choice", name, [tool.name for tool in offered])
 
 
 def _conversation(fields: CountFields, system: str) -> Iterator[Message]:
@@ -234,5 +255,9 @@ def _result(block: ToolResultBlock) -> Message:
     return Message("tool", f"Error: {text}" if block.is_error else text, tool_call_id=block.tool_use_id)
 
 
-def _text(content: str | list[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _text(content: str | Sequence[TextBlock | ToolReference]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(
+        block.text if isinstance(block, TextBlock) else FOUND_TOOL.format(name=block.tool_name) for block in content
+    )

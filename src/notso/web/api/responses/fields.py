@@ -88,6 +88,7 @@ class CallItem(Fields):
     call_id: Name
     name: Name
     arguments: Text
+    namespace: Name | None = None
     id: Name | None = None
     status: Status = None
 
@@ -121,6 +122,28 @@ class FunctionTool(Fields):
     description: Annotated[str, Field(max_length=65_536)] | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+
+class NamespaceTool(Fields):
+    """Functions under one name, which comes back with their calls."""
+
+    type: Literal["namespace"]
+    name: Name
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+    description: Annotated[str, Field(max_length=65_536)] | None = None
+
+
+class WebSearchTool(Fields):
+    """A search by the server, which has none: taken where the model may do without."""
+
+    type: Annotated[Literal["web_search", "web_search_2025_08_26"], Hint()]
+    external_web_access: bool | None = None
+    filters: dict[str, Any] | None = None
+    search_context_size: Literal["low", "medium", "high"] | None = None
+    user_location: dict[str, Any] | None = None
+
+
+AnyTool = Annotated[FunctionTool | NamespaceTool | WebSearchTool, Field(discriminator="type")]
 
 
 class FunctionChoice(Fields):
@@ -185,7 +208,7 @@ class InputTokenFields(Fields):
     model: Name | None = None
     instructions: Text | None = None
     previous_response_id: Name | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -288,7 +311,12 @@ WITHIN_RESPONSE: Notes = {
     "annotations": hint("of a past text, which says what they point at", "an empty list"),
     "verbosity": hint("say it in the instructions", "`medium`", "use low, medium or high"),
     "strict": works("of a tool: with `tool_choice` `required` or a name, which hold the arguments to their schema"),
-    "type": inert("of a tool: `function`", "only functions can be called"),
+    "type": Note(
+        "hint",
+        "of a tool: `function`, or `namespace` with functions",
+        "only functions can be called",
+        "`web_search`: the server searches nothing, and the model does without",
+    ),
     "include_obfuscation": hint("streams are not padded", "false"),
 }
 """Of what lies within those."""

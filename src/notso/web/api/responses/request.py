@@ -11,7 +11,7 @@ from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, Tool
 from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
 from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
-from notso.web.api.request_fields.sampling_fields import checked_params
+from notso.web.api.request_fields.sampling_fields import MAX_TOOLS, checked_params
 from notso.web.api.responses.fields import (
     INPUT_TOKEN_NOTES,
     LOGPROBS,
@@ -20,10 +20,12 @@ from notso.web.api.responses.fields import (
     CallItem,
     CallOutputItem,
     FunctionChoice,
+    FunctionTool,
     InputTokenFields,
     ItemContent,
     ItemReference,
     MessageItem,
+    NamespaceTool,
     ObjectFormat,
     ReasoningItem,
     ResponseFields,
@@ -43,16 +45,21 @@ NAMES = {
 
 SCHEMA = "text.format.schema"
 
+Functions = dict[str, tuple[FunctionTool, NamespaceTool | None]]
+"""What can be called, each with the namespace that it is in, by the names that the model knows them by."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ApiRequest):
     """What a program asked for, checked. `said` is the conversation without the instructions, which the next response
     goes on from. `items` are the input as it was given, `references` those of it that are to be looked up before it can
-    be answered. `echoed` are the fields that come back as they were given."""
+    be answered. `namespaces`: of the tools that have one, by the names that the model knows them by. `echoed` are the
+    fields that come back as they were given."""
 
     said: tuple[Message, ...]
     items: tuple[Item, ...]
     references: tuple[Reference, ...] = ()
+    namespaces: Mapping[str, str]
     instructions: str | None = None
     previous_id: str | None = None
     keep: bool = True
@@ -93,6 +100,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
     references = tuple((at, item.id) for at, item in enumerate(items) if isinstance(item, ItemReference))
     spelt_out = [item for item in items if not isinstance(item, ItemReference)]
     said = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(spelt_out))
+    functions = _functions(fields)
     asked = ResponseRequest(
         model=fields.model,
         prompts=(),
@@ -101,10 +109,10 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         hints=hints_of(fields, typed),
         options=RequestOptions(
             thinking=effort != "none",
-            tools=_tools(fields),
-            tool_choice=_tool_choice(fields),
+            tools=_tools(fields, functions),
+            tool_choice=_tool_choice(fields, functions),
             parallel_tool_calls=fields.parallel_tool_calls is not False,
-            strict_tools=strict_names((tool.name, tool.strict) for tool in fields.tools or ()),
+            strict_tools=strict_names((name, function.strict) for name, (function, _) in functions.items()),
             grammar=_grammar(fields),
             top_logprobs=_top_logprobs(fields),
             when_full="drop_oldest" if fields.truncation == "auto" else "stop",
@@ -113,6 +121,7 @@ def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] |
         said=said,
         items=_items(typed["input"]),
         references=references,
+        namespaces={name: within.name for name, (_, within) in functions.items() if within is not None},
         instructions=fields.instructions,
         previous_id=fields.previous_response_id,
         keep=fields.store is not False,
@@ -175,8 +184,12 @@ def _is_assistant(item: SpeltOutItem) -> bool:
 def _assistant_message(items: Sequence[SpeltOutItem]) -> Message:
     reasoning = [part.text for item in items if isinstance(item, ReasoningItem) for part in item.content or ()]
     texts = [_text(item.content) for item in items if isinstance(item, MessageItem)]
-    calls = tuple(ToolCall(item.call_id, item.name, item.arguments) for item in items if isinstance(item, CallItem))
+    calls = tuple(_call(item) for item in items if isinstance(item, CallItem))
     return Message("assistant", "\n".join(texts), "\n".join(reasoning) or None, calls)
+
+
+def _call(item: CallItem) -> ToolCall:
+    return ToolCall(item.call_id, known_as(item.name, item.namespace), item.arguments)
 
 
 def _message(item: SpeltOutItem) -> Message:
@@ -191,23 +204,45 @@ def _text(content: ItemContent) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-def _tools(fields: ResponseFields) -> tuple[Tool, ...] | None:
-    if not fields.tools or fields.tool_choice == "none":
+def known_as(name: str, namespace: str | None) -> str:
+    """What the model knows a function by."""
+    return name if namespace is None else f"{namespace}.{name}"
+
+
+def _functions(fields: ResponseFields) -> Functions:
+    """Raises ApiError (400) for a schema that is nested too deeply, and for too many functions."""
+    functions: Functions = {}
+    for index, tool in enumerate(fields.tools or ()):
+        within = tool if isinstance(tool, NamespaceTool) else None
+        inner = within.tools if within else [tool] if isinstance(tool, FunctionTool) else []
+        for at, function in enumerate(inner):
+            check_depth(f"tools.{index}{f'.tools.{at}' if within else ''}.parameters", function.parameters)
+            functions[known_as(function.name, within.name if within else None)] = function, within
+    if len(functions) > MAX_TOOLS:
+        raise invalid("tools", f"tools holds more than {MAX_TOOLS} functions")
+    return functions
+
+
+def _tools(fields: ResponseFields, functions: Functions) -> tuple[Tool, ...] | None:
+    if not functions or fields.tool_choice == "none":
         return None
-    for index, tool in enumerate(fields.tools):
-        check_depth(f"tools.{index}.parameters", tool.parameters)
-    return tuple(
-        {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type", "strict"})}
-        for tool in fields.tools
-    )
+    return tuple(_tool(name, *function) for name, function in functions.items())
 
 
-def _tool_choice(fields: ResponseFields) -> ToolChoice:
+def _tool(name: str, function: FunctionTool, within: NamespaceTool | None) -> Tool:
+    """What a namespace is for is told with each of its functions."""
+    told = function.model_dump(exclude_none=True, exclude={"type", "strict"}) | {"name": name}
+    if within is not None and within.description:
+        told["description"] = "\n".join(filter(None, (within.description, function.description)))
+    return {"type": "function", "function": told}
+
+
+def _tool_choice(fields: ResponseFields, functions: Functions) -> ToolChoice:
     choice = fields.tool_choice
     if choice is None or choice in ("none", "auto"):
         return "auto"  # without tools there is nothing to choose
     name = choice.name if isinstance(choice, FunctionChoice) else None
-    return checked_choice("tool_choice", name, [tool.name for tool in fields.tools or ()])
+    return checked_choice("tool_choice", name, [*functions])
 
 
 def _top_logprobs(fields: ResponseFields) -> int | None:

@@ -179,11 +179,18 @@ class ResponseSerializer:
         if not self._is_call:
             yield from self._close_item()
             self._is_open = True
-            self._begin({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""})
+            self._begin({"type": "function_call", "call_id": call.id, **self._spelt(call.name), "arguments": ""})
             yield self._sse_event("response.output_item.added", output_index=self._index, item=dict(self._item))
         if text:
             self._item["arguments"] += text
             yield self._within("response.function_call_arguments.delta", delta=text)
+
+    def _spelt(self, known_as: str) -> dict[str, str]:
+        """The name of a function as it was given."""
+        namespace = self.asked.namespaces.get(known_as)
+        if namespace is None:
+            return {"name": known_as}
+        return {"name": known_as.removeprefix(f"{namespace}."), "namespace": namespace}
 
     def _close_call(self) -> Iterator[bytes]:
         told = {"arguments": self._item["arguments"], "name": self._item["name"]}

@@ -1,0 +1,62 @@
+"""Tools that an agent offers only once it has searched for them: the prompt is the shorter by them until then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from notso.web.api.messages.request import FOUND_TOOL, parse_message_request
+from notso.web.edge.api_error import ApiError
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "input_schema": {"type": "object"}, **more}
+
+
+def found(*names: str, id: str = "call_1") -> list[dict[str, Any]]:
+    """A search, and what it found."""
+    blocks = [{"type": "tool_reference", "tool_name": name} for name in names]
+    return [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "search", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": blocks}]},
+    ]
+
+
+HELLO = {"role": "user", "content": "Hello"}
+TOOLS = [tool("fetch", defer_loading=True), tool("search"), tool("stop", defer_loading=True, strict=True), tool("read")]
+
+
+def asked(*messages: Any, **more: Any) -> Any:
+    return parse_message_request({"max_tokens": 5, "tools": TOOLS, "messages": [HELLO, *messages], **more})
+
+
+def offered(*messages: Any) -> list[str]:
+    return [each["function"]["name"] for each in asked(*messages).options.tools]
+
+
+def test_a_deferred_tool_is_offered_once_it_was_found() -> None:
+    assert offered() == ["search", "read"]
+    assert offered(*found("stop")) == ["search", "read", "stop"]
+    assert offered(*found("stop"), *found("fetch", "stop", id="call_2")) == ["search", "read", "stop", "fetch"]
+    assert offered(*found("nothing", "search")) == ["search", "read"]
+
+
+def test_the_model_reads_that_it_was_found() -> None:
+    result = asked(*found("stop", "fetch")).messages[-1]
+    assert result.role == "tool"
+    assert result.content == "\n".join(FOUND_TOOL.format(name=name) for name in ("stop", "fetch"))
+
+
+def test_only_what_is_offered_can_be_asked_for_and_is_held() -> None:
+    choice = {"tool_choice": {"type": "tool", "name": "stop"}}
+    with pytest.raises(ApiError) as refused:
+        asked(**choice)
+    assert refused.value.param == "tool_choice"
+    assert asked().options.strict_tools == ()
+    options = asked(*found("stop"), **choice).options
+    assert options.tool_choice.name == "stop" and options.strict_tools == ("stop",)
+
+
+def test_where_all_are_deferred_there_are_none() -> None:
+    assert asked(tools=TOOLS[:1]).options.tools is None
