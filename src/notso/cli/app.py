@@ -14,6 +14,7 @@ from notso.cli import (
     batch,
     bench,
     chat,
+    convert,
     doctor,
     exit_codes,
     inspect,
@@ -76,6 +77,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "batch": batch.batch,
     "backup": backup.backup,
     "pull": pull.pull,
+    "convert": convert.convert,
     "list": list.list_models,
     "inspect": inspect.inspect,
     "verify": verify.verify,
@@ -84,7 +86,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor.doctor,
 }
 for _name, _module in zip(
-    VERBS, (serve, chat, run, batch, backup, pull, list, inspect, verify, synth, bench, doctor), strict=True
+    VERBS, (serve, chat, run, batch, backup, pull, convert, list, inspect, verify, synth, bench, doctor), strict=True
 ):
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
 

@@ -41,6 +41,7 @@ def _classify(error: BaseException) -> tuple[int, str, str]:
         (qtensor.UnsupportedFormatError, BAD_MODEL, "`notso pull` fetches a file that works."),
         (qtensor.DeviceMemoryError, NO_ROOM, "`nvidia-smi` shows what fills the GPU's memory."),
         (qtensor.DeviceError, FAILED, "`nvidia-smi` shows whether the GPU and its driver work."),
+        (qtensor.SafetensorsError, BAD_MODEL, "Fetch the folder again."),
         (qtensor.GGUFError, BAD_MODEL, "Check the file, or fetch the official one with `notso pull`."),
         (model.ModelFileError, BAD_MODEL, "`notso list` shows the models on this machine, `notso pull` fetches one."),
         (model.TemplateError, BAD_MODEL, "`notso inspect FILE` shows the file's template."),

@@ -18,6 +18,7 @@ from notso.qtensor.errors import (
     NotsoError,
     OperandError,
     QTensorError,
+    SafetensorsError,
     UnsupportedFormatError,
     one_line,
     quoted,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from notso.qtensor.reference.blocks import scales_of
     from notso.qtensor.reference.ops import matmul_q8k
     from notso.qtensor.reference.random_blocks import random_blocks
+    from notso.qtensor.safetensors import SafetensorsFile
     from notso.qtensor.tensor import QTensor
 
 __all__ = [
@@ -56,10 +58,11 @@ __all__ = [
     "Q4_K", "Q6_K", "Q8_0", "TILE_POSITIONS", "Array", "Backend", "DeviceError", "DeviceLostError",
     "DeviceMemoryError", "Format", "GGUFError", "GGUFFile", "GGUFWriter", "HugePageArena", "KVFormat",
     "KernelChoiceError", "KeyValuePool", "MemoryLimit", "Metadata", "NotsoError", "OperandError", "ProcessMemory",
-    "Program", "QTensor", "QTensorError", "RMSNorm", "UnsupportedFormatError", "Weight", "WeightArena",
-    "available_memory", "ceilings", "cuda_architectures", "differing_operations", "give_back_freed",
-    "has_cuda_driver", "huge_page_bytes", "kernel_choice", "kv_block_bytes", "matmul_q8k", "memory_limits", "one_line",
-    "process_memory", "quoted", "random_blocks", "reserved_blocks", "scales_of", "zeroed",
+    "Program", "QTensor", "QTensorError", "RMSNorm", "SafetensorsError", "SafetensorsFile",
+    "UnsupportedFormatError", "Weight", "WeightArena", "available_memory", "ceilings", "cuda_architectures",
+    "differing_operations", "give_back_freed", "has_cuda_driver", "huge_page_bytes", "kernel_choice",
+    "kv_block_bytes", "matmul_q8k", "memory_limits", "one_line", "process_memory", "quoted", "random_blocks",
+    "reserved_blocks", "scales_of", "zeroed",
 ]  # fmt: skip
 
 
@@ -109,6 +112,10 @@ def __getattr__(name: str) -> Any:
         from notso.qtensor.gguf_writer import GGUFWriter
 
         return GGUFWriter
+    if name == "SafetensorsFile":
+        from notso.qtensor.safetensors import SafetensorsFile
+
+        return SafetensorsFile
     if name == "QTensor":
         from notso.qtensor.tensor import QTensor
 

@@ -4,6 +4,7 @@
     └── QTensorError
         ├── GGUFError                a file is not what it claims to be
         │   └── UnsupportedFormatError   a block format or container version we do not read
+        ├── SafetensorsError         a safetensors file is not what it claims to be
         ├── KernelChoiceError        a forced kernel family is unknown or this CPU lacks it
         ├── DeviceError              a GPU was asked for, and none can be used
         │   ├── DeviceMemoryError    it has not the memory
@@ -62,6 +63,10 @@ class GGUFError(QTensorError):
 
 class UnsupportedFormatError(GGUFError):
     """The file is sound but holds a container version or a block format that is not supported; it is named."""
+
+
+class SafetensorsError(QTensorError):
+    """A safetensors file breaks the format or one of our limits."""
 
 
 class KernelChoiceError(QTensorError):

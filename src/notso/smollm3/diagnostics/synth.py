@@ -6,7 +6,6 @@ a working tokenizer and chat template, taken from another file and padded with r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,20 +15,13 @@ import numpy as np
 
 from notso.qtensor import F32, FORMATS_BY_NAME, Q4_K, Q6_K, Format, GGUFFile, GGUFWriter, random_blocks
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
-from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED, gguf_list
+from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, has_more_bits
+from notso.smollm3.text.tokenizer_json import tokenizer_entries
+from notso.smollm3.text.vocabulary import CONTROL, gguf_list
 
 CHUNK_BYTES = 8 << 20
 OFFICIAL_FORMATS = "official"
 DEMO_FILE = Path(__file__).parents[2] / "demo" / "demo.gguf"
-MAX_JSON_BYTES = 64 << 20
-
-# `general.file_type` of a file whose matrices are all of one format, as ggml numbers them; 15 is Q4_K_M.
-_FILE_TYPES = {
-    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14},
-    **{"Q5_K": 16, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26},
-    **{"IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38},
-}
-_OFFICIAL_FILE_TYPE = 15
 
 Progress: TypeAlias = Callable[[int, int], None]  # bytes written so far, bytes in all
 TokenizerSource: TypeAlias = Mapping[str, Any] | GGUFFile | str | Path
@@ -69,13 +61,6 @@ class SyntheticShape:
     def kv_width(self) -> int:
         """Rows of attn_k and attn_v."""
         return self.hidden // self.heads * self.kv_heads
-
-
-def has_more_bits(layer: int, layers: int) -> bool:
-    """Whether attn_v and ffn_down of this layer are Q6_K in the Q4_K_M mix: the outer eighths and every third between.
-    Source: llama.cpp `use_more_bits`, integer division."""
-    eighth = layers // 8
-    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def synthetic_tensors(
@@ -173,8 +158,7 @@ def _add_config(writer: GGUFWriter, shape: SyntheticShape, formats: str) -> None
     writer.add_string("general.type", "model")
     writer.add_string("general.name", "Random weights in the shapes of SmolLM3")
     writer.add_uint32("general.quantization_version", 2)
-    file_type = _OFFICIAL_FILE_TYPE if formats == OFFICIAL_FORMATS else _FILE_TYPES[formats]
-    writer.add_uint32("general.file_type", file_type)
+    writer.add_uint32("general.file_type", FILE_TYPES[Q4_K_M if formats == OFFICIAL_FORMATS else formats])
     writer.add_uint32("smollm3.block_count", shape.layers)
     writer.add_uint32("smollm3.context_length", 65536)
     writer.add_uint32("smollm3.embedding_length", shape.hidden)
@@ -239,36 +223,4 @@ def _tokenizer_metadata(source: TokenizerSource | None) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
     path = Path(source)
-    return _from_tokenizer_json(path) if path.suffix == ".json" else GGUFFile.open(path).metadata
-
-
-def _from_tokenizer_json(path: Path) -> dict[str, Any]:
-    """A Hugging Face `tokenizer.json` (byte-level BPE) as the entries a GGUF file would have."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise ModelFileError(f"the tokenizer file has more than {MAX_JSON_BYTES >> 20} MiB")
-        content = json.loads(path.read_text("utf-8"))
-        by_id = {index: (text, NORMAL) for text, index in content["model"]["vocab"].items()}
-        for added in content["added_tokens"]:
-            by_id[added["id"]] = (added["content"], CONTROL if added["special"] else USER_DEFINED)
-        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]]
-    except OSError as error:
-        raise ModelFileError(f"the tokenizer file cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFileError("the tokenizer file is no tokenizer.json of a byte-level BPE") from error
-    if sorted(by_id) != list(range(len(by_id))):
-        raise ModelFileError("the tokenizer file's ids have gaps")
-    tokens = [by_id[i][0] for i in range(len(by_id))]
-    metadata: dict[str, Any] = {
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [by_id[i][1] for i in range(len(by_id))],
-        "tokenizer.ggml.merges": merges,
-    }
-    ids = {token: i for i, token in enumerate(tokens)}
-    for key, text in (("bos", "<|begin_of_text|>"), ("eos", "<|im_end|>"), ("padding", "<|im_end|>")):
-        if text in ids:
-            metadata[f"tokenizer.ggml.{key}_token_id"] = ids[text]
-    beside = path.with_name("chat_template.jinja")
-    if beside.is_file():
-        metadata["tokenizer.chat_template"] = beside.read_text("utf-8")
-    return metadata
+    return tokenizer_entries(path) if path.suffix == ".json" else GGUFFile.open(path).metadata

@@ -152,7 +152,7 @@ def resolve_model(given: str | Path | None = None) -> Path | None:
     if named:
         path = Path(named).expanduser()
         if path.is_dir():
-            raise ModelFileError(f"{path} is a folder, not a GGUF file")
+            raise ModelFileError(f"{path} is a folder; `notso convert {path} OUT.gguf` makes a model file of it")
         if not path.exists():
             raise ModelFileError(f"there is no model file at {path}")
         return path

@@ -1,0 +1,45 @@
+"""`notso convert`: a Hugging Face folder made into a model file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from notso.cli import options, terminal
+
+EXAMPLES = """\
+  notso convert SmolLM3-3B SmolLM3-Q4_K_M.gguf
+  notso convert my-finetune my-finetune-f16.gguf --type F16"""
+
+
+def convert(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", exists=True, file_okay=False, help="config.json, safetensors, tokenizer."),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.", show_default=False)],
+    mix: Annotated[
+        str,
+        typer.Option("--type", metavar="TYPE", help="Q4_K_M, Q8_0, F16, BF16, F32, Q6_K, Q5_K, Q4_K, Q4_1 or Q4_0."),
+    ] = "Q4_K_M",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """Make a model file of a Hugging Face folder.
+
+    Some rows at a time, so that any machine can; K-quants of the 3B take minutes. What this engine would compute
+    otherwise than the folder says is refused by name.
+    """
+    if out.exists() and not force:
+        raise typer.BadParameter(f"{out} is there already; --force replaces it", param_hint="OUT.gguf")
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.parent}; make it first", param_hint="OUT.gguf")
+    from notso.smollm3.conversion.converter import convert as convert_folder
+
+    with terminal.progress(in_bytes=True) as report:
+        convert_folder(folder, out, mix, lambda done, total: report("writing", done, total))
+    terminal.note(f"{terminal.gigabytes(out.stat().st_size)}; `notso run --model {out}` asks it.")
+    terminal.say(str(out))

@@ -1,0 +1,113 @@
+"""Reading safetensors: a JSON header that names tensors, and their bytes behind it. Nothing is loaded but on demand.
+
+Only the floats that weights come in are read: F32, F16 and BF16. Every claim of the header is checked against the file
+before a byte of a tensor is touched. Format: https://huggingface.co/docs/safetensors
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import mmap
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, TypeGuard
+
+import numpy as np
+
+from notso.qtensor.errors import SafetensorsError, quoted
+from notso.qtensor.formats import BF16, F16, F32, Format
+from notso.qtensor.tensor import QTensor
+
+MAX_HEADER_BYTES = 100_000_000
+"""That of the format's own reader."""
+
+MAX_TENSORS = 65_536
+MAX_SIDES = 4
+_LENGTH_BYTES = 8
+_FORMATS: dict[str, Format] = {"F32": F32, "F16": F16, "BF16": BF16}
+
+
+class SafetensorsFile:
+    """The tensors of one file by name; they are views of the mapped file, which stays open as long as this is.
+
+    Raises SafetensorsError for what breaks the format, names the file and says what is wrong; OSError where it cannot
+    be read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.tensors: dict[str, QTensor] = {}
+        with self.path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size < _LENGTH_BYTES:
+                self._fail("it is too short for a header")
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            self._read(np.frombuffer(self._map, np.uint8))
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+        length = int.from_bytes(data[:_LENGTH_BYTES].tobytes(), "little")
+        if length > min(MAX_HEADER_BYTES, data.size - _LENGTH_BYTES):
+            self._fail(f"a header of {length:,} bytes is more than the file holds, or than can be")
+        begin = _LENGTH_BYTES + length
+        body = data[begin:]
+        for name, entry in self._header(data[_LENGTH_BYTES:begin].tobytes()).items():
+            if name == "__metadata__":
+                continue
+            format, shape, (start, end) = self._entry(name, entry)
+            values = math.prod(shape)
+            if end > body.size or end - start != values * format.block_bytes:
+                self._fail(f"{quoted(name)} has {values:,} numbers of {format} at bytes {start:,} to {end:,}")
+            self.tensors[name] = QTensor(name, format, shape, body[start:end])
+
+    def _header(self, raw: bytes) -> dict[str, Any]:
+        def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            found = dict(pairs)
+            if len(found) != len(pairs):
+                self._fail("a name comes twice in the header")
+            return found
+
+        try:
+            header = json.loads(raw, object_pairs_hook=unique)
+        except (ValueError, RecursionError):
+            self._fail("the header is not JSON")
+        if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+            self._fail(f"the header must be an object of at most {MAX_TENSORS:,} tensors")
+        return header
+
+    def _entry(self, name: str, entry: Any) -> tuple[Format, tuple[int, ...], tuple[int, int]]:
+        if not isinstance(entry, dict):
+            self._fail(f"{quoted(name)} is no object")
+        dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+        if not isinstance(dtype, str) or dtype not in _FORMATS:
+            self._fail(f"{quoted(name)} is of {quoted(dtype)}; read are {', '.join(_FORMATS)}")
+        if not _are_counts(shape) or not 1 <= len(shape) <= MAX_SIDES or 0 in shape:
+            self._fail(f"{quoted(name)} has no shape of 1 to {MAX_SIDES} sides")
+        if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+            self._fail(f"{quoted(name)} has no place in the file")
+        return _FORMATS[dtype], tuple(shape), (offsets[0], offsets[1])
+
+    def _fail(self, message: str) -> NoReturn:
+        raise SafetensorsError(f"{self.path.name}: {message}")
+
+    def close(self) -> None:
+        """Let go of the file; views that are still held keep it."""
+        self.tensors = {}
+        with contextlib.suppress(BufferError):  # somebody holds a view
+            self._map.close()
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _are_counts(numbers: Any) -> TypeGuard[list[int]]:
+    """Whole numbers that a file can speak of."""
+    return isinstance(numbers, list) and all(type(number) is int and 0 <= number < 1 << 48 for number in numbers)

@@ -1,0 +1,1 @@
+"""Model folders as Hugging Face has them, made into GGUF files."""

@@ -1,0 +1,48 @@
+"""A Hugging Face `tokenizer.json` as the entries that a GGUF file has of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from notso.smollm3.errors import ModelFileError
+from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED
+
+MAX_JSON_BYTES = 64 << 20
+TEMPLATE_FILE = "chat_template.jinja"
+
+
+def tokenizer_entries(path: Path) -> dict[str, Any]:
+    """Tokens, their types, merges, the ids of special tokens, and the chat template where one lies beside the file.
+
+    Only byte-level BPE is known, which is what SmolLM3 has. Raises ModelFileError.
+    """
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise ModelFileError(f"the tokenizer file has more than {MAX_JSON_BYTES >> 20} MiB")
+        content = json.loads(path.read_text("utf-8"))
+        by_id = {index: (text, NORMAL) for text, index in content["model"]["vocab"].items()}
+        for added in content["added_tokens"]:
+            by_id[added["id"]] = (added["content"], CONTROL if added["special"] else USER_DEFINED)
+        merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]]
+    except OSError as error:
+        raise ModelFileError(f"the tokenizer file cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError("the tokenizer file is no tokenizer.json of a byte-level BPE") from error
+    if sorted(by_id) != list(range(len(by_id))):
+        raise ModelFileError("the tokenizer file's ids have gaps")
+    tokens = [by_id[i][0] for i in range(len(by_id))]
+    entries: dict[str, Any] = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [by_id[i][1] for i in range(len(by_id))],
+        "tokenizer.ggml.merges": merges,
+    }
+    ids = {token: i for i, token in enumerate(tokens)}
+    for key, text in (("bos", "<|begin_of_text|>"), ("eos", "<|im_end|>"), ("padding", "<|im_end|>")):
+        if text in ids:
+            entries[f"tokenizer.ggml.{key}_token_id"] = ids[text]
+    beside = path.with_name(TEMPLATE_FILE)
+    if beside.is_file():
+        entries["tokenizer.chat_template"] = beside.read_text("utf-8")
+    return entries

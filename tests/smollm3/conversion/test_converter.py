@@ -1,0 +1,172 @@
+"""A folder of Hugging Face's comes out as the GGUF file that was made of the same weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from golden.random_models import RANDOM, RandomModel
+from smollm3.conversion.hf_folder_of import write_folder
+
+from notso.qtensor import GGUFFile, QTensor, SafetensorsError
+from notso.smollm3 import Engine, InvalidRequestError, ModelFileError
+from notso.smollm3.conversion.converter import MIXES, convert
+
+MODELS = [
+    RandomModel(layers=4),
+    RandomModel(layers=5, hidden=256, ffn=512, heads=4, kv_heads=2, head_dim=64, vocab=700, tied=False),
+    RandomModel(layers=2, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400),
+]
+SMALL = MODELS[2]
+
+
+def facts(path: Path) -> tuple[dict[str, Any], dict[str, QTensor]]:
+    file = GGUFFile.open(path)
+    return dict(file.metadata), dict(file.tensors)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_tensor_is_that_of_the_file(tmp_path: Path, model: RandomModel, shards: int) -> None:
+    expected, tensors = facts(model.write(tmp_path / "expected.gguf"))
+    out = tmp_path / "made.gguf"
+    convert(write_folder(model, tmp_path / "random weights", shards=shards), out, "F32")
+    metadata, made = facts(out)
+    assert list(made) == list(tensors)
+    for name, tensor in made.items():
+        assert tensor.shape == tensors[name].shape and tensor.format == tensors[name].format
+        assert tensor.data.tobytes() == tensors[name].data.tobytes(), name
+    for key, value in expected.items():
+        if model.head_dim * model.heads != model.hidden or not key.endswith(("key_length", "value_length")):
+            assert metadata[key] == value, key
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_each_type_of_weights_is_read(tmp_path: Path, dtype: str) -> None:
+    """Their numbers have eight bits, which every type holds."""
+
+    class Coarse(RandomModel):
+        def weights(self) -> Any:
+            for name, values in super().weights():
+                yield name, (values.view(np.uint32) & 0xFFFF0000).view(np.float32).copy()
+
+    model = Coarse(**{name: getattr(SMALL, name) for name in SMALL.__dataclass_fields__})
+    convert(write_folder(model, tmp_path / "folder", dtype), tmp_path / "made.gguf", "F32")
+    for name, values in model.weights():
+        made = facts(tmp_path / "made.gguf")[1][name]
+        close = np.float32(2**-24) if dtype == "F16" else 0
+        np.testing.assert_allclose(made.as_float32(), values, rtol=0, atol=close)
+
+
+def test_its_logits_are_those_of_transformers(tmp_path: Path) -> None:
+    convert(write_folder(RANDOM, tmp_path / "folder"), tmp_path / "made.gguf", "F32")
+    RANDOM.write(tmp_path / "expected.gguf")
+    ids = RANDOM.prompts(1, 40)[-1]
+    with Engine.load(tmp_path / "made.gguf") as made, Engine.load(tmp_path / "expected.gguf") as expected:
+        assert made.logits(ids).tobytes() == expected.logits(ids).tobytes(), "transformers' goldens are of that file"
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_every_mix_is_made_and_runs(tmp_path: Path, mix: str) -> None:
+    folder, out = write_folder(SMALL, tmp_path / "folder"), tmp_path / "made.gguf"
+    seen: list[tuple[int, int]] = []
+    size = convert(folder, out, mix, lambda done, all_of_it: seen.append((done, all_of_it)))
+    assert seen[-1] == (size, size)
+    convert(folder, tmp_path / "again.gguf", mix)
+    assert out.read_bytes() == (tmp_path / "again.gguf").read_bytes()
+    formats = {tensor.format.name for tensor in facts(out)[1].values()}
+    assert formats == {"F32", "Q4_K", "Q6_K"} if mix == "Q4_K_M" else formats == {"F32", mix}
+    with Engine.load(out, context_tokens=64) as engine:
+        assert np.isfinite(engine.logits([1, 2, 3])).all()
+
+
+def test_tokens_that_the_embedding_has_beyond_the_tokenizer(tmp_path: Path) -> None:
+    folder = write_folder(SMALL, tmp_path / "folder")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    last = max(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    del content["model"]["vocab"][last]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    convert(folder, tmp_path / "made.gguf", "F16")
+    metadata, _ = facts(tmp_path / "made.gguf")
+    assert list(metadata["tokenizer.ggml.tokens"])[-1] == "[PAD399]"
+    assert list(metadata["tokenizer.ggml.token_type"])[-1] == 5
+
+
+def test_yarn_and_newer_names(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "rope_theta": 5e6}
+    for number, config in enumerate(({"rope_scaling": rope}, {"rope_parameters": rope, "rope_theta": None})):
+        folder = write_folder(SMALL, tmp_path / f"folder-{number}", **config)
+        convert(folder, tmp_path / "made.gguf", "F16")
+        metadata, _ = facts(tmp_path / "made.gguf")
+        assert metadata["smollm3.rope.scaling.type"] == "yarn" and metadata["smollm3.rope.scaling.factor"] == 2.0
+        assert metadata["smollm3.rope.scaling.original_context_length"] == 512
+        assert metadata["smollm3.rope.freq_base"] == 5e6
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"no_rope_layers": [1, 1]}, None),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers leaves out other layers"),
+        ({"no_rope_layer_interval": 3}, "no_rope_layer_interval must be 4"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope scaling of type 'llama3'"),
+        ({"hidden_size": "256"}, "hidden_size is '256'"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is None"),
+        ({"num_hidden_layers": 3, "no_rope_layers": None}, "lacks the tensor model.layers.2.input_layernorm.weight"),
+        ({"num_hidden_layers": 1, "no_rope_layers": None}, "does not use: 'model.layers.1"),
+        ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),
+        ({"vocab_size": 300}, "400 tokens, the embedding 300 rows"),
+        ({"num_attention_heads": 3}, "the configuration implies"),
+    ],
+)
+def test_what_is_no_smollm3_is_refused_by_name(tmp_path: Path, config: dict[str, Any], words: str | None) -> None:
+    folder = write_folder(SMALL, tmp_path / "folder", **config)
+    if words is None:
+        convert(folder, tmp_path / "made.gguf", "F16")
+        return
+    with pytest.raises(ModelFileError, match=words):
+        convert(folder, tmp_path / "made.gguf", "F16")
+    assert not list(tmp_path.glob("*.gguf*")) and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("gone", ["config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"])
+def test_a_folder_that_lacks_a_file(tmp_path: Path, gone: str) -> None:
+    folder = write_folder(SMALL, tmp_path / "folder")
+    (folder / gone).unlink()
+    with pytest.raises((ModelFileError, OSError)) as error:
+        convert(folder, tmp_path / "made.gguf", "F16")
+    assert gone.partition(".")[0].replace("_", " ") in str(error.value).replace("_", " ")
+
+
+def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:
+    folder = write_folder(SMALL, tmp_path / "folder", shards=2)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "../elsewhere.safetensors"}}))
+    with pytest.raises(ModelFileError, match="outside its folder"):
+        convert(folder, tmp_path / "made.gguf", "F16")
+    index.write_text("[]")
+    with pytest.raises(ModelFileError, match="names no files"):
+        convert(folder, tmp_path / "made.gguf", "F16")
+
+
+def test_other_refusals(tmp_path: Path) -> None:
+    folder = write_folder(replace(SMALL), tmp_path / "folder")
+    with pytest.raises(InvalidRequestError, match="type 'IQ4_XS' is not made"):
+        convert(folder, tmp_path / "made.gguf", "IQ4_XS")
+    odd = write_folder(RandomModel(layers=1, hidden=96, ffn=64, heads=2, kv_heads=1, head_dim=48), tmp_path / "odd")
+    with pytest.raises(InvalidRequestError, match="rows of 96 numbers are no whole blocks of Q"):
+        convert(odd, tmp_path / "made.gguf", "Q4_K_M")
+    (folder / "model.safetensors").write_bytes(b"\x00" * 7)
+    with pytest.raises(SafetensorsError, match=r"model.safetensors: it is too short"):
+        convert(folder, tmp_path / "made.gguf", "F16")
+    assert not list(tmp_path.glob("*.gguf*"))
