@@ -27,6 +27,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/qtensor/test_sanitizers.py",
         "tests/qtensor/test_emulated_tiles.py",
         "tests/qtensor/test_cuda_machine_code.py",
+        "tests/qtensor/test_emulated_cuda.py",
     ),
     "engine": (
         "src/notso/qtensor",
@@ -40,6 +41,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/smollm3/engine/test_prefix_warmup.py",
         "tests/smollm3/kv/test_conversation_log.py",
         "tests/smollm3/model/test_accuracy.py",
+        "tests/smollm3/model/test_backends.py",
     ),
     "clients": (
         "constraints.txt",

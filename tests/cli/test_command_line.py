@@ -116,6 +116,7 @@ FAILURES = [
     (model.InvalidRequestError("top_p must be above 0", param="top_p"), 2, "See --top-p"),
     (qtensor.GGUFError("is 5, limit 3", field="header", offset=4), 3, "header at byte 4: is 5, limit 3"),
     (qtensor.UnsupportedFormatError("block format Q2_K"), 3, "notso pull"),
+    (qtensor.SafetensorsError("model.safetensors: the header is not JSON"), 3, "Fetch the folder again"),
     (qtensor.DeviceMemoryError("the GPU lacks 9 MiB"), 4, "nvidia-smi"),
     (qtensor.DeviceError("there is no driver"), 1, "nvidia-smi"),
     (model.ModelFileError("no tensor blk.3.attn_q.weight"), 3, "notso list"),

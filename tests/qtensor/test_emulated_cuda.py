@@ -20,7 +20,12 @@ from notso.qtensor.backends.cuda.arrays import FORMATS as CUDA_FORMATS
 ROOT = Path(__file__).parents[2]
 TESTS = Path(__file__).parent
 FAMILY = "cuda-emulated"
-PARTS = ("matmul", "fused", "rows", "rope", "attention", "attention_bytes")
+LONG = pytest.mark.long("native")
+PARTS = [
+    *(("matmul", ""), ("fused", ""), ("rows", ""), ("rope", ""), ("attention", "")),
+    *(("attention_bytes", "64 or k8v8"), pytest.param("attention_bytes", "", marks=LONG)),
+]
+"""Files of kernel tests, and which of them."""
 KERNELS_THERE = f"not ({' or '.join(each.name for each in FORMATS.values() if each.name not in CUDA_FORMATS)})"
 """Of the other formats the family has generic's own products."""
 
@@ -55,9 +60,10 @@ def run_tests(module: Path, *arguments: str, fault: str = "") -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=800)
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path, part: str) -> None:
-    run = run_tests(emulated_module, str(TESTS / f"test_kernels_{part}.py"), "-k", KERNELS_THERE)
+@pytest.mark.parametrize(("part", "which"), PARTS)
+def test_every_kernel_gives_the_bits_of_generic(emulated_module: Path, part: str, which: str) -> None:
+    wanted = f"({which}) and {KERNELS_THERE}" if which else KERNELS_THERE
+    run = run_tests(emulated_module, str(TESTS / f"test_kernels_{part}.py"), "-k", wanted)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     print(run.stdout.strip().splitlines()[-1])
 

@@ -69,7 +69,9 @@ Device = Annotated[
         "--device",
         envvar="NOTSO_DEVICE",
         metavar="DEVICE",
-        help="auto, cpu, cuda or cuda:N. auto: the first GPU, or the CPU.",
+        help="auto, cpu, cuda or cuda:N (NOTSO_DEVICE).",
+        show_envvar=False,
+        show_default=False,
     ),
 ]
 Weights = Annotated[

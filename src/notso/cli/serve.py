@@ -79,6 +79,7 @@ def serve(
             envvar="NOTSO_MCP_CONFIG",
             metavar="FILE",
             help="MCP servers of tools; needs the extra mcp.",
+            show_envvar=False,
         ),
     ] = None,
     keep_volatile: Annotated[

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
 
 BATCHES = (1, 3, 16)
 WORDS = ("Who are you?", "What is 12 + 30?", "Tell me of NoPE.", "List three colours.", "Is water wet?")
-TOKENS = 12
+TOKENS = 6
 
 
 def chat(number: int) -> tuple[list[Message], SamplingParams, RequestOptions]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -28,7 +28,13 @@ from notso.smollm3.scheduling.step_plan import BlockCopy, Chunk
 BACKENDS: list[Callable[[], Backend]] = [CPU, NumpyBackend, emulated_gpu]
 BLOCKS = 6
 LENGTHS = (TILE_POSITIONS + 20, 70, 9)
+SHORT = ("k8v8", "k4v3")
 RNG = np.random.default_rng(7)
+
+
+def long(*values: object) -> Any:
+    """A case that says little beside the others, and takes its time."""
+    return pytest.param(*values, marks=pytest.mark.long("engine"))
 
 
 @contextmanager
@@ -93,7 +99,7 @@ def logits_of(runner: ModelRunner, tokens: list[list[int]]) -> list[Floats]:
     return [*found, np.frombuffer(content, np.uint8)]
 
 
-@pytest.mark.parametrize("kv_format", get_args(KVFormat))
+@pytest.mark.parametrize("kv_format", [some if some in SHORT else long(some) for some in get_args(KVFormat)])
 def test_every_step_of_the_demo_model_has_the_same_bits(kv_format: KVFormat) -> None:
     results = []
     for make in BACKENDS:
@@ -135,7 +141,11 @@ PROMPT = RNG.integers(100, 3000, 150).tolist()
 
 @pytest.mark.parametrize(
     ("kv", "first", "then"),
-    [(kv, first, then) for kv in ("k8v8", "k8v4") for first, then in ((0, 1), (1, 0), (0, 2), (2, 0))],
+    [
+        *(("k8v8", first, then) for first, then in ((0, 1), (1, 0), (0, 2), (2, 0))),
+        *(long("k8v4", first, then) for first, then in ((0, 1), (1, 0))),
+        *(("k8v4", first, then) for first, then in ((0, 2), (2, 0))),
+    ],
 )
 def test_what_one_backend_wrote_to_the_disk_another_goes_on_with(
     tmp_path: Path, kv: KVFormat, first: int, then: int
@@ -161,7 +171,7 @@ def test_weights_go_up_once_and_the_engine_names_its_backend() -> None:
         assert engine.info.kernels == "numpy" and engine.info.threads == 1
         assert engine.weight_placement == "mmap"
         matrices = [name for name, tensor in engine._file.tensors.items() if len(tensor.shape) == 2]
-    assert sorted(backend.weights) == sorted(matrices)
+    assert sorted(name for name in backend.weights if name in matrices) == sorted(matrices)  # beside those of the check
 
 
 def test_the_memory_plan_asks_the_backend_what_there_is() -> None:

@@ -30,7 +30,8 @@ class House:
 
     def __init__(self, most_waiting: int = 2) -> None:
         self.host = EngineHost(lambda: None)  # type: ignore[arg-type, return-value]
-        self.host.state, self.host.engine = "ready", SimpleNamespace(info=None)  # type: ignore[assignment]
+        engine = SimpleNamespace(info=None, when_lost=lambda callback: None)
+        self.host.state, self.host.engine = "ready", engine  # type: ignore[assignment]
         self.requests = RunningRequests(self.host, most_waiting)
 
     async def begun(self, *generations: Generation, **options: Any) -> RunningRequest:
