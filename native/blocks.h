@@ -12,11 +12,27 @@ enum class Format : int32_t {
   F16 = 1,
   Q4_0 = 2,
   Q4_1 = 3,
+  Q5_0 = 6,
+  Q5_1 = 7,
   Q8_0 = 8,
+  Q2_K = 10,
+  Q3_K = 11,
   Q4_K = 12,
   Q5_K = 13,
   Q6_K = 14,
-  BF16 = 30
+  IQ2_XXS = 16,
+  IQ2_XS = 17,
+  IQ3_XXS = 18,
+  IQ1_S = 19,
+  IQ4_NL = 20,
+  IQ3_S = 21,
+  IQ2_S = 22,
+  IQ4_XS = 23,
+  IQ1_M = 29,
+  BF16 = 30,
+  TQ1_0 = 34,
+  TQ2_0 = 35,
+  MXFP4 = 39
 };
 
 constexpr int64_t kSuperBlock = 256;  // values that share one float step: a K-quant block, a Q8K activation block
@@ -54,6 +70,77 @@ struct BlockQ6_K {
   int8_t scales[16];
   half d;  // last, so the block is only 2-byte aligned
 };
+struct BlockQ5_0 {
+  half d;
+  uint8_t qh[4], qs[16];
+};
+struct BlockQ5_1 {
+  half d, m;
+  uint8_t qh[4], qs[16];
+};
+struct BlockIQ4_NL {
+  half d;
+  uint8_t qs[16];
+};
+struct BlockMXFP4 {
+  uint8_t e;  // the exponent of a power of two
+  uint8_t qs[16];
+};
+struct BlockQ2_K {
+  uint8_t scales[16];  // a scale in the low four bits, a min in the high ones
+  uint8_t qs[64];
+  half d, dmin;
+};
+struct BlockQ3_K {
+  uint8_t hmask[32];
+  uint8_t qs[64];
+  uint8_t scales[12];  // sixteen 6-bit scales
+  half d;
+};
+struct BlockIQ4_XS {
+  half d;
+  uint16_t scales_h;
+  uint8_t scales_l[4], qs[128];
+};
+struct BlockIQ2_XXS {
+  half d;
+  uint8_t qs[64];  // of each 32 values: four grid numbers, then four times seven bits of signs and four of a scale
+};
+struct BlockIQ2_XS {
+  half d;
+  uint16_t qs[32];  // nine bits of a grid number, seven of signs
+  uint8_t scales[8];
+};
+struct BlockIQ2_S {
+  half d;
+  uint8_t qs[32], signs[32], qh[8], scales[8];
+};
+struct BlockIQ3_XXS {
+  half d;
+  uint8_t qs[64];
+  uint8_t scales[32];  // four bytes for each 32 values: four times seven bits of signs and four of a scale
+};
+struct BlockIQ3_S {
+  half d;
+  uint8_t qs[64], qh[8], signs[32], scales[4];
+};
+struct BlockIQ1_S {
+  half d;
+  uint8_t qs[32];
+  uint16_t qh[8];  // four times three bits of grid numbers, three of a scale, one of the shift
+};
+struct BlockIQ1_M {
+  uint8_t qs[32], qh[16];
+  uint16_t scales[4];  // four times three bits each, and four bits of the half d
+};
+struct BlockTQ1_0 {
+  uint8_t qs[48], qh[4];  // five digits of three in a byte, four in the last ones
+  half d;
+};
+struct BlockTQ2_0 {
+  uint8_t qs[64];
+  half d;
+};
 #pragma pack(pop)
 
 static_assert(sizeof(BlockQ4_0) == 18 && offsetof(BlockQ4_0, qs) == 2);
@@ -63,6 +150,12 @@ static_assert(sizeof(BlockQ4_K) == 144 && offsetof(BlockQ4_K, scales) == 4 && of
 static_assert(sizeof(BlockQ5_K) == 176 && offsetof(BlockQ5_K, qh) == 16 && offsetof(BlockQ5_K, qs) == 48);
 static_assert(sizeof(BlockQ6_K) == 210 && offsetof(BlockQ6_K, qh) == 128 && offsetof(BlockQ6_K, scales) == 192 &&
               offsetof(BlockQ6_K, d) == 208);
+static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24 && sizeof(BlockIQ4_NL) == 18);
+static_assert(sizeof(BlockMXFP4) == 17 && sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110);
+static_assert(sizeof(BlockIQ4_XS) == 136 && sizeof(BlockIQ2_XXS) == 66 && sizeof(BlockIQ2_XS) == 74);
+static_assert(sizeof(BlockIQ2_S) == 82 && sizeof(BlockIQ3_XXS) == 98 && sizeof(BlockIQ3_S) == 110);
+static_assert(sizeof(BlockIQ1_S) == 50 && sizeof(BlockIQ1_M) == 56);
+static_assert(sizeof(BlockTQ1_0) == 54 && sizeof(BlockTQ2_0) == 66);
 
 // 256 activations as signed bytes with one scale: x ~ d * q. The sums serve the mins of Q4_K and Q5_K and the offset of
 // Q6_K. A row whose length is not a multiple of 256 ends in a block padded with zeros.

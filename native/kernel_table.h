@@ -95,6 +95,8 @@ static constexpr int64_t byte_attention_scratch(int64_t queries, int64_t dim) {
   return queries * (6 * dim + 64) + 320 * dim + 45056;
 }
 
+using MatmulKernel = void (*)(const MatmulTask&);
+
 struct KernelTable {
   const char* name;
 
@@ -112,6 +114,9 @@ struct KernelTable {
   void (*matmul_q8_0)(const MatmulTask&);
   void (*matmul_q4_0)(const MatmulTask&);
   void (*matmul_q4_1)(const MatmulTask&);
+  // Every other block format, as kernels/portable/unpacked_blocks.h takes it apart; null for a format it does not know.
+  // With 256 values as the K-quants, d times the format's step first; with 32 as Q8_0 and Q4_1.
+  MatmulKernel (*unpacked_kernel)(Format);
   // Float weights: lane l takes fma(w, x, acc) over k = l, l+16, ...; then the reduction.
   void (*matmul_f32)(const MatmulTask&);
   void (*matmul_f16)(const MatmulTask&);

@@ -51,11 +51,60 @@ if(EXISTS ${EMULATED_CUDA})
   add_library(kernels_cuda_emulated OBJECT EXCLUDE_FROM_ALL ${EMULATED_CUDA})
   target_compile_options(kernels_cuda_emulated PRIVATE ${EXACT} -fno-strict-aliasing)  # as CUDA reads words of bytes
   target_include_directories(kernels_cuda_emulated PRIVATE ${CMAKE_CURRENT_LIST_DIR}/../tests/native)
+  target_compile_definitions(kernels_cuda_emulated PRIVATE QTENSOR_EMULATED_LANES)
+  # And a GPU's driver over the same: what stands in cuda/ runs on it as on libcuda.so.1.
+  add_library(stub_driver MODULE EXCLUDE_FROM_ALL ${CMAKE_CURRENT_LIST_DIR}/../tests/native/stub_driver.cpp)
+  target_compile_options(stub_driver PRIVATE ${EXACT} -fno-strict-aliasing)
+  target_include_directories(stub_driver PRIVATE ${CMAKE_CURRENT_LIST_DIR}/../tests/native)
+  target_compile_definitions(stub_driver PRIVATE QTENSOR_EMULATED_LANES)
+  set_target_properties(stub_driver PROPERTIES PREFIX "" OUTPUT_NAME stub_driver)
 endif()
 
 # What runs the kernels and knows nothing of Python.
 set(RUNTIME)
-foreach(name ops/attention ops/dequantise ops/matmul ops/rope_table ops/rows runtime/bus_error runtime/cpu_features
-             runtime/dispatch runtime/roofline runtime/threads)
+foreach(name cuda/device cuda/driver_api cuda/machine_code cuda/operations kernels/portable/grids ops/attention
+             ops/dequantise ops/matmul ops/rope_table ops/rows runtime/bus_error runtime/cpu_features runtime/dispatch
+             runtime/roofline runtime/threads)
   list(APPEND RUNTIME ${CMAKE_CURRENT_LIST_DIR}/${name}.cpp)
 endforeach()
+# These read the kernels' headers, which write words of bytes.
+set_source_files_properties(${CMAKE_CURRENT_LIST_DIR}/cuda/device.cpp ${CMAKE_CURRENT_LIST_DIR}/cuda/operations.cpp
+                            ${CMAKE_CURRENT_LIST_DIR}/bindings/cuda.cpp PROPERTIES COMPILE_OPTIONS -fno-strict-aliasing)
+
+# Machine code of the CUDA kernels, where nvcc is: for every architecture that has what they ask for, and for later ones
+# as text that the driver compiles. Without it the build works, and says that it has none.
+set(QTENSOR_CUDA AUTO CACHE STRING "machine code for GPUs: AUTO (where nvcc is found), ON or OFF")
+set(CUDA_ARCHITECTURES 80 86 89 90 100 120)
+if(NOT QTENSOR_CUDA STREQUAL "OFF")
+  find_program(NVCC nvcc PATHS /usr/local/cuda/bin ENV CUDA_HOME PATH_SUFFIXES bin)
+  if(NOT NVCC AND QTENSOR_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "QTENSOR_CUDA=ON needs nvcc")
+  endif()
+endif()
+if(NVCC)
+  execute_process(COMMAND ${NVCC} --version OUTPUT_VARIABLE NVCC_SAYS ERROR_QUIET)
+  if(NVCC_SAYS MATCHES "release ([0-9]+)\\.([0-9]+)")
+    math(EXPR CUDA_TOOLKIT "${CMAKE_MATCH_1} * 1000 + ${CMAKE_MATCH_2} * 10")
+    math(EXPR CUDA_DRIVER "${CMAKE_MATCH_1} * 1000")  # within a major version older drivers load newer code
+  endif()
+endif()
+if(NVCC AND CUDA_TOOLKIT GREATER_EQUAL 12080)
+  set(CUDA_FILE ${CMAKE_BINARY_DIR}/cuda_kernels.fatbin)
+  set(CUDA_CODE -gencode arch=compute_80,code=compute_80)
+  foreach(architecture ${CUDA_ARCHITECTURES})
+    list(APPEND CUDA_CODE -gencode arch=compute_${architecture},code=sm_${architecture})
+  endforeach()
+  file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/cuda/*.h)
+  add_custom_command(
+    OUTPUT ${CUDA_FILE}
+    COMMAND ${NVCC} -fatbin -O3 -fmad=false -std=c++20 --expt-relaxed-constexpr --compress-mode=size --threads 0
+            ${CUDA_CODE} -I${CMAKE_CURRENT_LIST_DIR} ${CMAKE_CURRENT_LIST_DIR}/cuda/kernels.cu -o ${CUDA_FILE}
+    DEPENDS ${CMAKE_CURRENT_LIST_DIR}/cuda/kernels.cu ${CUDA_SOURCES}
+    VERBATIM)
+  string(JOIN " " CUDA_NAMES ${CUDA_ARCHITECTURES})
+  set_source_files_properties(
+    ${CMAKE_CURRENT_LIST_DIR}/cuda/machine_code.cpp
+    PROPERTIES COMPILE_DEFINITIONS
+               "QTENSOR_CUDA_FILE=\"${CUDA_FILE}\";QTENSOR_CUDA_TOOLKIT=${CUDA_DRIVER};QTENSOR_CUDA_ARCHITECTURES=\"${CUDA_NAMES}\""
+               OBJECT_DEPENDS ${CUDA_FILE})
+endif()

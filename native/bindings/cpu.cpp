@@ -1,4 +1,4 @@
-// The only file that knows Python. Shapes and dtypes are checked here once more than in ops.py, pointers go no further
+// The native module, and its CPU. Shapes and dtypes are checked here once more than in ops.py, pointers go no further
 // than the step that uses them, and no lock of Python's is held while a step runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 
+#include "bindings/cuda.h"
 #include "ops/attention.h"
 #include "ops/dequantise.h"
 #include "ops/matmul.h"
@@ -125,6 +126,7 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // programs that live until the interpreter ends are no leak
   m.doc() = "Kernels over quantised tensors. Use the ops of the backend, which explain errors before they arise here.";
 
+  bind_cuda(m);
   m.def("cpu_features", [] { return detect_cpu_features().names(); }, "Instruction sets usable here, as names.");
   m.def("known_kernels", &known_kernels, "Kernel families compiled in, best first.");
   m.def("available_kernels", &available_kernels, "Kernel families this CPU runs, best first.");

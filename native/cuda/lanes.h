@@ -1,6 +1,7 @@
 // One kernel source, two compilers. Under nvcc this header adds a handful of names to CUDA's own. Under a C++ compiler
-// the names are those of tests/native/emulated_lanes.h, where every thread of a block is a fiber. Kernels are plain
-// CUDA C++ either way, and the same lines are tested where there is no GPU.
+// the names are those of tests/native/emulated_lanes.h, where every thread of a block is a fiber, or, for who only
+// starts kernels, declarations alone. Kernels are plain CUDA C++ either way, and the same lines are tested where there
+// is no GPU.
 //
 // Every float step is an intrinsic that rounds once and to nearest (__fmaf_rn, __fmul_rn, ...), so no compiler fuses or
 // splits any. Subnormal numbers are kept (no -ftz).
@@ -39,14 +40,19 @@ LANES_DEVICE void mma_s8_short(int (&c)[4], const uint32_t (&a)[2], uint32_t b) 
       : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 LANES_DEVICE float round_even(float x) { return rintf(x); }
+LANES_DEVICE double round_even(double x) { return rint(x); }
 // Of what nobody writes while the kernel runs: kept in the first cache, or read once.
 LANES_DEVICE uint4 load16(const void* p) { return __ldg(static_cast<const uint4*>(p)); }
 LANES_DEVICE uint2 stream8(const void* p) { return __ldcs(static_cast<const uint2*>(p)); }
 LANES_DEVICE uint32_t stream4(const void* p) { return __ldcs(static_cast<const uint32_t*>(p)); }
 
-#else
+#elif defined(QTENSOR_EMULATED_LANES)
 
 #include "emulated_lanes.h"
+
+#else
+
+#include "cuda/host_names.h"
 
 #endif
 

@@ -23,7 +23,7 @@ namespace cuda {
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
-enum class Scratch { quantised, bytes, unit, scores, tops, steps, sums };
+enum class Scratch { normed, quantised, first, second, bytes, unit, scores, tops, steps, sums, count };
 
 constexpr int kMaxSmallM = 16;
 constexpr int kSmallMSharedLimit = 99 << 10;  // what a thread block may have on every architecture from 8.6 on
@@ -134,6 +134,13 @@ void launch_rope(Device& device, float* x, int64_t rows, int64_t heads, int64_t 
                  const float* cosine, const float* sine, bool adjacent) {
   device.launch(QTENSOR_KERNEL(rope), Grid{unsigned(rows), unsigned(heads)}, kRopeThreads, 0,
                 Rope{x, positions, cosine, sine, int(heads), int(dim), adjacent});
+}
+
+template <class Device>
+void launch_rope_table(Device& device, const double* frequency, int64_t pairs, const int32_t* positions, int64_t rows,
+                       double factor, float* cosine, float* sine) {
+  device.launch(QTENSOR_KERNEL(rope_table), Grid{unsigned(rows)}, kRopeThreads, 0,
+                RopeTable{frequency, positions, factor, int(pairs), cosine, sine});
 }
 
 static inline Levels levels_for(int bits) {

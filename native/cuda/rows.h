@@ -149,6 +149,36 @@ LANES_KERNEL(kRopeThreads, 16) rope(const Rope t) {
   }
 }
 
+// Cosines and sines of positions, a thread block to a row: native/ops/rope_table.cpp, in its order, in doubles.
+struct RopeTable {
+  const double* frequency;  // pairs
+  const int* positions;
+  double factor;
+  int pairs;
+  float *cosine, *sine;  // rows x pairs
+};
+LANES_KERNEL(kRopeThreads, 16) rope_table(const RopeTable t) {
+  const int64_t at = int64_t(blockIdx.x) * t.pairs;
+  for (int i = int(threadIdx.x); i < t.pairs; i += kRopeThreads) {
+    const double x = __dmul_rn(double(t.positions[blockIdx.x]), t.frequency[i]);
+    const double n = round_even(__dmul_rn(x, 0x1.45f306dc9c883p-1));
+    double angle = __dsub_rn(x, __dmul_rn(n, 0x1.921fb544p+0));
+    angle = __dsub_rn(angle, __dmul_rn(n, 0x1.0b4611a6p-34));
+    angle = __dsub_rn(angle, __dmul_rn(n, 0x1.3198a2e037073p-69));
+    const double z = __dmul_rn(angle, angle);
+    double of_sine = 0.0, of_cosine = 0.0;
+    for (int k = 19; k >= 3; k -= 2) of_sine = __ddiv_rn(__dmul_rn(__dsub_rn(1.0, of_sine), z), double(k * (k - 1)));
+    for (int k = 20; k >= 2; k -= 2)
+      of_cosine = __ddiv_rn(__dmul_rn(__dsub_rn(1.0, of_cosine), z), double(k * (k - 1)));
+    const double s = __dsub_rn(angle, __dmul_rn(angle, of_sine)), c = __dsub_rn(1.0, of_cosine);
+    const int quarter = int(int64_t(n) & 3);
+    const double sine = quarter == 0 ? s : quarter == 1 ? c : quarter == 2 ? -s : -c;
+    const double cosine = quarter == 0 ? c : quarter == 1 ? -s : quarter == 2 ? -c : s;
+    t.cosine[at + i] = __double2float_rn(__dmul_rn(cosine, t.factor));
+    t.sine[at + i] = __double2float_rn(__dmul_rn(sine, t.factor));
+  }
+}
+
 // The index of the first that none is larger than, as std::max_element finds it: a NaN counts only at the very front.
 struct Argmax {
   const float* x;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/generic/vec16.h"
+#include "kernels/portable/unpacked_blocks.h"
 #include "runtime/work_sharing.h"
 
 namespace qtensor {
@@ -42,6 +43,26 @@ void with_mins(const uint8_t* row, int64_t k, float* out, Value value) {
   });
 }
 
+// Formats that kernels take apart first.
+template <class F>
+void unpacked_row(const uint8_t* row, int64_t k, float* out) {
+  if constexpr (F::kIs256)
+    each_block<typename F::Block>(row, k / 256, [&](int64_t b, const typename F::Block& block) {
+      Unpacked256 w;
+      unpack(block, w);
+      for (int i = 0; i < 256; i++) {
+        const float value = half_to_float(w.d) * F::kStep * float(w.scales[i / 16]) * float(w.q[i]);
+        out[256 * b + i] = F::kHasMins ? value - half_to_float(w.dmin) * float(w.mins[i / 16]) : value;
+      }
+    });
+  else
+    each_block<typename F::Block>(row, k / 32, [&](int64_t b, const typename F::Block& block) {
+      Unpacked32 w;
+      unpack(block, w, half_to_float);
+      for (int l = 0; l < 32; l++) out[32 * b + l] = F::kHasMins ? w.d * float(w.q[l]) + w.m : w.d * float(w.q[l]);
+    });
+}
+
 int nibble(const uint8_t* qs, int j, int l) { return (j % 2 ? qs[32 * (j / 2) + l] >> 4 : qs[32 * (j / 2) + l] & 15); }
 
 }  // namespace
@@ -65,8 +86,11 @@ int64_t bytes_per_row(Format format, int64_t k) {
       return k / 256 * int64_t(sizeof(BlockQ5_K));
     case Format::Q6_K:
       return k / 256 * int64_t(sizeof(BlockQ6_K));
+    default:
+      return with_unpacked_format(
+          format, [k]<class F>(F) { return k / (F::kIs256 ? 256 : 32) * int64_t(sizeof(typename F::Block)); },
+          []() -> int64_t { refuse("this block format is not supported"); });
   }
-  refuse("this block format is not supported");
 }
 
 void dequantise_row(Format format, const uint8_t* row, int64_t k, float* out) {
@@ -120,6 +144,10 @@ void dequantise_row(Format format, const uint8_t* row, int64_t k, float* out) {
         }
       });
       break;
+    default:
+      with_unpacked_format(
+          format, [&]<class F>(F) { unpacked_row<F>(row, k, out); },
+          [] { refuse("this block format is not supported"); });
   }
 }
 

@@ -17,7 +17,6 @@ Scratch& memory(Use use) {
 
 bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
 
-using MatmulKernel = void (*)(const MatmulTask&);
 MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
   switch (format) {
     case Format::F32:
@@ -38,8 +37,10 @@ MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
       return table.matmul_q5_k;
     case Format::Q6_K:
       return table.matmul_q6_k;
+    default:
+      if (const MatmulKernel kernel = table.unpacked_kernel(format)) return kernel;
+      refuse("this block format has no kernel");
   }
-  refuse("this block format has no kernel");
 }
 
 bool has_tiles(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }

@@ -29,6 +29,7 @@ CLIMBERS = [
     ("qtensor/formats.py", "from notso.qtensor import gguf"),  # tensors-inside
     ("qtensor/backends/protocol.py", "from notso.qtensor.backends.cpu import cpu_backend"),  # devices-apart
     ("qtensor/backends/cpu/huge_pages.py", "from notso.qtensor.backends.cpu import ops"),  # cpu-inside
+    ("qtensor/backends/cuda/driver.py", "from notso.qtensor.backends.cuda import program"),  # cuda-inside
     ("smollm3/values/messages.py", "from notso.smollm3.engine import engine"),  # model-rooms
     ("smollm3/hub/registry.py", "from notso.qtensor import tensor"),  # few-know-tensors
     ("smollm3/scheduling/sequence.py", "import numpy"),  # no-arrays

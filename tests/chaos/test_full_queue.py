@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import http.client
-import re
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
 
-import httpx
 from chaos.ledger import LONG, Ledger
 from chaos.victim import Victim, Witness
 
@@ -20,7 +22,7 @@ LIMIT = 32
 CLIENTS = 48
 SECONDS = 600.0 if LONG else 1.0
 PACE_SECONDS = 0.2 if LONG else 0.02  # of an answer
-LOOK_SECONDS = 1.0 if LONG else 0.25  # after which a client asks again, how things are or for a place
+LOOK_SECONDS = 1.0 if LONG else 0.25  # after which a refused client asks again
 POOL_THREADS = 48  # those of the event loop's pool and ours stay, once they were needed
 MORE = """
 begun = open(settings.pop("order"), "a", buffering=1)
@@ -31,81 +33,68 @@ def script(messages, thinking):
 """
 
 
-class Visitor:
-    """Asks in a chat of its own, waits for the answer, asks again; refused, it comes back sooner than it was told."""
+class Visitors:
+    """Those of `visitors.py`, while the context lasts: what each did, by kind and name."""
 
-    def __init__(self, server: Victim, name: str, accepted: list[str], pause: float = 0.0) -> None:
-        self.client = httpx.Client(base_url=server.url, timeout=120)
-        self.name, self.accepted, self.pause = name, accepted, pause
-        self.served = self.refused = self.failed = 0
-        self.chat = "/chats"
+    def __init__(self, server: Victim) -> None:
+        self.accepted: list[str] = []
+        self.did: dict[str, Counter[str]] = {kind: Counter() for kind in ("accepted", "served", "refused", "failed")}
+        self.failures: list[str] = []
+        command = (sys.executable, Path(__file__).with_name("visitors.py"), server.url, str(CLIENTS), str(LOOK_SECONDS))
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._reading = threading.Thread(target=self._read, daemon=True)
 
-    def run(self, over: threading.Event) -> None:
-        while not over.is_set():
-            words = f"{self.name}-{self.served}"
-            path = self.chat if self.chat == "/chats" else f"{self.chat}/messages"
-            answer = self.client.post(path, data={"text": words, "key": new_id()})
-            if answer.status_code == 429:
-                self.refused += 1
-                self.failed += not 1 <= int(answer.headers.get("retry-after", "0")) <= 60
-                over.wait(LOOK_SECONDS)
-            elif answer.status_code == 303:
-                self.accepted.append(words)
-                self.chat = answer.headers["location"]
-                self.until_answered()
-                self.served += 1
-                over.wait(self.pause)
-            else:
-                self.failed += 1
-        self.client.close()
+    def __enter__(self) -> Visitors:
+        self._reading.start()
+        return self
 
-    def until_answered(self) -> None:
-        deadline = time.monotonic() + 300
-        while re.search(r'data-state="(queued|running)"', self.client.get(self.chat).text):
-            if time.monotonic() > deadline:
-                self.failed += 1
-                return
-            time.sleep(LOOK_SECONDS)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._reading.join()
+        self._process.wait()
 
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            what, name, *more = line.split()
+            self.did[what][name] += 1
+            if what == "accepted":
+                self.accepted += more
+            if what == "failed":
+                self.failures.append(line)
 
-def _seen(heavy: list[Visitor], light: Visitor) -> bool:
-    """Both sides of the limit; the light user's turn comes in its own time, which only the long form has."""
-    return any(each.refused for each in heavy) and any(each.served for each in heavy) and bool(light.served or not LONG)
+    @property
+    def seen(self) -> bool:
+        """Both sides of the limit; the light user's turn comes in its own time, which only the long form has."""
+        served = self.did["served"]
+        return bool(self.did["refused"] and served and (served["light"] or not LONG))
 
 
 def test_a_full_queue(victim: Callable[..., Victim], ledger: Ledger, tmp_path: Path) -> None:
     order = tmp_path / "order"
     server = victim(MORE, pace_seconds=PACE_SECONDS, order=str(order))
-    accepted: list[str] = []
-    over = threading.Event()
     with Witness(server) as witness:
         base = server.descriptors(), server.threads()
-        heavy = [Visitor(server, f"heavy{number}", accepted) for number in range(CLIENTS)]
-        light = Visitor(server, "light", accepted, pause=0.5)
-        with ThreadPoolExecutor(CLIENTS + 1) as pool:
-            running = [pool.submit(visitor.run, over) for visitor in (*heavy, light)]
+        with Visitors(server) as visitors:
             began = time.monotonic()
-            try:
-                while time.monotonic() - began < SECONDS or not _seen(heavy, light):
-                    assert time.monotonic() - began < SECONDS + 180, "nobody was refused, or the light user forgotten"
-                    time.sleep(0.1)
-            finally:
-                over.set()
-            for each in running:
-                each.result()
+            while time.monotonic() - began < SECONDS or not visitors.seen:
+                assert time.monotonic() - began < SECONDS + 180, "nobody was refused, or the light user forgotten"
+                time.sleep(0.1)
     begun = order.read_text().split()
     place = {words: number for number, words in enumerate(begun)}
+    accepted, served = visitors.accepted, visitors.did["served"]
     late = sum(abs(place[words] - number) > CLIENTS for number, words in enumerate(accepted))
     unserved = len(set(accepted) - set(begun))
-    visitors = [*heavy, light]
     left = until_at_base(server, base)
+    print(*visitors.failures[:20], sep="")
     ledger.note(
         "clients",
         "a queue at its limit",
         f"{CLIENTS} clients for {SECONDS:g} s: {len(accepted):,} turns served in their order,"
-        f" {sum(each.refused for each in visitors):,} refused with the time to wait; a light user had {light.served}"
-        f" answers, each other {sum(each.served for each in heavy) / CLIENTS:.0f}",
-        sum(each.failed for each in visitors) + late + unserved + left,
+        f" {visitors.did['refused'].total():,} refused with the time to wait; a light user had {served['light']}"
+        f" answers, each other {(served.total() - served['light']) / CLIENTS:.0f}",
+        len(visitors.failures) + late + unserved + left,
         witness.figures,
     )
 

@@ -73,7 +73,7 @@ def test_sixteen_chats_leave_nothing_behind(victim: Callable[..., Victim], ledge
         Crowd(server, seed=0).run(seconds=FILL_SECONDS)
     else:
         Crowd(server, seed=0).run(turns=1)  # whatever is made once is made
-    settled = server.threads(), server.descriptors()
+    settled, names = (server.threads(), server.descriptors()), server.descriptor_names()
     samples, crowd = Samples(server), Crowd(server, seed=1, pause_seconds=PAUSE_SECONDS if LONG else 0.0)
     figures: dict[str, float] = {}
     if LONG:
@@ -92,7 +92,8 @@ def test_sixteen_chats_leave_nothing_behind(victim: Callable[..., Victim], ledge
         time.sleep(0.1)
     figures |= {"threads more": more[0], "descriptors more": more[1]}
     if more != (0, 0):
-        crowd.failed["threads or descriptors are left"] += 1
+        left = dict(server.descriptor_names() - names)
+        crowd.failed[f"threads or descriptors are left: {left}"] += 1
     done = ", ".join(f"{count:,} {what}" for what, count in sorted(crowd.done.items()))
     how_long = f"{SOAK_SECONDS / 3600:g} hours" if LONG else "one turn each"
     ledger.note("soak", f"16 chats, {how_long}{': ' + str(dict(crowd.failed)) if crowd.failed else ''}", done,

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -120,6 +122,14 @@ class Victim:
 
     def descriptors(self) -> int:
         return sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir())
+
+    def descriptor_names(self) -> Counter[str]:
+        """What the descriptors are, numbers left out, and how many of each."""
+        names: Counter[str] = Counter()
+        for entry in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                names[re.sub(r"\d+", "", str(entry.readlink()))] += 1
+        return names
 
     def threads(self) -> int:
         return sum(1 for _ in Path(f"/proc/{self.pid}/task").iterdir())

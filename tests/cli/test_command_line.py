@@ -116,6 +116,8 @@ FAILURES = [
     (model.InvalidRequestError("top_p must be above 0", param="top_p"), 2, "See --top-p"),
     (qtensor.GGUFError("is 5, limit 3", field="header", offset=4), 3, "header at byte 4: is 5, limit 3"),
     (qtensor.UnsupportedFormatError("block format Q2_K"), 3, "notso pull"),
+    (qtensor.DeviceMemoryError("the GPU lacks 9 MiB"), 4, "nvidia-smi"),
+    (qtensor.DeviceError("there is no driver"), 1, "nvidia-smi"),
     (model.ModelFileError("no tensor blk.3.attn_q.weight"), 3, "notso list"),
     (model.TemplateError("the template calls foo"), 3, "notso inspect"),
     (model.OutOfMemoryError("needs 9 MiB", needed_bytes=9, available_bytes=1), 4, "--context"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from notso.smollm3 import MAX_STOP_STRINGS
 from notso.smollm3.errors import ContextLengthError
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import ToolCall
@@ -179,7 +180,7 @@ def test_what_is_no_question_is_wrong_usage(
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--temperature 3", "--top-p 0", "--max-tokens 0", "--stop a --stop b --stop c --stop d --stop e", "--context 1"],
+    ["--temperature 3", "--top-p 0", "--max-tokens 0", "--stop a " * (MAX_STOP_STRINGS + 1), "--context 1"],
 )
 def test_options_out_of_range_are_wrong_usage(engine: Any, notso: Run, arguments: str) -> None:
     result = notso("run", "x", *arguments.split())

@@ -411,7 +411,8 @@ def one_call(name: str, seed: int) -> None:
 
 
 def test_every_exported_operation_is_fuzzed() -> None:
-    exported = {name for name in dir(_native) if not name.startswith("_")}
+    """Of the CPU: what a GPU is asked for has its calls broken one by one in tests/qtensor/test_cuda_driver.py."""
+    exported = {name for name in dir(_native) if not name.lower().startswith(("_", "cuda"))}
     assert exported == set(OPERATIONS) | CONTROL
 
 

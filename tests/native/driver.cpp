@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -25,8 +26,12 @@ using namespace qtensor;
 
 namespace {
 
-const Format kFormats[] = {Format::F32,  Format::F16,  Format::BF16, Format::Q4_0, Format::Q4_1,
-                           Format::Q8_0, Format::Q4_K, Format::Q5_K, Format::Q6_K};
+const Format kFormats[] = {Format::F32,   Format::F16,     Format::BF16,  Format::Q4_0,    Format::Q4_1,
+                           Format::Q5_0,  Format::Q5_1,    Format::Q8_0,  Format::Q2_K,    Format::Q3_K,
+                           Format::Q4_K,  Format::Q5_K,    Format::Q6_K,  Format::IQ2_XXS, Format::IQ2_XS,
+                           Format::IQ2_S, Format::IQ3_XXS, Format::IQ3_S, Format::IQ4_NL,  Format::IQ1_S,
+                           Format::IQ1_M, Format::IQ4_XS,  Format::TQ1_0, Format::TQ2_0,   Format::MXFP4};
+Format any_format(Random& random) { return kFormats[random.below(std::size(kFormats))]; }
 
 [[noreturn]] void fail(const std::string& what) {
   std::fprintf(stderr, "driver: %s (kernels %s)\n", what.c_str(), kernels().name);
@@ -34,7 +39,11 @@ const Format kFormats[] = {Format::F32,  Format::F16,  Format::BF16, Format::Q4_
 }
 
 bool is_plain(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
-bool is_super(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
+bool is_super(Format f) {
+  for (const Format small : {Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1, Format::Q8_0, Format::IQ4_NL})
+    if (f == small) return false;
+  return !is_plain(f) && f != Format::MXFP4;
+}
 
 int64_t row_length(Format f, Random& random) {
   if (is_super(f)) return 256 * random.from(1, 5);
@@ -58,11 +67,20 @@ void fill(Guarded<uint8_t>& data, Format f, Random& random) {
       std::memcpy(&data[at], &value, 4);
     } else if (f == Format::BF16) {
       data[at + 1] = uint8_t((data[at + 1] & 0x80) | 0x3e);
-    } else if (f == Format::Q6_K) {
-      tame(at + 208);
+    } else if (f == Format::MXFP4) {
+      data[at] = uint8_t(0x60 + random.below(0x20));
+    } else if (f == Format::IQ1_M) {
+      data[at + 55] = uint8_t(data[at + 55] & 0x0f) | 0x30;
     } else {
-      tame(at);
-      if (f == Format::Q4_1 || f == Format::Q4_K || f == Format::Q5_K) tame(at + 2);
+      const int64_t half = f == Format::Q6_K    ? 208
+                           : f == Format::Q2_K  ? 80
+                           : f == Format::Q3_K  ? 108
+                           : f == Format::TQ1_0 ? 52
+                           : f == Format::TQ2_0 ? 64
+                                                : 0;
+      tame(at + half);
+      for (const Format two : {Format::Q4_1, Format::Q5_1, Format::Q2_K, Format::Q4_K, Format::Q5_K})
+        if (f == two) tame(at + half + 2);
     }
   }
 }
@@ -97,7 +115,7 @@ void compare(const char* what, Guarded<float>& out, Guarded<float>& expected, Ma
 }
 
 void matmul_case(Random& random) {
-  const Format f = kFormats[random.below(9)];
+  const Format f = any_format(random);
   const int64_t work = is_plain(f) ? 200'000 : 2'000'000;  // generic fused multiply-adds are slow
   int64_t m, rows, k;
   do {
@@ -156,7 +174,8 @@ void matmul_case(Random& random) {
                                               : f == Format::Q8_0 ? t.matmul_q8_0
                                               : f == Format::Q4_K ? t.matmul_q4_k
                                               : f == Format::Q5_K ? t.matmul_q5_k
-                                                                  : t.matmul_q6_k;
+                                              : f == Format::Q6_K ? t.matmul_q6_k
+                                                                  : t.unpacked_kernel(f);
           kernel(task);
           task.row_begin = begin;
           task.row_end = rows;
@@ -218,7 +237,7 @@ void rope_case(Random& random) {
 }
 
 void embedding_case(Random& random) {
-  const Format f = kFormats[random.below(9)];
+  const Format f = any_format(random);
   const int64_t k = row_length(f, random), rows = random.from(1, 20), count = random.from(1, 40);
   Guarded<uint8_t> weight(rows * bytes_per_row(f, k), random);
   fill(weight, f, random);

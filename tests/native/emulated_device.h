@@ -40,7 +40,7 @@ class EmulatedDevice {
 
  private:
   uint64_t launches_ = 0;
-  std::array<std::unique_ptr<Aligned>, 7> scratch_;
+  std::array<std::unique_ptr<Aligned>, size_t(Scratch::count)> scratch_;
 };
 
 inline EmulatedDevice& emulated_device() {

@@ -75,6 +75,8 @@ inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dsub_rn(double a, double b) { return a - b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
 inline float round_even(float a) { return __builtin_rintf(a); }
+inline double round_even(double a) { return __builtin_rint(a); }
+inline float __double2float_rn(double a) { return float(a); }
 inline float __int2float_rn(int a) { return float(a); }
 inline int __float2int_rn(float a) {  // as cvt.rni.s32.f32: NaN gives 0, what is too large the nearest there is
   return a != a ? 0 : a >= 2147483648.0f ? INT32_MAX : a < -2147483648.0f ? INT32_MIN : int(__builtin_rintf(a));

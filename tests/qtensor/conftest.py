@@ -11,10 +11,8 @@ import pytest
 
 from notso.qtensor.backends.cpu import kernel_choice
 from notso.qtensor.formats import Format
-from notso.qtensor.reference.random_blocks import random_blocks
+from notso.qtensor.reference.random_blocks import HALVES, put_halves, random_blocks
 from notso.qtensor.tensor import QTensor
-
-HALF_FIELDS = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 Floats = npt.NDArray[np.float32]
 EveryFamily = Callable[[Callable[[], npt.NDArray[Any]]], npt.NDArray[Any]]
@@ -99,8 +97,11 @@ def make_weight() -> MakeWeight:
             blocks = rng.integers(0, 256, (count, format.block_bytes), dtype=np.uint8)
             if fill is not None:
                 blocks[:] = fill
-            for start in HALF_FIELDS[format.name] if kind != "zero" else ():
-                blocks[:, start : start + 2] = _halves(rng, count, kind)
+            if format.name == "MXFP4":  # its scale is an exponent: let no sum of products be infinite
+                blocks[:, 0] = np.minimum(blocks[:, 0], 200)
+            if kind != "zero" and format in HALVES:
+                halves = [_halves(rng, count, kind).view("<f2")[:, 0] for _ in HALVES[format]]
+                put_halves(format, blocks, np.stack(halves, axis=1).astype(np.float32))
         room = np.full(blocks.size + 64, 0xA5, np.uint8)
         begin = -room.ctypes.data % 32 + offset
         data = room[begin : begin + blocks.size]

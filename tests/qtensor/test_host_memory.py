@@ -29,7 +29,7 @@ def test_this_machine_has_memory() -> None:
 
     assert limits
     assert all(limit.available_bytes > 0 for limit in limits)
-    assert available_memory() in limits
+    assert available_memory().source in {limit.source for limit in memory_limits()}  # two readings differ in bytes
 
 
 def test_without_control_groups_the_system_decides(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ import pytest
 from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import BF16, F16, F32, FORMATS, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format
 from notso.qtensor.reference import blocks
+from notso.qtensor.reference.grids import grid
+from notso.qtensor.reference.random_blocks import HALVES, put_halves
 
 ALL = list(FORMATS.values())
-QUANTISED = [f for f in ALL if not f.is_float]
 
 # Root mean square error of quantising normal numbers, relative to their own, measured and rounded up. A layout mistake
 # gives 0.3 and more.
@@ -26,6 +27,9 @@ ROUNDTRIP_ERROR = {
     Q5_K: 0.038,
     Q6_K: 0.02,
 }
+MADE = list(ROUNDTRIP_ERROR)
+QUANTISED = [f for f in MADE if not f.is_float]
+ONLY_READ = [f for f in ALL if f not in MADE]
 
 
 def random_blocks(format: Format, count: int, seed: int) -> np.ndarray:
@@ -36,11 +40,18 @@ def random_blocks(format: Format, count: int, seed: int) -> np.ndarray:
         return (
             (rng.standard_normal((count, 1)) * 10.0 ** rng.integers(-30, 30, (count, 1))).astype("<f4").view(np.uint8)
         )
-    fields = {Q4_1: (0, 2), Q4_K: (0, 2), Q5_K: (0, 2), Q6_K: (208,)}.get(format, (0,))
-    for start in fields:
-        scale = rng.standard_normal(count) * 10.0 ** rng.integers(-7, 4, count)
-        raw[:, start : start + 2] = np.clip(scale, -60000, 60000).astype("<f2")[:, None].view(np.uint8)
+    if format in (F16, BF16):
+        raw[:, :2] = _scales(rng, count)[:, None].astype("<f2").view(np.uint8)
+    if format.name == "MXFP4":
+        raw[:, 0] = np.minimum(raw[:, 0], 200)
+    if format in HALVES:
+        put_halves(format, raw, np.stack([_scales(rng, count) for _ in HALVES[format]], axis=1))
     return raw
+
+
+def _scales(rng: np.random.Generator, count: int) -> np.ndarray:
+    scales = rng.standard_normal(count) * 10.0 ** rng.integers(-7, 4, count)
+    return np.clip(scales, -60000, 60000).astype(np.float32)
 
 
 @pytest.mark.parametrize("format", ALL, ids=str)
@@ -80,7 +91,20 @@ def test_q6_k_by_hand() -> None:
     assert numbers[128 + 96 + 5] == 2.0 * (3 * 14) * (12 + 16 - 32)
 
 
-@pytest.mark.parametrize("format", ALL, ids=str)
+@pytest.mark.parametrize("format", ONLY_READ, ids=str)
+def test_what_is_only_read_is_not_made(format: Format) -> None:
+    with pytest.raises(OperandError, match=f"{format.name} is read, not made"):
+        blocks.quantise(format, np.zeros((1, 256), np.float32))
+
+
+@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S", "IQ3_XXS", "IQ3_S"])
+def test_grids_are_those_of_the_gguf_package(name: str) -> None:
+    theirs = getattr(gguf.quants, name)
+    theirs.init_grid()
+    np.testing.assert_array_equal(grid(name), theirs.grid.reshape(theirs.grid_shape))
+
+
+@pytest.mark.parametrize("format", MADE, ids=str)
 def test_quantise_then_dequantise_is_near(format: Format) -> None:
     rng = np.random.default_rng(1)
     x = (rng.standard_normal((7, 1024)) * 0.02 * 4.0 ** rng.integers(-3, 4, (7, 1))).astype(np.float32)
@@ -130,7 +154,7 @@ def test_a_row_quantises_alike_alone_and_in_company(format: Format) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("format", ALL, ids=str)
+@pytest.mark.parametrize("format", MADE, ids=str)
 def test_quantise_refuses_what_is_not_a_number(format: Format, bad: float) -> None:
     x = np.ones((2, 256), np.float32)
     x[1, 200] = bad

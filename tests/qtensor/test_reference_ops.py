@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from notso.qtensor.errors import OperandError
-from notso.qtensor.formats import BF16, F16, F32, FORMATS, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format
+from notso.qtensor.formats import BF16, F16, F32, FORMATS, Q2_K, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, Format
 from notso.qtensor.reference import blocks, ops
+from notso.qtensor.reference.random_blocks import random_blocks
+from notso.qtensor.reference.unpacked_blocks import UNPACK_32, UNPACK_256
 from notso.qtensor.tensor import QTensor
 
 QUANTISED = [f for f in FORMATS.values() if not f.is_float]
@@ -59,6 +61,9 @@ def test_fma_passes_on_what_is_not_finite() -> None:
 
 def random_weight(format: Format, rows: int, cols: int, seed: int) -> QTensor:
     rng = np.random.default_rng(seed)
+    if format in UNPACK_32 or format in UNPACK_256:  # which are only read
+        packed = random_blocks(format, rows * cols // format.block_values, rng)
+        return QTensor("w", format, (rows, cols), packed.reshape(-1))
     return QTensor.quantise((rng.standard_normal((rows, cols)) * 0.02).astype(np.float32), format, "w")
 
 
@@ -101,13 +106,21 @@ def test_matmul_q8k_one_number_at_a_time(format: Format) -> None:
                 signed = blocks.unpack_q6_k(ours)
                 total = sum(int(signed.q[0, i]) * int(signed.scales[0, i // 16]) * int(qx[b, i]) for i in range(256))
                 f = np.float32(total) * signed.d[0]
+            elif format in UNPACK_256:
+                large = UNPACK_256[format](ours)
+                total = sum(int(large.q[0, i]) * int(large.scales[0, i // 16]) * int(qx[b, i]) for i in range(256))
+                f = np.float32(total) * large.d[0]
+                if format is Q2_K:
+                    minimum = sum(int(large.mins[0, i]) * int(bsums[b, i]) for i in range(16))
+                    f = scalar_fma(-np.float32(minimum), large.dmin[0], f)
             else:
-                small = getattr(blocks, f"unpack_{format.name.lower()}")(ours)
+                known = UNPACK_32.get(format) or getattr(blocks, f"unpack_{format.name.lower()}")
+                small = known(ours)
                 f = np.float32(0)
                 for j in range(8):
                     total = sum(int(small.q[j, i]) * int(qx[b, 32 * j + i]) for i in range(32))
                     f = scalar_fma(np.float32(total), small.d[j], f)
-                    if format is Q4_1:
+                    if format in (Q4_1, Q5_1):
                         f = scalar_fma(np.float32(int(bsums[b, 2 * j]) + int(bsums[b, 2 * j + 1])), small.m[j], f)
             acc = scalar_fma(f, dx[b], acc)
         assert acc == ops.matmul_q8k(x, weight)[0, row]

@@ -101,6 +101,24 @@ def test_a_number_that_is_no_positive_finite_float_is_named(key: str, value: Any
         SmolLM3Config.from_metadata(OFFICIAL | {f"smollm3.{key}": value})
 
 
+YARN = {"smollm3__rope__scaling__type": "yarn", "smollm3__rope__scaling__factor": 2.0}
+
+
+def test_yarn_of_the_file_holds_for_every_context() -> None:
+    """As the model card tells for 128K: the frequencies of a longer context, at once and not twice."""
+    stretched = {"smollm3__context_length": 131_072, "smollm3__rope__scaling__original_context_length": 65_536}
+    neutral = {"smollm3__rope__scaling__attn_factor": 1.0, "smollm3__rope__scaling__finetuned": True}
+    of_file, plain = read(**YARN, **stretched, **neutral), read()
+
+    assert of_file.yarn_of_file == (2.0, 65_536)
+    for context_tokens in (16, 8_192, 131_072):
+        assert of_file.rope_frequencies(context_tokens) == plain.rope_frequencies(131_072)
+    assert plain.rope_frequencies(65_536) != plain.rope_frequencies(131_072)
+    assert of_file.max_context_tokens == plain.max_context_tokens == 131_072
+    assert read(**YARN).yarn_of_file == (2.0, 65_536)  # without the original context it is the file's
+    assert read(smollm3__rope__scaling__type="none") == plain
+
+
 @pytest.mark.parametrize("architecture", ["llama", "SmolLM3", 3, "x" * 500])
 def test_another_architecture_is_refused_by_name(architecture: Any) -> None:
     with pytest.raises(ModelFileError, match="supported: 'smollm3'") as caught:
@@ -115,8 +133,11 @@ def test_another_architecture_is_refused_by_name(architecture: Any) -> None:
         ({"smollm3__embedding_length": 2000}, "head dimension of 125"),
         ({"smollm3__attention__value_length": 64}, "value_length differs from the head dimension 128"),
         ({"smollm3__rope__dimension_count": 64}, "dimension_count differs from the head dimension 128"),
-        ({"smollm3__rope__scaling__type": "linear"}, "rope scaling inside the file"),
-        ({"smollm3__rope__scaling__factor": 2.0}, "rope scaling inside the file"),
+        ({"smollm3__rope__scaling__type": "linear"}, "scaling.type' is 'linear'; of rope scaling only YaRN"),
+        ({"smollm3__rope__scaling__factor": 2.0}, "scaling.factor' is 2.0; of rope scaling only YaRN"),
+        ({"smollm3__rope__scaling__type": "yarn"}, "rope.scaling.factor must be a number"),
+        (YARN | {"smollm3__rope__scaling__attn_factor": 0.5}, "scaling.attn_factor' is 0.5"),
+        (YARN | {"smollm3__rope__scaling__original_context_length": 0}, "original_context_length must be an integer"),
         ({"smollm3__vocab_size": 128255}, "vocab_size differs from the 128256 tokens"),
         ({"tokenizer__ggml__tokens": []}, "tokenizer.ggml.tokens"),
     ],

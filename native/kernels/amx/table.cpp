@@ -5,6 +5,7 @@
 #include "kernels/avx512/integer_kernels.h"
 #include "kernels/portable/tile_entries.h"
 #include "kernels/x86/matmul.h"
+#include "kernels/x86/unpacked_matmul.h"
 
 #ifndef QTENSOR_TABLE_NAME  // the emulation of tests/native has another
 #define QTENSOR_TABLE_NAME "amx"

@@ -5,6 +5,7 @@
 #include "kernels/portable/byte_attention.h"
 #include "kernels/portable/tile_entries.h"
 #include "kernels/x86/matmul.h"
+#include "kernels/x86/unpacked_matmul.h"
 
 namespace qtensor {
 namespace {

@@ -3,6 +3,7 @@
 #include "kernel_table.h"
 #include "kernels/portable/byte_attention.h"
 #include "kernels/portable/table_entries.h"
+#include "unpacked_matmul.h"
 
 namespace qtensor {
 namespace {

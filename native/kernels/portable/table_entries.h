@@ -18,6 +18,7 @@ void matmul_q6_k(const MatmulTask& t);
 void matmul_q8_0(const MatmulTask& t);
 void matmul_q4_0(const MatmulTask& t);
 void matmul_q4_1(const MatmulTask& t);
+MatmulKernel unpacked_kernel(Format format);
 void attention_bytes(const ByteAttentionTask& t);
 
 constexpr KernelTable table_entries(const char* name) {
@@ -29,6 +30,7 @@ constexpr KernelTable table_entries(const char* name) {
           .matmul_q8_0 = matmul_q8_0,
           .matmul_q4_0 = matmul_q4_0,
           .matmul_q4_1 = matmul_q4_1,
+          .unpacked_kernel = unpacked_kernel,
           .matmul_f32 = matmul_f32,
           .matmul_f16 = matmul_f16,
           .matmul_bf16 = matmul_bf16,

@@ -22,22 +22,27 @@ inline __m256i nibbles_of_16(const uint8_t* qs) {
   return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(raw, 4), raw), _mm256_set1_epi8(15));
 }
 
-struct SubBlockQ8_0 {
+// What most of these formats have: a half in front.
+struct HalfInFront {
+  static __m128 scales(const uint8_t* const* places) { return load_halves(places); }
+};
+inline __m256i dot_signed(__m256i q, __m256i x) { return dot_u8_s8(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q)); }
+
+struct SubBlockQ8_0 : HalfInFront {
   static constexpr int64_t bytes = sizeof(BlockQ8_0), min_at = 0;
   static constexpr int offset = 0;
   static constexpr bool has_min = false;
   static __m256i dot(const uint8_t* block, __m256i x) {
-    const __m256i q = _mm256_loadu_si256((const __m256i*)(block + 2));
-    return dot_u8_s8(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q));
+    return dot_signed(_mm256_loadu_si256((const __m256i*)(block + 2)), x);
   }
 };
-struct SubBlockQ4_0 {
+struct SubBlockQ4_0 : HalfInFront {
   static constexpr int64_t bytes = sizeof(BlockQ4_0), min_at = 0;
   static constexpr int offset = 8;
   static constexpr bool has_min = false;
   static __m256i dot(const uint8_t* block, __m256i x) { return dot_u8_s8(nibbles_of_16(block + 2), x); }
 };
-struct SubBlockQ4_1 {
+struct SubBlockQ4_1 : HalfInFront {
   static constexpr int64_t bytes = sizeof(BlockQ4_1), min_at = 2;
   static constexpr int offset = 0;
   static constexpr bool has_min = true;
@@ -62,7 +67,7 @@ inline void sub_block_rows(const MatmulTask& t, int64_t row, int64_t batch_row) 
       }
       __m128i sum = reduce_four(dot[0], dot[1], dot[2], dot[3]);
       if (Sub::offset) sum = _mm_sub_epi32(sum, _mm_set1_epi32(Sub::offset * x[b].sums32[j]));
-      f = _mm_fmadd_ps(_mm_cvtepi32_ps(sum), load_halves(place), f);
+      f = _mm_fmadd_ps(_mm_cvtepi32_ps(sum), Sub::scales(place), f);
       if (Sub::has_min) f = _mm_fmadd_ps(_mm_set1_ps(float(x[b].sums32[j])), load_halves(place, Sub::min_at), f);
     }
     acc = _mm_fmadd_ps(f, _mm_set1_ps(x[b].d), acc);

@@ -39,6 +39,8 @@ def _classify(error: BaseException) -> tuple[int, str, str]:
     rows: tuple[tuple[type[BaseException], int, str], ...] = (
         (qtensor.KernelChoiceError, WRONG_USAGE, "Unset NOTSO_KERNELS and NOTSO_ATTENTION to let notso choose."),
         (qtensor.UnsupportedFormatError, BAD_MODEL, "`notso pull` fetches a file that works."),
+        (qtensor.DeviceMemoryError, NO_ROOM, "`nvidia-smi` shows what fills the GPU's memory."),
+        (qtensor.DeviceError, FAILED, "`nvidia-smi` shows whether the GPU and its driver work."),
         (qtensor.GGUFError, BAD_MODEL, "Check the file, or fetch the official one with `notso pull`."),
         (model.ModelFileError, BAD_MODEL, "`notso list` shows the models on this machine, `notso pull` fetches one."),
         (model.TemplateError, BAD_MODEL, "`notso inspect FILE` shows the file's template."),

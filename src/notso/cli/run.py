@@ -42,7 +42,7 @@ def run(
     max_tokens: options.MaxTokens = None,
     seed: options.Seed = None,
     stop: Annotated[
-        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; up to 4 times.")
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; up to 64 times.")
     ] = None,
     schema: Annotated[
         Path | None,

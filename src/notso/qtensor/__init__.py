@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from notso.qtensor.errors import (
     MAX_QUOTED_CHARACTERS,
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
     GGUFError,
     KernelChoiceError,
     NotsoError,
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
     from notso.qtensor.backends.cpu.cpu_backend import CPU
     from notso.qtensor.backends.cpu.huge_pages import HugePageArena, huge_page_bytes, zeroed
     from notso.qtensor.backends.cpu.kv_pool import reserved_blocks
+    from notso.qtensor.backends.cuda.cuda_backend import CUDA
+    from notso.qtensor.backends.cuda.driver import architectures as cuda_architectures
     from notso.qtensor.backends.protocol import Array, Backend, KeyValuePool, Program, RMSNorm, Weight, WeightArena
     from notso.qtensor.gguf import GGUFFile, Metadata
     from notso.qtensor.gguf_writer import GGUFWriter
@@ -45,11 +50,12 @@ if TYPE_CHECKING:
     from notso.qtensor.tensor import QTensor
 
 __all__ = [
-    "BF16", "CPU", "F16", "F32", "FORMATS", "FORMATS_BY_NAME", "KV_FORMATS", "MAX_QUOTED_CHARACTERS", "MIB", "Q4_K",
-    "Q6_K", "Q8_0", "TILE_POSITIONS", "Array", "Backend", "Format", "GGUFError", "GGUFFile", "GGUFWriter",
-    "HugePageArena", "KVFormat", "KernelChoiceError", "KeyValuePool", "MemoryLimit", "Metadata", "NotsoError",
-    "OperandError", "ProcessMemory", "Program", "QTensor", "QTensorError", "RMSNorm", "UnsupportedFormatError",
-    "Weight", "WeightArena", "available_memory", "ceilings", "give_back_freed", "huge_page_bytes", "kernel_choice",
+    "BF16", "CPU", "CUDA", "F16", "F32", "FORMATS", "FORMATS_BY_NAME", "KV_FORMATS", "MAX_QUOTED_CHARACTERS", "MIB",
+    "Q4_K", "Q6_K", "Q8_0", "TILE_POSITIONS", "Array", "Backend", "DeviceError", "DeviceLostError",
+    "DeviceMemoryError", "Format", "GGUFError", "GGUFFile", "GGUFWriter", "HugePageArena", "KVFormat",
+    "KernelChoiceError", "KeyValuePool", "MemoryLimit", "Metadata", "NotsoError", "OperandError", "ProcessMemory",
+    "Program", "QTensor", "QTensorError", "RMSNorm", "UnsupportedFormatError", "Weight", "WeightArena",
+    "available_memory", "ceilings", "cuda_architectures", "give_back_freed", "huge_page_bytes", "kernel_choice",
     "kv_block_bytes", "matmul_q8k", "memory_limits", "one_line", "process_memory", "quoted", "random_blocks",
     "reserved_blocks", "scales_of", "zeroed",
 ]  # fmt: skip
@@ -64,6 +70,14 @@ def __getattr__(name: str) -> Any:
         from notso.qtensor.backends.cpu.cpu_backend import CPU
 
         return CPU
+    if name == "CUDA":
+        from notso.qtensor.backends.cuda.cuda_backend import CUDA
+
+        return CUDA
+    if name == "cuda_architectures":
+        from notso.qtensor.backends.cuda.driver import architectures
+
+        return architectures
     if name in ("HugePageArena", "huge_page_bytes", "zeroed"):
         from notso.qtensor.backends.cpu import huge_pages
 

@@ -9,6 +9,84 @@ import numpy
 from numpy.typing import NDArray
 
 
+class CudaUnavailable(RuntimeError):
+    pass
+
+class CudaOutOfMemory(RuntimeError):
+    pass
+
+class CudaLost(RuntimeError):
+    pass
+
+def cuda_architectures() -> str:
+    """
+    Architectures this build has machine code for, as numbers in a line; empty: it has none.
+    """
+
+def cuda_laid_bytes(format: int, rows: int, k: int) -> int:
+    """Bytes of a weight on the device."""
+
+class CudaDevice:
+    """
+    One GPU. CudaUnavailable, CudaOutOfMemory or CudaLost come from every method.
+    """
+
+    def __init__(self, library: str, number: int, code: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def architecture(self) -> int: ...
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free and in all."""
+
+    def allocate(self, size: int, zeroed: bool) -> int: ...
+
+    def free(self, address: int) -> None: ...
+
+    def upload(self, to: int, source: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None: ...
+
+    def download(self, to: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], source: int) -> None: ...
+
+    def copy(self, to: int, source: int, size: int) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def upload_weight(self, format: int, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], rows: int, k: int, to: int) -> None: ...
+
+    def capture_begin(self) -> None: ...
+
+    def capture_end(self) -> int: ...
+
+    def capture_drop(self) -> None: ...
+
+    def run_graph(self, graph: int) -> None: ...
+
+    def free_graph(self, graph: int) -> None: ...
+
+    @property
+    def scratch_moves(self) -> int: ...
+
+    def embed_rows(self, weight: tuple[int, int, int, int], ids: int, rows: int, out: int) -> None: ...
+
+    def gather_rows(self, x: int, ids: int, rows: int, width: int, out: int) -> None: ...
+
+    def matmul(self, x: int, m: int, k: int, each: Sequence[tuple[tuple[int, int, int, int], int]], norm: int, eps: float, join: int) -> None: ...
+
+    def rope_table(self, frequencies: int, pairs: int, positions: int, rows: int, factor: float, cosine: int, sine: int) -> None: ...
+
+    def rope(self, x: int, rows: int, heads: int, dim: int, positions: int, cosine: int, sine: int, adjacent: bool) -> None: ...
+
+    def store_key_values(self, k: int, v: int, places: tuple[int, int, int, int, int, int], pool: tuple[int, int, int, int], window: tuple[int, int, int, int]) -> None: ...
+
+    def attention(self, q: int, heads: int, places: tuple[int, int, int, int, int, int], pool: tuple[int, int, int, int], window: tuple[int, int, int, int], scale: float, tiles: int, out: int) -> None: ...
+
+    def argmax(self, x: int, rows: int, width: int, out: int) -> None: ...
+
+    def softmax(self, x: int, rows: int, width: int) -> None: ...
+
 def cpu_features() -> list[str]:
     """Instruction sets usable here, as names."""
 

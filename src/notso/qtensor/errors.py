@@ -5,6 +5,9 @@
         ├── GGUFError                a file is not what it claims to be
         │   └── UnsupportedFormatError   a block format or container version we do not read
         ├── KernelChoiceError        a forced kernel family is unknown or this CPU lacks it
+        ├── DeviceError              a GPU was asked for, and none can be used
+        │   ├── DeviceMemoryError    it has not the memory
+        │   └── DeviceLostError      it failed while it computed; what it held is gone
         └── OperandError             an op was called with a wrong shape, dtype, stride or range
 
 Every error of the project descends from `NotsoError`; each floor maps what it receives at its own border.
@@ -63,6 +66,18 @@ class UnsupportedFormatError(GGUFError):
 
 class KernelChoiceError(QTensorError):
     """`NOTSO_KERNELS` or `NOTSO_ATTENTION` names something that does not exist or that this CPU cannot run."""
+
+
+class DeviceError(QTensorError):
+    """A GPU cannot be used: no driver, one that is too old, no such device, or no machine code for it."""
+
+
+class DeviceMemoryError(DeviceError):
+    """The GPU has not as much memory as was asked for."""
+
+
+class DeviceLostError(DeviceError):
+    """The GPU failed in the middle of work. Nothing it holds can be relied on; the process goes on without it."""
 
 
 class OperandError(QTensorError, ValueError):

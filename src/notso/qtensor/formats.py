@@ -38,48 +38,54 @@ F32 = Format("F32", 0, 1, 4)
 F16 = Format("F16", 1, 1, 2)
 Q4_0 = Format("Q4_0", 2, 32, 18)
 Q4_1 = Format("Q4_1", 3, 32, 20)
+Q5_0 = Format("Q5_0", 6, 32, 22)
+Q5_1 = Format("Q5_1", 7, 32, 24)
 Q8_0 = Format("Q8_0", 8, 32, 34)
+Q2_K = Format("Q2_K", 10, 256, 84)
+Q3_K = Format("Q3_K", 11, 256, 110)
 Q4_K = Format("Q4_K", 12, 256, 144)
 Q5_K = Format("Q5_K", 13, 256, 176)
 Q6_K = Format("Q6_K", 14, 256, 210)
+IQ2_XXS = Format("IQ2_XXS", 16, 256, 66)
+IQ2_XS = Format("IQ2_XS", 17, 256, 74)
+IQ3_XXS = Format("IQ3_XXS", 18, 256, 98)
+IQ1_S = Format("IQ1_S", 19, 256, 50)
+IQ4_NL = Format("IQ4_NL", 20, 32, 18)
+IQ3_S = Format("IQ3_S", 21, 256, 110)
+IQ2_S = Format("IQ2_S", 22, 256, 82)
+IQ4_XS = Format("IQ4_XS", 23, 256, 136)
+IQ1_M = Format("IQ1_M", 29, 256, 56)
 BF16 = Format("BF16", 30, 1, 2)
+TQ1_0 = Format("TQ1_0", 34, 256, 54)
+TQ2_0 = Format("TQ2_0", 35, 256, 66)
+MXFP4 = Format("MXFP4", 39, 32, 17)
 
-FORMATS: dict[int, Format] = {f.ggml_type: f for f in (F32, F16, Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16)}
+FORMATS: dict[int, Format] = {
+    f.ggml_type: f
+    for f in (
+        *(F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ2_XXS, IQ2_XS, IQ3_XXS, IQ1_S),
+        *(IQ4_NL, IQ3_S, IQ2_S, IQ4_XS, IQ1_M, BF16, TQ1_0, TQ2_0, MXFP4),
+    )
+}
 FORMATS_BY_NAME: dict[str, Format] = {f.name: f for f in FORMATS.values()}
 
 # Every other number ggml has given out, so that a refusal can say what the file holds. "removed" ones are historic.
 UNSUPPORTED_NAMES: dict[int, str] = {
     4: "Q4_2 (removed)",
     5: "Q4_3 (removed)",
-    6: "Q5_0",
-    7: "Q5_1",
     9: "Q8_1",
-    10: "Q2_K",
-    11: "Q3_K",
     15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    20: "IQ4_NL",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    23: "IQ4_XS",
     24: "I8",
     25: "I16",
     26: "I32",
     27: "I64",
     28: "F64",
-    29: "IQ1_M",
     31: "Q4_0_4_4 (removed)",
     32: "Q4_0_4_8 (removed)",
     33: "Q4_0_8_8 (removed)",
-    34: "TQ1_0",
-    35: "TQ2_0",
     36: "IQ4_NL_4_4 (removed)",
     37: "IQ4_NL_4_8 (removed)",
     38: "IQ4_NL_8_8 (removed)",
-    39: "MXFP4",
     40: "NVFP4",
     41: "Q1_0",
 }

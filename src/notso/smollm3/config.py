@@ -27,13 +27,18 @@ LIMITS = {
     "rope.dimension_count": (1, 1_024),
     "vocab_size": (1, 1_000_000),
     "context_length": (1, 1_048_576),
+    "rope.scaling.original_context_length": (1, 1_048_576),
 }
 
 # the same of what is no integer; beyond these a power or a logarithm of it is no number any more
 FLOAT_LIMITS = {
     "attention.layer_norm_rms_epsilon": (1e-12, 1.0),
     "rope.freq_base": (2.0, 1e12),
+    "rope.scaling.factor": (1.0, 64.0),
 }
+
+NEUTRAL_SCALING = {"type": "none", "factor": 1.0, "attn_factor": 1.0, "finetuned": True}
+"""Of the keys `rope.scaling.*`: what says that nothing is scaled, or nothing more than YaRN does."""
 
 YARN_FACTOR = 2.0
 YARN_BETA_FAST = 32.0
@@ -58,6 +63,8 @@ class SmolLM3Config:
     rms_norm_eps: float
     rope_theta: float
     no_rope_layers: tuple[int, ...]
+    yarn_of_file: tuple[float, int] | None = None
+    """YaRN's factor and the context trained before it, where the file carries both; then it holds for every context."""
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> SmolLM3Config:
@@ -77,11 +84,6 @@ class SmolLM3Config:
         for key in ("attention.value_length", "rope.dimension_count"):
             if _integer(metadata, key, head_dim) != head_dim:
                 raise ModelFileError(f"{ARCHITECTURE}.{key} differs from the head dimension {head_dim}")
-        for key in metadata:
-            if key.startswith(f"{ARCHITECTURE}.rope.scaling."):
-                raise ModelFileError(
-                    f"{quoted(key)}: rope scaling inside the file is not supported; ask for a longer context"
-                )
         vocab = _vocab_size(metadata)
         return cls(
             hidden_size=hidden,
@@ -95,6 +97,7 @@ class SmolLM3Config:
             rms_norm_eps=_number(metadata, "attention.layer_norm_rms_epsilon"),
             rope_theta=_number(metadata, "rope.freq_base"),
             no_rope_layers=tuple(int((layer + 1) % NO_ROPE_LAYER_INTERVAL != 0) for layer in range(layers)),
+            yarn_of_file=_yarn(metadata),
         )
 
     def uses_rope(self, layer: int) -> bool:
@@ -111,26 +114,54 @@ class SmolLM3Config:
         """Numbers that the cache holds for one token."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
 
+    @property
+    def max_context_tokens(self) -> int:
+        """The longest context that can be asked for: what the file says where it carries YaRN, else twice the trained
+        one, beyond which there is no rotation that was tried."""
+        if self.yarn_of_file is None:
+            return int(YARN_FACTOR * self.max_position_embeddings)
+        factor, original = self.yarn_of_file
+        return max(self.max_position_embeddings, int(factor * original))
+
     def rope_frequencies(self, context_tokens: int) -> tuple[list[float], float]:
         """Angle per position of each pair, and the factor on cosine and sine.
 
         Within the trained context: theta^(-2i/D) and 1. Beyond it: YaRN with factor 2 (transformers'
-        _compute_yarn_parameters; Peng et al. 2023, section 3.2), which halves the slow frequencies.
+        _compute_yarn_parameters; Peng et al. 2023, section 3.2), which halves the slow frequencies. A file that carries
+        YaRN itself has it at every length, as with transformers and llama.cpp.
         """
         half = self.head_dim // 2
         plain = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(half)]
-        if context_tokens <= self.max_position_embeddings:
+        factor, original = self.yarn_of_file or (YARN_FACTOR, self.max_position_embeddings)
+        if factor == 1.0 or (self.yarn_of_file is None and context_tokens <= original):
             return plain, 1.0
-        low = max(math.floor(self._pair_turning(YARN_BETA_FAST)), 0)
-        high = min(math.ceil(self._pair_turning(YARN_BETA_SLOW)), self.head_dim - 1)
+        low = max(math.floor(self._pair_turning(YARN_BETA_FAST, original)), 0)
+        high = min(math.ceil(self._pair_turning(YARN_BETA_SLOW, original)), self.head_dim - 1)
         ramp = [min(max((i - low) / max(high - low, 1e-3), 0.0), 1.0) for i in range(half)]
-        mixed = [w * (1 - g) + w / YARN_FACTOR * g for w, g in zip(plain, ramp, strict=True)]
-        return mixed, 0.1 * math.log(YARN_FACTOR) + 1.0
+        mixed = [w * (1 - g) + w / factor * g for w, g in zip(plain, ramp, strict=True)]
+        return mixed, 0.1 * math.log(factor) + 1.0
 
-    def _pair_turning(self, turns: float) -> float:
-        """The (fractional) pair that turns this often over the trained context."""
-        ratio = self.max_position_embeddings / (turns * 2 * math.pi)
+    def _pair_turning(self, turns: float, tokens: int) -> float:
+        """The (fractional) pair that turns this often over so many tokens."""
+        ratio = tokens / (turns * 2 * math.pi)
         return self.head_dim * math.log(ratio) / (2 * math.log(self.rope_theta))
+
+
+def _yarn(metadata: Mapping[str, Any]) -> tuple[float, int] | None:
+    """`rope.scaling.*`: YaRN's factor and its original context, or None where nothing is scaled."""
+    prefix = f"{ARCHITECTURE}.rope.scaling."
+    given = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    if given.get("type") != "yarn":
+        factor = original = None
+    else:
+        factor = _number(metadata, "rope.scaling.factor")
+        context = _integer(metadata, "context_length")
+        original = _integer(metadata, "rope.scaling.original_context_length", context)
+        given = {key: given[key] for key in given if key not in ("type", "factor", "original_context_length")}
+    for name, value in given.items():
+        if name not in NEUTRAL_SCALING or value != NEUTRAL_SCALING[name]:
+            raise ModelFileError(f"{quoted(prefix + name)} is {quoted(value)}; of rope scaling only YaRN is supported")
+    return None if factor is None or original is None else (factor, original)
 
 
 def _integer(metadata: Mapping[str, Any], key: str, default: int | None = None) -> int:

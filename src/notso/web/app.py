@@ -28,6 +28,7 @@ from notso.web.api.ollama import models as ollama_models
 from notso.web.api.ollama import not_offered as ollama_not_offered
 from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
+from notso.web.api.responses import stored as stored_responses
 from notso.web.api.server import health, models, monitoring, not_offered, openapi, server_facts, tokens
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
@@ -147,6 +148,7 @@ def create_app(
         text_completions.router,
         anthropic_messages.router,
         responses.router,
+        stored_responses.router,
         ollama.router,
         ollama_models.router,
         ollama_not_offered.router,

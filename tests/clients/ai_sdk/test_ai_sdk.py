@@ -19,10 +19,7 @@ pytestmark = [
 ]
 
 
-SEVEN = pytest.mark.xfail(reason="7 of 9: streams with tools or a form are refused", strict=True, raises=AssertionError)
-
-
-@pytest.mark.parametrize("provider", ["compatible", "openai", pytest.param("anthropic", marks=SEVEN)])
+@pytest.mark.parametrize("provider", ["compatible", "openai", "anthropic"])
 def test_nine_of_nine(scripted: str, provider: str, tmp_path: Path) -> None:
     shutil.copy(HERE / "nine.mjs", PLACE)  # modules are looked for beside the program
     ran = subprocess.run(

@@ -94,10 +94,7 @@ def test_langchain(scripted: str, api: str) -> None:
     assert agent.invoke({"messages": [HumanMessage("Hello")]})["messages"][-1].text == SUNNY
 
 
-NAMES = pytest.mark.xfail(reason="`name` on messages is refused", strict=True, raises=openai.BadRequestError)
-
-
-@pytest.mark.parametrize("api", [pytest.param("chat", marks=NAMES), "responses", "anthropic"])
+@pytest.mark.parametrize("api", ["chat", "responses", "anthropic"])
 def test_langgraph_with_named_agents(scripted: str, api: str) -> None:
     model = chat_models(scripted)[api]
     graph = StateGraph(MessagesState)

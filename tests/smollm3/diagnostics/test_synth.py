@@ -182,7 +182,7 @@ def test_tensors_larger_than_a_chunk_do_not_repeat(tmp_path: Path, words: dict[s
         ({"kv_heads": 8}, "kv_heads"),
         ({"vocab": 262}, "vocab"),
         ({"vocab": 1_000_001}, "vocab"),
-        ({"formats": "Q2_K"}, "formats"),
+        ({"formats": "Q7_K"}, "formats"),
         ({"formats": "Q8_0", "ffn": 500}, "ffn"),
     ],
 )

@@ -204,7 +204,7 @@ INVALID = [
     ({"max_tokens": "5"}, "max_tokens"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
     ({"repeat_penalty": 0}, "repeat_penalty"),
-    ({"stop": ["a"] * 5}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
     ({"stop": ["x" * 257]}, "stop"),
     ({"logit_bias": {"x": 1}}, "logit_bias.x"),
     ({"logit_bias": {"1": 101}}, "logit_bias"),

@@ -13,6 +13,7 @@ from anthropic.types import message_create_params as message
 from fastapi.routing import iter_route_contexts
 from openai.types import completion_create_params as text
 from openai.types.chat import completion_create_params as chat
+from openai.types.responses import input_token_count_params as input_tokens
 from openai.types.responses import response_create_params as response
 
 from notso.web.api.server.compatibility import ADDRESSES, Address, page
@@ -24,6 +25,7 @@ CLIENTS: dict[str, Any] = {
     "POST /v1/messages": message.MessageCreateParamsBase,
     "POST /v1/messages/count_tokens": count.MessageCountTokensParams,
     "POST /v1/responses": response.ResponseCreateParamsBase,
+    "POST /v1/responses/input_tokens": input_tokens.InputTokenCountParams,
     "POST /v1/completions": text.CompletionCreateParamsBase,
 }
 

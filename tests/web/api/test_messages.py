@@ -144,7 +144,7 @@ def test_refusals_name_the_field(served: Any) -> None:
         ({"max_tokens": True}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"top_k": -1}, "top_k"),
-        ({"stop_sequences": ["a"] * 5}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 65}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": "a"}, "stop_sequences"),
         ({"thinking": {"type": "enabled"}}, "thinking.enabled.budget_tokens"),
@@ -323,3 +323,61 @@ def test_who_leaves_stops_it_unless_a_conversation_was_named(start: Start) -> No
             again = server.client.get("/v1/stream?conv_id=c1").text
             assert again.startswith("id: 0\nevent: message_start\n") and again.count("event: message_stop") == 1
         server.wait(lambda: engine.stats().running == 0)
+
+
+def test_thread_is_refused_as_the_client_wants(start: Start) -> None:
+    engine = ScriptedEngine(calls)
+    server = start(engine).ready()
+    answer = server.client.post(URL, json=SHORT | {"thread": {"type": "create"}, "temperature": 9})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["param"]) == (400, "invalid_request_error", "thread")
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert server.client.post(URL, json=SHORT | {"thread": None}).status_code == 200
+    assert "details" not in server.client.post(URL, json=SHORT | {"temperature": 9}).json()["error"]
+
+
+def test_eager_streams_are_a_hint(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    for path, body in ((URL, SHORT), (f"{URL}/count_tokens", {"messages": HELLO})):
+        for is_eager, ignored in ((True, "tools.eager_input_streaming"), (False, None), (None, None)):
+            answer = server.client.post(path, json=body | {"tools": [TOOL | {"eager_input_streaming": is_eager}]})
+            assert (answer.status_code, answer.headers.get("x-notso-ignored")) == (200, ignored), answer.text
+
+
+def test_the_beginning_of_a_stream_tells_what_the_prompt_takes(served: Any) -> None:
+    client = client_of(served)
+    ask: dict[str, Any] = {"model": "notso-demo", "messages": [{"role": "user", "content": "word " * 300}]}
+    counted = client.messages.count_tokens(**ask).input_tokens
+    for is_known in (False, True):
+        with client.messages.stream(**ask, max_tokens=2) as stream:
+            begun = next(event.message.usage for event in stream if event.type == "message_start")
+            told = stream.get_final_message().usage
+        assert (begun.input_tokens, begun.cache_read_input_tokens) == (told.input_tokens, told.cache_read_input_tokens)
+        assert begun.input_tokens + (begun.cache_read_input_tokens or 0) == counted
+        assert ((begun.cache_read_input_tokens or 0) > 200) == is_known
+
+
+def test_thoughts_stay_until_somebody_asks_again(served: Any) -> None:
+    client = client_of(served)
+    thought: dict[str, Any] = {"type": "thinking", "thinking": "word " * 50, "signature": ""}
+    call: dict[str, Any] = {"type": "tool_use", "id": "c1", "name": "add", "input": {}}
+    result: Any = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "4"}]}
+
+    def counted(blocks: list[Any], *more: Any, kind: str = "adaptive") -> int:
+        ask: Any = {"messages": [*HELLO, {"role": "assistant", "content": blocks}, result, *more], "tools": [TOOL]}
+        ask |= {"model": "notso-demo", "thinking": {"type": kind}}
+        count = client.messages.count_tokens(**ask).input_tokens
+        used = client.messages.create(**ask, max_tokens=2).usage
+        assert count == used.input_tokens + (used.cache_read_input_tokens or 0)
+        return count
+
+    assert counted([thought, call]) >= counted([call]) + 50
+    assert counted([thought, call], *HELLO) == counted([call], *HELLO)
+    assert counted([thought, call], kind="disabled") == counted([call], kind="disabled")
+
+
+def test_many_stop_sequences(served: Any) -> None:
+    ask: dict[str, Any] = {"model": "notso-demo", "max_tokens": 60, "messages": HELLO, "extra_body": {"temperature": 0}}
+    word = client_of(served).messages.create(**ask).content[0].text.split()[2]
+    stops = [f"nowhere {number}" for number in range(63)]
+    assert client_of(served).messages.create(**ask, stop_sequences=[*stops, word]).stop_sequence == word

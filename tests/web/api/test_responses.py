@@ -119,7 +119,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": 5}, "input"),
     ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+    ({"input": [{"type": "item_reference"}]}, "input.0.id"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "input.0.content.0.image_url",
@@ -127,7 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "x " * 9000}, "input"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"temperature": True}, "temperature"),
-    ({"background": True}, "background"),
+    ({"background": "yes"}, "background"),
     ({"conversation": "c"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"reasoning": {"effort": "most"}}, "reasoning.effort"),
@@ -180,10 +180,13 @@ def test_items_become_the_engine_s(start: Start) -> None:
     choice = {"type": "function", "name": "add"}
     answer = server.client.post(URL, json=body | {"tool_choice": choice, "reasoning": {"effort": "low"}})
     assert answer.status_code == 200, answer.text
-    (asked,) = engine.requests
+    asked = engine.requests[0]
     system, user, said, result = asked.messages
     assert (system.role, system.content, user.content) == ("system", "Be kind.", "one\ntwo")
     assert (said.content, said.reasoning_content, said.tool_calls) == ("Wait.", "Hm", (ToolCall("c1", "add", "{}"),))
+    assert said.keep_reasoning, "while its call is answered"
+    server.client.post(URL, json=body | {"input": [*items, {"role": "user", "content": "And?"}]})
+    assert not any(message.keep_reasoning for message in engine.requests[-1].messages)
     assert (result.role, result.content, result.tool_call_id) == ("tool", "4", "c1")
     options = asked.options
     assert (options.tool_choice, options.when_full, options.priority) == (ToolName("add"), "drop_oldest", "api")

@@ -184,6 +184,8 @@ def test_suggestions_use_the_chats_own_prompt_in_the_background(start: Start) ->
     server.finished(other)
     server.wait(lambda: server.chat.turns.unfinished == 0)
     assert server.client.get(url).status_code == 204 and len(engine.requests) == 3
+    server.client.post(f"/chats/{asked.chat_id}/delete")
+    assert server.client.get(url).status_code == 204, "its page still asked while the chat was deleted"
 
 
 def test_a_page_asks_for_suggestions_only_right_after_an_answer(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

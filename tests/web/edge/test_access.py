@@ -74,6 +74,8 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *(f"POST /api/{name}" for name in ("embed", "embeddings", "pull", "push", "create", "copy")),
         *("DELETE /api/delete", "HEAD /"),
         *("POST /v1/responses", "GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
+        *("POST /v1/responses/input_tokens", "POST /v1/responses/{response_id}/cancel"),
+        "GET /v1/responses/{response_id}/input_items",
         *("POST /generations/{generation_id}/stop", "GET /generations/{generation_id}/events"),
         *("POST /generations/{generation_id}/answer-now", "GET /feed", "GET /chats", "GET /search"),
         *("GET /chats/{chat_id}/turns", "POST /chats/{chat_id}/pin", "POST /chats/{chat_id}/clear"),

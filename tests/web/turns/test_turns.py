@@ -319,7 +319,9 @@ def test_a_refusal_ends_the_turn_with_words(start: Start, refusal: Exception) ->
     assert ("9,120" in stored.note) == isinstance(refusal, ContextLengthError)
     page = server.client.get(f"/chats/{asked.chat_id}").text
     assert "secret" not in page + events[-2].data + stored.note
-    assert ("No answer. This needs 9,120 tokens, the context holds 8,192." in page) == ("9,120" in stored.note)
+    assert ("No answer. Prompt is too long: this needs 9,120 tokens, the context holds 8,192." in page) == (
+        "9,120" in stored.note
+    )
     engine.refusal = None
     assert server.finished(server.ask("Again", asked.chat_id)).state == "done"
 

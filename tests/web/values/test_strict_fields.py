@@ -45,7 +45,6 @@ ASKED: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": [{}] * 60_000}]},
     {"messages": [{"role": "user", "content": "x"}], "stop": [1] * 200_000},
     {"messages": [{"role": "user", "content": "x"}], "logit_bias": {f"k{number}": 1 for number in range(50_000)}},
-    {"messages": [{"role": "user", "content": "x"}], "metadata": {f"k{number}": 1 for number in range(50_000)}},
     {"messages": [{"role": "user", "content": "x"}], "tools": [{}] * 60_000},
 ]
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from notso.qtensor.errors import OperandError
 from notso.qtensor.formats import BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, Q8_0, Format, row_bytes
-from notso.qtensor.reference import scale_search
+from notso.qtensor.reference import scale_search, unpacked_blocks
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -161,6 +161,10 @@ _NUMBERS: dict[Format, Callable[[Bytes], Floats]] = {
 }
 
 
+def _numbers(format: Format, b: Bytes) -> Floats:
+    return _NUMBERS[format](b) if format in _NUMBERS else unpacked_blocks.numbers_of(format, b)
+
+
 def split_blocks(format: Format, rows: Bytes) -> Bytes:
     """(..., bytes) uint8 -> (n, block_bytes). Raises OperandError if a row is not a whole number of blocks."""
     if rows.dtype != np.uint8 or rows.ndim < 1 or rows.shape[-1] % format.block_bytes:
@@ -178,7 +182,7 @@ def dequantise(format: Format, rows: Bytes) -> Floats:
     step = CHUNK_VALUES // format.block_values
     with np.errstate(all="ignore"):
         for i in range(0, len(blocks), step):
-            out[i : i + step] = _NUMBERS[format](blocks[i : i + step]).reshape(-1, format.block_values)
+            out[i : i + step] = _numbers(format, blocks[i : i + step]).reshape(-1, format.block_values)
     return out.reshape(*rows.shape[:-1], rows.shape[-1] // format.block_bytes * format.block_values)
 
 
@@ -264,8 +268,11 @@ _BYTES: dict[Format, Callable[[Floats], Bytes]] = {
 def quantise(format: Format, values: npt.NDArray[np.float32]) -> Bytes:
     """(..., cols) float32 -> (..., row_bytes) uint8 in `format`, to nearest with a small search for good scales.
 
-    Raises OperandError for a row that is not whole blocks, for NaN or infinity, and for numbers too large to store.
+    Raises OperandError for a format that is only read (`unpacked_blocks.py`), for a row that is not whole blocks, for
+    NaN or infinity, and for numbers too large to store.
     """
+    if format not in _BYTES:
+        raise OperandError(f"{format.name} is read, not made")
     x = np.ascontiguousarray(values, np.float32)
     bytes_per_row = row_bytes(format, x.shape[-1] if x.ndim else 0)
     if not np.isfinite(x).all():
@@ -292,6 +299,12 @@ def scales_of(format: Format, rows: Bytes) -> Floats:
     If these are finite, so is every number of the tensor. Raises OperandError as `split_blocks` does.
     """
     blocks = split_blocks(format, rows)
+    if format in unpacked_blocks.UNPACK_32:
+        small = unpacked_blocks.UNPACK_32[format](blocks)
+        return np.stack([small.d, small.m], axis=1)
+    if format in unpacked_blocks.UNPACK_256:
+        large = unpacked_blocks.UNPACK_256[format](blocks)
+        return np.stack([large.d, large.dmin], axis=1)
     if format not in _SCALE_FIELDS:
         return _NUMBERS[format](blocks).reshape(-1, 1)
     return np.stack([_half(blocks, start) for start in _SCALE_FIELDS[format]], axis=1)

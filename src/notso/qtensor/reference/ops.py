@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor.errors import OperandError
-from notso.qtensor.formats import Q4_0, Q4_1, Q4_K, Q6_K, Q8_0, Format
+from notso.qtensor.formats import Q2_K, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, Format
 from notso.qtensor.reference import blocks
+from notso.qtensor.reference.unpacked_blocks import UNPACK_32, UNPACK_256
 from notso.qtensor.tensor import QTensor
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -81,6 +82,7 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
         Q6_K         f = float(sum q sc x) * d;  acc = fma(f, dx, acc)
         Q8_0, Q4_0   f = 0; for each 32 of the 256: f = fma(float(sum q x), d, f);  acc = fma(f, dx, acc)
         Q4_1         the same, each 32 followed by f = fma(float(sum x), m, f)
+        others       as Q4_K (Q2_K), Q6_K (256 to a block), Q8_0 or Q4_1 (Q5_1; 32 to a block): `unpacked_blocks.py`
 
     Raises OperandError for a float format, or unless K is a multiple of 256.
     """
@@ -91,25 +93,28 @@ def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     for start in range(0, weight.rows, ROW_CHUNK):
         stop = min(start + ROW_CHUNK, weight.rows)
         packed = blocks.split_blocks(weight.format, weight.row_data(start, stop))
-        sums = _small_sums if weight.format in (Q8_0, Q4_0, Q4_1) else _super_sums
+        sums = _small_sums if weight.format.block_values == 32 else _super_sums
         out[:, start:stop] = sums(activations, weight.format, packed, stop - start)
     return out
 
 
 def _super_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
-    """The K-quants: one weight block for each activation block -> (M, rows)."""
+    """Formats of 256 to a block: one weight block for each activation block -> (M, rows)."""
     if format == Q6_K:
         d, scales, q = blocks.unpack_q6_k(packed)
         dmin, mins = np.zeros_like(d), np.zeros_like(scales[:, :8])
+    elif format in UNPACK_256:
+        d, dmin, scales, mins, q = UNPACK_256[format](packed)
     else:
         d, dmin, scales, mins, q = (blocks.unpack_q4_k if format == Q4_K else blocks.unpack_q5_k)(packed)
     scaled = (q.reshape(*scales.shape, -1) * scales[:, :, None]).reshape(rows, -1, 256)
-    d, dmin, mins = d.reshape(rows, -1), dmin.reshape(rows, -1), mins.reshape(rows, -1, 8)
-    bsums = x.bsums.reshape(len(x.d), -1, 8, 2).sum(axis=3)
+    groups = mins.shape[1]
+    d, dmin, mins = d.reshape(rows, -1), dmin.reshape(rows, -1), mins.reshape(rows, -1, groups)
+    bsums = x.bsums.reshape(len(x.d), -1, groups, 16 // groups).sum(axis=3)
     acc = np.zeros((len(x.d), rows), np.float32)
     for b in range(x.d.shape[1]):
         f = _exact_dot(x.q[:, b], scaled[:, b]) * d[None, :, b]
-        if format != Q6_K:
+        if format in (Q4_K, Q5_K, Q2_K):
             f = fma(-_exact_dot(bsums[:, b], mins[:, b]), dmin[None, :, b], f)
         acc = fma(f, x.d[:, b, None], acc)
     return acc
@@ -117,8 +122,9 @@ def _super_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows:
 
 def _small_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
     """Formats of 32 to a block: eight weight blocks for each activation block -> (M, rows)."""
-    unpack = {Q8_0: blocks.unpack_q8_0, Q4_0: blocks.unpack_q4_0, Q4_1: blocks.unpack_q4_1}[format]
-    d, m, q = (part.reshape(rows, -1, 8, *part.shape[1:]) for part in unpack(packed))
+    known = {Q8_0: blocks.unpack_q8_0, Q4_0: blocks.unpack_q4_0, Q4_1: blocks.unpack_q4_1}
+    unpacked = known[format](packed) if format in known else UNPACK_32[format](packed)
+    d, m, q = (part.reshape(rows, -1, 8, *part.shape[1:]) for part in unpacked)
     inputs = x.q.reshape(*x.d.shape, 8, 32)
     bsums = x.bsums.reshape(*x.d.shape, 8, 2).sum(axis=3)
     acc = np.zeros((len(x.d), rows), np.float32)
@@ -126,7 +132,7 @@ def _small_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows:
         f = np.zeros_like(acc)
         for j in range(8):
             f = fma(_exact_dot(inputs[:, b, j], q[:, b, j]), d[None, :, b, j], f)
-            if format == Q4_1:
+            if format in (Q4_1, Q5_1):
                 f = fma(bsums[:, b, j, None].astype(np.float32), m[None, :, b, j], f)
         acc = fma(f, x.d[:, b, None], acc)
     return acc

@@ -24,7 +24,11 @@ DEMO_FILE = Path(__file__).parents[2] / "demo" / "demo.gguf"
 MAX_JSON_BYTES = 64 << 20
 
 # `general.file_type` of a file whose matrices are all of one format, as ggml numbers them; 15 is Q4_K_M.
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q4_K": 14, "Q5_K": 16, "Q6_K": 18, "BF16": 32}
+_FILE_TYPES = {
+    **{"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14},
+    **{"Q5_K": 16, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26},
+    **{"IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38},
+}
 _OFFICIAL_FILE_TYPE = 15
 
 Progress: TypeAlias = Callable[[int, int], None]  # bytes written so far, bytes in all

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from notso.qtensor import MIB, MemoryLimit, available_memory, reserved_blocks
-from notso.smollm3.config import YARN_FACTOR, SmolLM3Config
+from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
 from notso.smollm3.kv.formats import KV_FORMATS, WINDOW_FORMAT, KVFormat
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
@@ -79,8 +79,8 @@ class EnginePlan:
 
 
 def longest_context(config: SmolLM3Config) -> int:
-    """What can be asked for: twice the trained context, beyond which there is no rotation that was tried (YaRN)."""
-    return int(YARN_FACTOR * config.max_position_embeddings)
+    """What can be asked for."""
+    return config.max_context_tokens
 
 
 def kv_bytes_per_token(config: SmolLM3Config, kv_format: KVFormat) -> int:

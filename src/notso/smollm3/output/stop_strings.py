@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
-from notso.smollm3.output.lookahead import Lookahead, Span, pending_length
+from notso.smollm3.output.lookahead import Lookahead, Span
 
 
 class StopStrings:
@@ -15,7 +16,8 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self._stops = sorted(stop for stop in stops if stop)
+        self._longest = max(map(len, self._stops), default=1)
         self._lookahead = Lookahead()
         self.matched: str | None = None  # the one that was found
 
@@ -31,7 +33,17 @@ class StopStrings:
             shown, self.matched = self._lookahead.give(start), pending[start:end]
             self._lookahead.drop(len(self._lookahead.text))
             return shown, True
-        return self._lookahead.give(len(pending) - pending_length(pending, self._stops)), False
+        return self._lookahead.give(len(pending) - self._pending_length(pending)), False
+
+    def _pending_length(self, text: str) -> int:
+        """Length of the longest end of `text`, which holds no stop string, with which one begins: what begins with it
+        stands behind it in their order, so many of them cost little more than one."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            end = text[start:]
+            at = bisect_left(self._stops, end)
+            if at < len(self._stops) and self._stops[at].startswith(end):
+                return len(end)
+        return 0
 
     def skip(self, text: str) -> Span:
         """`text`, which is shown whatever it holds; nothing is held back when it comes."""

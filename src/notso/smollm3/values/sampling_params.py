@@ -9,7 +9,7 @@ from typing import Any
 
 from notso.smollm3.errors import InvalidRequestError
 
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 64
 MAX_STOP_CHARACTERS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 64
@@ -32,7 +32,7 @@ class SamplingParams:
         `penalty_window` tokens of prompt and answer (0 is the whole sequence).
     seed: 64-bit; None draws one. The same seed and input give the same text.
     logit_bias: token id -> -100..100, added to the logits.
-    stop: up to 4 strings of up to 256 characters, which end the answer and are not part of it.
+    stop: up to 64 strings of up to 256 characters, which end the answer and are not part of it.
     stop_token_ids: up to 64 tokens that end it as the model's own end does, wherever they come, and are not part of it.
     min_tokens: fewest tokens, thinking included, before a token may end the answer. ignore_eos: the model's own end
         never comes; the answer ends by its length, a stop string or a stop token.

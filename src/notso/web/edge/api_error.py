@@ -34,7 +34,8 @@ _PARAMS = {  # ours -> as the API spells it
 
 
 class ApiError(Exception):
-    """Ends an API request. `param` names the field that is at fault, `code` the kind of fault."""
+    """Ends an API request. `param` names the field that is at fault, `code` the kind of fault; `details` are what
+    clients of Anthropic's look at."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         retry_after_seconds: int | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -51,6 +53,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after_seconds = retry_after_seconds
+        self.details = details
 
     @property
     def body(self) -> dict[str, Any]:
@@ -62,7 +65,8 @@ class ApiError(Exception):
     def anthropic_body(self) -> dict[str, Any]:
         """The same as the Anthropic API has it."""
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
-        return {"type": "error", "error": self.body["error"] | {"type": kind}}
+        details = {"details": dict(self.details)} if self.details is not None else {}
+        return {"type": "error", "error": self.body["error"] | {"type": kind} | details}
 
     @property
     def ollama_body(self) -> dict[str, Any]:

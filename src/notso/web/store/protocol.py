@@ -175,13 +175,15 @@ class SearchHit:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A program's response: its `body` as it was told, and the conversation that the next one goes on from."""
+    """A program's response: its `body` as it was told, the conversation that the next one goes on from, and the items
+    of its question."""
 
     id: str
     previous_id: str | None
     body: Mapping[str, Any]
     conversation: tuple[Message, ...]
     created_ms: int
+    input: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

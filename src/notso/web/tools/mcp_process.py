@@ -139,7 +139,7 @@ class McpProcess:
                 return None
             self._open_requests += 1
         if isinstance(message, JSONRPCResponse):
-            _cut_down(message.result)
+            cut_down(message.result)
         return message
 
     async def _tell(
@@ -188,7 +188,7 @@ class McpProcess:
         return False
 
 
-def _cut_down(result: dict[str, Any]) -> None:
+def cut_down(result: dict[str, Any]) -> None:
     """Of a list of tools what is looked at: not what is too many, and no forms of results.
 
     The library would hold results against these, with patterns that can take a regular expression for ever.

@@ -1,6 +1,6 @@
-"""Tools of other programs: MCP servers, each started as a child process, watched, and started again when it is needed.
+"""Tools of other programs: MCP servers, each a child process or at an address, watched, and started again when needed.
 
-This module and `mcp_process` alone import `mcp`, which comes with the extra of that name.
+This module, `mcp_process` and `mcp_address` alone import `mcp`, which comes with the extra of that name.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mcp.types import CallToolResult, TextContent
 from pydantic import ValidationError
 
 from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.mcp_address import SESSION_LOST, McpAddress
 from notso.web.tools.mcp_config import McpEntry
 from notso.web.tools.mcp_process import McpProcess
 from notso.web.values.errors import ToolError
@@ -55,6 +56,7 @@ class McpServer:
         self.tools: tuple[ChatTool, ...] = ()
         self.failure = ""
         self._client: Client | None = None
+        self._transport: McpAddress | McpProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._starting = asyncio.Lock()
@@ -98,23 +100,28 @@ class McpServer:
         for each in late:
             each.cancel()
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any], *, again: bool = False) -> str:
         """What the tool says. Raises ToolError: it failed, or the server has gone and does not come back."""
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.name} is not running: {self.failure}")
         try:
             return _text_of(await self._client.call_tool(name, dict(arguments)))
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED:
+            fault = self._transport.fault if self._transport is not None else ""
+            if fault == SESSION_LOST and not again:
+                await self.stop()  # it did nothing of what was asked, so that may be asked again
+                return await self.call(name, arguments, again=True)
+            if error.code == CONNECTION_CLOSED or fault:
                 await self.stop()
-                self.failure = self.failure or "it has ended"
+                self.failure = self.failure or fault or "it has ended"
                 raise ToolError(f"the server {self.entry.name} ended during the call: {self.failure}") from error
             raise ToolError(_line(str(error.message), MAX_SAID_CHARACTERS)) from error
         except (ValidationError, RuntimeError) as error:
             raise ToolError(f"the server {self.entry.name} gave no result: {NO_MCP}") from error
 
     async def _live(self, up: asyncio.Future[None], over: asyncio.Event) -> None:
-        process = McpProcess(self.entry)
+        process = McpAddress(self.entry) if self.entry.url else McpProcess(self.entry)
+        self._transport = process
         try:
             async with Client(process) as client:
                 self.tools = await self._listed(client)

@@ -6,10 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from notso.smollm3 import MAX_STOP_STRINGS
+from notso.web.api.messages.context_edits import CLEARED, ContextManagement
 from notso.web.api.request_fields.fields import MAX_PARTS, Fields, Name, Notes, Text, hint, inert, refused, works
 from notso.web.api.request_fields.hints import TELLS, Hint
 from notso.web.api.request_fields.request_checks import EFFORTS, Effort
 from notso.web.api.request_fields.sampling_fields import MAX_MESSAGES, MAX_TOOLS
+
+THREAD_ADVICE = "send the whole conversation; Anthropic's own client does so by itself when it is told"
 
 
 class CacheControl(Fields):
@@ -38,7 +42,7 @@ class ThinkingBlock(Fields):
 
 
 class RedactedBlock(Fields):
-    """What an earlier answer thought, for nobody to read: left out of the prompt as every past thought is."""
+    """What an earlier answer thought, for nobody to read: left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: Text | None = None
@@ -104,6 +108,7 @@ class AnthropicTool(Fields):
     cache_control: CacheControl | None = None
     defer_loading: Literal[False] | None = None
     allowed_callers: Annotated[list[Literal["direct"]], Field(max_length=1, fail_fast=True)] | None = None
+    eager_input_streaming: Annotated[bool | None, Hint(done=(False,))] = None
 
 
 class AutoChoice(Fields):
@@ -186,6 +191,7 @@ class CountFields(Fields):
     tool_choice: AnyToolChoice | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
     speed: Annotated[Literal["standard", "fast"] | None, Hint(done=("standard",))] = None
     user_profile_id: Annotated[Name | None, TELLS] = None
     workspace_id: Annotated[Name | None, TELLS] = None
@@ -231,7 +237,9 @@ COUNT_NOTES: Notes = {
     "user_profile_id": hint("tells of the caller"),
     "workspace_id": hint("tells of the caller"),
     "mcp_servers": refused("connect to servers of tools yourself, and give their tools as functions"),
-    "context_management": refused("shorten the conversation yourself; what does not fit is refused with both numbers"),
+    "context_management": works(
+        "`edits`: old results of tools and thoughts are left out where they say so, and the answer tells what was"
+    ),
 }
 
 MESSAGE_NOTES: Notes = COUNT_NOTES | {
@@ -243,13 +251,14 @@ MESSAGE_NOTES: Notes = COUNT_NOTES | {
     "top_p": works("above 0, to 1; 0.95 if left out"),
     "top_k": works("0 is off"),
     "stop_sequences": works(
-        "up to 4, of up to 256 characters each; not part of the answer, and named in `stop_sequence`"
+        f"up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer, and named in `stop_sequence`"
     ),
     "stream": works("events by the API's own names"),
     "metadata": hint("tells of the caller"),
     "diagnostics": hint("usage and what was found in the cache are told anyway"),
     "service_tier": inert("auto or standard_only: there is one tier", "there is one tier; leave this out"),
     "container": inert("null", "no code is run here"),
+    "thread": refused(THREAD_ADVICE),
     "inference_geo": inert("null", "answers are made on the server's own machine; leave this out"),
 }
 
@@ -257,7 +266,8 @@ WITHIN_MESSAGE: Notes = {
     "image": refused("the model reads text only"),
     "document": refused("the model reads text only; put the document's text into the message"),
     "search_result": refused("put what was found into the message as text"),
-    "redacted_thinking": works("left out of the prompt, as all past thoughts are"),
+    "thinking": works("stays in the prompt up to the answer that its calls lead to; left out when somebody asks again"),
+    "redacted_thinking": works("left out of the prompt: nobody can read it"),
     "effort": works(EFFORTS, "use minimal, low, medium, high, xhigh or max, or thinking with budget_tokens"),
     "caller": hint("of a tool_use: the model made the call itself", "`direct`"),
     "strict": works("of a tool: with `tool_choice` `any` or `tool`, which hold the arguments to their schema"),
@@ -266,6 +276,10 @@ WITHIN_MESSAGE: Notes = {
     "input_examples": refused("put examples into the description"),
     "defer_loading": inert("false", "give only the tools that are to be used"),
     "allowed_callers": inert("`direct`", "only the model calls tools"),
+    "clear_tool_uses_20250919": works(f"results of all but the newest calls become `{CLEARED}`"),
+    "clear_thinking_20251015": works("`keep`: of how many answers the thoughts stay in the prompt, or `all`"),
+    "compact_20260112": hint("nothing is summed up; what does not fit is refused with both numbers"),
+    "eager_input_streaming": hint("arguments that a schema holds come as they are written, others whole", "false"),
     "between_tools": refused("use enabled, adaptive or disabled"),
 }
 """Of what lies within those."""

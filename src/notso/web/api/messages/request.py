@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
 from notso.smollm3 import Message, RequestOptions, Tool, ToolCall, ToolChoice
+from notso.web.api.messages.context_edits import Applied, ClearThinking, ContextManagement, edited
 from notso.web.api.messages.fields import (
     COUNT_NOTES,
     MESSAGE_NOTES,
+    THREAD_ADVICE,
     WITHIN_MESSAGE,
     AnyTurn,
     AssistantTurn,
@@ -35,6 +37,8 @@ from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
 from notso.web.api.request_fields.sampling_fields import checked_params
 from notso.web.api.shared.api_request import ApiRequest
+from notso.web.edge.api_error import ApiError
+from notso.web.engine.port import ChatEngine
 
 F = TypeVar("F", bound=CountFields)
 
@@ -48,14 +52,26 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRequest(ApiRequest):
-    """What a program asked for, checked. `hides_reasoning`: that it thinks may be told, but not what."""
+    """What a program asked for, checked. `hides_reasoning`: that it thinks may be told, but not what. `management`:
+    what is to be left out before it is answered, `applied`: what was."""
 
     hides_reasoning: bool = False
+    management: ContextManagement | None = None
+    applied: Applied = ()
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation."""
         return tuple(each for each in self.prompts[0] if isinstance(each, Message))
+
+    def edited(self, engine: ChatEngine) -> MessageRequest:
+        """The same as it is to be answered. Raises what counting tokens does."""
+        if self.management is None or not self.management.edits:
+            return self
+        messages, applied = edited(
+            self.messages, self.management, lambda messages: engine.count_tokens(messages, self.options)
+        )
+        return replace(self, prompts=(messages,), applied=applied)
 
 
 def parse_message_request(body: Mapping[str, Any], *, keep_volatile: bool = False) -> MessageRequest:
@@ -63,6 +79,8 @@ def parse_message_request(body: Mapping[str, Any], *, keep_volatile: bool = Fals
 
     `keep_volatile`: the model reads lines that change with every request too (see volatile_lines).
     """
+    if body.get("thread") is not None:
+        raise _thread_refusal()
     fields = read_fields(MessageFields, body, MESSAGE_NOTES | WITHIN_MESSAGE)
     budget = _budget(fields)
     if isinstance(fields.thinking, ThinkingOn) and fields.thinking.budget_tokens >= fields.max_tokens:
@@ -85,6 +103,17 @@ def parse_count_request(body: Mapping[str, Any], *, keep_volatile: bool = False)
     return _request(fields, keep_volatile, params=(checked_params(NAMES),), hints=hints_of(fields, body))
 
 
+def _thread_refusal() -> ApiError:
+    """In the form in which Anthropic's client looks for it before it sends the question again without."""
+    return ApiError(
+        400,
+        "unsupported_parameter",
+        f"thread is not supported: {THREAD_ADVICE}",
+        param="thread",
+        details={"error_code": "thread_unsupported_request"},
+    )
+
+
 def _request(fields: CountFields, keep_volatile: bool, **more: Any) -> MessageRequest:
     given = _text(fields.system or "")
     system, ignored = (given, ()) if keep_volatile else without_volatile_lines(given)
@@ -95,6 +124,7 @@ def _request(fields: CountFields, keep_volatile: bool, **more: Any) -> MessageRe
         model=fields.model,
         prompts=(messages,),
         names=NAMES,
+        management=fields.context_management,
         hides_reasoning=getattr(fields.thinking, "display", None) == "omitted",
         options=RequestOptions(
             thinking=not isinstance(fields.thinking, ThinkingOff | None),
@@ -144,16 +174,28 @@ def _tool_choice(fields: CountFields) -> ToolChoice:
 def _conversation(fields: CountFields, system: str) -> Iterator[Message]:
     if system:
         yield Message("system", system)
-    for turn in fields.messages:
-        yield from _turn(turn)
+    asked_at = [-1, *(at for at, turn in enumerate(fields.messages) if _asks(turn))]
+    management = fields.context_management or ContextManagement()
+    clearing: ClearThinking | None = management.edit(ClearThinking)
+    kept_turns = 1 if clearing is None else clearing.kept_turns
+    kept_from = -1 if kept_turns is None else asked_at[max(0, len(asked_at) - kept_turns)]
+    for at, turn in enumerate(fields.messages):
+        yield from _turn(turn, keeps_reasoning=at > kept_from)
 
 
-def _turn(turn: AnyTurn) -> Iterator[Message]:
+def _asks(turn: AnyTurn) -> bool:
+    """Whether it is a person's turn, and not the results of tools that an answer is waiting for."""
+    if not isinstance(turn, UserTurn):
+        return False
+    return isinstance(turn.content, str) or not any(isinstance(block, ToolResultBlock) for block in turn.content)
+
+
+def _turn(turn: AnyTurn, keeps_reasoning: bool) -> Iterator[Message]:
     match turn:
         case SystemTurn():
             yield Message("system", _text(turn.content))
         case AssistantTurn():
-            yield _assistant_message(turn)
+            yield _assistant_message(turn, keeps_reasoning)
         case UserTurn():
             yield from _user_message(turn)
 
@@ -170,7 +212,8 @@ def _user_message(turn: UserTurn) -> Iterator[Message]:
             yield from (_result(block) for block in blocks if isinstance(block, ToolResultBlock))
 
 
-def _assistant_message(turn: AssistantTurn) -> Message:
+def _assistant_message(turn: AssistantTurn, keeps_reasoning: bool) -> Message:
+    """What it thought stays in the prompt while its calls are answered, and as long as the request says."""
     if isinstance(turn.content, str):
         return Message("assistant", turn.content)
     reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
@@ -178,7 +221,8 @@ def _assistant_message(turn: AssistantTurn) -> Message:
         ToolCall(block.id, block.name, _input(block.input)) for block in turn.content if isinstance(block, ToolUseBlock)
     )
     text = _text([block for block in turn.content if isinstance(block, TextBlock)])
-    return Message("assistant", text, "\n".join(reasoning) or None, calls)
+    joined = "\n".join(reasoning) or None
+    return Message("assistant", text, joined, calls, keep_reasoning=keeps_reasoning and joined is not None)
 
 
 def _input(given: dict[str, Any] | str | None) -> str:

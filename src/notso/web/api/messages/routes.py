@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
-from notso.web.api.messages.request import parse_count_request, parse_message_request
+from notso.web.api.messages.request import MessageRequest, parse_count_request, parse_message_request
 from notso.web.api.messages.stream import MessageSerializer
 from notso.web.api.shared.completion import model_id, new_id
 from notso.web.api.shared.ignored import ignored_headers
 from notso.web.api.shared.model_names import require_model
-from notso.web.api.shared.services import Services
+from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, read_body, ready_engine, respond, with_prompt
 from notso.web.edge.access import guarded
 
@@ -22,9 +24,8 @@ router = APIRouter(dependencies=[Depends(guarded)])
 @router.post("/v1/messages")
 async def messages(request: Request, services: Services, owner: Owner) -> Response:
     """Answer a conversation. A client that leaves stops its answer, unless it sent X-Conversation-Id."""
-    asked = await read_body(
-        request, partial(parse_message_request, keep_volatile=services.shared.settings.keep_volatile)
-    )
+    keep_volatile = services.shared.settings.keep_volatile
+    asked = await _read(request, services, partial(parse_message_request, keep_volatile=keep_volatile))
     return await respond(
         request, services, owner, asked, lambda info: MessageSerializer(asked, model_id(info), new_id("msg", "_"))
     )
@@ -33,11 +34,30 @@ async def messages(request: Request, services: Services, owner: Owner) -> Respon
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, services: Services) -> Response:
     """How many tokens the model would read."""
-    asked = await read_body(request, partial(parse_count_request, keep_volatile=services.shared.settings.keep_volatile))
+    keep_volatile = services.shared.settings.keep_volatile
+    asked = await _read(request, services, partial(parse_count_request, keep_volatile=keep_volatile))
     engine, info = ready_engine(services)
     require_model(asked.model, info)
     try:
         count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.options))
     except Exception as error:
         raise known(error, asked.names) from error
-    return JSONResponse({"input_tokens": count}, headers=await with_prompt(request, lambda: ignored_headers(asked)))
+    told: dict[str, Any] = {"input_tokens": count}
+    if asked.management is not None:
+        cleared = sum(each["cleared_input_tokens"] for each in asked.applied)
+        told["context_management"] = {"original_input_tokens": count + cleared}
+    return JSONResponse(told, headers=await with_prompt(request, lambda: ignored_headers(asked)))
+
+
+async def _read(
+    request: Request, services: ApiServices, parse: Callable[[Mapping[str, Any]], MessageRequest]
+) -> MessageRequest:
+    """The question, without what it wants to be left out."""
+    asked = await read_body(request, parse)
+    if asked.management is None:
+        return asked
+    engine, _ = ready_engine(services)
+    try:
+        return await with_prompt(request, lambda: asked.edited(engine))
+    except Exception as error:
+        raise known(error, asked.names) from error

@@ -20,9 +20,12 @@ STOP_REASONS: dict[FinishReason, str] = {
 CONTEXT_END = "model_context_window_exceeded"
 """Of an answer that ended before its `max_tokens`, where the context did."""
 
+BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
+
 
 class MessageSerializer:
-    """An Serializer: message_start, blocks, message_delta, message_stop; or one error in place of what is missing."""
+    """A Serializer: message_start, once it is known what the prompt takes, blocks, message_delta, message_stop; or one
+    error in place of what is missing."""
 
     ping = named_event("ping", {"type": "ping"})
 
@@ -31,7 +34,7 @@ class MessageSerializer:
         self._asked = asked
         self._model = model
         self._blocks: list[dict[str, Any]] = []
-        self._is_open = False
+        self._is_started = self._is_open = False
         self._called = 0  # characters of the open call's arguments
         self._usage: Usage | None = None
         self._reason: str | None = None
@@ -42,11 +45,16 @@ class MessageSerializer:
         return MessageSerializer(self._asked, self._model, self.id)
 
     def initial_events(self) -> Iterator[bytes]:
-        """A message without anything in it. What the prompt took is told at the end, when it is known."""
-        yield self._sse_event("message_start", message=self.body())
+        """Nothing: how much of the prompt is cached is known when the answer is begun."""
+        return iter(())
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
         """What an event adds. Raises the error of an `error` event."""
+        if event.kind not in BEFORE_IT_BEGINS and not self._is_started:
+            self._is_started = True
+            if event.progress is not None:
+                self._usage = Usage(event.progress.total_tokens, 0, cached_tokens=event.progress.cached_tokens)
+            yield self._sse_event("message_start", message=self.body())
         match event.kind:
             case "reasoning":
                 yield from self._in_block("thinking", {"thinking": "", "signature": ""})
@@ -84,7 +92,7 @@ class MessageSerializer:
     def closing(self) -> Iterator[bytes]:
         """Why it ended, what it took, and the end."""
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
-        yield self._sse_event("message_delta", delta=delta, usage=self._usage_body())
+        yield self._sse_event("message_delta", delta=delta, usage=self._usage_body(), **self._edits_body())
         yield self._sse_event("message_stop")
 
     def failure(self, error: ApiError) -> bytes:
@@ -102,7 +110,13 @@ class MessageSerializer:
             "stop_reason": self._reason,
             "stop_sequence": self._stop,
             "usage": self._usage_body(),
+            **self._edits_body(),
         }
+
+    def _edits_body(self) -> dict[str, Any]:
+        """What was left out of the conversation, for who asked for that."""
+        applied = self._asked.applied
+        return {} if self._asked.management is None else {"context_management": {"applied_edits": list(applied)}}
 
     def _call_on(self, call: ToolCall, text: str) -> Iterator[bytes]:
         """More of the arguments of a call. One that is cut has no input: it would be no JSON."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from notso.smollm3 import SamplingParams
+from notso.smollm3 import MAX_STOP_STRINGS, SamplingParams
 from notso.web.api.request_fields.field_reader import invalid
 from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, inert, works
 from notso.web.api.request_fields.hints import Hint
@@ -75,7 +75,7 @@ OPTION_NOTES: Notes = {
     "min_p": works("0 to 1, relative to the likeliest token; 0 is off"),
     "seed": works("64 bits; -1 draws one"),
     "num_predict": works("longest answer, thinking included; what fits if 0 or less"),
-    "stop": works("a text, or up to 4, of up to 256 characters each; not part of the answer"),
+    "stop": works(f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer"),
     "repeat_penalty": works("1 is off"),
     "repeat_last_n": works("how far the penalties look back, 256 if left out; -1: over everything; 0: none of them"),
     "typical_p": works("above 0, to 1, where it is off"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from notso.smollm3 import MAX_LOGIT_BIAS, SamplingParams
+from notso.smollm3 import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, SamplingParams
 from notso.web.api.request_fields.absent_samplers import ABSENT_NOTES, AbsentSamplerFields
 from notso.web.api.request_fields.field_reader import invalid
 from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, hint, refused, works
@@ -69,7 +69,7 @@ SAMPLING_NOTES: Notes = {
     "repetition_penalty": works("another name of `repeat_penalty`"),
     "frequency_penalty": works("-2 to 2, over the last 256 tokens"),
     "presence_penalty": works("-2 to 2, over the last 256 tokens"),
-    "stop": works("a text, or up to 4, of up to 256 characters each; not part of the answer"),
+    "stop": works(f"a text, or up to {MAX_STOP_STRINGS}, of up to 256 characters each; not part of the answer"),
     "seed": works("64 bits; the same seed and input give the same text"),
     "n": works("choices, up to as many as the server writes at a time; with a seed, choice i has seed + i"),
     "logit_bias": works("token id to -100..100, up to 1,024"),

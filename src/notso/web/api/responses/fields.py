@@ -71,7 +71,7 @@ class ReasoningText(Fields):
 
 
 class ReasoningItem(Fields):
-    """What an earlier answer thought; left out of the prompt, as the template has it."""
+    """What an earlier answer thought; left out of the prompt but while its calls are answered."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[Any] | None, Hint(done=([],))] = None
@@ -102,7 +102,15 @@ class CallOutputItem(Fields):
     status: Status = None
 
 
-AnyItem = Annotated[MessageItem | ReasoningItem | CallItem | CallOutputItem, Field(discriminator="type")]
+class ItemReference(Fields):
+    """An item of a stored response, in whose place it stands."""
+
+    type: Literal["item_reference"]
+    id: Name
+
+
+SpeltOutItem = MessageItem | ReasoningItem | CallItem | CallOutputItem
+AnyItem = Annotated[SpeltOutItem | ItemReference, Field(discriminator="type")]
 
 
 class FunctionTool(Fields):
@@ -170,13 +178,25 @@ class ResponseStreamOptions(Fields):
     include_obfuscation: Annotated[bool | None, Hint(done=(False,))] = None
 
 
-class ResponseFields(Fields):
-    """The body of POST /v1/responses."""
+class InputTokenFields(Fields):
+    """The body of POST /v1/responses/input_tokens."""
 
     input: Text | Annotated[list[AnyItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     model: Name | None = None
     instructions: Text | None = None
     previous_response_id: Name | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["disabled", "auto"] | None = None
+    conversation: None = None
+
+
+class ResponseFields(InputTokenFields):
+    """The body of POST /v1/responses."""
+
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -185,18 +205,12 @@ class ResponseFields(Fields):
         Annotated[list[Included], Field(fail_fast=True)] | None,
         Hint(done=([], [LOGPROBS])),
     ] = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextConfig | None = None
-    reasoning: Reasoning | None = None
-    truncation: Literal["disabled", "auto"] | None = None
     store: bool | None = None
+    background: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: Annotated[dict[str, str], Field(max_length=16), at_most(16)] | None = None
     # Fields whose value, if it is one of these, asks for nothing.
-    background: Literal[False] | None = None
     service_tier: Annotated[Name | None, Hint(done=("auto", "default"))] = None
     user: Annotated[Name | None, TELLS] = None
     safety_identifier: Annotated[Name | None, TELLS] = None
@@ -205,17 +219,29 @@ class ResponseFields(Fields):
     prompt_cache_retention: Annotated[Name | None, Hint()] = None
     prompt_cache_options: Annotated[dict[str, Any] | None, Hint(done=({},))] = None
     max_tool_calls: Annotated[Annotated[int, Field(ge=1)] | None, Hint()] = None
-    conversation: None = None
     prompt: None = None
     context_management: None = None
     moderation: None = None
 
 
-RESPONSE_NOTES: Notes = {
-    "input": works("text, or a list of messages, calls, their outputs and thoughts"),
+INPUT_TOKEN_NOTES: Notes = {
+    "input": works("text, or a list of messages, calls, their outputs, thoughts, and ids of stored ones"),
     "model": works("one of the names that `GET /v1/models` tells; may be left out"),
     "instructions": works("stands before everything; not carried over to the next response"),
     "previous_response_id": works("goes on from a stored response, with all that was said before it"),
+    "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
+    "tool_choice": works(
+        "`none`, `auto`, `required`, or one function", "give none, auto, required or one function by its name"
+    ),
+    "parallel_tool_calls": works("false: at most one call"),
+    "text": works("`format`: text, json_object or json_schema"),
+    "reasoning": works("`effort`: how long to think, see below"),
+    "truncation": works("`disabled` refuses what does not fit; `auto` leaves out whole turns, the oldest first"),
+    "conversation": inert("null", "use previous_response_id"),
+    "personality": refused("say it in the instructions"),
+}
+
+RESPONSE_NOTES: Notes = INPUT_TOKEN_NOTES | {
     "max_output_tokens": works("longest answer, thinking included; what fits if left out, or more than that"),
     "temperature": works("0 to 2; 0 takes the likeliest token; 0.6 if left out"),
     "top_p": works("above 0, to 1; 0.95 if left out"),
@@ -226,19 +252,11 @@ RESPONSE_NOTES: Notes = {
         f"{LOGPROBS} and reasoning.encrypted_content can be included, and what no tool here brings",
         "`reasoning.encrypted_content`: thoughts come as they are; results of tools that are not here",
     ),
-    "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
-    "tool_choice": works(
-        "`none`, `auto`, `required`, or one function", "give none, auto, required or one function by its name"
-    ),
-    "parallel_tool_calls": works("false: at most one call"),
-    "text": works("`format`: text, json_object or json_schema"),
-    "reasoning": works("`effort`: how long to think, see below"),
-    "truncation": works("`disabled` refuses what does not fit; `auto` leaves out whole turns, the oldest first"),
     "store": works("true, if left out: kept, the newest 1,000, until deleted; false: forgotten"),
     "stream": works("events by the API's own names"),
     "stream_options": inert("nothing to choose"),
     "metadata": works("comes back with the response"),
-    "background": inert("false", "ask with stream: true and X-Conversation-Id, and read on with GET /v1/stream"),
+    "background": works("true: answered without a reader, asked for by its id; needs `store`; a restart ends it"),
     "service_tier": hint("there is one tier", "`auto`, `default`"),
     "user": hint("tells of the caller"),
     "safety_identifier": hint("tells of the caller"),
@@ -247,7 +265,6 @@ RESPONSE_NOTES: Notes = {
     "prompt_cache_retention": hint("what was read is kept as long as there is room"),
     "prompt_cache_options": hint("what was read is kept as long as there is room"),
     "max_tool_calls": hint("it counts calls of tools that the server runs, and here are none", instead="use 1 or more"),
-    "conversation": inert("null", "use previous_response_id"),
     "prompt": inert("null", "there are no stored prompts; use instructions"),
     "context_management": inert("null", "use truncation"),
     "moderation": inert("null", "nothing is moderated here; leave this out"),
@@ -261,13 +278,13 @@ RESPONSE_NOTES: Notes = {
 WITHIN_RESPONSE: Notes = {
     "input_image": refused("the model reads text only"),
     "input_file": refused("the model reads text only; put the file's text into the message"),
-    "item_reference": refused("use previous_response_id"),
+    "item_reference": works("the stored item of that `id`, of a question or an answer"),
     "effort": works(f"`none` answers at once; {EFFORTS}", EFFORT_ADVICE),
     "summary": hint("thoughts come whole, as the content of reasoning items", "an empty list", "use auto"),
     "generate_summary": hint("thoughts come whole, as the content of reasoning items", instead="use auto"),
-    "context": inert("`auto`, `current_turn`: past thoughts are left out of the prompt", "use auto"),
+    "context": inert("`auto`, `current_turn`: thoughts stay in the prompt while their calls are answered", "use auto"),
     "mode": inert("`standard`", "leave it out"),
-    "encrypted_content": hint("of a past thought, which is left out of the prompt"),
+    "encrypted_content": hint("thoughts come back as they are, in `content`"),
     "annotations": hint("of a past text, which says what they point at", "an empty list"),
     "verbosity": hint("say it in the instructions", "`medium`", "use low, medium or high"),
     "strict": works("of a tool: with `tool_choice` `required` or a name, which hold the arguments to their schema"),

@@ -8,25 +8,29 @@ from itertools import groupby
 from typing import Any
 
 from notso.smollm3 import Grammar, Message, RequestOptions, Tool, ToolCall, ToolChoice
-from notso.web.api.request_fields.field_reader import check_depth, read_fields
+from notso.web.api.request_fields.field_reader import check_depth, invalid, read_fields
 from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, checked_choice, schema_grammar, strict_names
 from notso.web.api.request_fields.sampling_fields import checked_params
 from notso.web.api.responses.fields import (
+    INPUT_TOKEN_NOTES,
     LOGPROBS,
     RESPONSE_NOTES,
     WITHIN_RESPONSE,
-    AnyItem,
     CallItem,
     CallOutputItem,
     FunctionChoice,
+    InputTokenFields,
     ItemContent,
+    ItemReference,
     MessageItem,
     ObjectFormat,
     ReasoningItem,
     ResponseFields,
     SchemaFormat,
+    SpeltOutItem,
 )
+from notso.web.api.responses.items import Item, Reference
 from notso.web.api.shared.api_request import ApiRequest
 
 NAMES = {
@@ -43,22 +47,40 @@ SCHEMA = "text.format.schema"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest(ApiRequest):
     """What a program asked for, checked. `said` is the conversation without the instructions, which the next response
-    goes on from. `echoed` are the fields that come back as they were given."""
+    goes on from. `items` are the input as it was given, `references` those of it that are to be looked up before it can
+    be answered. `echoed` are the fields that come back as they were given."""
 
     said: tuple[Message, ...]
+    items: tuple[Item, ...]
+    references: tuple[Reference, ...] = ()
     instructions: str | None = None
     previous_id: str | None = None
     keep: bool = True
     echoed: Mapping[str, Any]
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation."""
+        return tuple(each for each in self.prompts[0] if isinstance(each, Message))
 
     def after(self, earlier: Sequence[Message]) -> ResponseRequest:
         """The same, asked after what was said before."""
         return with_conversation(self, (*earlier, *self.said))
 
 
-def parse_response_request(body: Mapping[str, Any]) -> ResponseRequest:
-    """Check the body of a response. Raises ApiError (400), whose `param` names the field."""
-    fields = read_fields(ResponseFields, _typed(body), RESPONSE_NOTES | WITHIN_RESPONSE)
+def parse_input_token_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
+    """Check the body of a question that is only to be counted. Raises as `parse_response_request` does."""
+    read_fields(InputTokenFields, _typed(body, stored or {}), INPUT_TOKEN_NOTES | WITHIN_RESPONSE)
+    return parse_response_request(body, stored)
+
+
+def parse_response_request(body: Mapping[str, Any], stored: Mapping[str, Item] | None = None) -> ResponseRequest:
+    """Check the body of a response, the items that it names taken from `stored`, by their ids. Raises ApiError (400),
+    whose `param` names the field."""
+    typed = _typed(body, stored or {})
+    fields = read_fields(ResponseFields, typed, RESPONSE_NOTES | WITHIN_RESPONSE)
+    if fields.background and fields.store is False:
+        raise invalid("background", "background needs store: what nobody reads must be kept")
     effort = fields.reasoning.effort if fields.reasoning else None
     chosen = {
         "max_tokens": fields.max_output_tokens,
@@ -67,13 +89,16 @@ def parse_response_request(body: Mapping[str, Any]) -> ResponseRequest:
         "thinking_budget": EFFORT_BUDGETS.get(effort or ""),
     }
     params = checked_params(NAMES, **{name: value for name, value in chosen.items() if value is not None})
-    said = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(fields.input))
+    items = [] if isinstance(fields.input, str) else fields.input
+    references = tuple((at, item.id) for at, item in enumerate(items) if isinstance(item, ItemReference))
+    spelt_out = [item for item in items if not isinstance(item, ItemReference)]
+    said = (Message("user", fields.input),) if isinstance(fields.input, str) else tuple(_messages(spelt_out))
     asked = ResponseRequest(
         model=fields.model,
         prompts=(),
         params=(params,),
         names=NAMES,
-        hints=hints_of(fields, body),
+        hints=hints_of(fields, typed),
         options=RequestOptions(
             thinking=effort != "none",
             tools=_tools(fields),
@@ -86,35 +111,55 @@ def parse_response_request(body: Mapping[str, Any]) -> ResponseRequest:
         ),
         stream=bool(fields.stream),
         said=said,
+        items=_items(typed["input"]),
+        references=references,
         instructions=fields.instructions,
         previous_id=fields.previous_response_id,
         keep=fields.store is not False,
+        background=bool(fields.background),
         echoed=_echoed(fields, body),
     )
     return with_conversation(asked, said)
 
 
 def with_conversation(asked: ResponseRequest, said: tuple[Message, ...]) -> ResponseRequest:
-    """The same question about this conversation."""
+    """The same question about this conversation, in which thoughts stay while their calls are answered."""
+    asked_at = max((at for at, message in enumerate(said) if message.role == "user"), default=-1)
+    said = tuple(
+        replace(message, keep_reasoning=bool(message.reasoning_content and message.tool_calls and at > asked_at))
+        for at, message in enumerate(said)
+    )
     before = (Message("system", asked.instructions),) if asked.instructions else ()
     goes_on = bool(said) and said[-1].role == "assistant" and not said[-1].tool_calls
     options = replace(asked.options, continue_last=goes_on)
     return replace(asked, said=said, prompts=((*before, *said),), options=options)
 
 
-def _typed(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message need not say that it is one."""
+def _typed(body: Mapping[str, Any], stored: Mapping[str, Item]) -> Mapping[str, Any]:
+    """With stored items in the place of their names. A message or a name need not say that it is one."""
     items = body.get("input")
     if not isinstance(items, list):
         return body
-    typed = [
-        {"type": "message", **item} if isinstance(item, dict) and "role" in item and "type" not in item else item
-        for item in items
-    ]
-    return {**body, "input": typed}
+    return {**body, "input": [_typed_item(item, stored) for item in items]}
 
 
-def _messages(items: Sequence[AnyItem]) -> Iterator[Message]:
+def _typed_item(item: Any, stored: Mapping[str, Item]) -> Any:
+    if not isinstance(item, dict):
+        return item
+    if "role" in item and "type" not in item:
+        return {"type": "message", **item}
+    is_name = item.get("type", "item_reference") in ("item_reference", None) and item.keys() <= {"type", "id"}
+    if not is_name:
+        return item
+    id = item.get("id")
+    return stored[id] if isinstance(id, str) and id in stored else {**item, "type": "item_reference"}
+
+
+def _items(given: str | list[Item]) -> tuple[Item, ...]:
+    return ({"type": "message", "role": "user", "content": given},) if isinstance(given, str) else tuple(given)
+
+
+def _messages(items: Sequence[SpeltOutItem]) -> Iterator[Message]:
     """What an assistant thought, said and called beside each other is one message."""
     for by_assistant, run in groupby(items, _is_assistant):
         if by_assistant:
@@ -123,18 +168,18 @@ def _messages(items: Sequence[AnyItem]) -> Iterator[Message]:
             yield from map(_message, run)
 
 
-def _is_assistant(item: AnyItem) -> bool:
+def _is_assistant(item: SpeltOutItem) -> bool:
     return isinstance(item, ReasoningItem | CallItem) or (isinstance(item, MessageItem) and item.role == "assistant")
 
 
-def _assistant_message(items: Sequence[AnyItem]) -> Message:
+def _assistant_message(items: Sequence[SpeltOutItem]) -> Message:
     reasoning = [part.text for item in items if isinstance(item, ReasoningItem) for part in item.content or ()]
     texts = [_text(item.content) for item in items if isinstance(item, MessageItem)]
     calls = tuple(ToolCall(item.call_id, item.name, item.arguments) for item in items if isinstance(item, CallItem))
     return Message("assistant", "\n".join(texts), "\n".join(reasoning) or None, calls)
 
 
-def _message(item: AnyItem) -> Message:
+def _message(item: SpeltOutItem) -> Message:
     if isinstance(item, CallOutputItem):
         return Message("tool", _text(item.output), tool_call_id=item.call_id)
     if isinstance(item, MessageItem):

@@ -1,36 +1,41 @@
-"""Responses that the server keeps, so that the next one can go on from them."""
+"""Responses that the server keeps, so that the next one can go on from them: asked for, and counted beforehand."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import Message
-from notso.web.api.responses.request import parse_response_request
+from notso.web.api.responses.items import Item, kept_input, referenced_items
+from notso.web.api.responses.request import ResponseRequest, parse_input_token_request, parse_response_request
+from notso.web.api.responses.stored import found_response, stored_response
 from notso.web.api.responses.stream import ResponseSerializer
 from notso.web.api.shared.completion import model_id, new_id
+from notso.web.api.shared.ignored import ignored_headers
+from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, known, read_body, respond
+from notso.web.api.shared.serving import Owner, known, read_body, ready_engine, respond, with_prompt
 from notso.web.edge.access import guarded
 from notso.web.edge.api_error import ApiError
 from notso.web.store.protocol import StoredResponse
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
+Parse = Callable[[Mapping[str, Any], Mapping[str, Item] | None], ResponseRequest]
+
 
 @router.post("/responses")
 @router.post("/v1/responses")
 async def create(request: Request, services: Services, owner: Owner) -> Response:
-    """Answer, after what a stored response ends with if one is named, and keep the answer unless told not to."""
-    asked = await read_body(request, parse_response_request)
-    if asked.previous_id is not None:
-        earlier = await _stored(services, owner, asked.previous_id, "previous_response_id")
-        asked = asked.after(earlier.conversation)
-
+    """Answer, after what a stored response ends with if one is named, and keep the answer unless told not to. In the
+    background: at once, with what is to be asked for later."""
+    asked = await _read(request, services, owner, parse_response_request)
     if asked.keep and services.shared.store.read_only:
         raise ApiError(503, "storage_failed", "the database is damaged and only read; send store: false")
     saved: asyncio.Task[None] | None = None
@@ -38,7 +43,8 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     async def keep(body: dict[str, Any], conversation: tuple[Message, ...]) -> None:
         nonlocal saved
         if saved is None:  # several may read one answer; a deleted one must not come back with the last of them
-            stored = StoredResponse(body["id"], asked.previous_id, body, conversation, int(1000 * time.time()))
+            created_ms, items = int(1000 * time.time()), kept_input(asked.items, body["id"])
+            stored = StoredResponse(body["id"], asked.previous_id, body, conversation, created_ms, items)
             saved = asyncio.ensure_future(services.shared.store.save_response(owner, stored))
         await asyncio.shield(saved)
 
@@ -51,31 +57,27 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
     )
 
 
-@router.get("/v1/responses/{response_id}")
-async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
-    """A stored response."""
-    for name in request.query_params:
-        raise ApiError(
-            400, "unsupported_parameter", "a stored response is shown whole; leave this out", param=name[:80]
-        )
-    return JSONResponse((await _stored(services, owner, response_id, "response_id")).body)
-
-
-@router.delete("/v1/responses/{response_id}")
-async def delete(services: Services, owner: Owner, response_id: str) -> Response:
-    """Delete a stored response, and what the engine has kept of it and of no other. Those that went on from it stay."""
-    await _stored(services, owner, response_id, "response_id")
-    await services.shared.store.delete_response(owner, response_id)
-    if services.shared.engine.engine is not None:
-        await asyncio.to_thread(services.shared.engine.engine.clear_cache, owner, response_id)
-    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
-
-
-async def _stored(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
+@router.post("/v1/responses/input_tokens")
+async def input_tokens(request: Request, services: Services, owner: Owner) -> Response:
+    """How many tokens the model would read."""
+    asked = await _read(request, services, owner, parse_input_token_request)
+    engine, info = ready_engine(services)
+    require_model(asked.model, info)
     try:
-        found = await services.shared.store.response(owner, id)
+        count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.options))
     except Exception as error:
-        raise known(error) from error
-    if found is None:
-        raise ApiError(404, "not_found", "no response of that id is stored", param=param)
-    return found
+        raise known(error, asked.names) from error
+    headers = await with_prompt(request, lambda: ignored_headers(asked))
+    return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
+
+
+async def _read(request: Request, services: ApiServices, owner: str, parse: Parse) -> ResponseRequest:
+    """The question, with the stored items that it names, after the response that it goes on from."""
+    asked = await read_body(request, lambda body: parse(body, None))
+    if asked.references:
+        found = await referenced_items(asked.references, partial(stored_response, services, owner))
+        asked = await read_body(request, lambda body: parse(body, found))
+    if asked.previous_id is None:
+        return asked
+    earlier = await found_response(services, owner, asked.previous_id, "previous_response_id")
+    return asked.after(earlier.conversation)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from notso.smollm3 import Event, Message, TokenLogprob, ToolCall, Usage
+from notso.web.api.responses.items import item_id
 from notso.web.api.responses.request import ResponseRequest
 from notso.web.api.shared.serializer import PING, named_event
 from notso.web.api.shared.token_logprobs import entries
@@ -15,21 +16,23 @@ from notso.web.edge.api_error import ApiError
 Keep = Callable[[dict[str, Any], tuple[Message, ...]], Awaitable[None]]
 """Stores a whole response and the conversation that the next one goes on from."""
 
+BEFORE_IT_BEGINS = ("queued", "trimmed", "error")
+
 
 class ResponseSerializer:
-    """An Serializer: response.created, items, response.completed or response.incomplete; or response.failed."""
+    """A Serializer: response.created, items, response.completed or response.incomplete; or response.failed."""
 
     ping = PING
 
     def __init__(self, asked: ResponseRequest, model: str, id: str, keep: Keep, created: float = 0.0) -> None:
         self.id = id
-        self._asked = asked
+        self.asked = asked
         self._model = model
         self._keep = keep
         self._created = created or int(time.time())
         self._output: list[dict[str, Any]] = []
-        self._is_open = False
-        self._status = "in_progress"
+        self._is_open = self._is_cancelled = False
+        self._status = "queued" if asked.background else "in_progress"
         self._usage: Usage | None = None
         self._error: dict[str, Any] | None = None
         self._weighed: list[TokenLogprob] = []
@@ -39,15 +42,18 @@ class ResponseSerializer:
 
     def again(self) -> ResponseSerializer:
         """The same answer from its beginning."""
-        return ResponseSerializer(self._asked, self._model, self.id, self._keep, self._created)
+        return ResponseSerializer(self.asked, self._model, self.id, self._keep, self._created)
 
     def initial_events(self) -> Iterator[bytes]:
-        """That there is a response, and that it is being written."""
+        """That there is a response, and that it waits or is being written."""
         yield self._sse_event("response.created", response=self.body())
-        yield self._sse_event("response.in_progress", response=self.body())
+        yield self._sse_event(f"response.{self._status}", response=self.body())
 
     def take(self, number: int, event: Event) -> Iterator[bytes]:
         """What an event adds. Raises the error of an `error` event."""
+        if self._status == "queued" and event.kind not in BEFORE_IT_BEGINS:
+            self._status = "in_progress"
+            yield self._sse_event("response.in_progress", response=self.body())
         match event.kind:
             case "reasoning":
                 yield from self._in_item("reasoning")
@@ -75,14 +81,15 @@ class ResponseSerializer:
             case "end":
                 whole = event.finish_reason not in ("length", "cancelled")
                 self._status = "completed" if whole else "incomplete"
+                self._is_cancelled = self.asked.background and event.finish_reason == "cancelled"
                 yield from self._close_item()
 
     async def finalise(self) -> None:
         """It is stored before it is told that it is whole. What did not fit into its prompt is left out for good, so
         that a chain of responses grows no longer than the context."""
-        if self._asked.keep:
-            said = self._asked.said
-            head = 1 if said[0].role == "system" and not self._asked.instructions else 0
+        if self.asked.keep:
+            said = self.asked.said
+            head = 1 if said[0].role == "system" and not self.asked.instructions else 0
             await self._keep(self.body(), (*said[:head], *said[head + self._dropped :], self._assistant_message()))
 
     def closing(self) -> Iterator[bytes]:
@@ -98,20 +105,20 @@ class ResponseSerializer:
 
     def body(self) -> dict[str, Any]:
         """The response as far as it is there."""
-        cut = self._status == "incomplete"
+        cut = self._status == "incomplete" and not self._is_cancelled
         return {
             "id": self.id,
             "object": "response",
             "created_at": self._created,
-            "status": self._status,
+            "status": "cancelled" if self._is_cancelled else self._status,
             "error": self._error,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "model": self._model,
             "output": [dict(item) for item in self._output],
             "usage": self._usage_body(),
-            "background": False,
+            "background": self.asked.background,
             "service_tier": "default",
-            **self._asked.echoed,
+            **self.asked.echoed,
         }
 
     @property
@@ -137,10 +144,10 @@ class ResponseSerializer:
         yield from self._close_item()
         self._is_open = True
         if kind == "reasoning":
-            self._begin("rs", {"type": kind, "summary": [], "content": []})
+            self._begin({"type": kind, "summary": [], "content": []})
             part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
         else:
-            self._begin("msg", {"type": kind, "role": "assistant", "content": []})
+            self._begin({"type": kind, "role": "assistant", "content": []})
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         yield self._sse_event("response.output_item.added", output_index=self._index, item=self._item)
         self._item["content"] = [part]
@@ -172,7 +179,7 @@ class ResponseSerializer:
         if not self._is_call:
             yield from self._close_item()
             self._is_open = True
-            self._begin("fc", {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""})
+            self._begin({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""})
             yield self._sse_event("response.output_item.added", output_index=self._index, item=dict(self._item))
         if text:
             self._item["arguments"] += text
@@ -182,9 +189,9 @@ class ResponseSerializer:
         told = {"arguments": self._item["arguments"], "name": self._item["name"]}
         yield self._within("response.function_call_arguments.done", **told)
 
-    def _begin(self, mark: str, item: dict[str, Any]) -> None:
-        name = self.id.partition("_")[2]
-        self._output.append({"id": f"{mark}_{name}{len(self._output):02x}", "status": "in_progress", **item})
+    def _begin(self, item: dict[str, Any]) -> None:
+        id = item_id(self.id, item["type"], len(self._output))
+        self._output.append({"id": id, "status": "in_progress", **item})
 
     def _done(self, status: str) -> Iterator[bytes]:
         self._item["status"] = status

@@ -13,7 +13,13 @@ from notso.web.api.messages.fields import COUNT_NOTES, MESSAGE_NOTES, WITHIN_MES
 from notso.web.api.ollama import fields as ollama
 from notso.web.api.request_fields.fields import Note, Notes
 from notso.web.api.request_fields.sampling_fields import WITHIN_SAMPLING
-from notso.web.api.responses.fields import RESPONSE_NOTES, WITHIN_RESPONSE, ResponseFields
+from notso.web.api.responses.fields import (
+    INPUT_TOKEN_NOTES,
+    RESPONSE_NOTES,
+    WITHIN_RESPONSE,
+    InputTokenFields,
+    ResponseFields,
+)
 from notso.web.api.server.tokens import DETOKENIZE_NOTES, TOKENIZE_NOTES, DetokenizeFields, TokenizeFields
 
 ORDER = ("works", "inert", "hint", "refused", "later")
@@ -54,6 +60,7 @@ class Address:
 ADDRESSES = (
     Address("POST /v1/chat/completions", "OpenAI", ChatFields, CHAT_NOTES, WITHIN_CHAT),
     Address("POST /v1/responses", "OpenAI", ResponseFields, RESPONSE_NOTES, WITHIN_RESPONSE),
+    Address("POST /v1/responses/input_tokens", "OpenAI", InputTokenFields, INPUT_TOKEN_NOTES, {}),
     Address("POST /v1/completions", "OpenAI", TextFields, TEXT_NOTES, WITHIN_SAMPLING),
     Address("POST /v1/messages", "Anthropic", MessageFields, MESSAGE_NOTES, WITHIN_MESSAGE),
     Address("POST /v1/messages/count_tokens", "Anthropic", CountFields, COUNT_NOTES, {}),

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from notso.smollm3 import NotsoError
 from notso.web.api.shared.generation_events import generation_events
 from notso.web.api.shared.serializer import Serializer
-from notso.web.edge.api_error import ApiError
+from notso.web.edge.api_error import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
 
 RESUMABLE_SECONDS = 300.0
@@ -17,11 +17,12 @@ MAX_RESUMABLE = 256
 
 
 class ResumableStream:
-    """An answer that goes on by itself. `serializer` is how it is written down."""
+    """An answer that goes on by itself. `serializer` is how it is written down, `followed` how far it is."""
 
     def __init__(self, running: RunningRequest, serializer: Serializer) -> None:
         self.running = running
         self.serializer = serializer
+        self.followed = serializer.again()
         self.following = asyncio.create_task(self._follow())
 
     @property
@@ -30,14 +31,15 @@ class ResumableStream:
         return self.running.finished
 
     async def _follow(self) -> None:
-        serializer = self.serializer.again()
+        serializer = self.followed
         try:
-            with contextlib.suppress(ApiError, NotsoError):  # which every reader gets to see
-                async for item in generation_events(self.running):
-                    if item is not None:
-                        for _ in serializer.take(*item):
-                            pass
-                await serializer.finalise()
+            async for item in generation_events(self.running):
+                if item is not None:
+                    for _ in serializer.take(*item):
+                        pass
+            await serializer.finalise()
+        except (ApiError, NotsoError) as error:  # which every reader gets to see
+            serializer.failure(api_error_of(error))
         finally:
             self.running.close()
 
@@ -86,6 +88,10 @@ class ResumableStreams:
     def find(self, owner: str, conversation: str) -> ResumableStream | None:
         """The newest of that conversation."""
         return self._streams.get((owner, conversation))
+
+    def forget(self, owner: str, conversation: str) -> None:
+        """It is not there any more."""
+        self._streams.pop((owner, conversation), None)
 
     def _drop(self, key: tuple[str, str], name: str) -> None:
         stream = self._streams.get(key)

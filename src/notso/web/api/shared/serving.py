@@ -95,7 +95,8 @@ async def _response(
     serializer_of: Callable[[ModelInfo], Serializer],
 ) -> Response:
     """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
-    conversation. Raises ApiError for whatever can be refused before the first byte."""
+    conversation, or wants it in the background, where it is known by its own id. Raises ApiError for whatever can be
+    refused before the first byte."""
     _, info = ready_engine(services)
     require_model(asked.model, info)
     choices = len(list(asked.choices))
@@ -105,6 +106,10 @@ async def _response(
     if conversation is not None and choices > 1:
         raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
     serializer = serializer_of(info)
+    if asked.background:
+        if conversation is not None:
+            raise ApiError(400, "invalid_value", "X-Conversation-Id has no use in the background", param=CONVERSATION)
+        conversation = serializer.id
     cached_of = secrets.token_hex(16) if asked.fresh else owner
     options = asked.options_for(cached_of, conversation=serializer.id if asked.keep else None)
 
@@ -124,6 +129,8 @@ async def _response(
                 services.resumable_streams.keep(owner, conversation, running, serializer.again())
             if asked.stream:
                 return stream_of(numbered(sse_events(running, serializer), 0, serializer.ping), lambda: None)
+            if asked.background:
+                return JSONResponse(serializer.body())
             return JSONResponse(await whole(running, serializer))
         running = await begin()
         if asked.stream:

@@ -148,8 +148,12 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
 
 @router.get("/chats/{chat_id}/suggestions")
 async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
-    """What might be asked next: waits for it, and answers 204 when there is nothing to suggest."""
-    view = await read_chat(services, owner, chat_id)
+    """What might be asked next: waits for it, and answers 204 when there is nothing to suggest: so where the chat was
+    deleted while its page asked.
+    """
+    view = await read_chat_if_any(services, owner, chat_id)
+    if view is None:
+        return Response(status_code=204)
     chat, settings, line = view.chat, view.settings, view.line()
     if not line or line[-1].role != "assistant" or line[-1].state != "done" or line[-1].kind != "turn":
         return Response(status_code=204)

@@ -110,6 +110,10 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE messages ADD COLUMN tool_uses TEXT NOT NULL DEFAULT '[]';
     """,
+    # 5: what a program's response was asked with, item by item.
+    """
+    ALTER TABLE responses ADD COLUMN input TEXT NOT NULL DEFAULT '[]';
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

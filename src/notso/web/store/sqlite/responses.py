@@ -17,8 +17,8 @@ def save_response(db: sqlite3.Connection, owner: str, response: StoredResponse) 
     """Keep one, or keep it once more. The oldest go when there are more than enough: by the order in which they came,
     for by the time of day the newest could go, if that was set back."""
     db.execute(
-        "INSERT OR REPLACE INTO responses (id, owner, previous_id, body, conversation, created_ms)"
-        " VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO responses (id, owner, previous_id, body, conversation, created_ms, input)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
             response.id,
             owner,
@@ -26,6 +26,7 @@ def save_response(db: sqlite3.Connection, owner: str, response: StoredResponse) 
             json.dumps(response.body, ensure_ascii=False),
             json.dumps([asdict(message) for message in response.conversation], ensure_ascii=False),
             response.created_ms,
+            json.dumps(response.input, ensure_ascii=False),
         ),
     )
     db.execute(
@@ -38,7 +39,8 @@ def save_response(db: sqlite3.Connection, owner: str, response: StoredResponse) 
 def response_of(row: sqlite3.Row) -> StoredResponse:
     """One as it was kept."""
     messages = tuple(_message(entry) for entry in json.loads(row["conversation"]))
-    return StoredResponse(row["id"], row["previous_id"], json.loads(row["body"]), messages, row["created_ms"])
+    body, items = json.loads(row["body"]), tuple(json.loads(row["input"]))
+    return StoredResponse(row["id"], row["previous_id"], body, messages, row["created_ms"], items)
 
 
 def _message(entry: dict[str, Any]) -> Message:

@@ -1,0 +1,46 @@
+"""What a product costs in each block format, on one thread, beside Q4_K: the table in docs/kernels/formats.md.
+
+    python docs/kernels/format_rates.py
+
+Processor time, the formats in turns, the least of nine rounds.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from notso.qtensor.backends.cpu import kernel_choice, ops
+from notso.qtensor.formats import FORMATS, Q4_K
+from notso.qtensor.reference.random_blocks import random_blocks
+from notso.qtensor.tensor import QTensor
+
+ROWS, K, ROUNDS = 4096, 2048, 9
+BATCHES = (1, 4, 64)
+
+
+def main() -> None:
+    kernel_choice.set_threads(1)
+    rng = np.random.default_rng(1)
+    formats = [format for format in FORMATS.values() if not format.is_float]
+    weights = {
+        f: QTensor("w", f, (ROWS, K), random_blocks(f, ROWS * K // f.block_values, rng).reshape(-1)) for f in formats
+    }
+    least = {(f, m): float("inf") for f in formats for m in BATCHES}
+    for _ in range(ROUNDS):
+        for (f, m), best in least.items():
+            x, y = rng.standard_normal((m, K), np.float32), ops.empty(m, ROWS)
+            start = time.thread_time()
+            ops.matmul(x, weights[f], y)
+            least[f, m] = min(best, time.thread_time() - start)
+    print(f"Kernels {kernel_choice.kernels()}, {ROWS} x {K} weights.\n")
+    print("| format | bits | M = 1, GB/s of blocks | " + " | ".join(f"M = {m}, times Q4_K's" for m in BATCHES) + " |")
+    print("|---|---:|---:|" + "---:|" * len(BATCHES))
+    for f in sorted(formats, key=lambda f: least[f, 1]):
+        times = " | ".join(f"{least[f, m] / least[Q4_K, m]:.1f}" for m in BATCHES)
+        print(f"| {f.name} | {f.bits_per_value:.2f} | {weights[f].nbytes / least[f, 1] / 1e9:.1f} | {times} |")
+
+
+if __name__ == "__main__":
+    main()

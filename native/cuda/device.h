@@ -1,0 +1,94 @@
+// One GPU: its memory, its kernels, one stream of work, and work captured as a graph. What launches.h launches on.
+//
+// Any thread may call; one at a time is served. Whoever captures is alone until the capture ends. Every failure is
+// thrown as driver_api.h names it, and leaves nothing behind that the destructor does not give back.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/driver_api.h"
+#include "cuda/machine_code.h"
+
+#define QTENSOR_KERNEL(name) #name  // as the driver finds it
+#include "cuda/launches.h"
+
+namespace qtensor {
+namespace cuda {
+
+constexpr int kOldestArchitecture = 80;  // which has the products of bytes and the reductions that kernels ask for
+
+class Device {
+ public:
+  // Opens the driver and takes device `number`. Throws Unavailable, OutOfMemory or Lost.
+  Device(const std::string& library, int number, const MachineCode& code);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  const std::string& name() const { return name_; }
+  int architecture() const { return architecture_; }  // 10 * major + minor
+  struct Memory {
+    size_t free, total;
+  };
+  Memory memory();
+
+  // Memory of the device
+  Address allocate(size_t bytes, bool zeroed);
+  void free(Address address) noexcept;
+  void upload(Address to, const void* from, size_t bytes);  // `from` may change once this is back
+  void download(void* to, Address from, size_t bytes);      // waits for all work
+  void copy(Address to, Address from, size_t bytes);
+  void wait();
+
+  // For launches.h
+  template <class Arguments>
+  void launch(const char* kernel, Grid grid, unsigned threads, size_t shared_bytes, const Arguments& arguments) {
+    Arguments given = arguments;
+    launch_bytes(kernel, grid, threads, shared_bytes, &given);
+  }
+  void* scratch(Scratch use, int64_t bytes);
+
+  // Work between the two is captured instead of done, and comes back as a graph.
+  void capture_begin();
+  Handle capture_end();
+  void capture_drop() noexcept;
+  void run_graph(Handle graph);
+  void free_graph(Handle graph) noexcept;
+  // Grows whenever scratch memory moves, which graphs captured before point into.
+  uint64_t scratch_moves() const { return scratch_moves_; }
+
+ private:
+  struct Use {  // one thread at a time, with the device's context
+    explicit Use(Device& device);
+    std::unique_lock<std::recursive_mutex> lock;
+  };
+  void open(const MachineCode& code, int number);
+  void close() noexcept;
+  void launch_bytes(const char* kernel, Grid grid, unsigned threads, size_t shared_bytes, void* arguments);
+  Handle function(const char* kernel);
+  void free_retired() noexcept;
+
+  DriverApi api_;
+  std::recursive_mutex mutex_;
+  int device_ = 0, architecture_ = 0, most_shared_bytes_ = 0;
+  bool has_context_ = false, capturing_ = false;
+  std::string name_;
+  Handle context_ = nullptr, module_ = nullptr, stream_ = nullptr;
+  std::unordered_map<const char*, Handle> functions_;
+  struct Room {
+    Address address = 0;
+    size_t bytes = 0;
+  };
+  std::array<Room, size_t(Scratch::count)> scratch_;
+  std::vector<Address> retired_;  // scratch that work under way may still use
+  uint64_t scratch_moves_ = 0;
+};
+
+}  // namespace cuda
+}  // namespace qtensor

@@ -1,0 +1,79 @@
+#include "cuda/operations.h"
+
+#include <algorithm>
+
+namespace qtensor {
+namespace cuda {
+namespace {
+
+constexpr int64_t kAttentionScratchBytes = int64_t(64) << 20;  // what rows that are attended together may take, or one
+constexpr int64_t kUploadBytes = int64_t(16) << 20;            // of a weight at a time
+
+}  // namespace
+
+void multiply(Device& device, const Products& p) {
+  const float* x = p.x;
+  if (p.norm != nullptr) {
+    float* const normed = static_cast<float*>(device.scratch(Scratch::normed, p.m * p.k * 4));
+    launch_norm(device, x, p.norm, p.eps, p.m, p.k, normed);
+    x = normed;
+  }
+  const void* quantised = nullptr;
+  const auto input_of = [&](const LaidWeight& w) -> const void* {
+    if (is_float(w.format)) return x;
+    if (quantised == nullptr) {
+      const int64_t blocks = (p.k + kSuperBlock - 1) / kSuperBlock;
+      auto* const to =
+          static_cast<BlockQ8K*>(device.scratch(Scratch::quantised, p.m * blocks * int64_t(sizeof(BlockQ8K))));
+      launch_quantise(device, x, p.m, p.k, to);
+      quantised = to;
+    }
+    return quantised;
+  };
+  if (p.join == Join::none) {
+    for (const WeightAndResult& to : p.each)
+      launch_product(device, to.weight, input_of(to.weight), p.m, to.y, to.weight.rows);
+    return;
+  }
+  const WeightAndResult& a = p.each[0];
+  const int64_t n = p.m * a.weight.rows;
+  float* const first = static_cast<float*>(device.scratch(Scratch::first, n * 4));
+  launch_product(device, a.weight, input_of(a.weight), p.m, first, a.weight.rows);
+  if (p.join == Join::add) {
+    launch_add(device, a.y, first, n, a.y);
+    return;
+  }
+  const LaidWeight& up = p.each[1].weight;
+  float* const second = static_cast<float*>(device.scratch(Scratch::second, n * 4));
+  launch_product(device, up, input_of(up), p.m, second, up.rows);
+  launch_silu_mul(device, first, second, n, a.y);
+}
+
+void attend(Device& device, const float* q, int64_t heads, const Places& places, const Pool& pool, const Pool& window,
+            float scale, int64_t tiles, float* out) {
+  const int64_t dim = pool.dim, of_row = heads * tiles * (kTile + dim + 4) * 4;
+  const int64_t together = std::max<int64_t>(1, kAttentionScratchBytes / of_row);
+  for (int64_t row = 0; row < places.rows; row += together) {
+    Places some = places;
+    some.positions += row, some.sequences += row;
+    some.rows = int(std::min<int64_t>(together, places.rows - row));
+    const int64_t at = row * heads * dim;
+    launch_attention(device, q + at, heads, some, pool, window, scale, tiles * kTile, out + at);
+  }
+}
+
+void upload_weight(Device& device, Format format, const uint8_t* data, int64_t rows, int64_t k, Address to) {
+  const BlockLayout block = layout_of(format);
+  const int64_t from_bytes = k / block.values * (block.levels + block.scales), row_bytes = laid_row_bytes(format, k);
+  const int64_t together = std::max<int64_t>(1, kUploadBytes / row_bytes);
+  std::vector<uint8_t> laid(size_t(std::min(together, rows) * row_bytes));
+  for (int64_t row = 0; row < rows; row += together) {
+    const int64_t count = std::min(together, rows - row);
+    lay_rows(format, data + row * from_bytes, count, k, laid.data());
+    device.upload(to + Address(row * row_bytes), laid.data(), size_t(count * row_bytes));
+  }
+  device.wait();
+}
+
+}  // namespace cuda
+}  // namespace qtensor

@@ -1,0 +1,159 @@
+// Products of the formats that have no kernels of their own (kernels/portable/unpacked_blocks.h), for AVX2 and AVX-512.
+// Blocks of 32 go the way of Q8_0. A block of 256 of one weight row is taken apart once and meets up to kTogether batch
+// rows.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "integer_kernels.h"
+#include "kernel_table.h"
+#include "kernels/portable/unpacked_blocks.h"
+#include "kernels/x86/matmul.h"
+#include "kernels/x86/rows.h"
+
+namespace qtensor {
+namespace {
+
+// ---- blocks of 32 ----
+
+// The fifth bits of 32 values, 16 where they are set.
+inline __m256i fifth_bits(const uint8_t* qh) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, qh, 4);
+  const __m256i spread =
+      _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
+  const __m256i each = _mm256_set1_epi64x(int64_t(0x8040201008040201));
+  const __m256i bytes = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(int(bits)), spread), each);
+  return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, each), _mm256_set1_epi8(16));
+}
+inline __m256i levels_of(const int8_t (&table)[16], __m256i nibbles) {
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), nibbles);
+}
+
+struct SubBlockQ5_0 : HalfInFront {
+  static constexpr int64_t bytes = sizeof(BlockQ5_0), min_at = 0;
+  static constexpr int offset = 16;
+  static constexpr bool has_min = false;
+  static __m256i dot(const uint8_t* block, __m256i x) {
+    return dot_u8_s8(_mm256_or_si256(nibbles_of_16(block + 6), fifth_bits(block + 2)), x);
+  }
+};
+struct SubBlockQ5_1 : HalfInFront {
+  static constexpr int64_t bytes = sizeof(BlockQ5_1), min_at = 2;
+  static constexpr int offset = 0;
+  static constexpr bool has_min = true;
+  static __m256i dot(const uint8_t* block, __m256i x) {
+    return dot_u8_s8(_mm256_or_si256(nibbles_of_16(block + 8), fifth_bits(block + 4)), x);
+  }
+};
+struct SubBlockIQ4_NL : HalfInFront {
+  static constexpr int64_t bytes = sizeof(BlockIQ4_NL), min_at = 0;
+  static constexpr int offset = 0;
+  static constexpr bool has_min = false;
+  static __m256i dot(const uint8_t* block, __m256i x) {
+    return dot_signed(levels_of(kLevelsIQ4, nibbles_of_16(block + 2)), x);
+  }
+};
+struct SubBlockMXFP4 {
+  static constexpr int64_t bytes = sizeof(BlockMXFP4), min_at = 0;
+  static constexpr int offset = 0;
+  static constexpr bool has_min = false;
+  static __m256i dot(const uint8_t* block, __m256i x) {
+    return dot_signed(levels_of(kLevelsMXFP4, nibbles_of_16(block + 1)), x);
+  }
+  static __m128 scales(const uint8_t* const* places) {
+    return _mm_setr_ps(power_of_two(*places[0]), power_of_two(*places[1]), power_of_two(*places[2]),
+                       power_of_two(*places[3]));
+  }
+};
+
+// ---- blocks of 256 ----
+
+constexpr int kTogether = 16;
+
+template <class Block>
+QTENSOR_INLINE void unpack_block(const Block& block, Unpacked256& out) {
+  unpack(block, out);
+}
+// No compiler makes a shuffle of a table.
+QTENSOR_INLINE void unpack_block(const BlockIQ4_XS& w, Unpacked256& out) {
+  for (int j = 0; j < 8; j++)
+    _mm256_store_si256((__m256i*)(out.q + 32 * j), levels_of(kLevelsIQ4, nibbles_of_16(w.qs + 16 * j)));
+  unpack_scales(w, out);
+  out.d = w.d;
+}
+
+QTENSOR_INLINE int32_t sum_of_lanes(__m256i v) {
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
+  return _mm_cvtsi128_si32(two) + _mm_extract_epi32(two, 1);
+}
+
+template <class F>
+inline void unpacked_rows(const MatmulTask& t, int64_t row, int64_t first, int count) {
+  using Block = typename F::Block;
+  const __m256i halves_of_pair = _mm256_set_m128i(_mm_set1_epi16(0x0302), _mm_set1_epi16(0x0100));
+  float acc[kTogether] = {};
+  const uint8_t* place = t.weight + row * t.row_bytes;
+  for (int64_t b = 0; b < t.blocks_per_row; b++, place += sizeof(Block)) {
+    Block block;
+    __builtin_memcpy(&block, place, sizeof block);
+    Unpacked256 w;
+    unpack_block(block, w);
+    __m256i q[8], magnitude[8], scale[8];
+    for (int i = 0; i < 8; i++) {
+      q[i] = _mm256_load_si256((const __m256i*)(w.q + 32 * i));
+      magnitude[i] = _mm256_abs_epi8(q[i]);
+      int pair;
+      __builtin_memcpy(&pair, w.scales + 2 * i, 4);
+      scale[i] = _mm256_shuffle_epi8(_mm256_set1_epi32(pair), halves_of_pair);
+    }
+    const float d = _cvtsh_ss(w.d) * F::kStep, dmin = F::kHasMins ? _cvtsh_ss(w.dmin) : 0.0f;
+    const BlockQ8K* x = t.blocks + first * t.blocks_per_row + b;
+    for (int j = 0; j < count; j++, x += t.blocks_per_row) {
+      __m256i sum = _mm256_setzero_si256();
+      for (int i = 0; i < 8; i++) {
+        const __m256i bytes = _mm256_load_si256((const __m256i*)(x->q + 32 * i));
+        // two products fit 16 bits: no value is -128
+        const __m256i pairs = _mm256_maddubs_epi16(magnitude[i], _mm256_sign_epi8(bytes, q[i]));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, scale[i]));
+      }
+      float f = float(sum_of_lanes(sum)) * d;
+      if (F::kHasMins) {
+        const __m256i mins =
+            _mm256_madd_epi16(_mm256_load_si256((const __m256i*)w.mins), _mm256_load_si256((const __m256i*)x->sums16));
+        f = __builtin_fmaf(-float(sum_of_lanes(mins)), dmin, f);
+      }
+      acc[j] = __builtin_fmaf(f, x->d, acc[j]);
+    }
+  }
+  for (int j = 0; j < count; j++) t.y[(first + j) * t.y_stride + row] = acc[j];
+}
+
+template <class F>
+void matmul_unpacked(const MatmulTask& t) {
+  for (int64_t row = t.row_begin; row < t.row_end; row++)
+    for (int64_t j = 0; j < t.m; j += kTogether)
+      unpacked_rows<F>(t, row, j, int(t.m - j < kTogether ? t.m - j : kTogether));
+}
+
+MatmulKernel unpacked_kernel(Format format) {
+  switch (format) {
+    case Format::Q5_0:
+      return matmul_sub_blocks<SubBlockQ5_0>;
+    case Format::Q5_1:
+      return matmul_sub_blocks<SubBlockQ5_1>;
+    case Format::IQ4_NL:
+      return matmul_sub_blocks<SubBlockIQ4_NL>;
+    case Format::MXFP4:
+      return matmul_sub_blocks<SubBlockMXFP4>;
+    default:
+      return with_format_256(
+          format, []<class F>(F) -> MatmulKernel { return matmul_unpacked<F>; }, [] { return MatmulKernel(nullptr); });
+  }
+}
+
+}  // namespace
+}  // namespace qtensor

@@ -1,0 +1,1 @@
+"""A GPU: its driver, its memory, and the operations on it."""

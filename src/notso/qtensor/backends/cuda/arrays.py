@@ -1,0 +1,132 @@
+"""Arrays and weights in a device's memory, as the operations take them.
+
+Whole numbers (rows, positions, block tables) are written by the host alone. So they are kept there as well: what they
+hold is checked before a step begins, as on the CPU, and goes up once a step, all that was written since the last.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask, laid_bytes
+from notso.qtensor.errors import DeviceError, OperandError, quoted
+from notso.qtensor.tensor import QTensor
+
+Host = npt.NDArray[Any]
+
+FORMATS = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
+"""Those that native/cuda/layout.h lays out and has kernels for."""
+
+
+class Mirror:
+    """The host's copy of an array of whole numbers, and what of it the device has not seen yet."""
+
+    def __init__(self, values: npt.NDArray[np.int32], memory: DeviceMemory) -> None:
+        self.values = values
+        self._memory = memory
+        self._begin, self._end = 0, 0
+
+    def changed(self, begin: int, end: int) -> None:
+        """Numbers begin..end-1 were written."""
+        self._begin, self._end = (
+            (min(begin, self._begin), max(end, self._end)) if self._end > self._begin else (begin, end)
+        )
+
+    def flush(self) -> None:
+        """Show the device what it has not seen."""
+        self._memory.upload(self.values[self._begin : self._end], 4 * self._begin)
+        self._begin = self._end = 0
+
+
+class DeviceArray:
+    """Numbers in a device's memory, row after row; parts of it lie in the same memory."""
+
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        offset: int = 0,
+        mirror: Mirror | None = None,
+    ) -> None:
+        self.memory = memory
+        self.shape = shape
+        self.dtype = dtype
+        self.offset = offset
+        self.mirror = mirror
+
+    @property
+    def address(self) -> int:
+        """Where it begins on the device."""
+        return self.memory.address + self.offset
+
+    @property
+    def size(self) -> int:
+        """How many numbers."""
+        return math.prod(self.shape)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for the same part of the same memory."""
+        return self.address, self.shape
+
+    @property
+    def numbers(self) -> npt.NDArray[np.int32]:
+        """What an array of whole numbers holds. Raises OperandError for any other."""
+        if self.mirror is None:
+            raise OperandError("whole numbers are needed here")
+        begin = self.offset // 4
+        return self.mirror.values[begin : begin + self.size].reshape(self.shape)
+
+    def __getitem__(self, index: int | slice) -> DeviceArray:
+        rows, *rest = self.shape
+        row_bytes = math.prod(rest) * self.dtype.itemsize
+        if isinstance(index, slice):
+            begin, end, step = index.indices(rows)
+            if step != 1:
+                raise OperandError("parts of an array are neighbouring rows")
+            shape = max(end - begin, 0), *rest
+        else:
+            begin, shape = range(rows)[index], tuple(rest)
+        return DeviceArray(self.memory, shape, self.dtype, self.offset + begin * row_bytes, self.mirror)
+
+    def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:
+        """The same numbers in another shape."""
+        wanted = shape[0] if isinstance(shape[0], tuple) else shape
+        sides = tuple(int(side) for side in wanted if not isinstance(side, tuple))
+        if math.prod(sides) != self.size:
+            raise OperandError(f"{self.size} numbers cannot have the shape {sides}")
+        return DeviceArray(self.memory, sides, self.dtype, self.offset, self.mirror)
+
+
+class DeviceWeight:
+    """A tensor's blocks on a device, laid out as its kernels read them. Raises DeviceError where there are none."""
+
+    def __init__(self, device: Device, tensor: QTensor) -> None:
+        if tensor.format.name not in FORMATS:
+            raise DeviceError(f"there are no GPU kernels for {tensor.format}, in which {quoted(tensor.name)} is")
+        self.name = tensor.name
+        self.rows, self.columns = tensor.rows, tensor.cols
+        kind = tensor.format.ggml_type
+        self.memory = DeviceMemory(device, laid_bytes(kind, self.rows, self.columns))
+        self.facts = kind, self.memory.address, self.rows, self.columns
+        ask(device.native.upload_weight, kind, tensor.data, self.rows, self.columns, self.memory.address)
+
+
+def uploaded(device: Device, values: Host) -> DeviceArray:
+    """A contiguous array as one on the device."""
+    memory = DeviceMemory(device, values.nbytes)
+    memory.upload(np.ascontiguousarray(values))
+    mirror = Mirror(values.reshape(-1).copy(), memory) if values.dtype == np.int32 else None
+    return DeviceArray(memory, values.shape, values.dtype, mirror=mirror)
+
+
+def downloaded(array: DeviceArray) -> Host:
+    """Its numbers, once all work is done."""
+    values = np.empty(array.shape, array.dtype)
+    array.memory.download(values, array.offset)
+    return values

@@ -1,0 +1,306 @@
+"""A GPU as a backend. Its arrays lie on the device; what crosses the border is copied.
+
+Each operation checks shapes here and contents before it runs, then launches kernels (native/cuda/launches.h), whose
+bits are those of the CPU. Nothing waits for the device but a download.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from notso.qtensor.backends.cuda.arrays import DeviceArray, DeviceWeight, Host, downloaded, uploaded
+from notso.qtensor.backends.cuda.checks import Window, check_below, check_read, check_written
+from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask
+from notso.qtensor.backends.cuda.kv_pool import DevicePool
+from notso.qtensor.backends.cuda.program import Check, Launch, Program
+from notso.qtensor.backends.protocol import Numbers, RMSNorm
+from notso.qtensor.errors import OperandError
+from notso.qtensor.host_memory import MemoryLimit
+from notso.qtensor.kv_formats import KVFormat
+from notso.qtensor.tensor import QTensor
+
+_PLAIN, _ADD, _GATED = 0, 1, 2  # how a product is joined to another, as native/cuda/operations.h numbers it
+
+
+class CUDA:
+    """GPU `number`. Raises DeviceError where there is none that can be used.
+
+    Every method that asks the device may raise DeviceMemoryError, and DeviceLostError, after which it is of no use.
+    """
+
+    threads = 1
+    has_weight_arena = False
+
+    def __init__(self, number: int = 0) -> None:
+        self.device = Device(number)
+        self.recording: Program | None = None
+        self._unseen = dict[int, Any]()  # mirrors that were written to
+
+    @property
+    def kernels(self) -> str:
+        """Machine code for which architecture runs."""
+        return f"cuda sm_{self.device.architecture}"
+
+    @property
+    def name(self) -> str:
+        """The device, for people."""
+        return f"cuda:{self.device.number} ({self.device.name})"
+
+    # Memory
+
+    def memory(self, mapped_bytes: int = 0) -> MemoryLimit:
+        """What is free on the device, where the weights are not yet."""
+        return MemoryLimit(f"cuda:{self.device.number}", self.device.free_bytes())
+
+    def empty(self, rows: int, columns: int) -> DeviceArray:
+        """(rows, columns) float32, with whatever lies there."""
+        if rows < 0 or columns < 1:
+            raise OperandError(f"an array of {rows} x {columns}")
+        return DeviceArray(DeviceMemory(self.device, 4 * rows * columns), (rows, columns), np.dtype(np.float32))
+
+    def upload(self, values: Host) -> DeviceArray:
+        """`values`, contiguous, as an array."""
+        return uploaded(self.device, values)
+
+    def write(self, array: DeviceArray, values: Numbers) -> None:
+        """Fill an array with as many numbers; whole ones go up when they are next read."""
+        given = np.asarray(values, array.dtype)
+        if given.shape != array.shape:
+            raise OperandError(f"{given.shape} numbers for an array of {array.shape}")
+        if array.mirror is None:
+            array.memory.upload(np.ascontiguousarray(given), array.offset)
+            return
+        array.numbers[...] = given
+        begin = array.offset // 4
+        array.mirror.changed(begin, begin + array.size)
+        self._unseen[id(array.mirror)] = array.mirror
+
+    def flush(self) -> None:
+        """Have the device see what was written to arrays of whole numbers."""
+        while self._unseen:
+            self._unseen.popitem()[1].flush()
+
+    def download(self, array: DeviceArray) -> Host:
+        """A copy of an array's numbers, once all work is done."""
+        return array.numbers.copy() if array.mirror is not None else downloaded(array)
+
+    def weight(self, tensor: QTensor) -> DeviceWeight:
+        """The tensor's blocks on the device, laid out anew."""
+        return DeviceWeight(self.device, tensor)
+
+    def weight_arena(self, size_bytes: int, count: int) -> None:
+        """None: weights lie best where `weight` leaves them."""
+
+    def key_value_pools(
+        self,
+        layers: int,
+        blocks: int,
+        kv_heads: int,
+        head_dim: int,
+        format: KVFormat,
+        *,
+        large_pages: bool = True,
+    ) -> Sequence[DevicePool]:
+        """One for each layer; see kv_pool.py."""
+        return [DevicePool(self.device, blocks, kv_heads, head_dim, format) for _ in range(layers)]
+
+    def program(self) -> Program:
+        """Nothing captured yet."""
+        return Program(self)
+
+    def _do(self, key: Hashable, check: Check, launch: Launch, *used: object) -> None:
+        if self.recording is not None:
+            self.recording.add(key, check, launch, used)
+            return
+        tiles = check()
+        self.flush()
+        launch(tiles)
+
+    # Operations
+
+    def embed_rows(self, weight: DeviceWeight, ids: DeviceArray, out: DeviceArray) -> None:
+        """out[i] = row ids[i] of `weight`, dequantised."""
+        _shape("out", out, (ids.size, weight.columns))
+        native, rows = self.device.native, ids.size
+
+        def check() -> int:
+            check_below("row", ids.numbers, weight.rows)
+            return 0
+
+        if rows:
+            at = ids.address, rows, out.address
+            self._do(("embed", ids.key, weight.rows), check, lambda _: ask(native.embed_rows, weight.facts, *at), out)
+
+    def gather_rows(self, x: DeviceArray, ids: DeviceArray, out: DeviceArray) -> None:
+        """out[i] = x[ids[i]]."""
+        _shape("out", out, (ids.size, x.shape[1]))
+        native, rows = self.device.native, ids.size
+
+        def check() -> int:
+            check_below("row", ids.numbers, x.shape[0])
+            return 0
+
+        if rows:
+            at = x.address, ids.address, rows, x.shape[1], out.address
+            self._do(("gather", ids.key, x.shape[0]), check, lambda _: ask(native.gather_rows, *at), x, out)
+
+    def matmul(self, x: DeviceArray, weight: DeviceWeight, out: DeviceArray, *, norm: RMSNorm | None = None) -> None:
+        """out = x @ weight.T."""
+        self._matmul(x, [(weight, out)], norm, _PLAIN)
+
+    def matmul_many(
+        self, x: DeviceArray, products: Sequence[tuple[DeviceWeight, DeviceArray]], *, norm: RMSNorm | None = None
+    ) -> None:
+        """`matmul` of the same x with several weights."""
+        self._matmul(x, products, norm, _PLAIN)
+
+    def matmul_add(self, x: DeviceArray, weight: DeviceWeight, out: DeviceArray) -> None:
+        """out = out + x @ weight.T."""
+        self._matmul(x, [(weight, out)], None, _ADD)
+
+    def matmul_gated(
+        self, x: DeviceArray, gate: DeviceWeight, up: DeviceWeight, out: DeviceArray, *, norm: RMSNorm | None = None
+    ) -> None:
+        """out = silu(x @ gate.T) * (x @ up.T)."""
+        self._matmul(x, [(gate, out), (up, out)], norm, _GATED)
+
+    def _matmul(
+        self,
+        x: DeviceArray,
+        products: Sequence[tuple[DeviceWeight, DeviceArray]],
+        norm: RMSNorm | None,
+        join: int,
+    ) -> None:
+        if len(x.shape) != 2 or not products or not x.size:
+            raise OperandError("matmul needs at least one weight and one row")
+        for weight, out in products:
+            if weight.columns != x.shape[1]:
+                raise OperandError(f"{weight.name or 'weight'} has rows of {weight.columns}, x has {x.shape[1]}")
+            _shape("out", out, (x.shape[0], weight.rows))
+        if norm is not None:
+            _shape("norm", norm.weight, x.shape[1:])
+        each = [(weight.facts, out.address) for weight, out in products]
+        normed = (0, 0.0) if norm is None else (norm.weight.address, float(norm.eps))
+        at = x.address, *x.shape, each, *normed, join
+        self._do("matmul", _nothing, lambda _: ask(self.device.native.matmul, *at), x, products, norm)
+
+    def rope_table(
+        self,
+        frequencies: DeviceArray,
+        positions: DeviceArray,
+        table: tuple[DeviceArray, DeviceArray],
+        factor: float = 1.0,
+    ) -> None:
+        """Fill (L, D/2) each with factor * cosine and sine of position * frequency."""
+        rows, pairs = positions.size, frequencies.size
+        for name, out in zip(("cosine", "sine"), table, strict=True):
+            _shape(name, out, (rows, pairs))
+
+        def check() -> int:
+            negative = positions.numbers[positions.numbers < 0]
+            if negative.size:
+                raise OperandError(f"position {negative[0]} is negative")
+            return 0
+
+        if rows:
+            at = frequencies.address, pairs, positions.address, rows, float(factor), *(out.address for out in table)
+            key = "table", positions.key
+            self._do(key, check, lambda _: ask(self.device.native.rope_table, *at), frequencies, table)
+
+    def rope(
+        self, x: DeviceArray, positions: DeviceArray, table: tuple[DeviceArray, DeviceArray], *, adjacent: bool
+    ) -> None:
+        """Rotate every head of x (L, H, D) in place by row positions[i] of the table."""
+        rows, heads, dim = x.shape
+        length = table[0].shape[0]
+        _shape("positions", positions, (rows,))
+        for name, of_table in zip(("cosine", "sine"), table, strict=True):
+            _shape(name, of_table, (length, dim // 2))
+
+        def check() -> int:
+            check_below("position", positions.numbers, length)
+            return 0
+
+        if rows:
+            at = x.address, rows, heads, dim, positions.address, table[0].address, table[1].address, adjacent
+            self._do(("rope", positions.key, length), check, lambda _: ask(self.device.native.rope, *at), x, table)
+
+    def store_key_values(
+        self,
+        k: DeviceArray,
+        v: DeviceArray,
+        positions: DeviceArray,
+        sequences: DeviceArray,
+        tables: DeviceArray,
+        pool: DevicePool,
+        window: Window | None = None,
+    ) -> None:
+        """Write k and v (L, KH, D) into the cache; tables (S, T) int32 names the block of each tile."""
+        _shape("k", k, (positions.size, pool.kv_heads, pool.head_dim))
+        _shape("v", v, k.shape)
+        key, places = _places(positions, sequences, tables, pool, window)
+
+        def check() -> int:
+            check_written(positions.numbers, sequences.numbers, tables.numbers, pool, window)
+            return 0
+
+        if positions.size:
+            at = k.address, v.address, places, pool.facts, (window[1] if window else pool).facts
+            launch = self.device.native.store_key_values
+            self._do(("store", *key), check, lambda _: ask(launch, *at), k, v, pool, window)
+
+    def attention(
+        self,
+        q: DeviceArray,
+        positions: DeviceArray,
+        sequences: DeviceArray,
+        tables: DeviceArray,
+        pool: DevicePool,
+        scale: float,
+        out: DeviceArray,
+        window: Window | None = None,
+    ) -> None:
+        """Causal attention of q (L, H, D) over the cache into out (L, H, D)."""
+        rows, heads, _ = q.shape
+        _shape("out", out, q.shape)
+        _shape("q", q, (positions.size, heads, pool.head_dim))
+        if heads % pool.kv_heads:
+            raise OperandError(f"{heads} query heads cannot share {pool.kv_heads} heads of keys and values")
+        key, places = _places(positions, sequences, tables, pool, window)
+        facts = places, pool.facts, (window[1] if window else pool).facts, float(scale)
+
+        def check() -> int:
+            return check_read(positions.numbers, sequences.numbers, tables.numbers, pool, window)
+
+        def launch(tiles: int) -> None:
+            ask(self.device.native.attention, q.address, heads, *facts, tiles, out.address)
+
+        if rows:
+            self._do(("attention", *key), check, launch, q, out, pool, window)
+
+
+def _nothing() -> int:
+    return 0
+
+
+def _shape(name: str, array: DeviceArray, expected: tuple[int, ...]) -> None:
+    if array.shape != expected:
+        raise OperandError(f"{name} has shape {array.shape}, {expected} is needed")
+
+
+def _places(
+    positions: DeviceArray, sequences: DeviceArray, tables: DeviceArray, pool: DevicePool, window: Window | None
+) -> tuple[tuple[Hashable, ...], tuple[int, ...]]:
+    """What makes two checks the same, and the places as the native side takes them."""
+    if (window is not None) != pool.needs_window:
+        raise OperandError(f"KV format {pool.format} {'needs a' if pool.needs_window else 'has no'} window pool")
+    _shape("sequences", sequences, positions.shape)
+    windows = 0
+    if window is not None:
+        _shape("window tables", window[0], tables.shape)
+        windows = window[0].address
+    key = positions.key, sequences.key, tables.key, pool.blocks, windows, window[1].blocks if window else 0
+    return key, (positions.address, sequences.address, tables.address, windows, positions.size, tables.shape[1])

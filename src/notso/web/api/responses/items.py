@@ -1,0 +1,110 @@
+"""Items of stored responses: what they are called, how they are listed, and how a later question names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from notso.web.api.request_fields.field_reader import invalid
+from notso.web.api.shared.serializer import as_json
+from notso.web.edge.api_error import ApiError
+from notso.web.store.protocol import StoredResponse
+
+Item = Mapping[str, Any]
+Reference = tuple[int, str]
+"""Where in the input an item is named, and its id."""
+
+MAX_REFERENCED_RESPONSES = 256
+MAX_REFERENCED_CHARACTERS = 1 << 22
+"""Of all items that one question names: more fits into no context."""
+
+_MARKS = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_ITEM_ID = re.compile(r"[a-z]{2,3}_([0-9a-f]{24})(?:in)?[0-9a-f]{2,4}")
+_NUMBER = re.compile(r"[0-9]{1,3}")
+_MOST_LISTED = 100
+_USUALLY_LISTED = 20
+
+
+def item_id(response_id: str, kind: str, index: int, *, is_input: bool = False) -> str:
+    """What an item of a response is called: which response it is of can be read off."""
+    return f"{_MARKS[kind]}_{response_id.partition('_')[2]}{'in' if is_input else ''}{index:02x}"
+
+
+def kept_input(items: Iterable[Item], response_id: str) -> tuple[Item, ...]:
+    """The items of a question as they are listed: each with an id, a status, and content in parts."""
+    return tuple(_kept(item, response_id, index) for index, item in enumerate(items))
+
+
+async def referenced_items(
+    references: Sequence[Reference], stored: Callable[[str], Awaitable[StoredResponse | None]]
+) -> dict[str, Item]:
+    """The stored items that a question names, by their ids. Raises ApiError: 404 where there is none of that id, 400
+    for one that is named twice, and for more than anybody can mean."""
+    ids = [id for _, id in references]
+    responses: dict[str, dict[str, Item]] = {}
+    found: dict[str, Item] = {}
+    size = 0
+    for index, id in references:
+        param = f"input.{index}.id"
+        if ids.index(id) != len(found):
+            raise invalid(param, f"{param} names an item for the second time")
+        named = _ITEM_ID.fullmatch(id)
+        response_id = f"resp_{named[1]}" if named else ""
+        if response_id and response_id not in responses:
+            if len(responses) == MAX_REFERENCED_RESPONSES:
+                raise invalid(param, f"input names items of more than {MAX_REFERENCED_RESPONSES} responses")
+            responses[response_id] = _by_id(await stored(response_id))
+        item = responses.get(response_id, {}).get(id)
+        if item is None:
+            raise ApiError(404, "not_found", "no item of that id is stored; with store: false none is", param=param)
+        size += len(as_json(item))
+        if size > MAX_REFERENCED_CHARACTERS:
+            raise invalid(param, f"the items that input names hold more than {MAX_REFERENCED_CHARACTERS:,} characters")
+        found[id] = item
+    return found
+
+
+def page(items: Sequence[Item], *, limit: str | None, order: str | None, after: str | None) -> dict[str, Any]:
+    """A list as the API has it: `limit` of the items, the last first unless `order` is asc, behind the one called
+    `after`. Raises ApiError (400) that names the parameter."""
+    if order not in (None, "asc", "desc"):
+        raise invalid("order", "order must be asc or desc")
+    most = int(limit) if limit is not None and _NUMBER.fullmatch(limit) else _USUALLY_LISTED if limit is None else 0
+    if not 1 <= most <= _MOST_LISTED:
+        raise invalid("limit", f"limit must be 1 to {_MOST_LISTED}")
+    ordered = list(items) if order == "asc" else list(reversed(items))
+    ids = [item["id"] for item in ordered]
+    if after is not None and after not in ids:
+        raise invalid("after", "after must be the id of an item of this response")
+    start = 0 if after is None else ids.index(after) + 1
+    shown = ordered[start : start + most]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": start + most < len(ordered),
+    }
+
+
+def _by_id(response: StoredResponse | None) -> dict[str, Item]:
+    items = (*response.input, *response.body["output"]) if response is not None else ()
+    return {item["id"]: item for item in items}
+
+
+def _kept(item: Item, response_id: str, index: int) -> Item:
+    kind = item["type"]
+    kept = {name: value for name, value in item.items() if value is not None}
+    kept["id"] = kept.get("id") or item_id(response_id, kind, index, is_input=True)
+    kept.setdefault("status", "completed")
+    if kind == "reasoning":
+        kept.setdefault("summary", [])
+    if kind == "message":
+        content = item["content"]
+        parts = [{"text": content}] if isinstance(content, str) else content
+        is_answer = item["role"] == "assistant"
+        empty: dict[str, Any] = {"annotations": [], "logprobs": []} if is_answer else {}
+        kind_of_part = "output_text" if is_answer else "input_text"
+        kept["content"] = [{**empty, **part, "type": kind_of_part} for part in parts]
+    return kept

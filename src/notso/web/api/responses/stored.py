@@ -1,0 +1,131 @@
+"""Responses that are kept, or answered in the background: shown, streamed once more, listed, cancelled, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import JSONResponse, Response
+
+from notso.web.api.request_fields.field_reader import invalid, printable, unsupported
+from notso.web.api.request_fields.hints import GivenHint, refuse_hints
+from notso.web.api.responses.items import kept_input, page
+from notso.web.api.responses.stream import ResponseSerializer
+from notso.web.api.shared.ignored import IGNORED
+from notso.web.api.shared.resumable import ResumableStream, numbered
+from notso.web.api.shared.services import ApiServices, Services
+from notso.web.api.shared.serving import Owner, known, sse_events, stream_of
+from notso.web.edge.access import guarded
+from notso.web.edge.api_error import ApiError
+from notso.web.store.protocol import StoredResponse
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+HINTS = ("include", "include[]", "include_obfuscation")
+"""Of a stored response: it comes whole, with what was included when it was asked for."""
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+@router.get("/v1/responses/{response_id}")
+async def show(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
+    """A stored response, or how far one in the background is; with `stream` its events, behind `starting_after`."""
+    query, headers = _query(request, services, ("stream", "starting_after"))
+    streams, start = query.get("stream", "false"), query.get("starting_after")
+    if streams not in ("true", "false"):
+        raise invalid("stream", "stream must be true or false")
+    if start is not None and (streams == "false" or not _NUMBER.fullmatch(start)):
+        raise invalid("starting_after", "starting_after must be the number of an event, with stream: true")
+    running = _running(services, owner, response_id)
+    if streams == "true":
+        if running is None:
+            await found_response(services, owner, response_id, "response_id")
+            raise unsupported("stream", "the events of this response are not kept; ask without stream")
+        services.reread_streams.opened(owner)
+        again = running.serializer.again()
+        events = numbered(sse_events(running.running, again), 0 if start is None else int(start) + 1, again.ping)
+        return stream_of(events, lambda: services.reread_streams.closed(owner))
+    if running is not None:
+        if running.finished:  # a whole one is told when it is stored
+            await asyncio.shield(running.following)
+        return JSONResponse(running.followed.body(), headers=headers)
+    stored = await found_response(services, owner, response_id, "response_id")
+    return JSONResponse(stored.body, headers=headers)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def input_items(request: Request, services: Services, owner: Owner, response_id: str) -> Response:
+    """What a response was asked with, item by item, the last first; without what it went on from."""
+    query, headers = _query(request, services, ("limit", "order", "after"))
+    running = _running(services, owner, response_id)
+    if running is not None and isinstance(running.serializer, ResponseSerializer):
+        items = kept_input(running.serializer.asked.items, response_id)
+    else:
+        items = (await found_response(services, owner, response_id, "response_id")).input
+    asked = {name: query.get(name) for name in ("limit", "order", "after")}
+    return JSONResponse(page(items, **asked), headers=headers)
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+async def cancel(services: Services, owner: Owner, response_id: str) -> Response:
+    """Stop a response in the background; what there is of it, stays. Nothing happens to one that has ended."""
+    running = _running(services, owner, response_id)
+    if running is not None:
+        running.running.stop(by_asker=True)
+        await asyncio.shield(running.following)
+        return JSONResponse(running.followed.body())
+    stored = await found_response(services, owner, response_id, "response_id")
+    if not stored.body.get("background"):
+        raise ApiError(400, "invalid_value", "only a response in the background can be cancelled", param="response_id")
+    return JSONResponse(stored.body)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete(services: Services, owner: Owner, response_id: str) -> Response:
+    """Delete a stored response, and what the engine has kept of it and of no other. Those that went on from it stay."""
+    running = _running(services, owner, response_id)
+    if running is None:
+        await found_response(services, owner, response_id, "response_id")
+    else:
+        running.running.stop(by_asker=True)
+        await asyncio.shield(running.following)
+        services.resumable_streams.forget(owner, response_id)
+    await services.shared.store.delete_response(owner, response_id)
+    if services.shared.engine.engine is not None:
+        await asyncio.to_thread(services.shared.engine.engine.clear_cache, owner, response_id)
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+async def stored_response(services: ApiServices, owner: str, id: str) -> StoredResponse | None:
+    """The one of that id. Raises ApiError where the database fails."""
+    try:
+        return await services.shared.store.response(owner, id)
+    except Exception as error:
+        raise known(error) from error
+
+
+async def found_response(services: ApiServices, owner: str, id: str, param: str) -> StoredResponse:
+    """The same. Raises ApiError (404), which names `param`, where there is none."""
+    found = await stored_response(services, owner, id)
+    if found is None:
+        raise ApiError(404, "not_found", "no response of that id is stored", param=param)
+    return found
+
+
+def _running(services: ApiServices, owner: str, response_id: str) -> ResumableStream | None:
+    """A response in the background, until some time after its end."""
+    stream = services.resumable_streams.find(owner, response_id)
+    return stream if stream is not None and stream.serializer.id == response_id else None
+
+
+def _query(request: Request, services: ApiServices, names: tuple[str, ...]) -> tuple[Mapping[str, str], dict[str, str]]:
+    """What was asked for, and the header that names what is ignored. Raises ApiError (400) for any other name."""
+    for name in request.query_params:
+        if name not in names and name not in HINTS:
+            raise unsupported(printable(name), "this is not known here; leave it out")
+    hints = [name for name in HINTS if request.query_params.get(name, "false") != "false"]
+    if services.shared.settings.strict_fields:
+        refuse_hints(GivenHint(name, name, False) for name in hints)
+    return request.query_params, {IGNORED: ", ".join(hints)} if hints else {}

@@ -1,0 +1,139 @@
+"""An MCP server at an address (streamable HTTP), with bounds on all it says: nothing of it is to be trusted.
+
+The library keeps the session, its headers and its end; it follows redirects only within the address's origin. Here its
+answers are bounded before it reads them, and no stream of the server's own (GET) is opened: nothing in it is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import cast
+
+import anyio
+import httpx2
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.message import SessionMessage
+from mcp.types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+
+from notso.web.tools.mcp_config import McpEntry
+from notso.web.tools.mcp_process import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, MAX_OPEN_REQUESTS, Said, cut_down
+
+CONNECT_SECONDS = 10.0
+READ_SECONDS = 60.0  # between two pieces of an answer
+MAX_REDIRECTS = 3
+SESSION_ID = "mcp-session-id"
+SESSION_LOST = "its session was over"
+
+
+class McpAddress:
+    """A transport for `mcp.Client`: an asynchronous context manager, in which there is a session.
+
+    `ended` is set once a new session is needed, and `fault` says why: the server forgot this one, or broke a bound.
+    """
+
+    def __init__(self, entry: McpEntry) -> None:
+        self.fault = ""
+        self.ended = asyncio.Event()
+        self._entry = entry
+        self._stack = contextlib.AsyncExitStack()
+        self._requests = 0
+
+    async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Said], MemoryObjectSendStream[SessionMessage]]:
+        client = httpx2.AsyncClient(
+            headers=self._entry.headers | {"accept-encoding": "identity"},
+            timeout=httpx2.Timeout(CONNECT_SECONDS, read=READ_SECONDS),
+            transport=_Bounded(self),
+            max_redirects=MAX_REDIRECTS,
+            trust_env=False,  # no proxy and no password file of the machine
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(client)
+            opened = streamable_http_client(self._entry.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
+            told, to_tell = await stack.enter_async_context(opened)
+            heard, said = anyio.create_memory_object_stream[Said](0)
+            task = asyncio.create_task(self._listen(cast(MemoryObjectReceiveStream[Said], told), heard))
+            stack.push_async_callback(_end, task)
+            stack.callback(said.close)
+            self._stack = stack.pop_all()
+        return said, cast(MemoryObjectSendStream[SessionMessage], to_tell)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def end(self, fault: str) -> None:
+        """Nothing more is asked in this session."""
+        self.fault = self.fault or fault
+        self.ended.set()
+
+    async def _listen(self, told: MemoryObjectReceiveStream[Said], heard: MemoryObjectSendStream[Said]) -> None:
+        with heard, contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for each in told:
+                if isinstance(each, SessionMessage) and self._is_worth(each):
+                    await heard.send(each)
+
+    def _is_worth(self, each: SessionMessage) -> bool:
+        """Notifications are not, and no requests beyond so many in a session; a list of tools is cut."""
+        if isinstance(each.message, JSONRPCRequest):
+            self._requests += 1
+        elif isinstance(each.message, JSONRPCResponse):
+            cut_down(each.message.result)
+        return not isinstance(each.message, JSONRPCNotification) and self._requests <= MAX_OPEN_REQUESTS
+
+
+class _Bounded(httpx2.AsyncHTTPTransport):
+    """Requests as ever; an answer is ended where it breaks a bound."""
+
+    def __init__(self, owner: McpAddress) -> None:
+        super().__init__()
+        self._owner = owner
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET":
+            return httpx2.Response(405, request=request)
+        response = await super().handle_async_request(request)
+        if response.status_code == 404 and SESSION_ID in request.headers and request.method == "POST":
+            self._owner.end(SESSION_LOST)
+        if response.headers.get("content-encoding", "identity") != "identity":
+            await response.aclose()
+            raise httpx2.DecodingError("an encoding that was not asked for", request=request)
+        body = cast(httpx2.AsyncByteStream, response.stream)
+        return httpx2.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=_BoundedBody(body, self._owner),
+            extensions=response.extensions,
+        )
+
+
+class _BoundedBody(httpx2.AsyncByteStream):
+    def __init__(self, body: httpx2.AsyncByteStream, owner: McpAddress) -> None:
+        self._body = body
+        self._owner = owner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = items = 0
+        async for piece in self._body:
+            size += len(piece)
+            items += sum(piece.count(sign) for sign in (b",", b"[", b"{", b"\n"))
+            if size > MAX_MESSAGE_BYTES:
+                self._owner.end(f"it sent a message of more than {MAX_MESSAGE_BYTES // 2**20} MiB")
+            elif items > MAX_MESSAGE_ITEMS:
+                self._owner.end(f"it sent a message of more than {MAX_MESSAGE_ITEMS:,} parts")
+            else:
+                yield piece
+                continue
+            raise httpx2.ReadError(self._owner.fault)
+
+    async def aclose(self) -> None:
+        await self._body.aclose()
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,107 @@
+"""What a driver may do to us, by the stub: each fault is an error of ours, and nothing is left on the device."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from stub_gpu.gpu import LOST, OUT_OF_MEMORY, calls, installed, library, live, set_up
+
+from notso.qtensor import CUDA, Q4_K, DeviceError, DeviceLostError, DeviceMemoryError, QTensor, RMSNorm
+from notso.qtensor.backends.cuda import driver
+from notso.qtensor.formats import Format
+
+RNG = np.random.default_rng(3)
+WEIGHT = QTensor.quantise(RNG.standard_normal((32, 256), np.float32), Q4_K, "w")
+X = RNG.standard_normal((3, 256), np.float32)
+
+pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
+
+
+def refused(number: int = 0, **settings: int) -> str:
+    with installed(**settings), pytest.raises(DeviceError) as error:
+        CUDA(number)
+    gc.collect()
+    assert live() == 0
+    return str(error.value)
+
+
+def test_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "LIBRARY", "libcuda-absent.so.1")
+    with pytest.raises(DeviceError, match="no GPU driver is installed"):
+        CUDA()
+
+
+def test_a_library_that_is_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "LIBRARY", "libc.so.6")
+    with pytest.raises(DeviceError, match="too old: it has no cuInit"):
+        CUDA()
+
+
+def test_what_cannot_be_used_is_refused_with_its_reason() -> None:
+    assert "too old: it serves CUDA 11.4" in refused(version=11040)
+    assert refused(devices=0) == "the GPU driver finds no GPU"
+    assert "does not start" in refused(devices=-1)
+    assert refused(2, devices=2) == "there is no GPU 2; there are 2, from number 0 on"
+    assert "its architecture is 75, 80 is needed" in refused(architecture=75)
+
+
+def some_work() -> tuple[np.ndarray, np.ndarray]:
+    """A product run at once, and one captured and replayed."""
+    gpu = CUDA()
+    weight, x, norm = gpu.weight(WEIGHT), gpu.upload(X), gpu.upload(np.ones(256, np.float32))
+    (pool,) = gpu.key_value_pools(1, 2, 1, 16, "k8v8")
+    pool.copy_block(0, 1)
+    out, again = gpu.empty(3, 32), gpu.empty(3, 32)
+    gpu.matmul(x, weight, out)
+    program = gpu.program()
+    with program.record():
+        gpu.matmul(x, weight, again, norm=RMSNorm(norm, 1e-6))
+    program.run()
+    return gpu.download(out), gpu.download(again)
+
+
+@pytest.mark.parametrize(("result", "wanted"), [(OUT_OF_MEMORY, DeviceMemoryError), (LOST, DeviceLostError)])
+def test_a_failure_at_every_call_is_typed_and_leaves_nothing(result: int, wanted: type[DeviceError]) -> None:
+    before = calls()
+    with installed():
+        right = some_work()
+        gc.collect()
+        count = calls() - before
+        assert live() == 0 and count > 40
+        kinds = set()
+        for number in range(1, count + 1):
+            set_up(fail_with=result, fail_at=number)
+            try:
+                assert all(np.array_equal(a, b) for a, b in zip(some_work(), right, strict=True))
+            except DeviceError as error:
+                kinds.add(type(error))
+                assert "\n" not in str(error)
+                error.__traceback__ = None
+            gc.collect()
+            set_up(fail_at=0)
+            assert live() == 0, f"call {number} leaves something behind"
+        assert wanted in kinds and kinds <= {wanted, DeviceError}
+
+
+def test_memory_is_what_the_device_has_left() -> None:
+    with installed(memory=100 << 20):
+        gpu = CUDA()
+        assert gpu.memory().available_bytes == 100 << 20
+        kept = gpu.empty(1 << 10, 1 << 10)
+        assert gpu.memory().available_bytes == 96 << 20
+        with pytest.raises(DeviceMemoryError, match="out of memory"):
+            gpu.empty(25, 1 << 20)
+        del kept
+        assert gpu.memory().available_bytes == 100 << 20
+
+
+def test_a_format_without_kernels_is_refused() -> None:
+    other = QTensor("w", Format("Q9_X", 8, 32, 34), (1, 32), np.zeros(34, np.uint8))
+    with installed(), pytest.raises(DeviceError, match="no GPU kernels for Q9_X, in which 'w' is"):
+        CUDA().weight(other)
+
+
+def test_every_kernel_can_be_found() -> None:
+    assert library().stub_kernels() == 37

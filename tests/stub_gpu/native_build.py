@@ -1,0 +1,47 @@
+"""Targets of the native build that only tests want, made in the folder where this Python's own module was."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def tool(name: str) -> str:
+    """A program beside this Python or on the path."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def build_folder() -> Path | None:
+    """Where this Python's own module was built."""
+    for cache_file in sorted((ROOT / "build").glob("*/CMakeCache.txt")):
+        python = re.search(r"^Python_EXECUTABLE:\w+=(.+)$", cache_file.read_text(), re.MULTILINE)
+        folder = cache_file.parent
+        if python and Path(python[1]).parent == Path(sys.executable).parent and (folder / "build.ninja").exists():
+            return folder
+    return None
+
+
+@cache
+def built(target: str) -> Path:
+    """The one library that this target makes."""
+    found, ninja = build_folder(), tool("ninja")
+    folder = found or ROOT / "build" / "emulated"
+    options = ["-DCMAKE_BUILD_TYPE=Release", f"-DCMAKE_MAKE_PROGRAM={ninja}", f"-DPython_EXECUTABLE={sys.executable}"]
+    configure = [tool("cmake"), "-G", "Ninja", *options, "-S", str(ROOT), "-B", str(folder)]
+    for command in (*([] if found else [configure]), [ninja, "-C", str(folder), target]):
+        run = subprocess.run(command, capture_output=True, text=True, timeout=800)
+        assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    (module,) = folder.glob(f"{target}*.so")
+    return module

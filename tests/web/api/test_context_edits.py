@@ -1,0 +1,150 @@
+"""What Anthropic's clients let be left out of long conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anthropic
+import pytest
+
+from notso.smollm3 import Message
+from notso.web.api.messages.context_edits import CLEARED
+from notso.web.testing.scripted_engine import ScriptedEngine
+
+Start = Callable[..., Any]
+URL = "/v1/messages"
+TOOLS: Any = [{"name": name, "input_schema": {"type": "object"}} for name in ("read", "write")]
+NAMES = ("read", "write", "read", "read", "read")
+RESULT = "word " * 20
+
+
+def conversation(*, asks_between: bool = False) -> Any:
+    """A question, five calls with thoughts before them, and their results."""
+    turns: list[Any] = [{"role": "user", "content": "Hello"}]
+    for number, name in enumerate(NAMES):
+        call = {"type": "tool_use", "id": f"c{number}", "name": name, "input": {"path": "a b c"}}
+        thought = {"type": "thinking", "thinking": f"thought {number} " * 5, "signature": ""}
+        turns.append({"role": "assistant", "content": [thought, call]})
+        turns.append(
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"c{number}", "content": RESULT}]}
+        )
+        if asks_between:
+            turns += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "And?"}]
+    return turns
+
+
+def asked(server: Any, *edits: dict[str, Any], asks_between: bool = False, stream: bool = False) -> Any:
+    """The answer to it by the client."""
+    client = anthropic.Anthropic(base_url=server.address, api_key="none", max_retries=0)
+    ask: dict[str, Any] = {
+        "model": "scripted",
+        "max_tokens": 50,
+        "messages": conversation(asks_between=asks_between),
+        "tools": TOOLS,
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": list(edits)},
+    }
+    counted = client.beta.messages.count_tokens(**{name: value for name, value in ask.items() if name != "max_tokens"})
+    if stream:
+        with client.beta.messages.stream(**ask) as events:
+            message = events.get_final_message()
+    else:
+        message = client.beta.messages.create(**ask)
+    applied = message.context_management.applied_edits if message.context_management else []
+    cleared = sum(edit.cleared_input_tokens for edit in applied)
+    assert (
+        counted.context_management
+        and counted.context_management.original_input_tokens == counted.input_tokens + cleared
+    )
+    return applied
+
+
+def results(engine: ScriptedEngine) -> list[bool]:
+    """Of each call, whether its result was read."""
+    return [message.content == RESULT for message in engine.requests[-1].messages if message.role == "tool"]
+
+
+def tool_uses(**fields: Any) -> dict[str, Any]:
+    return {"type": "clear_tool_uses_20250919", "trigger": {"type": "tool_uses", "value": 2}, **fields}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_old_results_are_cleared(start: Start, stream: bool) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    (edit,) = asked(server, tool_uses(), stream=stream)
+    assert results(engine) == [False, False, True, True, True]
+    assert (edit.type, edit.cleared_tool_uses) == ("clear_tool_uses_20250919", 2)
+    read = engine.requests[-1].messages
+    assert edit.cleared_input_tokens == 2 * (len(RESULT.split()) - len(CLEARED.split()))
+    assert [message.content for message in read if message.role == "tool"][:2] == [CLEARED, CLEARED]
+    assert {call.arguments for message in read for call in message.tool_calls} == {'{"path": "a b c"}'}
+
+
+@pytest.mark.parametrize(
+    ("fields", "read"),
+    [
+        ({"keep": {"type": "tool_uses", "value": 1}}, [False, False, False, False, True]),
+        ({"keep": {"type": "tool_uses", "value": 0}}, [False] * 5),
+        ({"keep": {"type": "tool_uses", "value": 9}}, [True] * 5),
+        ({"exclude_tools": ["write"]}, [False, True, True, True, True]),
+        ({"trigger": {"type": "tool_uses", "value": 5}}, [True] * 5),
+        ({"trigger": {"type": "input_tokens", "value": 100}}, [False, False, True, True, True]),
+        ({"trigger": {"type": "input_tokens", "value": 3000}}, [True] * 5),
+        ({"trigger": None}, [True] * 5),
+        ({"clear_at_least": {"type": "input_tokens", "value": 20}}, [False, False, True, True, True]),
+        ({"clear_at_least": {"type": "input_tokens", "value": 50}}, [True] * 5),
+    ],
+)
+def test_what_is_cleared_is_as_asked(start: Start, fields: dict[str, Any], read: list[bool]) -> None:
+    engine = ScriptedEngine()
+    applied = asked(start(engine).ready(), tool_uses(**fields))
+    assert results(engine) == read
+    assert sum(edit.cleared_tool_uses for edit in applied) == read.count(False)
+
+
+@pytest.mark.parametrize(("inputs", "cleared"), [(True, [0, 1]), (["write"], [1]), (False, [])])
+def test_inputs_are_cleared_where_asked(start: Start, inputs: Any, cleared: list[int]) -> None:
+    engine = ScriptedEngine()
+    asked(start(engine).ready(), tool_uses(clear_tool_inputs=inputs))
+    calls = [call for message in engine.requests[-1].messages for call in message.tool_calls]
+    assert [number for number, call in enumerate(calls) if call.arguments == "{}"] == cleared
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [(None, 0), ({"type": "thinking_turns", "value": 3}, 2), ("all", 5), ({"type": "all"}, 5)],
+)
+def test_thoughts_stay_as_asked(start: Start, keep: Any, kept: int) -> None:
+    engine = ScriptedEngine()
+    applied = asked(start(engine).ready(), {"type": "clear_thinking_20251015", "keep": keep}, asks_between=True)
+    thoughts = [each for each in engine.requests[-1].messages if each.reasoning_content]
+    assert [each.keep_reasoning for each in thoughts] == [False] * (5 - kept) + [True] * kept
+    assert [edit.cleared_thinking_turns for edit in applied] == ([5 - kept] if kept < 5 else [])
+
+
+def test_thoughts_of_an_answer_that_goes_on_stay(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    assert asked(server, {"type": "clear_thinking_20251015"}) == []
+    assert all(
+        each.keep_reasoning for each in engine.requests[-1].messages if isinstance(each, Message) and each.tool_calls
+    )
+
+
+def test_what_is_not_done_is_named_or_refused(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    short: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+
+    def post(*edits: Any) -> Any:
+        return server.client.post(URL, json=short | {"context_management": {"edits": list(edits)}})
+
+    named = post({"type": "compact_20260112"})
+    assert named.status_code == 200 and named.headers["x-notso-ignored"] == "context_management.edits.type"
+    assert named.json()["context_management"] == {"applied_edits": []}
+    assert "context_management" not in server.client.post(URL, json=short).json()
+    for edit in ({"type": "clear_pictures"}, {"type": "clear_thinking_20251015", "keep": "some"}, tool_uses(keep=3)):
+        answer = post(edit)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"].startswith("context_management.edits.0"), answer.text

@@ -1,0 +1,250 @@
+"""What can be done with responses that are kept, or answered in the background, by OpenAI's own client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from notso.smollm3 import Engine, EngineError, Event, Message, ToolCall
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+URL = "/v1/responses"
+TOOL: dict[str, Any] = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+
+
+def client_of(server: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """One server with the demo model behind it."""
+    shared = request.getfixturevalue("shared")
+    settings = type(shared.shared.settings)(port=0, data_dir=tmp_path_factory.mktemp("stored"))
+    server = type(shared)(lambda: Engine.load(threads=1), settings)
+    yield server.ready()
+    server.close()
+
+
+def calls(messages: Any, thinking: bool) -> list[Event]:
+    if messages[-1].role == "tool":
+        return say("It is 4.")
+    return [*say("Let me see.", "Hm."), Event("tool_call", tool_call=ToolCall("call_1", "add", '{"a": 1}'))]
+
+
+# Items
+
+
+def test_an_item_is_named_instead_of_sent(start: Start) -> None:
+    engine = ScriptedEngine(calls)
+    client = client_of(start(engine).ready())
+    ask: dict[str, Any] = {"model": "scripted", "tools": [TOOL]}
+    first = client.responses.create(**ask, input="2 + 2?")
+    (question,) = client.responses.input_items.list(first.id).data
+    output: Any = {"type": "function_call_output", "call_id": "call_1", "output": "4"}
+    named: Any = [{"type": "item_reference", "id": item.id} for item in (question, *first.output)]
+    named[1].pop("type")  # which may be left out
+    second = client.responses.create(**ask, input=[*named, output])
+    assert second.output_text == "It is 4."
+    told: Any = [question.to_dict(), *(item.to_dict() for item in first.output), output]
+    client.responses.create(**ask, input=told)
+    assert engine.requests[-1].messages == engine.requests[-2].messages
+    assert [message.role for message in engine.requests[-1].messages] == ["user", "assistant", "tool"]
+    assert engine.requests[-1].messages[1] == Message(
+        "assistant", "Let me see.", "Hm.", (ToolCall("call_1", "add", '{"a": 1}'),), keep_reasoning=True
+    )
+    listed = client.responses.input_items.list(second.id, order="asc").data
+    assert [item.id for item in listed[:4]] == [question.id, *(item.id for item in first.output)]
+
+
+def test_names_of_no_item_are_refused(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    kept = server.client.post(URL, json={"input": "x"}).json()["output"][0]["id"]
+    lost = server.client.post(URL, json={"input": "x", "store": False}).json()["output"][0]["id"]
+    user = {"role": "user", "content": "x"}
+    for ids, status, param in (
+        ([lost], 404, "input.1.id"),
+        (["msg_1"], 404, "input.1.id"),
+        ([f"{kept}00"], 404, "input.1.id"),
+        ([kept, kept], 400, "input.2.id"),
+        ([5], 400, "input.1.id"),
+    ):
+        names = [{"type": "item_reference", "id": id} for id in ids]
+        for path in (URL, f"{URL}/input_tokens"):
+            answer = server.client.post(path, json={"input": [user, *names]})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
+
+
+def test_what_may_be_named_is_bounded(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(ScriptedEngine()).ready()
+    monkeypatch.setattr("notso.web.api.responses.items.MAX_REFERENCED_RESPONSES", 1)
+    ids = [server.client.post(URL, json={"input": "x"}).json()["output"][0]["id"] for _ in range(2)]
+    names = [{"type": "item_reference", "id": id} for id in ids]
+    assert server.client.post(URL, json={"input": names}).status_code == 400
+    monkeypatch.setattr("notso.web.api.responses.items.MAX_REFERENCED_CHARACTERS", 5)
+    assert server.client.post(URL, json={"input": names[:1]}).status_code == 400
+
+
+def test_what_a_response_was_asked_with_is_listed(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    client = client_of(server)
+    items: Any = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "input_text", "text": "one"}]},
+        {"role": "assistant", "content": "Yes?"},
+        {"type": "reasoning", "id": "rs_mine", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "4"},
+    ]
+    response = client.responses.create(model="scripted", input=items)
+    listed = list(client.responses.input_items.list(response.id, limit=2, order="asc"))  # page after page
+    assert [item.type for item in listed] == [item.get("type", "message") for item in items]
+    assert len({item.id for item in listed}) == 6 and listed[3].id == "rs_mine"
+    assert listed[0].to_dict() == {
+        "id": listed[0].id,
+        "type": "message",
+        "role": "system",
+        "status": "completed",
+        "content": [{"type": "input_text", "text": "Be kind."}],
+    }
+    assert listed[2].to_dict()["content"] == [
+        {"type": "output_text", "text": "Yes?", "annotations": [], "logprobs": []}
+    ]
+    page = client.responses.input_items.list(response.id)
+    assert [item.id for item in page.data] == [item.id for item in reversed(listed)] and not page.has_more
+    for query in ({"limit": 0}, {"limit": 101}, {"limit": "x"}, {"order": "up"}, {"after": "x"}, {"before": "x"}):
+        answer = server.client.get(f"{URL}/{response.id}/input_items", params=query)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(query)))
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list("resp_nobody")
+
+
+def test_counting_beforehand(served: Any) -> None:
+    client = client_of(served)
+    first = client.responses.create(model="notso-demo", input="Hello", max_output_tokens=5)
+    more: list[dict[str, Any]] = [
+        {},
+        {"instructions": "Be kind."},
+        {"tools": [TOOL]},
+        {"reasoning": {"effort": "none"}},
+        {"previous_response_id": first.id},
+    ]
+    for fields in more:
+        counted = client.responses.input_tokens.count(model="notso-demo", input="And?", **fields)
+        answered = client.responses.create(model="notso-demo", input="And?", max_output_tokens=1, **fields)
+        assert answered.usage and counted.input_tokens == answered.usage.input_tokens, fields
+    assert counted.object == "response.input_tokens"
+    for bad, param in (({"input": "x", "stream": True}, "stream"), ({}, "input"), ({"input": "x", "seed": 1}, "seed")):
+        answer = served.client.post(f"{URL}/input_tokens", json=bad)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+# In the background
+
+
+def polled(server: Any, client: openai.OpenAI, id: str, *statuses: str) -> Any:
+    server.wait(lambda: client.responses.retrieve(id).status in statuses)
+    return client.responses.retrieve(id)
+
+
+def test_a_response_in_the_background_is_asked_for_later(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("one two three"))
+    engine.gate.clear()
+    server = start(engine).ready()
+    client = client_of(server)
+    begun = client.responses.create(model="scripted", input="Hello", background=True)
+    waiting = client.responses.create(model="scripted", input="Hello", background=True)
+    assert (begun.status, begun.background, begun.output) == ("queued", True, [])
+    polled(server, client, begun.id, "in_progress")
+    assert client.responses.retrieve(waiting.id).status == "queued"
+    assert [item.type for item in client.responses.input_items.list(waiting.id).data] == ["message"]
+    engine.gate.set()
+    whole = polled(server, client, begun.id, "completed")
+    assert whole.output_text == "one two three" and whole.usage and whole.usage.output_tokens > 0
+    polled(server, client, waiting.id, "completed")
+    after = client.responses.create(model="scripted", input="On", previous_response_id=begun.id)
+    assert after.output_text and [message.content for message in engine.requests[-1].messages][:2] == [
+        "Hello",
+        "one two three",
+    ]
+    client.responses.delete(begun.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(begun.id)
+
+
+def test_a_stream_in_the_background_is_read_on(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("one two three four", "Hm."))
+    engine.gate.clear()
+    server = start(engine).ready()
+    client = client_of(server)
+    seen: list[Any] = []
+    with client.responses.create(model="scripted", input="Hello", background=True, stream=True) as stream:
+        for event in stream:
+            seen.append(event)
+            if event.type == "response.in_progress":
+                break
+    assert [event.type for event in seen] == ["response.created", "response.queued", "response.in_progress"]
+    engine.gate.set()
+    id = seen[0].response.id
+    rest = list(client.responses.retrieve(id, stream=True, starting_after=seen[-1].sequence_number))
+    again = list(client.responses.retrieve(id, stream=True))
+    assert [event.to_dict() for event in [*seen, *rest]] == [event.to_dict() for event in again]
+    assert [event.sequence_number for event in again] == list(range(len(again)))
+    assert again[-1].type == "response.completed" and again[-1].response.output_text == "one two three four"
+    with client.responses.stream(response_id=id) as helper:
+        assert helper.get_final_response().output_text == "one two three four"
+
+
+def test_a_response_in_the_background_is_cancelled(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 2000, piece=5), pace_seconds=0.005)
+    server = start(engine).ready()
+    client = client_of(server)
+    begun = client.responses.create(model="scripted", input="Hello", background=True)
+    waiting = client.responses.create(model="scripted", input="Hello", background=True)
+    polled(server, client, begun.id, "in_progress")
+    assert client.responses.cancel(waiting.id).status == "cancelled"
+    server.wait(lambda: client.responses.retrieve(begun.id).output)
+    cancelled = client.responses.cancel(begun.id)
+    assert cancelled.status == "cancelled" and cancelled.output_text and cancelled.incomplete_details is None
+    assert client.responses.cancel(begun.id) == client.responses.retrieve(begun.id) == cancelled
+    server.wait(lambda: engine.stats().running == 0)
+    third = client.responses.create(model="scripted", input="Hello", background=True)
+    client.responses.delete(third.id)
+    server.wait(lambda: engine.stats().running == 0)
+    assert server.client.get(f"{URL}/{third.id}").status_code == 404
+
+
+def test_a_failure_in_the_background_is_told(start: Start) -> None:
+    server = start(ScriptedEngine(failure=EngineError("a logit was not finite"))).ready()
+    client = client_of(server)
+    begun = client.responses.create(model="scripted", input="Hello", background=True)
+    failed = polled(server, client, begun.id, "failed")
+    assert failed.error.message == "a logit was not finite"
+
+
+def test_what_has_no_background_is_refused(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    client = client_of(server)
+    plain = client.responses.create(model="scripted", input="Hello")
+    with pytest.raises(openai.BadRequestError):
+        client.responses.cancel(plain.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.cancel("resp_nobody")
+    for query, param in (
+        ({"stream": "true"}, "stream"),
+        ({"stream": "yes"}, "stream"),
+        ({"starting_after": 1}, "starting_after"),
+        ({"whole": "true"}, "whole"),
+    ):
+        answer = server.client.get(f"{URL}/{plain.id}", params=query)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    kept = client.responses.with_raw_response.retrieve(plain.id, include=["message.output_text.logprobs"])
+    assert kept.headers["x-notso-ignored"] == "include[]" and kept.parse() == plain
+    answer = server.client.post(URL, json={"input": "x", "background": True, "store": False})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "background")
+    named = server.client.post(URL, json={"input": "x", "background": True}, headers={"X-Conversation-Id": "c"})
+    assert (named.status_code, named.json()["error"]["param"]) == (400, "x-conversation-id")

@@ -1,0 +1,166 @@
+"""MCP over streamable HTTP: a session with its headers, begun anew where it was lost, and answers held in bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from notso.web.tools.chat_tool import Surroundings
+from notso.web.tools.mcp_config import McpEntry
+from notso.web.tools.mcp_process import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS
+from notso.web.tools.mcp_servers import McpServers
+from notso.web.tools.toolbox import Outcome, Toolbox, use
+
+NOWHERE = Surroundings("local", "", None)  # type: ignore[arg-type]
+SECRET = "Bearer very-secret"
+TOOL = {"name": "poke", "description": "Poke it.", "inputSchema": {"type": "object"}}
+
+
+class Place(ThreadingHTTPServer):
+    """A server of MCP in bare HTTP. `case` says what it does when its tool is called."""
+
+    def __init__(self, case: str, events: bool) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.case, self.events = case, events
+        self.sessions = 0
+        self.lost: set[str] = set()
+        self.seen: list[tuple[str, str, str, str, str]] = []
+
+    @property
+    def entry(self) -> McpEntry:
+        return McpEntry("far", url=f"http://127.0.0.1:{self.server_port}/mcp", headers={"Authorization": SECRET})
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Place
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def note(self, method: str) -> None:
+        given = (self.headers.get(each, "") for each in ("mcp-session-id", "mcp-protocol-version", "authorization"))
+        self.server.seen.append((self.command, method, *given))  # type: ignore[arg-type]
+
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.note("")
+        self.answer(405)
+
+    def do_DELETE(self) -> None:
+        self.note("")
+        self.answer(200)
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        method, place = asked.get("method", ""), self.server
+        self.note(method)
+        if method == "initialize":
+            place.sessions += 1
+            result: dict[str, Any] = {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "far", "version": "1"},
+            }
+            self.say(asked["id"], result, mcp_session_id=f"s{place.sessions}")
+        elif self.headers.get("mcp-session-id", "") in place.lost:
+            self.answer(404)
+        elif method == "tools/list":
+            self.say(asked["id"], {"tools": [TOOL]})
+        elif method == "tools/call":
+            self.call(asked["id"])
+        else:
+            self.answer(202 if "id" not in asked else 400)
+
+    def call(self, number: Any) -> None:
+        case = self.server.case
+        result: dict[str, Any] = {"content": [{"type": "text", "text": "poked"}]}
+        if case == "loud":
+            result["content"][0]["text"] = "a" * MAX_MESSAGE_BYTES
+        elif case == "dense":
+            result["structuredContent"] = {"a": [[]] * MAX_MESSAGE_ITEMS}
+        elif case == "away":
+            self.answer(307, location="http://127.0.0.2:9/mcp")
+            return
+        elif case == "packed":
+            self.answer(200, b"x", content_type="application/json", content_encoding="gzip")
+            return
+        self.say(number, result)
+
+    def say(self, number: Any, result: dict[str, Any], **headers: str) -> None:
+        body = json.dumps({"jsonrpc": "2.0", "id": number, "result": result}).encode()
+        kind = "application/json"
+        if self.server.events:
+            kind, body = "text/event-stream", b"event: message\ndata: " + body + b"\n\n"
+        self.answer(200, body, content_type=kind, **headers)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    case, events = request.param
+    server = Place(case, events)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def poked(place: Place, lose: bool = False) -> tuple[Outcome, dict[str, str]]:
+    async def run() -> tuple[Outcome, dict[str, str]]:
+        servers = McpServers([place.entry])
+        servers.start()
+        try:
+            await servers.ready()
+            tool = Toolbox(servers).find("far__poke")
+            assert tool is not None, servers.failures()
+            if lose:
+                place.lost.add("s1")
+            return await use(tool, "{}", NOWHERE), servers.failures()
+        finally:
+            await servers.close()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("place", [("", False), ("", True)], indirect=True, ids=["json", "events"])
+def test_a_session_has_its_headers_and_its_end(place: Place) -> None:
+    outcome, failures = poked(place)
+    assert (outcome.state, outcome.text, failures) == ("done", "poked", {})
+    assert {each[4] for each in place.seen} == {SECRET} and SECRET not in repr(place.entry)
+    calls = [each for each in place.seen if each[1] == "tools/call"]
+    assert [each[2:4] for each in calls] == [("s1", "2025-06-18")]
+    assert place.seen[-1][0] == "DELETE" and place.seen[-1][2] == "s1"
+    assert "GET" not in {each[0] for each in place.seen}
+
+
+@pytest.mark.parametrize("place", [("", True)], indirect=True)
+def test_a_lost_session_is_begun_anew(place: Place) -> None:
+    outcome, failures = poked(place, lose=True)
+    assert (outcome.state, outcome.text, failures) == ("done", "poked", {})
+    assert [each[2] for each in place.seen if each[1] == "tools/call"] == ["s1", "s2"]
+
+
+BOUNDS = {"loud": "more than 4 MiB", "dense": "more than 50,000 parts", "away": "error", "packed": "error"}
+
+
+@pytest.mark.parametrize(
+    "place", [(case, events) for case in BOUNDS for events in (False, True)], indirect=True, ids=str
+)
+def test_what_breaks_a_bound_is_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    outcome, _ = poked(place)
+    assert outcome.state == "failed" and BOUNDS[place.case] in outcome.text
+    assert SECRET not in caplog.text and SECRET not in outcome.text
