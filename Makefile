@@ -43,8 +43,8 @@ test-clients: $(VENV)/.run $(CLIENTS) build/ai-sdk/.done  ## try other people's 
 	@build/tools-clients/bin/python $(CLIENT_TESTS) tests/clients/openai_3 tests/clients/ai_sdk
 	@build/tools-clients-openai-2/bin/python $(CLIENT_TESTS) tests/clients/openai_2
 
-test-llama-cpp: $(VENV)/.run build/tools-clients-openai-2/.done  ## run llama.cpp's own server tests against the server, but for those named with a reason
-	@build/tools-clients-openai-2/bin/python tests/clients/llama_cpp/suite.py
+test-llama-cpp: $(VENV)/.run build/tools-clients-openai-2/.done  ## run llama.cpp's own server tests against the server (LLAMA_CPP=CLONE)
+	@LLAMA_CPP="$(LLAMA_CPP)" build/tools-clients-openai-2/bin/python tests/clients/llama_cpp/suite.py $(ARGS)
 
 build/ai-sdk/.done: tests/clients/ai_sdk/package.json tests/clients/ai_sdk/package-lock.json
 	@mkdir -p $(@D)

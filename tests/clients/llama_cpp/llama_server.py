@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 
-SERVED = {"--host": "--host", "--port": "--port", "--threads": "--threads", "--cors-origins": "--allow-origin"}
+SERVED = {"--host": "--host", "--port": "--port", "--threads": "--threads"}
 """Theirs -> ours; all take a value."""
 
 LEFT_OUT = frozenset(
@@ -54,8 +54,9 @@ LEFT_OUT_FLAGS = frozenset(
     ]
 )
 
-SEEN = ("--ctx-size", "--parallel", "--api-key")
+SEEN = ("--ctx-size", "--parallel", "--api-key", "--cors-origins")
 DEFAULT_SLOTS = 4
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 
 def options_of(given: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -77,6 +78,9 @@ def ours(values: dict[str, str], flags: Sequence[str]) -> Iterator[str]:
     for theirs, name in SERVED.items():
         if theirs in values:
             yield from (name, values[theirs])
+    if values.get("--cors-origins") == "localhost":
+        for host in LOCAL_HOSTS:
+            yield from ("--allow-origin", f"http://{host}:*")
     slots = int(values.get("--parallel", DEFAULT_SLOTS))
     yield from ("--max-num-seqs", str(slots))
     if "--ctx-size" in values:

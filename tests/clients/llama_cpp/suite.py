@@ -1,66 +1,72 @@
-"""Runs the tests of llama.cpp's server against ours: `python suite.py`, in the environment of `make test-llama-cpp`.
+#!/usr/bin/env python3
+"""Runs the tests of llama.cpp's server against ours: `LLAMA_CPP=CLONE make test-llama-cpp`, where CLONE is a checkout
+of llama.cpp, or what an archive holds of one. Nothing is fetched, and the clone stays as it is.
 
-They come with the source archive of llama-cpp-python, are unpacked into build/ and stay as they are; what is changed of
-them stands in adaptation.py. Each case that fails is named in exclusions.json with the reason. One that fails and is
-not named there, or is named and passes, ends this with 1. With `--list` the cases that failed are printed, as JSON.
+What is changed of the tests stands in adaptation.py, what becomes of their server's options in llama_server.py. Cases
+that do not apply here are named in exclusions.json with the reason and are not run; those that we fail are named there
+too. The end is 1 where a case fails that is not named, or one passes that is. Words after the command choose files
+(`suite.py completion tokenize`); `--excluded` runs the cases that do not apply instead of those that do.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import socket
 import subprocess
 import sys
-import tarfile
 import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from pathlib import Path
+
+from exclusions import NOT_APPLICABLE, reasons_of
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-CACHE = ROOT / "build/llama-cpp-tests"
-RELEASE = "0.3.36"
-SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
-INSIDE = f"llama_cpp_python-{RELEASE}/vendor/llama.cpp/tools/server/tests/"
+LOGS = ROOT / "build/llama-cpp-tests"
+INSIDE = "tools/server/tests"
 JOBS = 3
 TIMEOUT_SECONDS = 120
-EXCLUSIONS = HERE / "exclusions.json"
+STATES = ("passed", "failed", "excluded", "skipped")
 
 
-def unpacked() -> Path:
-    """The folder of their tests. Raises CalledProcessError: the archive cannot be had; ValueError: it is another."""
-    folder = CACHE / INSIDE
-    if folder.exists():
-        return folder
-    archive = CACHE / f"llama_cpp_python-{RELEASE}.tar.gz"
-    if not archive.exists():
-        asked = ["--no-deps", "--no-binary", "llama-cpp-python", "--dest", str(CACHE), f"llama-cpp-python=={RELEASE}"]
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", *asked], check=True)
-    if hashlib.sha256(archive.read_bytes()).hexdigest() != SHA256:
-        raise ValueError(f"{archive.name} is not the archive that was looked at")
-    with tarfile.open(archive) as opened:
-        opened.extractall(CACHE, [each for each in opened if each.name.startswith(INSIDE)], filter="data")
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One of theirs. `state` is one of STATES: skipped are those that their own marks leave out here."""
+
+    file: str
+    name: str
+    state: str
+    said: str
+
+
+def tests_of(clone: str | None) -> Path:
+    """The folder of their tests. Raises ValueError, which says why there is none."""
+    if not clone:
+        raise ValueError("LLAMA_CPP names no clone of llama.cpp")
+    folder = Path(clone).absolute() / INSIDE
+    if not (folder / "utils.py").is_file():
+        raise ValueError(f"LLAMA_CPP is no clone of llama.cpp: it has no {INSIDE}")
     return folder
 
 
-def outcomes(folder: Path) -> dict[str, str]:
-    """Case -> passed, failed or skipped."""
+def outcomes(folder: Path, words: list[str], *, excluded: bool = False) -> list[Case]:
+    """What became of the cases of the files whose names hold one of `words`, or of all files."""
     files = sorted(path.name for path in (folder / "unit").glob("test_*.py"))
-    found: dict[str, str] = {}
+    chosen = [name for name in files if not words or any(word in name for word in words)]
+    LOGS.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as data, ThreadPoolExecutor(JOBS) as jobs:
-        for each in jobs.map(lambda name: _outcomes_of(folder, name, data), files):
-            found |= each
-    return found
+        found = jobs.map(lambda name: list(_outcomes_of(folder, name, data, excluded)), chosen)
+        return [case for cases in found for case in cases]
 
 
-def _outcomes_of(folder: Path, name: str, data: str) -> dict[str, str]:
+def _outcomes_of(folder: Path, name: str, data: str, excluded: bool) -> Iterator[Case]:
     """Of one file. Raises FileNotFoundError: its tests did not come to an end."""
-    report = CACHE / f"{name}.xml"
+    report = LOGS / f"{name}.xml"
     report.unlink(missing_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -68,56 +74,67 @@ def _outcomes_of(folder: Path, name: str, data: str) -> dict[str, str]:
     environment = os.environ | {
         "LLAMA_SERVER_BIN_PATH": str(HERE / "llama_server.py"),
         "LLAMA_SERVER_TESTS": str(folder),
+        "NOTSO_EXCLUDED": str(int(excluded)),
         "NOTSO_PYTHON": os.environ.get("NOTSO_PYTHON", str(ROOT / ".venv/bin/python")),
         "NOTSO_TESTS_DATA": data,
         "PORT": str(port),
+        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": str(HERE),
     }
-    command = ["-m", "pytest", "-q", "-p", "adaptation", "-m", "not slow", "--tb=line", "-p", "no:cacheprovider"]
+    command = ["-m", "pytest", "-q", "-p", "adaptation", "-m", "not slow", "--tb=short", "-p", "no:cacheprovider"]
     command += ["-o", f"timeout={TIMEOUT_SECONDS}", f"--junit-xml={report}", f"unit/{name}"]
-    with (CACHE / f"{name}.log").open("w") as log:
+    with (LOGS / f"{name}.log").open("w") as log:
         subprocess.run([sys.executable, *command], cwd=folder, env=environment, stdout=log, stderr=log)
-    found = {}
     for case in ElementTree.parse(report).iter("testcase"):
-        kinds = {child.tag for child in case}
-        state = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-        found[f"{case.get('classname', '').removeprefix('unit.')}::{case.get('name')}"] = state
-    return found
+        marks = {child.tag: child.get("message", "") for child in case}
+        said = next(iter(marks.values()), "")
+        if "failure" in marks or "error" in marks:
+            state = "failed"
+        elif "skipped" in marks:
+            state = "excluded" if said.startswith(NOT_APPLICABLE) else "skipped"
+        else:
+            state = "passed"
+        yield Case(name, f"{name.removesuffix('.py')}::{case.get('name')}", state, said)
 
 
-def main() -> int:
+def table(cases: list[Case]) -> Iterator[str]:
+    """A row for each file, and their sum."""
+    yield f"{'':30}" + "".join(f"{word:>10}" for word in ("cases", *STATES))
+    for file in (*sorted({case.file for case in cases}), "all"):
+        counts = Counter(case.state for case in cases if file in (case.file, "all"))
+        yield f"{file:30}" + "".join(f"{number:10}" for number in (counts.total(), *(counts[each] for each in STATES)))
+
+
+def explained(cases: list[Case], failing: Mapping[str, str]) -> Iterator[str]:
+    """Why cases are excluded and why they fail, with how many do, and both counts."""
+    excluded = Counter(case.said.removeprefix(NOT_APPLICABLE) for case in cases if case.state == "excluded")
+    failed = Counter(failing.get(case.name, "NOT NAMED") for case in cases if case.state == "failed")
+    for kind, reasons in (("excluded", excluded), ("failed", failed)):
+        for reason, number in reasons.most_common():
+            yield f"{number:4} {kind}: {reason}"
+    counts = Counter(case.state for case in cases)
+    applicable = counts["passed"] + counts["failed"]
+    yield f"passed: {counts['passed']} of all {len(cases)}, and of the {applicable} that apply"
+
+
+def main(words: list[str]) -> int:
+    """The exit status: 1 where a case ended otherwise than it is said to."""
+    excluded, files = "--excluded" in words, [word for word in words if not word.startswith("-")]
     try:
-        folder = unpacked()
-    except subprocess.CalledProcessError:
-        print("skipped: the package index does not give the archive that llama.cpp's tests come with")
+        folder = tests_of(os.environ.get("LLAMA_CPP"))
+    except ValueError as error:
+        print(f"skipped: {error}")
         return 0
-    found = outcomes(folder)
-    failed = sorted(name for name, state in found.items() if state == "failed")
-    if "--list" in sys.argv:
-        print(json.dumps(failed, indent=1))
-        return 0
-    reasons: dict[str, list[str]] = json.loads(EXCLUSIONS.read_text())
-    reason_of = {
-        name: reason
-        for reason, patterns in reasons.items()
-        for name in found
-        for each in patterns
-        if fnmatchcase(name, each)
-    }
-    unlisted = [name for name in failed if name not in reason_of]
-    passed = [name for name in reason_of if found[name] == "passed"]
-    unknown = [
-        each for patterns in reasons.values() for each in patterns if not any(fnmatchcase(n, each) for n in found)
-    ]
-    counts = Counter(found.values())
-    print(f"llama.cpp's server tests: {counts['passed']} of {len(found)} pass, {counts['skipped']} skip themselves")
-    for reason, number in Counter(reason_of[name] for name in failed if name in reason_of).most_common():
-        print(f"{number:4} excluded: {reason}")
-    for told, names in (("failed", unlisted), ("passed, but is excluded", passed), ("is no test", unknown)):
-        for name in names:
-            print(f"{name}: {told}")
-    return 1 if unlisted or passed or unknown else 0
+    cases = outcomes(folder, files, excluded=excluded)
+    failing = reasons_of("fails", [case.name for case in cases])
+    print("\n".join([*table(cases), *explained(cases, failing)]))
+    wrong = [f"{each.name} failed: {each.said[:200]}" for each in cases if each.state == "failed"]
+    wrong = [line for line in wrong if line.split(" failed: ")[0] not in failing] if not excluded else []
+    right = [case.name for case in cases if case.state == "passed" and (excluded or case.name in failing)]
+    print("\n".join([*wrong, *(f"{name} passes, and is named as one that does not" for name in right)]))
+    (LOGS / "cases.json").write_text(json.dumps({case.name: case.state for case in cases}, indent=1))
+    return 1 if wrong or right else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

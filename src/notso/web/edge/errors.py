@@ -17,6 +17,10 @@ PREFIXES = ("/v1/", OLLAMA_PREFIX)
 PATHS = frozenset(
     {
         "/chat/completions",
+        "/chat/completions/input_tokens",
+        "/completion",
+        "/completions",
+        "/models",
         "/responses",
         "/reranking",
         "/tokenize",
