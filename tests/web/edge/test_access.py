@@ -35,6 +35,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *(
             "GET /health",
             "HEAD /health",
+            "GET /v1/health",
             "GET /livez",
             "HEAD /livez",
             "GET /static/{path:path}",
