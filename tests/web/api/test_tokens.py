@@ -120,7 +120,6 @@ def test_errors_outside_of_v1_are_json_too(served: Any) -> None:
 
 
 def test_what_programs_of_llama_cpp_ask_the_server(served: Any) -> None:
-    assert served.client.get("/models").json() == served.client.get("/v1/models").json()
     assert served.client.get("/v1/health").json() == served.client.get("/health").json()
     facts = served.client.get("/props").json()
     assert facts["model_path"].endswith(".gguf") and "/" not in facts["model_path"]

@@ -20,7 +20,6 @@ PATHS = frozenset(
         "/chat/completions/input_tokens",
         "/completion",
         "/completions",
-        "/models",
         "/responses",
         "/reranking",
         "/tokenize",

@@ -19,7 +19,6 @@ from notso.web.edge.access import guarded
 router = APIRouter(dependencies=[Depends(guarded)])
 
 
-@router.get("/models")
 @router.get("/v1/models")
 async def list_models(services: Services) -> Response:
     """The model that answers; none while it loads."""
