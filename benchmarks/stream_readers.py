@@ -5,7 +5,8 @@
 Each reader asks for one streamed chat completion after another. What counts are the gaps between two pieces of one
 answer, as they come out of the socket, and what went wrong: a status other than 200, an error in a stream, and a stream
 that ended without its finish or its `[DONE]`. Who is told that too many wait (429) comes back after the seconds named,
-as clients do; how often is told. Readers are sockets of this process, on the same cores as the server.
+as clients do; how often is told: all readers begin in one moment, and until the engine has taken them up no more than
+32 may wait, whatever is free. Readers are sockets of this process, on the same cores as the server.
 """
 
 from __future__ import annotations
