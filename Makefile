@@ -8,7 +8,7 @@ BROWSER := $(shell command -v chromium || command -v chromium-browser || command
 ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
-  results parity fuzz chaos races test-clients coverage clean stub sanitize screenshots lock audit sbom
+  results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock audit sbom
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -42,6 +42,9 @@ CLIENT_TESTS = -m pytest -c tests/clients/pytest.ini -p no:cacheprovider
 test-clients: $(VENV)/.run $(CLIENTS) build/npm-ai_sdk/.done build/npm-agents/.done  ## try other people's clients against the server, each by its defaults
 	@build/tools-clients/bin/python $(CLIENT_TESTS) tests/clients/openai_3 tests/clients/ai_sdk tests/clients/agents
 	@build/tools-clients-openai-2/bin/python $(CLIENT_TESTS) tests/clients/openai_2
+
+test-llama-cpp: $(VENV)/.run build/tools-clients-openai-2/.done  ## run llama.cpp's own server tests against the server (LLAMA_CPP=CLONE)
+	@LLAMA_CPP="$(LLAMA_CPP)" build/tools-clients-openai-2/bin/python tests/clients/llama_cpp/suite.py $(ARGS)
 
 build/npm-%/.done: tests/clients/%/package.json tests/clients/%/package-lock.json
 	@mkdir -p $(@D)

@@ -32,6 +32,9 @@ November 2026: prefill of 512 tokens 76 tokens/s as it is and 61 with run-time r
 """
 
 
+GAPS = (("p50", "gap, median"), ("p99", "gap, 99 %"), ("max", "gap, longest"))
+STREAMS = (("complete", "complete"), ("left", "left half read"), ("told to wait", "told to wait"))
+
 Row = dict[str, Any]
 RATES: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("prefill", lambda r: f"prefill {r['tokens']:,}" + (f" at {r['depth']:,}" if r["depth"] else "")),
@@ -164,6 +167,27 @@ def server(result: dict[str, Any]) -> str:
     )
 
 
+def stream_readers(result: dict[str, Any]) -> str:
+    """benchmarks/stream_readers.py."""
+    streams = dict(result["streams"])
+    rows = [[f"{label}, ms", f"{result['gap_ms'][name]:.1f}"] for name, label in GAPS]
+    rows += [["errors", f"{result['errors']:,}"], ["incomplete", f"{result['incomplete']:,}"]]
+    rows += [[label, f"{streams.get(name, 0):,}"] for name, label in STREAMS]
+    return (
+        "## How evenly tokens come to many readers\n\n"
+        + about(
+            result["machine"],
+            f"{result['model']}",
+            f"{result['readers']} readers for {result['seconds']:.0f} s",
+            f"a load of {result['load_before']:.2f} before",
+        )
+        + "\n"
+        + table(["", "measured"], rows)
+        + f"\n{result['gaps']:,} gaps between two pieces of one answer, where the readers take them. Those that come "
+        "while as many wait as may (32) are told when to come back, and do; all come in one moment here.\n"
+    )
+
+
 def chats(result: dict[str, Any]) -> str:
     """benchmarks/chats.py."""
     rows, machines = [], set()
@@ -286,7 +310,8 @@ def main() -> None:
     """Every JSON file by what it holds."""
     before, _, rest = README.read_text().partition(BEGIN)
     README.write_text(before + BEGIN + readme_table() + END + rest.partition(END)[2])
-    parts: dict[str, list[str]] = {"bench": [], "chats": [], "speculation": [], "server": [], "kernels": [], "kv": []}
+    order = ("chats", "speculation", "server", "stream_readers", "kernels", "kv")
+    parts: dict[str, list[str]] = {kind: [] for kind in ("bench", *order)}
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         if "families" in result:
@@ -297,11 +322,12 @@ def main() -> None:
             parts["chats"].append(chats(result))
         elif "speculation" in result:
             parts["speculation"].append(speculation(result))
+        elif "gap_ms" in result:
+            parts["stream_readers"].append(stream_readers(result))
         elif "readers" in result:
             parts["server"].append(server(result))
         elif "bandwidth_gb_s" in result:
             parts["bench"].append(bench(path.stem, result))
-    order = ("chats", "speculation", "server", "kernels", "kv")
     sections = [HEAD, *parts["bench"], CITED, *(section for kind in order for section in parts[kind])]
     (HERE / "RESULTS.md").write_text("\n".join(sections))
 

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from notso.smollm3 import give_back_freed
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import routes as text_completions
+from notso.web.api.llama_cpp import routes as llama_cpp
 from notso.web.api.messages import routes as anthropic_messages
 from notso.web.api.ollama import models as ollama_models
 from notso.web.api.ollama import not_offered as ollama_not_offered
@@ -146,6 +147,7 @@ def create_app(
         models.router,
         chat_completions.router,
         text_completions.router,
+        llama_cpp.router,
         anthropic_messages.router,
         responses.router,
         stored_responses.router,

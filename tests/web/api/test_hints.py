@@ -169,7 +169,16 @@ def test_a_name_that_is_known_is_not_excused_by_an_empty_value(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tfs_z", 0.9), ("dynatemp_range", 0.5), ("length_penalty", 1.2), ("tfs_z", True), ("top_a", "0")],
+    [
+        ("tfs_z", 0.9),
+        ("dynatemp_range", 0.5),
+        ("length_penalty", 1.2),
+        ("tfs_z", True),
+        ("top_a", "0"),
+        ("top_n_sigma", 1.5),
+        ("min_keep", 2),
+        ("samplers", ["top_k"]),
+    ],
 )
 def test_samplers_that_there_are_not_are_refused_where_they_are_on(name: str, value: Any) -> None:
     with pytest.raises(ApiError) as caught:

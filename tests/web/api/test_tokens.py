@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,7 +68,6 @@ def test_the_prompt_is_what_a_completion_reads(served: Any) -> None:
 REFUSED = [
     ("/tokenize", {"content": 5}, "invalid_value", "content"),
     ("/tokenize", {}, "invalid_value", "content"),
-    ("/tokenize", {"content": "x", "add_special": True}, "unsupported_parameter", "add_special"),
     ("/tokenize", {"content": "x", "parse_special": 1}, "invalid_value", "parse_special"),
     ("/detokenize", {"tokens": [1, True]}, "invalid_value", "tokens.1"),
     ("/detokenize", {"tokens": [1, -1]}, "invalid_value", "tokens"),
@@ -117,3 +117,27 @@ def test_errors_outside_of_v1_are_json_too(served: Any) -> None:
     ):
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
         assert answer.headers["x-request-id"]
+
+
+def test_what_programs_of_llama_cpp_ask_the_server(served: Any) -> None:
+    assert served.client.get("/v1/health").json() == served.client.get("/health").json()
+    facts = served.client.get("/props").json()
+    assert facts["model_path"].endswith(".gguf") and "/" not in facts["model_path"]
+    assert facts["default_generation_settings"]["params"]["repeat_penalty"] == 1
+    for path in ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"):
+        counted = ask(served, path, messages=HELLO).json()["input_tokens"]
+        assert counted == ask(served, "/apply-template", messages=HELLO).json()["n_tokens"]
+
+
+def test_no_token_begins_every_text(served: Any) -> None:
+    plain, special = (ask(served, "/tokenize", content="Hello", add_special=each).json() for each in (False, True))
+    assert plain == special
+
+
+def test_numbers_under_the_names_of_llama_cpp(served: Any) -> None:
+    answer = ask(served, "/completion", prompt="Numbers", n_predict=3, ignore_eos=True).json()["timings"]
+    page = served.client.get("/metrics")
+    told = dict(re.findall(r"^llamacpp:(\w+) ([0-9.e+-]+)$", page.text, re.MULTILINE))
+    assert float(told["tokens_predicted_total"]) >= answer["predicted_n"] == 3
+    assert float(told["prompt_tokens_total"]) >= answer["prompt_n"] > 0
+    assert int(page.headers["Process-Start-Time-Unix"]) > 0

@@ -35,6 +35,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *(
             "GET /health",
             "HEAD /health",
+            "GET /v1/health",
             "GET /livez",
             "HEAD /livez",
             "GET /static/{path:path}",
@@ -56,6 +57,8 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("GET /models", "GET /models/download", "POST /models/download", "POST /models/download/stop"),
         *("POST /models/switch", "GET /metrics"),
         *("GET /v1/models", "GET /v1/models/{name:path}", "POST /v1/chat/completions"),
+        *("POST /completion", "POST /completions", "POST /chat/completions/input_tokens"),
+        "POST /v1/chat/completions/input_tokens",
         *("POST /tokenize", "POST /detokenize", "POST /apply-template", "GET /props", "GET /slots"),
         "GET /openapi.json",
         *("POST /embeddings", "POST /rerank", "POST /infill"),

@@ -60,12 +60,14 @@ class TokenLogprob:
 
     Of a prompt's first token, before which nothing stands, `logprob` is not a number, and there is no `top`.
     `bytes` of several tokens may make one character; `text` shows such a part as U+FFFD, and control tokens as spelt.
+    `id` is the token's, -1 where nobody told it.
     """
 
     text: str
     bytes: tuple[int, ...]
     logprob: float
     top: tuple[TokenLogprob, ...] = ()
+    id: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,9 @@ PREFIXES = ("/v1/", OLLAMA_PREFIX)
 PATHS = frozenset(
     {
         "/chat/completions",
+        "/chat/completions/input_tokens",
+        "/completion",
+        "/completions",
         "/responses",
         "/reranking",
         "/tokenize",

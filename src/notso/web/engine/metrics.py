@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from notso.smollm3 import FinishReason, Usage, process_memory
 from notso.web.engine.host import EngineHost
+from notso.web.engine.llama_cpp_metrics import LlamaCppMetrics
 
 FIRST_ESTIMATE_SECONDS = 10.0
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -31,6 +32,8 @@ class Metrics:
         self._generation_seconds = 0.0
         self._registry = registry = CollectorRegistry()
         registry.register(_Now(engine))
+        registry.register(LlamaCppMetrics(engine))
+        self.started = int(time.time())
 
         def seconds(name: str, help: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
             return Histogram(f"notso_{name}_seconds", help, buckets=buckets, registry=registry)

@@ -126,7 +126,7 @@ class ObjectFormat(Fields):
 class Schema(Fields):
     """A JSON schema; the answer is held to it whatever `strict` says."""
 
-    name: Name
+    name: Name | None = None
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     description: Annotated[str, Field(max_length=65_536)] | None = None
     strict: bool | None = None

@@ -64,10 +64,11 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
     top_logprobs = _top_logprobs(fields)
     tools = _tools(fields)
     grammar, said_by = grammar_of(fields, _format(fields))
+    longest = either(fields, "max_tokens", "max_completion_tokens", "n_predict")
     return ChatRequest(
         model=fields.model,
         prompts=(messages,),
-        params=sampling_of(fields, either(fields, "max_tokens", "max_completion_tokens"), budget, top_logprobs),
+        params=sampling_of(fields, longest, budget, top_logprobs),
         options=RequestOptions(
             thinking=thinking,
             tools=tools,

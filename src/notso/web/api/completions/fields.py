@@ -14,14 +14,15 @@ from notso.web.api.request_fields.fields import Notes, Text, inert, later, refus
 from notso.web.api.request_fields.grammar_fields import GRAMMAR_NOTES, GrammarFields, grammar_of
 from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.sampling_fields import (
+    MAX_PROMPT_IDS,
+    MAX_PROMPTS,
     WITHIN_SAMPLING,
     check_stream_options,
+    either,
     sampling_of,
 )
 from notso.web.api.shared.api_request import ApiRequest, Prompt
 
-MAX_PROMPTS = 64
-MAX_PROMPT_IDS = 1 << 18
 MAX_SCORED = 1_000_000
 """Log probabilities of all prompts of a request, by their characters or ids, of which tokens have one or more."""
 DEFAULT_MAX_TOKENS = 16  # the API's own
@@ -94,7 +95,8 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
     if scored is not None and (wanted := sum(map(len, prompts)) * (1 + scored)) > MAX_SCORED:
         raise invalid("logprobs", f"logprobs for prompts of {wanted:,}, at most {MAX_SCORED:,}: give fewer at a time")
     grammar, said_by = grammar_of(fields)
-    longest = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
+    asked = either(fields, "max_tokens", "n_predict")
+    longest = DEFAULT_MAX_TOKENS if asked is None else asked
     return TextRequest(
         model=fields.model,
         prompts=prompts,

@@ -6,19 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from notso.web.api.request_fields.fields import Fields, Notes, hint, inert
+from notso.web.api.request_fields.fields import Fields, Notes, hint, inert, refused
 from notso.web.api.request_fields.hints import Hint
 
 
-def _whole(given: Any) -> Any:
+def whole(given: Any) -> Any:
     """1.0 is 1, and true is not."""
     if isinstance(given, bool):
         raise ValueError("it should be a number")
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
-Off0 = Annotated[Literal[0], BeforeValidator(_whole)]
-Off1 = Annotated[Literal[1], BeforeValidator(_whole)]
+Off = Annotated[Literal[0, -1], BeforeValidator(whole)]
+OffBelow0 = Annotated[Literal[-1], BeforeValidator(whole)]
+Off0 = Annotated[Literal[0], BeforeValidator(whole)]
+Off1 = Annotated[Literal[1], BeforeValidator(whole)]
 Number = int | float
 
 
@@ -35,6 +37,18 @@ class AbsentSamplerFields(Fields):
     guidance_scale: Off1 | None = None
     length_penalty: Off1 | None = None
     no_repeat_ngram_size: Off0 | None = None
+    top_n_sigma: Off | None = None
+    adaptive_target: OffBelow0 | None = None
+    adaptive_decay: Annotated[Number | None, Hint()] = None
+    min_keep: Off0 | None = None
+    n_indent: Off0 | None = None
+    t_max_predict_ms: Off | None = None
+    id_slot: Annotated[int | None, Hint(done=(-1,))] = None
+    n_keep: Annotated[int | None, Hint(done=(0,))] = None
+    n_discard: Annotated[int | None, Hint(done=(0,))] = None
+    n_cache_reuse: Annotated[int | None, Hint(done=(0,))] = None
+    sse_ping_interval: Annotated[Number | None, Hint()] = None
+    backend_sampling: Annotated[bool | None, Hint(done=(False,))] = None
 
 
 ABSENT_NOTES: Notes = {
@@ -48,4 +62,17 @@ ABSENT_NOTES: Notes = {
     "guidance_scale": inert("1: off", "say it in the messages"),
     "length_penalty": inert("1: off", "use max_tokens"),
     "no_repeat_ngram_size": inert("0: off", "use repeat_penalty or dry_multiplier"),
+    "top_n_sigma": inert("0 or -1: off", "use top_k, top_p or min_p"),
+    "adaptive_target": inert("-1: off", "use temperature, top_p or min_p"),
+    "adaptive_decay": hint("the sampler it belongs to is off"),
+    "min_keep": inert("0: off", "leave it out"),
+    "n_indent": inert("0: off", "leave it out"),
+    "t_max_predict_ms": inert("0 or -1: off", "an answer does not depend on the machine's speed; use max_tokens"),
+    "id_slot": hint("what is known of a prompt is found wherever it was computed", "-1"),
+    "n_keep": hint("nothing of a prompt is thrown away", "0"),
+    "n_discard": hint("nothing of a prompt is thrown away", "0"),
+    "n_cache_reuse": hint("what is known of a prompt is found by itself", "0"),
+    "sse_ping_interval": hint("a comment comes every 15 s"),
+    "backend_sampling": hint("there is one sampler", "false"),
+    "samplers": refused("leave it out: the order is penalties, temperature, top_k, typical_p, top_p, min_p, xtc"),
 }

@@ -10,7 +10,7 @@ from pydantic import Field
 from notso.smollm3 import MAX_LOGIT_BIAS, MAX_STOP_STRINGS, SamplingParams
 from notso.web.api.request_fields.absent_samplers import ABSENT_NOTES, AbsentSamplerFields
 from notso.web.api.request_fields.field_reader import invalid
-from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, hint, refused, works
+from notso.web.api.request_fields.fields import Fields, Name, Notes, Text, hint, works
 from notso.web.api.request_fields.hints import TELLS, Hint
 from notso.web.api.request_fields.rarer_sampling import NAMES, RARER_NOTES, RarerSamplingFields, with_rarer
 from notso.web.edge.api_error import api_error_of
@@ -39,6 +39,7 @@ class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
 
     model: Name | None = None
     max_tokens: int | None = None
+    n_predict: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -81,7 +82,7 @@ SAMPLING_NOTES: Notes = {
     "user": hint("tells of the caller"),
     **RARER_NOTES,
     **ABSENT_NOTES,
-    "n_predict": refused("use max_tokens"),
+    "n_predict": works("llama.cpp's name of `max_tokens`"),
 }
 
 WITHIN_SAMPLING: Notes = {
@@ -115,7 +116,8 @@ def sampling_of(
         raise invalid("max_tokens", f"n x max_tokens x (1 + top_logprobs) is {work:,}, at most {MAX_WORK:,}")
     # Choices that shared a seed would be the same text. The last ones of the range wrap round, into the same range.
     seeds = [None if fields.seed is None else _wrapped(fields.seed + index) for index in range(choices)]
-    return tuple(checked_params(NAMES, seed=seed, **given) for seed in seeds)
+    names = NAMES if fields.n_predict is None else NAMES | {"max_tokens": "n_predict"}
+    return tuple(checked_params(names, seed=seed, **given) for seed in seeds)
 
 
 def checked_params(names: Mapping[str, str], **given: Any) -> SamplingParams:
@@ -126,12 +128,13 @@ def checked_params(names: Mapping[str, str], **given: Any) -> SamplingParams:
         raise api_error_of(error).called(names) from None
 
 
-def either(fields: Fields, first: str, second: str) -> Any:
-    """Two spellings of one field. Raises ApiError if both are given and differ."""
-    one, other = getattr(fields, first), getattr(fields, second)
-    if one is not None and other is not None and one != other:
-        raise invalid(second, f"{first} and {second} mean the same: give one of them")
-    return other if one is None else one
+def either(fields: Fields, *names: str) -> Any:
+    """The spellings of one field. Raises ApiError if two are given and differ."""
+    given = [(name, value) for name in names if (value := getattr(fields, name)) is not None]
+    for name, value in given:
+        if value != given[0][1]:
+            raise invalid(name, f"{given[0][0]} and {name} mean the same: give one of them")
+    return given[0][1] if given else None
 
 
 def check_stream_options(fields: SamplingFields) -> None:
@@ -148,3 +151,9 @@ MAX_MESSAGES = 2048
 
 
 MAX_TOOLS = 128
+
+
+MAX_PROMPTS = 64
+
+
+MAX_PROMPT_IDS = 1 << 18

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from notso.web.api.chat_completions.fields import CHAT_NOTES, WITHIN_CHAT, ChatFields
 from notso.web.api.completions.fields import TEXT_NOTES, TextFields
+from notso.web.api.llama_cpp.fields import NATIVE_NOTES, WITHIN_NATIVE, NativeFields
 from notso.web.api.messages.fields import COUNT_NOTES, MESSAGE_NOTES, WITHIN_MESSAGE, CountFields, MessageFields
 from notso.web.api.ollama import fields as ollama
 from notso.web.api.request_fields.fields import Note, Notes
@@ -67,6 +68,7 @@ ADDRESSES = (
     Address("POST /api/chat", "Ollama", ollama.OllamaChatFields, ollama.CHAT_NOTES, ollama.WITHIN_CHAT),
     Address("POST /api/generate", "Ollama", ollama.GenerateFields, ollama.GENERATE_NOTES, ollama.WITHIN_ANSWER),
     Address("POST /api/show", "Ollama", ollama.ShowFields, ollama.SHOW_NOTES, {}),
+    Address("POST /completion", "llama-server", NativeFields, NATIVE_NOTES, WITHIN_NATIVE),
     Address("POST /tokenize", "llama-server", TokenizeFields, TOKENIZE_NOTES, {}),
     Address("POST /detokenize", "llama-server", DetokenizeFields, DETOKENIZE_NOTES, {}),
 )

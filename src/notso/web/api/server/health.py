@@ -13,6 +13,7 @@ router = APIRouter(dependencies=[Depends(public)])
 
 @router.get("/health")
 @router.head("/health")
+@router.get("/v1/health")
 async def health(services: Services) -> JSONResponse:
     """200 only when a new turn would be answered; 503 while loading, failed or stopping."""
     status = "stopping" if services.shared.stopping else services.shared.engine.state

@@ -17,4 +17,5 @@ router = APIRouter(dependencies=[Depends(guarded)])
 @router.get("/metrics")
 async def metrics(services: Services) -> Response:
     """Counters and gauges in Prometheus's text form. They tell how much the owner talks, so the key is asked for."""
-    return Response(await asyncio.to_thread(services.metrics.text), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    headers = {"Content-Type": CONTENT_TYPE_LATEST, "Process-Start-Time-Unix": str(services.metrics.started)}
+    return Response(await asyncio.to_thread(services.metrics.text), headers=headers)

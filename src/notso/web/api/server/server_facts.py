@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends
@@ -9,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import SamplingParams
 from notso.web.api.shared.completion import model_id, release
+from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import ready_engine
 from notso.web.edge.access import guarded
@@ -20,24 +22,15 @@ router = APIRouter(dependencies=[Depends(guarded)])
 async def props(services: Services) -> Response:
     """The model, the context and what a request that says nothing gets."""
     _, info = ready_engine(services)
-    defaults = SamplingParams()
     return JSONResponse(
         {
             "default_generation_settings": {
                 "n_ctx": info.context_tokens,
-                "params": {
-                    "temperature": defaults.temperature,
-                    "top_p": defaults.top_p,
-                    "top_k": defaults.top_k,
-                    "min_p": defaults.min_p,
-                    "repeat_penalty": defaults.repetition_penalty,
-                    "presence_penalty": defaults.presence_penalty,
-                    "frequency_penalty": defaults.frequency_penalty,
-                    "repeat_last_n": defaults.penalty_window,
-                },
+                "params": generation_settings(SamplingParams()),
             },
             "total_slots": info.max_num_seqs,
             "model_alias": model_id(info),
+            "model_path": Path(info.path).name,
             "modalities": {"vision": False, "audio": False},
             "build_info": f"notso {release()}",
             "n_params": info.parameter_count,

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from notso.smollm3 import InvalidRequestError
 from notso.web.api.chat_completions.request import parse_chat_request
 from notso.web.api.request_fields.field_reader import invalid, read_fields
-from notso.web.api.request_fields.fields import Fields, Notes, Text, refused, works
+from notso.web.api.request_fields.fields import Fields, Notes, Text, works
 from notso.web.api.shared.services import Services
 from notso.web.api.shared.serving import known, read_body, ready_engine, with_prompt
 from notso.web.edge.access import guarded
@@ -29,13 +29,14 @@ class TokenizeFields(Fields):
     content: Text
     parse_special: bool | None = None
     with_pieces: bool | None = None
+    add_special: bool | None = None
 
 
 TOKENIZE_NOTES: Notes = {
     "content": works("the text"),
     "parse_special": works("true: the spelling of a control token is that token; else it is plain text"),
     "with_pieces": works("true: each token with its text"),
-    "add_special": refused("the model's prompts begin with what the template says; use /apply-template"),
+    "add_special": works("the vocabulary has no token that begins every text, so none is added"),
 }
 
 
@@ -72,6 +73,20 @@ async def detokenize(request: Request, services: Services) -> Response:
         return await with_prompt(request, lambda: JSONResponse({"content": engine.detokenize(asked.tokens)}))
     except InvalidRequestError as error:
         raise invalid("tokens", str(error)) from None
+
+
+@router.post("/chat/completions/input_tokens")
+@router.post("/v1/chat/completions/input_tokens")
+async def input_tokens(request: Request, services: Services) -> Response:
+    """How many tokens a chat completion of this body would make the model read."""
+    asked = await read_body(request, parse_chat_request)
+    engine = ready_engine(services)[0]
+
+    def work() -> Response:
+        count = engine.count_tokens(asked.messages, asked.options)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+
+    return await _off_loop(request, work)
 
 
 @router.post("/apply-template")

@@ -239,15 +239,19 @@ def timings(choices: Sequence[Choice]) -> dict[str, Any]:
 
 
 def timings_body(cached: int, read: int, read_ms: float, written: int, written_ms: float) -> dict[str, Any]:
-    """Tokens of the prompt taken from the cache and read, tokens written, and what that took."""
+    """Tokens of the prompt taken from the cache and read, tokens written, and what that took. The first token written
+    comes of reading: the rate is that of the others."""
+    read_ms, written_ms = round(read_ms, 3), round(written_ms, 3)
     return {
         "cache_n": cached,
         "prompt_n": read,
-        "prompt_ms": round(read_ms, 3),
+        "prompt_ms": read_ms,
+        "prompt_per_token_ms": _each(read_ms, read),
         "prompt_per_second": _rate(read, read_ms),
         "predicted_n": written,
-        "predicted_ms": round(written_ms, 3),
-        "predicted_per_second": _rate(written, written_ms),
+        "predicted_ms": written_ms,
+        "predicted_per_token_ms": _each(written_ms, written - 1),
+        "predicted_per_second": _rate(written - 1, written_ms),
     }
 
 
@@ -255,8 +259,12 @@ def _usages(choices: Sequence[Choice]) -> Iterator[Usage]:
     return (choice.usage for choice in choices if choice.usage is not None)
 
 
-def _rate(tokens: int, milliseconds: float) -> float | None:
-    return round(1000 * tokens / milliseconds, 3) if milliseconds > 0 else None
+def _rate(tokens: int, milliseconds: float) -> float:
+    return 1000 * tokens / milliseconds if tokens > 0 and milliseconds > 0 else 0.0
+
+
+def _each(milliseconds: float, tokens: int) -> float:
+    return milliseconds / tokens if tokens > 0 else 0.0
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

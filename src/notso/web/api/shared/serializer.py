@@ -40,8 +40,8 @@ class Serializer(Protocol):
     def failure(self, error: ApiError) -> bytes:
         """The frame that ends a stream in place of the others."""
 
-    def body(self) -> dict[str, Any]:
-        """The whole response, after the last event."""
+    def body(self) -> Any:
+        """The whole response, after the last event: what is JSON."""
 
 
 def as_json(value: Any) -> str:

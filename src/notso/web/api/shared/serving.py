@@ -168,7 +168,7 @@ async def sse_events(running: RunningRequest, serializer: Serializer) -> AsyncIt
         yield serializer.failure(known(error))
 
 
-async def whole(running: RunningRequest, serializer: Serializer) -> dict[str, Any]:
+async def whole(running: RunningRequest, serializer: Serializer) -> Any:
     """The whole response. Raises the error of an answer."""
     async for item in generation_events(running):
         if item is not None:
@@ -203,7 +203,7 @@ def _admitted(services: ApiServices, info: ModelInfo, owner: str, name: str, cho
     raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
 
 
-async def _unless_gone(request: Request, running: RunningRequest, serializer: Serializer) -> dict[str, Any]:
+async def _unless_gone(request: Request, running: RunningRequest, serializer: Serializer) -> Any:
     """The whole answer, or nothing to anybody if the client leaves meanwhile."""
     writing = asyncio.create_task(whole(running, serializer))
     leaving = asyncio.create_task(_left(request))

@@ -17,12 +17,13 @@ class Stopwatch:
         self._began = self._first = 0.0
 
     def take(self, event: Event) -> dict[str, Any] | None:
-        """`timings` as of this event, where it is a piece of the answer."""
+        """`timings` as of this event, where it is a piece of the answer or tells how far the prompt is read."""
         now = time.monotonic()
         self._began = self._began or now
         if event.progress is not None:
             self._cached = event.progress.cached_tokens
-            self._read = event.progress.total_tokens - self._cached
+            self._read = event.progress.done_tokens - self._cached
+            return timings_body(self._cached, self._read, 1000 * (now - self._began), 0, 0.0)
         if event.kind not in ("reasoning", "text"):
             return None
         self._first = self._first or now

@@ -14,7 +14,7 @@ IMPOSSIBLE = -9999.0
 
 def entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
     """For chats: each token with its bytes and the likeliest at its place."""
-    return [_entry(token) | {"top_logprobs": [_entry(other) for other in token.top]} for token in tokens]
+    return [entry_of(token) | {"top_logprobs": [entry_of(other) for other in token.top]} for token in tokens]
 
 
 def legacy(tokens: Iterable[TokenLogprob], offset: int) -> dict[str, Any]:
@@ -49,7 +49,8 @@ def _spelt(token: TokenLogprob) -> str:
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.bytes)
 
 
-def _entry(token: TokenLogprob) -> dict[str, Any]:
+def entry_of(token: TokenLogprob) -> dict[str, Any]:
+    """A token without what might have stood in its place."""
     return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.bytes)}
 
 

@@ -1,0 +1,170 @@
+"""How evenly tokens come to many who read at once, while some of them leave in the middle of an answer.
+
+    python benchmarks/stream_readers.py src/notso/demo/demo.gguf
+
+Each reader asks for one streamed chat completion after another. What counts are the gaps between two pieces of one
+answer, as they come out of the socket, and what went wrong: a status other than 200, an error in a stream, and a stream
+that ended without its finish or its `[DONE]`. Who is told that too many wait (429) comes back after the seconds named,
+as clients do; how often is told: all readers begin in one moment, and until the engine has taken them up no more than
+32 may wait, whatever is free. Readers are sockets of this process, on the same cores as the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from server import Server
+
+from notso import __version__
+from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+
+QUESTIONS = ("What is NoPE?", "Tell me of GGUF files.", "Who are you?", "Write a list of three things.")
+MOST_PIECES_READ = 24
+"""By who leaves."""
+TOLD_TO_WAIT = "told to wait"
+CLOSING_SECONDS = 60.0
+"""For answers that run when the time is over. A reader who waits longer is forgotten, which counts as incomplete."""
+
+
+class Readers:
+    """`seen` counts the streams by how they ended; `gaps` are milliseconds."""
+
+    def __init__(self, port: int, leaving: float, max_tokens: int) -> None:
+        self.seen: Counter[str] = Counter()
+        self.gaps: list[float] = []
+        self._port = port
+        self._leaving = leaving
+        self._max_tokens = max_tokens
+
+    async def run(self, count: int, seconds: float) -> None:
+        """So many at once, for so long; who still reads then reads to the end."""
+        ends = time.monotonic() + seconds
+        reading = [asyncio.create_task(self._read_on(number, ends)) for number in range(count)]
+        _, late = await asyncio.wait(reading, timeout=seconds + CLOSING_SECONDS)
+        self.seen["incomplete"] += len(late)
+        for each in late:
+            each.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+    async def _read_on(self, number: int, ends: float) -> None:
+        chance = random.Random(number)
+        while time.monotonic() < ends:
+            leaves_after = chance.randrange(1, MOST_PIECES_READ) if chance.random() < self._leaving else None
+            try:
+                self.seen[await self._read(chance, leaves_after)] += 1
+            except OSError as error:
+                self.seen[f"error: {type(error).__name__}"] += 1
+
+    async def _read(self, chance: random.Random, leaves_after: int | None) -> str:
+        """One stream; how it ended."""
+        asked = {
+            "messages": [{"role": "user", "content": chance.choice(QUESTIONS)}],
+            "max_tokens": self._max_tokens,
+            "seed": chance.getrandbits(32),
+            "ignore_eos": True,
+            "stream": True,
+        }
+        body = json.dumps(asked).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            writer.write(head.encode() + body)
+            status = (await reader.readline()).split()
+            if status[1:2] == [b"429"]:
+                await asyncio.sleep(await self._retry_after(reader))
+                return TOLD_TO_WAIT
+            if status[1:2] != [b"200"]:
+                return f"error: status {status[1].decode() if len(status) > 1 else 'none'}"
+            return await self._follow(reader, leaves_after)
+        finally:
+            writer.close()
+
+    @staticmethod
+    async def _retry_after(reader: asyncio.StreamReader) -> float:
+        """Seconds. Raises OSError where the header is missing."""
+        while (line := await reader.readline()).strip():
+            name, _, value = line.partition(b":")
+            if name.lower() == b"retry-after":
+                return float(value)
+        raise OSError("a refusal does not say when to come back")
+
+    async def _follow(self, reader: asyncio.StreamReader, leaves_after: int | None) -> str:
+        before, pieces, finished = None, 0, False
+        while line := await reader.readline():
+            if line.startswith(b"data: [DONE]"):
+                return "complete" if finished else "incomplete"
+            if not line.startswith(b"data: "):
+                continue
+            data = json.loads(line[6:])
+            if "error" in data:
+                return "error: in the stream"
+            for choice in data["choices"]:
+                finished |= choice["finish_reason"] is not None
+                if choice["delta"].get("content") or choice["delta"].get("reasoning_content"):
+                    now, pieces = time.perf_counter(), pieces + 1
+                    if before is not None:
+                        self.gaps.append(1000 * (now - before))
+                    before = now
+            if leaves_after is not None and pieces >= leaves_after:
+                return "left"
+        return "incomplete"
+
+
+def quantile(values: list[float], part: float) -> float:
+    """The value that `part` of the sorted ones do not exceed."""
+    return values[min(len(values) - 1, int(part * len(values)))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--readers", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--leaving", type=float, default=0.1, help="part of the streams that is left half read")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--out", type=Path, help="where the figures go as JSON")
+    given = parser.parse_args()
+
+    stolen, load_before = StolenTime(), os.getloadavg()[0]
+    server = Server(given.file, ["--max-num-seqs", str(given.readers), "--cache-disk", "0", "--no-browser"])
+    try:
+        readers = Readers(server.port, given.leaving, given.max_tokens)
+        asyncio.run(readers.run(given.readers, given.seconds))
+    finally:
+        server.close()
+    gaps = sorted(readers.gaps)
+    if not gaps:
+        sys.exit(f"nothing came through the streams: {dict(readers.seen)}")
+    result: dict[str, Any] = {
+        "machine": describe_machine() | {"stolen_percent": round(stolen.percent(), 2)},
+        "version": __version__,
+        "model": given.file.name,
+        "readers": given.readers,
+        "seconds": given.seconds,
+        "load_before": round(load_before, 2),
+        "streams": dict(sorted(readers.seen.items())),
+        "errors": sum(number for ended, number in readers.seen.items() if ended.startswith("error")),
+        "incomplete": readers.seen["incomplete"],
+        "gaps": len(gaps),
+        "gap_ms": {name: round(quantile(gaps, part), 1) for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))},
+    }
+    print(json.dumps(result, indent=1))
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

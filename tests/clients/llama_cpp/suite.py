@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Runs the tests of llama.cpp's server against ours: `LLAMA_CPP=CLONE make test-llama-cpp`, where CLONE is a checkout
+of llama.cpp, or what an archive holds of one. Nothing is fetched, and the clone stays as it is.
+
+What is changed of the tests stands in adaptation.py, what becomes of their server's options in llama_server.py. Cases
+that do not apply here are named in exclusions.json with the reason and are not run; those that we fail are named there
+too. The end is 1 where a case fails that is not named, or one passes that is. Words after the command choose files
+(`suite.py completion tokenize`); `--excluded` runs the cases that do not apply instead of those that do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from exclusions import NOT_APPLICABLE, reasons_of
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+LOGS = ROOT / "build/llama-cpp-tests"
+INSIDE = "tools/server/tests"
+JOBS = 3
+TIMEOUT_SECONDS = 120
+STATES = ("passed", "failed", "excluded", "skipped")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One of theirs. `state` is one of STATES: skipped are those that their own marks leave out here."""
+
+    file: str
+    name: str
+    state: str
+    said: str
+
+
+def tests_of(clone: str | None) -> Path:
+    """The folder of their tests. Raises ValueError, which says why there is none."""
+    if not clone:
+        raise ValueError("LLAMA_CPP names no clone of llama.cpp")
+    folder = Path(clone).absolute() / INSIDE
+    if not (folder / "utils.py").is_file():
+        raise ValueError(f"LLAMA_CPP is no clone of llama.cpp: it has no {INSIDE}")
+    return folder
+
+
+def outcomes(folder: Path, words: list[str], *, excluded: bool = False) -> list[Case]:
+    """What became of the cases of the files whose names hold one of `words`, or of all files."""
+    files = sorted(path.name for path in (folder / "unit").glob("test_*.py"))
+    chosen = [name for name in files if not words or any(word in name for word in words)]
+    LOGS.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as data, ThreadPoolExecutor(JOBS) as jobs:
+        found = jobs.map(lambda name: list(_outcomes_of(folder, name, data, excluded)), chosen)
+        return [case for cases in found for case in cases]
+
+
+def _outcomes_of(folder: Path, name: str, data: str, excluded: bool) -> Iterator[Case]:
+    """Of one file. Raises FileNotFoundError: its tests did not come to an end."""
+    report = LOGS / f"{name}.xml"
+    report.unlink(missing_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {
+        "LLAMA_SERVER_BIN_PATH": str(HERE / "llama_server.py"),
+        "LLAMA_SERVER_TESTS": str(folder),
+        "NOTSO_EXCLUDED": str(int(excluded)),
+        "NOTSO_PYTHON": os.environ.get("NOTSO_PYTHON", str(ROOT / ".venv/bin/python")),
+        "NOTSO_TESTS_DATA": data,
+        "PORT": str(port),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(HERE),
+    }
+    command = ["-m", "pytest", "-q", "-p", "adaptation", "-m", "not slow", "--tb=short", "-p", "no:cacheprovider"]
+    command += ["-o", f"timeout={TIMEOUT_SECONDS}", f"--junit-xml={report}", f"unit/{name}"]
+    with (LOGS / f"{name}.log").open("w") as log:
+        subprocess.run([sys.executable, *command], cwd=folder, env=environment, stdout=log, stderr=log)
+    for case in ElementTree.parse(report).iter("testcase"):
+        marks = {child.tag: child.get("message", "") for child in case}
+        said = next(iter(marks.values()), "")
+        if "failure" in marks or "error" in marks:
+            state = "failed"
+        elif "skipped" in marks:
+            state = "excluded" if said.startswith(NOT_APPLICABLE) else "skipped"
+        else:
+            state = "passed"
+        yield Case(name, f"{name.removesuffix('.py')}::{case.get('name')}", state, said)
+
+
+def table(cases: list[Case]) -> Iterator[str]:
+    """A row for each file, and their sum."""
+    yield f"{'':30}" + "".join(f"{word:>10}" for word in ("cases", *STATES))
+    for file in (*sorted({case.file for case in cases}), "all"):
+        counts = Counter(case.state for case in cases if file in (case.file, "all"))
+        yield f"{file:30}" + "".join(f"{number:10}" for number in (counts.total(), *(counts[each] for each in STATES)))
+
+
+def explained(cases: list[Case], failing: Mapping[str, str]) -> Iterator[str]:
+    """Why cases are excluded and why they fail, with how many do, and both counts."""
+    excluded = Counter(case.said.removeprefix(NOT_APPLICABLE) for case in cases if case.state == "excluded")
+    failed = Counter(failing.get(case.name, "NOT NAMED") for case in cases if case.state == "failed")
+    for kind, reasons in (("excluded", excluded), ("failed", failed)):
+        for reason, number in reasons.most_common():
+            yield f"{number:4} {kind}: {reason}"
+    counts = Counter(case.state for case in cases)
+    applicable = counts["passed"] + counts["failed"]
+    yield f"passed: {counts['passed']} of all {len(cases)}, and of the {applicable} that apply"
+
+
+def main(words: list[str]) -> int:
+    """The exit status: 1 where a case ended otherwise than it is said to."""
+    excluded, files = "--excluded" in words, [word for word in words if not word.startswith("-")]
+    try:
+        folder = tests_of(os.environ.get("LLAMA_CPP"))
+    except ValueError as error:
+        print(f"skipped: {error}")
+        return 0
+    cases = outcomes(folder, files, excluded=excluded)
+    failing = reasons_of("fails", [case.name for case in cases])
+    print("\n".join([*table(cases), *explained(cases, failing)]))
+    wrong = [f"{each.name} failed: {each.said[:200]}" for each in cases if each.state == "failed"]
+    wrong = [line for line in wrong if line.split(" failed: ")[0] not in failing] if not excluded else []
+    right = [case.name for case in cases if case.state == "passed" and (excluded or case.name in failing)]
+    print("\n".join([*wrong, *(f"{name} passes, and is named as one that does not" for name in right)]))
+    (LOGS / "cases.json").write_text(json.dumps({case.name: case.state for case in cases}, indent=1))
+    return 1 if wrong or right else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,19 @@
+"""llama.cpp's own tests of its server, where a person has named a clone (LLAMA_CPP)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).parents[1] / "llama_cpp/suite.py"
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.skipif(not os.environ.get("LLAMA_CPP"), reason="LLAMA_CPP names no clone of llama.cpp")
+def test_every_case_ends_as_it_is_said_to() -> None:
+    told = subprocess.run([sys.executable, str(SUITE)], capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout + told.stderr
