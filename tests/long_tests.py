@@ -27,6 +27,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tests/qtensor/test_sanitizers.py",
         "tests/qtensor/test_emulated_tiles.py",
         "tests/qtensor/test_cuda_machine_code.py",
+        "tests/qtensor/test_cuda_nvrtc.py",
         "tests/qtensor/test_emulated_cuda.py",
     ),
     "engine": (
