@@ -33,9 +33,11 @@ LEFT_OUT = frozenset(
         "--cache-ram",
         "--reasoning-format",
         "--reasoning",
+        "--chat-template",
+        "--chat-template-file",
     ]
 )
-"""With a value. The model is ours, whichever they ask for."""
+"""With a value. The model and its template are ours, whichever they ask for."""
 
 LEFT_OUT_FLAGS = frozenset(
     [

@@ -13,6 +13,8 @@ from notso.web.api.request_fields.hints import Hint
 from notso.web.api.request_fields.sampling_fields import MAX_PROMPT_IDS, MAX_PROMPTS, WITHIN_SAMPLING
 
 MAX_RESPONSE_FIELDS = 64
+MAX_TEXTS = 1024
+"""Of one request, each made into tokens by itself."""
 BANNED = -100.0
 """The bias that `false` means: no token comes back from there."""
 
@@ -59,7 +61,8 @@ class NativeFields(GrammarFields):
 NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
     "prompt": works(
         'a text, a list of token ids and texts, or `{"prompt_string": text}`; or a list of up to '
-        f"{MAX_PROMPTS} of these, each of which is answered. The spelling of a control token is that token"
+        f"{MAX_PROMPTS} of these, each of which is answered; with up to {MAX_TEXTS:,} texts in all. "
+        "The spelling of a control token is that token"
     ),
     "max_tokens": works("another name of `n_predict`"),
     "n_predict": works("longest answer; what fits if left out or -1; 0 reads the prompt and writes nothing"),
@@ -70,7 +73,9 @@ NATIVE_NOTES: Notes = GRAMMAR_NOTES | {
     ),
     "n_probs": works("0 to 20 likeliest tokens with each, by the model alone, before any filter"),
     "return_tokens": works("true: the answer's token ids; in a stream they come anyway"),
-    "response_fields": works("the names of what the answer is to hold; a name with a slash is a part of a part"),
+    "response_fields": works(
+        "the names of what the whole answer is to hold, a slash before those of parts of parts; a stream tells all"
+    ),
     "post_sampling_probs": inert("false", "probabilities are the model's own, before any filter; use n_probs"),
     "speculative.n_max": hint("draft tokens change no answer"),
     "speculative.n_min": hint("draft tokens change no answer"),

@@ -9,6 +9,7 @@ from typing import Any
 from notso.smollm3 import MAX_LOGIT_BIAS, InvalidRequestError, RequestOptions, SamplingParams
 from notso.web.api.llama_cpp.fields import (
     BANNED,
+    MAX_TEXTS,
     NATIVE_NOTES,
     WITHIN_NATIVE,
     Biases,
@@ -59,6 +60,8 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
     pieces = tuple(_pieces(fields.prompt))
     if len(pieces) > MAX_PROMPTS:
         raise invalid("prompt", f"prompt holds at most {MAX_PROMPTS} texts, or lists of token ids")
+    if sum(isinstance(piece, str) for prompt in pieces for piece in prompt) > MAX_TEXTS:
+        raise invalid("prompt", f"prompt holds at most {MAX_TEXTS:,} texts: join those that stand beside each other")
     grammar, said_by = grammar_of(fields)
     longest = either(fields, "n_predict", "max_tokens")
     n_probs = fields.n_probs or 0
