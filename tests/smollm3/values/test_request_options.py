@@ -68,3 +68,10 @@ def test_text_that_is_no_unicode_is_refused(demo_engine: Engine) -> None:
     for call in (demo_engine.tokenize, demo_engine.submit):
         with pytest.raises(InvalidRequestError):
             call("\ud800")
+
+
+@pytest.mark.parametrize("value", ["2026-01-01", 20260101])
+def test_a_date_is_a_date(value: object) -> None:
+    with pytest.raises(InvalidRequestError, match=r"date must be a datetime\.date") as error:
+        RequestOptions(date=value)  # type: ignore[arg-type]
+    assert error.value.param == "date"

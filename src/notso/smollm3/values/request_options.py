@@ -96,6 +96,7 @@ class RequestOptions:
             top = getattr(self, name)
             is_count = top is None or (type(top) is int and 0 <= top <= MAX_TOP_LOGPROBS)
             _require(is_count, name, f"a whole number from 0 to {MAX_TOP_LOGPROBS}")
+        _require(self.date is None or isinstance(self.date, Date), "date", "a datetime.date")
         for name in ("prompt_only", "is_plain"):
             _require(isinstance(getattr(self, name), bool), name, "true or false")
         _require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
