@@ -105,7 +105,9 @@ class Engine:
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
         self._end = weakref.finalize(self, _end, self._core, self._placement, file)
         self._placement.start()
-        self.info = model_info(file, self.config, plan, backend, kv_bytes=cache.nbytes, is_demo=config.model is None)
+        self.info = model_info(
+            file, self.config, self.tokenizer, plan, backend, kv_bytes=cache.nbytes, is_demo=config.model is None
+        )
 
     @classmethod
     def load(cls, model: str | Path | EngineConfig | None = None, **settings: Any) -> Engine:
