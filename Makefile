@@ -36,12 +36,13 @@ test-doors: FOLDERS := tests/cli tests/web
 test-chaos: FOLDERS := tests/chaos
 test-browser: FOLDERS := tests/browser
 
-CLIENTS := build/tools-clients/.done build/tools-clients-openai-2/.done
+CLIENTS := $(addprefix build/tools-clients,/.done -openai-2/.done -lm-eval/.done)
 CLIENT_TESTS = -m pytest -c tests/clients/pytest.ini -p no:cacheprovider
 
 test-clients: $(VENV)/.run $(CLIENTS) build/npm-ai_sdk/.done build/npm-agents/.done  ## try other people's clients against the server, each by its defaults
 	@build/tools-clients/bin/python $(CLIENT_TESTS) tests/clients/openai_3 tests/clients/ai_sdk tests/clients/agents
 	@build/tools-clients-openai-2/bin/python $(CLIENT_TESTS) tests/clients/openai_2
+	@build/tools-clients-lm-eval/bin/python $(CLIENT_TESTS) tests/clients/harness
 
 test-llama-cpp: $(VENV)/.run build/tools-clients-openai-2/.done  ## run llama.cpp's own server tests against the server (LLAMA_CPP=CLONE)
 	@LLAMA_CPP="$(LLAMA_CPP)" build/tools-clients-openai-2/bin/python tests/clients/llama_cpp/suite.py $(ARGS)

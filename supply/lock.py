@@ -17,7 +17,11 @@ ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent
 
 ELSEWHERE = ("colorama", "pywin32", "httpx2-jsfetch")
-"""What only Windows and browsers would need: the program does not run there, and nothing of it is tested."""
+"""What only Windows and browsers would need, unless a group names it: the program does not run there."""
+
+SOURCES = ("rouge-score", "sqlitedict", "word2number")
+"""What lm-evaluation-harness needs for tasks that are not tried here. They come as sources only, and building those
+would fetch tools that no hash names."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "build": ("pip", "scikit-build-core", "nanobind", "cmake", "ninja"),
@@ -49,15 +53,22 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "pytest",
         "pytest-timeout",
     ),
+    "clients-lm-eval": (
+        "lm-eval[api]",
+        "colorama",  # sacrebleu imports it everywhere
+        "pytest",
+        "pytest-timeout",
+    ),
 }
 """What is installed when."""
 
-APART = ("lock", "audit", "clients", "clients-openai-2")
+APART = ("lock", "audit", "clients", "clients-openai-2", "clients-lm-eval")
 """Those have a virtual environment of their own, and so hold all they need."""
 
-CLIENTS = ("clients", "clients-openai-2")
-"""Programs of others that are tried against the server (`make test-clients`), in two environments: some want another
-openai than the rest. Their versions stay as their lock files have them; a file that was removed is made of the newest.
+CLIENTS = ("clients", "clients-openai-2", "clients-lm-eval")
+"""Programs of others that are tried against the server (`make test-clients`), in three environments: some want another
+openai than the rest, and lm-evaluation-harness brings half a hundred packages. Their versions stay as their lock files
+have them; a file that was removed is made of the newest.
 """
 
 
@@ -79,7 +90,7 @@ def main() -> None:
     written: set[str] = set()
     for group, wanted in GROUPS.items():
         apart, path = group in APART, FOLDER / f"{group}.txt"
-        left_out = (*ELSEWHERE, *(() if apart else written))
+        left_out = (*(name for name in ELSEWHERE if name not in wanted), *SOURCES, *(() if apart else written))
         project = not wanted or wanted[0] == "--extra"
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "--universal"]
         command += ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]

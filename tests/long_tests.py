@@ -49,6 +49,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "src/notso/web/api",
         "src/notso/web/testing",
         "supply/clients.txt",
+        "supply/clients-lm-eval.txt",
         "supply/clients-openai-2.txt",
         "tests/clients",
     ),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from notso.smollm3 import Engine
+from notso.web.tools import toolbox
+from notso.web.tools.calculator import CALCULATOR
+from notso.web.tools.chat_tool import Surroundings
+from notso.web.tools.elicitation import question_of
 
 QUESTION = "What is 1234 * 77?"
 
@@ -111,3 +117,60 @@ def test_it_fits_on_a_phone(serve: Callable[..., Any], open_page: Callable[..., 
     for button in page.locator(".permission button").all():
         box = button.bounding_box()
         assert box is not None and box["height"] >= 44 and box["x"] + box["width"] <= 320
+
+
+SEATS = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "title": "Your name"},
+        "people": {"type": "integer", "title": "How many", "minimum": 1, "maximum": 12},
+        "outside": {"type": "boolean", "title": "Outside"},
+        "day": {"type": "string", "title": "Which day", "enum": ["Saturday", "Sunday"]},
+    },
+    "required": ["name", "people"],
+}
+
+
+async def seats(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+    """A tool that asks, as a server of tools does."""
+    assert surroundings.ask is not None
+    reply = await surroundings.ask(question_of("tables", "A table for whom?", SEATS))
+    return json.dumps([reply.action, dict(reply.values)])
+
+
+def test_a_question_of_a_tool_is_answered_on_the_page(
+    serve: Callable[..., Any], open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = replace(CALCULATOR, run=seats, origin="tables")
+    monkeypatch.setattr(toolbox, "BUILT_IN", (asking,))
+    server = serve(lambda: Engine.load(context_tokens=2048))
+    page = open_page(server.url + "tools", viewport={"width": 320, "height": 640})
+    page.check("#tool-calculator")
+    page.click("#tool-settings button")
+    expect(page.locator("#tool-settings")).to_contain_text("Together they take")
+    page.add_init_script(WATCH_SHIFTS)
+    page.goto(server.url)
+    ask(page)
+    page.get_by_role("button", name="Allow once").click()
+    box = page.locator(".question")
+    expect(box).to_contain_text("The server tables asks you, for the tool calculator:")
+    expect(page.locator("#status-label")).to_have_text("Waiting for you: calculator")
+    expect(page.locator("#announcer")).to_contain_text("A tool asks you for something")
+    page.get_by_label("Your name").fill("Ada")
+    box.get_by_role("button", name="Send").click()
+    expect(box).to_be_visible()  # the browser itself wants to know how many
+    page.get_by_label("How many").fill("13")
+    page.get_by_label("Outside").check()
+    page.get_by_label("Which day").select_option("Sunday")
+    box.get_by_role("button", name="Send").click()
+    expect(page.locator("#composer-problem")).to_contain_text("How many must be from 1 to 12.")
+    expect(page.get_by_label("Your name")).to_have_value("Ada")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    page.get_by_label("How many").fill("4")
+    page.get_by_label("How many").press("Enter")
+    expect(box).to_have_count(0)
+    expect(page.locator("article.assistant .numbers")).to_be_visible()
+    page.locator(".tool-card > summary").click()
+    told = page.locator(".tool-card pre").last
+    expect(told).to_contain_text('"accept", {"name": "Ada", "people": 4, "outside": true, "day": "Sunday"}')
+    assert page.evaluate("window.shifts") < 0.01

@@ -279,7 +279,8 @@ def test_doctor_tells_what_is_wrong(notso: Run, small_model: Path, monkeypatch: 
     monkeypatch.setenv("NOTSO_MODEL", str(small_model))
     told = {line["subject"]: line for line in json.loads(notso("doctor", "--port", "0", "--json").out)}
     assert set(told) == {
-        "python", "cpu", "kernels", "memory", "pages", "model", "disk", "data", "port", "sqlite", "network", "versions",
+        "python", "cpu", "kernels", "gpu", "memory", "pages", "model", "disk", "data", "port", "sqlite", "network",
+        "versions",
     }  # fmt: skip
     assert told["kernels"]["status"] == "ok"
     assert "fastest this CPU can run" in told["kernels"]["message"]

@@ -45,6 +45,12 @@ def _wait_until_loaded(address: str, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.fixture(scope="session")
+def server_python() -> str:
+    """The Python that has the server, and so the engine."""
+    return SERVER_PYTHON
+
+
+@pytest.fixture(scope="session")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that does what it is asked for (see scripted_server)."""
     data = str(tmp_path_factory.mktemp("scripted"))

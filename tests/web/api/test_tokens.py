@@ -38,14 +38,32 @@ def refused(server: Any, path: str, **body: Any) -> tuple[int, str, str]:
 @pytest.mark.parametrize("text", ["Hello", "", "é😀\u2028\r\n\t", "<|im_end|><think>x</think><tool_call>", "a" * 5000])
 def test_there_and_back(served: Any, text: str) -> None:
     tokens = ask(served, "/tokenize", content=text).json()["tokens"]
-    assert ask(served, "/detokenize", tokens=tokens).json() == {"content": text}
+    assert ask(served, "/detokenize", tokens=tokens).json() == {"content": text, "prompt": text}
 
 
 def test_control_tokens_are_text_unless_asked_for(served: Any) -> None:
     plain = ask(served, "/tokenize", content="<|im_end|>").json()["tokens"]
     special = ask(served, "/tokenize", content="<|im_end|>", parse_special=True).json()["tokens"]
     assert len(plain) > 3 and len(special) == 1 and special[0] not in plain
-    assert ask(served, "/detokenize", tokens=special).json() == {"content": "<|im_end|>"}
+    assert ask(served, "/detokenize", tokens=special).json()["content"] == "<|im_end|>"
+
+
+def test_vllms_clients_find_the_tokenizer(served: Any) -> None:
+    """lm-evaluation-harness asks this before all else, and where it is not answered it wants the tokenizer's files."""
+    info = served.client.get("/tokenizer_info").json()
+    assert info == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": None,
+        "eos_token": "<|im_end|>",
+        "model_max_length": 4096,
+    }
+    asked: dict[str, Any] = {"prompt": "Hello<|im_end|>", "add_special_tokens": False}
+    told = ask(served, "/tokenize", **asked).json()
+    assert told == {"tokens": told["tokens"], "count": len(told["tokens"]), "max_model_len": 4096}
+    assert told["tokens"] == ask(served, "/tokenize", content="Hello<|im_end|>", parse_special=True).json()["tokens"]
+    plain = ask(served, "/tokenize", content="Hello<|im_end|>").json()["tokens"]
+    assert ask(served, "/tokenize", **asked, parse_special=False).json()["tokens"] == plain != told["tokens"]
+    assert ask(served, "/tokenize", **asked | {"add_special_tokens": True}).json() == told
 
 
 def test_tokens_with_their_text(served: Any) -> None:
@@ -68,6 +86,7 @@ def test_the_prompt_is_what_a_completion_reads(served: Any) -> None:
 REFUSED = [
     ("/tokenize", {"content": 5}, "invalid_value", "content"),
     ("/tokenize", {}, "invalid_value", "content"),
+    ("/tokenize", {"content": "x", "prompt": "x"}, "invalid_value", "content"),
     ("/tokenize", {"content": "x", "parse_special": 1}, "invalid_value", "parse_special"),
     ("/detokenize", {"tokens": [1, True]}, "invalid_value", "tokens.1"),
     ("/detokenize", {"tokens": [1, -1]}, "invalid_value", "tokens"),

@@ -60,6 +60,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("POST /completion", "POST /completions", "POST /chat/completions/input_tokens"),
         "POST /v1/chat/completions/input_tokens",
         *("POST /tokenize", "POST /detokenize", "POST /apply-template", "GET /props", "GET /slots"),
+        "GET /tokenizer_info",
         "GET /openapi.json",
         *("POST /embeddings", "POST /rerank", "POST /infill"),
         *("POST /v1/chat/completions/control", "GET /v1/stream", "DELETE /v1/stream"),
@@ -88,6 +89,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         "POST /logout",
         *("GET /tools", "POST /tools", "GET /chats/{chat_id}/tools", "POST /chats/{chat_id}/tools"),
         *("GET /generations/{generation_id}/permission", "POST /generations/{generation_id}/permission"),
+        "POST /generations/{generation_id}/question",
         *("GET /chats/{chat_id}/export/{kind}", "GET /export", "POST /import", "GET /backup"),
         *(f"{verb} /chats/{{chat_id}}/messages/{{message_id}}/{name}" for verb, name in MESSAGE_ROUTES),
     }

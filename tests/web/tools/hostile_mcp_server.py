@@ -15,6 +15,20 @@ MEGABYTE = b"a" * 2**20
 TOOL: dict[str, Any] = {"name": "poke", "description": "Poke it.", "inputSchema": {"type": "object"}}
 
 
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+ASKED: dict[str, dict[str, Any]] = {
+    "asks": {"message": "Who?\x1b[2J\u202e <b>", "requestedSchema": SCHEMA},
+    "asks for ever": {"message": "Who?", "requestedSchema": SCHEMA},
+    "asks for a nest": {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"a": SCHEMA}}},
+    "asks much": {"message": "Who?" * 1_000, "requestedSchema": SCHEMA},
+    "sends away": {"message": "Go", "mode": "url", "url": "https://example.org", "elicitationId": "1"},
+    "asks and ends": {"message": "Who?", "requestedSchema": SCHEMA},
+    "asks twice": {"message": "Who?", "requestedSchema": SCHEMA},
+}
+CALLS: list[Any] = []
+OFFERED: list[Any] = []
+
+
 def write(data: bytes) -> None:
     while data:
         data = data[os.write(1, data) :]
@@ -125,7 +139,23 @@ def called(case: str, asked: dict[str, Any]) -> None:
         os._exit(3)
     elif case == "silent":
         return
+    elif case in ASKED:
+        CALLS.append(number)
+        if case != "asks twice" or len(CALLS) == 2:  # once both calls are there
+            for at in range(len(CALLS)):
+                send(id=f"q{at}", method="elicitation/create", params=ASKED[case])
+        if case != "asks and ends":
+            return
     send(id=number, result=result)
+
+
+def told(case: str, answer: dict[str, Any]) -> None:
+    """What came back for the question: the tool says it, and what was offered."""
+    if case == "asks for ever" and answer["result"]["action"] != "cancel":
+        send(id="q", method="elicitation/create", params=ASKED[case])
+        return
+    text = json.dumps([answer.get("result", answer.get("error")), OFFERED[0]])
+    send(id=CALLS.pop(), result={"content": [{"type": "text", "text": text}]})
 
 
 def main(case: str) -> None:
@@ -149,12 +179,15 @@ def main(case: str) -> None:
         if asked.get("method") == "initialize":
             offered = {"tools": {"listChanged": True}}
             version = asked["params"]["protocolVersion"]
+            OFFERED.append(asked["params"]["capabilities"])
             info = {"name": "hostile", "version": "1"}
             send(id=asked["id"], result={"protocolVersion": version, "capabilities": offered, "serverInfo": info})
         elif asked.get("method") == "tools/list":
             listed(case, asked)
         elif asked.get("method") == "tools/call":
             called(case, asked)
+        elif "method" not in asked and CALLS:
+            told(case, asked)
         elif "id" in asked and "method" in asked:
             send(id=asked["id"], error={"code": -32601, "message": "no such method"})
     if case == "stubborn":

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Annotated
 
 from mcp.server import MCPServer
+from mcp.server.elicitation import AcceptedElicitation, ElicitationResult
+from mcp.server.mcpserver.resolve import Elicit, Resolve
 from mcp.types import ImageContent, TextContent
+from pydantic import BaseModel, Field
 
 app = MCPServer("little")
 
@@ -59,6 +63,26 @@ def die() -> str:
 def pid() -> str:
     """This program's number."""
     return str(os.getpid())
+
+
+class Table(BaseModel):
+    """What is asked."""
+
+    people: int = Field(ge=1, le=12, title="How many")
+    outside: bool = False
+
+
+async def which_table(place: str) -> Elicit[Table]:
+    """Ask for it."""
+    return Elicit(f"A table at {place}", Table)
+
+
+@app.tool()
+def book(place: str, table: Annotated[ElicitationResult[Table], Resolve(which_table)]) -> str:
+    """Book a table."""
+    if isinstance(table, AcceptedElicitation):
+        return f"{place}, {table.data.people}, {'outside' if table.data.outside else 'inside'}"
+    return table.action
 
 
 print("something on stderr that may quote a question", file=sys.stderr)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from notso.web.engine.port import Event, Message, ToolCall
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.tools import mcp_servers
 from notso.web.tools.chat_tool import Surroundings
+from notso.web.tools.elicitation import Ask
 from notso.web.tools.mcp_config import McpEntry, read_mcp_config
 from notso.web.tools.mcp_servers import McpServers
 from notso.web.tools.toolbox import Outcome, Toolbox, use
@@ -40,10 +42,10 @@ def with_servers(work: Callable[[McpServers, Use], Awaitable[None]], *entries: M
             await servers.ready()
             box = Toolbox(servers)
 
-            async def called(name: str, /, **arguments: Any) -> Outcome:
+            async def called(name: str, /, asking: Ask | None = None, **arguments: Any) -> Outcome:
                 tool = box.find(name)
                 assert tool is not None, name
-                return await use(tool, json.dumps(arguments), NOWHERE)
+                return await use(tool, json.dumps(arguments), replace(NOWHERE, ask=asking))
 
             await work(servers, called)
         finally:
@@ -66,7 +68,7 @@ def test_tools_are_named_by_their_server_and_called() -> None:
     async def work(servers: McpServers, called: Use) -> None:
         assert servers.failures() == {}
         names = [tool.name for tool in servers.tools()]
-        assert names[0] == "little__add" and len(names) == 8
+        assert names[0] == "little__add" and len(names) == 9
         definition = servers.tools()[0].definition["function"]
         assert definition["description"] == "Add two numbers." and definition["parameters"]["required"] == ["a", "b"]
         done = await called("little__add", a=2, b=40)

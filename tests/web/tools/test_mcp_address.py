@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from notso.web.tools.chat_tool import Surroundings
+from notso.web.tools.elicitation import Ask, Elicitation, Reply
 from notso.web.tools.mcp_config import McpEntry
-from notso.web.tools.mcp_process import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS
+from notso.web.tools.mcp_process import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, MAX_OPEN_REQUESTS
 from notso.web.tools.mcp_servers import McpServers
 from notso.web.tools.toolbox import Outcome, Toolbox, use
 
@@ -29,6 +32,8 @@ class Place(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.case, self.events = case, events
         self.sessions = 0
+        self.offered: dict[str, Any] = {}
+        self.replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self.lost: set[str] = set()
         self.seen: list[tuple[str, str, str, str, str]] = []
 
@@ -69,6 +74,7 @@ class Handler(BaseHTTPRequestHandler):
         self.note(method)
         if method == "initialize":
             place.sessions += 1
+            place.offered = asked["params"]["capabilities"]
             result: dict[str, Any] = {
                 "protocolVersion": "2025-06-18",
                 "capabilities": {"tools": {}},
@@ -81,6 +87,9 @@ class Handler(BaseHTTPRequestHandler):
             self.say(asked["id"], {"tools": [TOOL]})
         elif method == "tools/call":
             self.call(asked["id"])
+        elif "method" not in asked:
+            self.answer(202)
+            place.replies.put(asked)
         else:
             self.answer(202 if "id" not in asked else 400)
 
@@ -97,7 +106,26 @@ class Handler(BaseHTTPRequestHandler):
         elif case == "packed":
             self.answer(200, b"x", content_type="application/json", content_encoding="gzip")
             return
+        elif case == "asks":
+            self.ask(number)
+            return
         self.say(number, result)
+
+    def ask(self, number: Any) -> None:
+        """More often than may be asked at a time, and within one answer."""
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        said: list[Any] = []
+        for _ in range(MAX_OPEN_REQUESTS + 2):
+            schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+            self.tell(id="q", method="elicitation/create", params={"message": "Who?", "requestedSchema": schema})
+            said.append(self.server.replies.get(timeout=60)["result"])
+        self.tell(id=number, result={"content": [{"type": "text", "text": json.dumps(said)}]})
+
+    def tell(self, **message: Any) -> None:
+        self.wfile.write(b"data: " + json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n\n")
+        self.wfile.flush()
 
     def say(self, number: Any, result: dict[str, Any], **headers: str) -> None:
         body = json.dumps({"jsonrpc": "2.0", "id": number, "result": result}).encode()
@@ -119,7 +147,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     thread.join()
 
 
-def poked(place: Place, lose: bool = False) -> tuple[Outcome, dict[str, str]]:
+def poked(place: Place, lose: bool = False, ask: Ask | None = None) -> tuple[Outcome, dict[str, str]]:
     async def run() -> tuple[Outcome, dict[str, str]]:
         servers = McpServers([place.entry])
         servers.start()
@@ -129,7 +157,7 @@ def poked(place: Place, lose: bool = False) -> tuple[Outcome, dict[str, str]]:
             assert tool is not None, servers.failures()
             if lose:
                 place.lost.add("s1")
-            return await use(tool, "{}", NOWHERE), servers.failures()
+            return await use(tool, "{}", replace(NOWHERE, ask=ask)), servers.failures()
         finally:
             await servers.close()
 
@@ -152,6 +180,19 @@ def test_a_lost_session_is_begun_anew(place: Place) -> None:
     outcome, failures = poked(place, lose=True)
     assert (outcome.state, outcome.text, failures) == ("done", "poked", {})
     assert [each[2] for each in place.seen if each[1] == "tools/call"] == ["s1", "s2"]
+
+
+@pytest.mark.parametrize("place", [("asks", True)], indirect=True)
+def test_a_question_comes_in_the_answer_and_its_reply_goes_on_its_own(place: Place) -> None:
+    async def ask(question: Elicitation) -> Reply:
+        assert (question.server, question.message) == ("far", "Who?")
+        return Reply("accept", {"name": "Ada"})
+
+    outcome, _ = poked(place, ask=ask)
+    accepted = {"action": "accept", "content": {"name": "Ada"}}
+    assert json.loads(outcome.text) == [accepted] * (MAX_OPEN_REQUESTS + 2), "none is left open by those before it"
+    assert place.offered == {"elicitation": {"form": {}}}
+    assert {each[2:4] for each in place.seen if not each[1] and each[0] == "POST"} == {("s1", "2025-06-18")}
 
 
 BOUNDS = {"loud": "more than 4 MiB", "dense": "more than 50,000 parts", "away": "error", "packed": "error"}

@@ -111,7 +111,14 @@ class Engine:
         self._end = weakref.finalize(self, _end, self._core, self._placement, file)
         self._placement.start()
         self.info = model_info(
-            file, self.config, plan, backend, note=note, kv_bytes=cache.nbytes, is_demo=config.model is None
+            file,
+            self.config,
+            self.tokenizer,
+            plan,
+            backend,
+            note=note,
+            kv_bytes=cache.nbytes,
+            is_demo=config.model is None,
         )
 
     @classmethod

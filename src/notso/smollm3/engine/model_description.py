@@ -8,6 +8,8 @@ from notso.qtensor import Backend, GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.memory_plan import EnginePlan
 from notso.smollm3.errors import one_line
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.text.vocabulary import END_KEYS
 from notso.smollm3.values.model_info import ModelInfo
 
 MAX_NAME_CHARACTERS = 100
@@ -17,6 +19,7 @@ MAX_NAME_CHARACTERS = 100
 def model_info(
     file: GGUFFile,
     config: SmolLM3Config,
+    tokenizer: Tokenizer,
     plan: EnginePlan,
     backend: Backend,
     *,
@@ -47,5 +50,6 @@ def model_info(
         max_num_seqs=plan.max_num_seqs,
         num_hidden_layers=config.num_hidden_layers,
         layers_without_rope=config.nope_layers,
+        end_token=tokenizer.token_text(file.metadata.get(END_KEYS[0], min(tokenizer.end_ids))),
         memory=plan.budget,
     )

@@ -146,13 +146,14 @@ def _just_ended(path: list[Shown]) -> bool:
 
 
 def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown]) -> dict[str, Any]:
-    """What the composer needs to know, and the call that waits for permission."""
+    """What the composer needs to know, and what waits for a person: a call for permission, or a tool's question."""
     answering = next((shown.message for shown in path if shown.message.active), None)
     values = shown_values(chat.settings if chat is not None else {})
     return {
         "chat": chat,
         "answering": answering,
         "asking": services.turns.asking(answering.generation_id or "") if answering is not None else None,
+        "question": services.turns.question(answering.generation_id or "") if answering is not None else None,
         "key": new_id(),
         "keys": [new_id() for _ in range(4)],
         "last_id": path[-1].message.id if path else "",

@@ -24,6 +24,7 @@ PATHS = frozenset(
         "/reranking",
         "/tokenize",
         "/detokenize",
+        "/tokenizer_info",
         "/apply-template",
         "/props",
         "/slots",
@@ -33,7 +34,7 @@ PATHS = frozenset(
         "/openapi.json",
     }
 )
-"""Addresses for programs outside of it, where llama-server has them."""
+"""Addresses for programs outside of it, where llama-server and vLLM have them."""
 
 _CODES = {
     401: "invalid_api_key",

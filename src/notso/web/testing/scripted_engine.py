@@ -173,6 +173,7 @@ class ScriptedEngine:
             context_tokens=4096,
             quantisation={"Q4_K": 48, "Q6_K": 9, "F32": 17},
             max_num_seqs=slots,
+            end_token="\x00",
         )
 
     def submit(

@@ -8,6 +8,7 @@ from typing import Any
 
 from notso.web.engine.port import Tool
 from notso.web.store.protocol import Attachment, ChatStore
+from notso.web.tools.elicitation import Ask
 from notso.web.values.errors import ToolError
 
 MAX_ARGUMENT_CHARACTERS = 4_000
@@ -15,12 +16,14 @@ MAX_ARGUMENT_CHARACTERS = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a tool may know of the chat it is called in. `attachments` are those of the branch the model answers in."""
+    """What a tool may know of the chat it is called in. `attachments` are those of the branch the model answers in;
+    `ask` puts a question to the person at the page, where there is one."""
 
     owner: str
     chat_id: str
     store: ChatStore
     attachments: tuple[Attachment, ...] = ()
+    ask: Ask | None = None
 
 
 Run = Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]

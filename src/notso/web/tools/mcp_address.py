@@ -17,13 +17,21 @@ import httpx2
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp.types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+from mcp.types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
+from notso.web.tools.elicitation import QUESTION_SECONDS
 from notso.web.tools.mcp_config import McpEntry
-from notso.web.tools.mcp_process import MAX_MESSAGE_BYTES, MAX_MESSAGE_ITEMS, MAX_OPEN_REQUESTS, Said, cut_down
+from notso.web.tools.mcp_process import (
+    MAX_MESSAGE_BYTES,
+    MAX_MESSAGE_ITEMS,
+    MAX_OPEN_REQUESTS,
+    Said,
+    cut_down,
+    declare_forms_only,
+)
 
 CONNECT_SECONDS = 10.0
-READ_SECONDS = 60.0  # between two pieces of an answer
+READ_SECONDS = 60.0 + QUESTION_SECONDS  # between two pieces of an answer: a person may be asked meanwhile
 MAX_REDIRECTS = 3
 SESSION_ID = "mcp-session-id"
 SESSION_LOST = "its session was over"
@@ -40,7 +48,7 @@ class McpAddress:
         self.ended = asyncio.Event()
         self._entry = entry
         self._stack = contextlib.AsyncExitStack()
-        self._requests = 0
+        self._open_requests = 0
 
     async def __aenter__(self) -> tuple[MemoryObjectReceiveStream[Said], MemoryObjectSendStream[SessionMessage]]:
         client = httpx2.AsyncClient(
@@ -55,11 +63,15 @@ class McpAddress:
             opened = streamable_http_client(self._entry.url, http_client=client, max_sse_event_size=MAX_MESSAGE_BYTES)
             told, to_tell = await stack.enter_async_context(opened)
             heard, said = anyio.create_memory_object_stream[Said](0)
-            task = asyncio.create_task(self._listen(cast(MemoryObjectReceiveStream[Said], told), heard))
-            stack.push_async_callback(_end, task)
+            sent, to_send = anyio.create_memory_object_stream[SessionMessage](0)
+            listening = self._listen(cast(MemoryObjectReceiveStream[Said], told), heard)
+            telling = self._tell(to_send, cast(MemoryObjectSendStream[SessionMessage], to_tell))
+            for each in (listening, telling):
+                stack.push_async_callback(_end, asyncio.create_task(each))
             stack.callback(said.close)
+            stack.callback(sent.close)
             self._stack = stack.pop_all()
-        return said, cast(MemoryObjectSendStream[SessionMessage], to_tell)
+        return said, sent
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
@@ -77,13 +89,26 @@ class McpAddress:
                 if isinstance(each, SessionMessage) and self._is_worth(each):
                     await heard.send(each)
 
+    async def _tell(
+        self, to_send: MemoryObjectReceiveStream[SessionMessage], to_tell: MemoryObjectSendStream[SessionMessage]
+    ) -> None:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async with to_send, to_tell:
+                async for each in to_send:
+                    if isinstance(each.message, JSONRPCResponse | JSONRPCError):
+                        self._open_requests -= 1
+                    declare_forms_only(each.message)
+                    await to_tell.send(each)
+
     def _is_worth(self, each: SessionMessage) -> bool:
-        """Notifications are not, and no requests beyond so many in a session; a list of tools is cut."""
+        """Notifications are not, and no requests while enough of them are open; a list of tools is cut."""
         if isinstance(each.message, JSONRPCRequest):
-            self._requests += 1
+            if self._open_requests == MAX_OPEN_REQUESTS:
+                return False
+            self._open_requests += 1
         elif isinstance(each.message, JSONRPCResponse):
             cut_down(each.message.result)
-        return not isinstance(each.message, JSONRPCNotification) and self._requests <= MAX_OPEN_REQUESTS
+        return not isinstance(each.message, JSONRPCNotification)
 
 
 class _Bounded(httpx2.AsyncHTTPTransport):

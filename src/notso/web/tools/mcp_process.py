@@ -42,6 +42,8 @@ LEAVE_SECONDS = 2.0  # to end by itself once its input has ended
 TERMINATE_SECONDS = 1.0  # and once it was told to
 POLL_SECONDS = 0.02
 
+CLIENT_CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"  # with each request, since protocol 2026-07-28
+
 Said = SessionMessage | Exception
 
 
@@ -151,6 +153,7 @@ class McpProcess:
                 async for each in to_send:
                     if isinstance(each.message, JSONRPCResponse | JSONRPCError):
                         self._open_requests -= 1
+                    declare_forms_only(each.message)
                     stdin.write(each.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
                     async with asyncio.timeout(WRITE_SECONDS):
                         await stdin.drain()
@@ -186,6 +189,14 @@ class McpProcess:
             os.killpg(self._process.pid, number)
             return True
         return False
+
+
+def declare_forms_only(message: JSONRPCMessage) -> None:
+    """The library says of who can ask a person that pages are opened for servers, too; they are not."""
+    params = message.params if isinstance(message, JSONRPCRequest) and message.params else {}
+    for offered in (params.get("capabilities"), (params.get("_meta") or {}).get(CLIENT_CAPABILITIES)):
+        if isinstance(offered, dict) and isinstance(offered.get("elicitation"), dict):
+            offered["elicitation"].pop("url", None)
 
 
 def cut_down(result: dict[str, Any]) -> None:

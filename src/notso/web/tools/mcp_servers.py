@@ -14,10 +14,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from mcp import Client, MCPError
-from mcp.types import CallToolResult, TextContent
+from mcp.client.session import ClientRequestContext
+from mcp.types import (
+    INVALID_PARAMS,
+    CallToolResult,
+    ElicitRequestFormParams,
+    ElicitRequestParams,
+    ElicitResult,
+    ErrorData,
+    TextContent,
+)
 from pydantic import ValidationError
 
 from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.elicitation import Ask, plain_line, question_of
 from notso.web.tools.mcp_address import SESSION_LOST, McpAddress
 from notso.web.tools.mcp_config import McpEntry
 from notso.web.tools.mcp_process import McpProcess
@@ -61,6 +71,7 @@ class McpServer:
         self._over = asyncio.Event()
         self._starting = asyncio.Lock()
         self._not_before = 0.0
+        self._asks: list[Ask | None] = []  # of the calls that run: how their people are asked
 
     async def start(self) -> bool:
         """Whether it runs, after an attempt to start it where it does not and did not fail to a moment ago."""
@@ -100,30 +111,58 @@ class McpServer:
         for each in late:
             each.cancel()
 
-    async def call(self, name: str, arguments: Mapping[str, Any], *, again: bool = False) -> str:
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], ask: Ask | None = None, *, again: bool = False
+    ) -> str:
         """What the tool says. Raises ToolError: it failed, or the server has gone and does not come back."""
         if not await self.start() or self._client is None:
             raise ToolError(f"the server {self.entry.name} is not running: {self.failure}")
         try:
-            return _text_of(await self._client.call_tool(name, dict(arguments)))
+            return await self._called(self._client, name, arguments, ask)
         except MCPError as error:
             fault = self._transport.fault if self._transport is not None else ""
             if fault == SESSION_LOST and not again:
                 await self.stop()  # it did nothing of what was asked, so that may be asked again
-                return await self.call(name, arguments, again=True)
+                return await self.call(name, arguments, ask, again=True)
             if error.code == CONNECTION_CLOSED or fault:
                 await self.stop()
                 self.failure = self.failure or fault or "it has ended"
                 raise ToolError(f"the server {self.entry.name} ended during the call: {self.failure}") from error
-            raise ToolError(_line(str(error.message), MAX_SAID_CHARACTERS)) from error
+            raise ToolError(plain_line(str(error.message), MAX_SAID_CHARACTERS)) from error
         except (ValidationError, RuntimeError) as error:
             raise ToolError(f"the server {self.entry.name} gave no result: {NO_MCP}") from error
+
+    async def _called(self, client: Client, name: str, arguments: Mapping[str, Any], ask: Ask | None) -> str:
+        self._asks.append(ask)
+        try:
+            return _text_of(await client.call_tool(name, dict(arguments)))
+        finally:
+            self._asks.remove(ask)
+
+    async def _elicit(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+        """The server asks a person for values. The protocol does not say during which call: where several run it cannot
+        be known whom to ask, and nobody is."""
+        if not isinstance(params, ElicitRequestFormParams):
+            return ErrorData(code=INVALID_PARAMS, message="only forms are shown here")
+        if len(self._asks) != 1:
+            return ElicitResult(action="cancel")
+        ask = self._asks[0]
+        if ask is None:
+            return ElicitResult(action="decline")
+        try:
+            question = question_of(self.entry.name, params.message, params.requested_schema)
+        except ToolError as error:
+            return ErrorData(code=INVALID_PARAMS, message=str(error))
+        reply = await ask(question)
+        if reply.action != "accept":
+            return ElicitResult(action=reply.action)
+        return ElicitResult(action="accept", content=dict(reply.values))
 
     async def _live(self, up: asyncio.Future[None], over: asyncio.Event) -> None:
         process = McpAddress(self.entry) if self.entry.url else McpProcess(self.entry)
         self._transport = process
         try:
-            async with Client(process) as client:
+            async with Client(process, elicitation_callback=self._elicit) as client:
                 self.tools = await self._listed(client)
                 self._client = client
                 if not up.done():
@@ -151,7 +190,7 @@ class McpServer:
                 if name in tools or len(tools) == MAX_TOOLS or not _is_schema_small(tool.input_schema):
                     left_out += 1
                     continue
-                said = _line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
+                said = plain_line(tool.description or tool.title or "", MAX_DESCRIPTION_CHARACTERS)
                 tools[name] = ChatTool(
                     name, said, tool.input_schema, self._caller(tool.name), self.entry.name, CALL_SECONDS
                 )
@@ -164,7 +203,7 @@ class McpServer:
 
     def _caller(self, name: str) -> Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]:
         async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
-            return await self.call(name, arguments)
+            return await self.call(name, arguments, surroundings.ask)
 
         return run
 
@@ -210,12 +249,6 @@ async def _first_of(*events: asyncio.Event) -> None:
     finally:
         for each in waiting:
             each.cancel()
-
-
-def _line(text: str, characters: int) -> str:
-    """So much of a text as one line, without what steers a terminal or turns its direction."""
-    text = text[: 2 * characters]
-    return " ".join("".join(each if each.isprintable() else " " for each in text).split())[:characters]
 
 
 def _is_schema_small(schema: Mapping[str, Any]) -> bool:

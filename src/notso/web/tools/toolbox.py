@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from notso.web.engine.port import Tool
@@ -16,6 +17,7 @@ from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_search import CHAT_SEARCH
 from notso.web.tools.chat_tool import ChatTool, Surroundings, check_arguments
 from notso.web.tools.clock import CLOCK
+from notso.web.tools.elicitation import CANCELLED, Ask, Elicitation, Reply
 from notso.web.values.errors import NotsoError, ToolError
 
 logger = logging.getLogger("notso.web.tools")
@@ -90,7 +92,9 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
         given = json.loads(arguments)
         if not tool.origin:
             check_arguments(tool.parameters, given)
-        text = await asyncio.wait_for(tool.run(given, surroundings), tool.seconds)
+        async with asyncio.timeout(tool.seconds) as clock:
+            ask = surroundings.ask and _unhurried(surroundings.ask, clock)
+            text = await tool.run(given, replace(surroundings, ask=ask))
     except ToolError as error:
         return outcome("failed", f"error: {error}")
     except TimeoutError:
@@ -101,6 +105,24 @@ async def use(tool: ChatTool, arguments: str, surroundings: Surroundings) -> Out
         logger.exception("the tool %s failed", tool.name)
         return outcome("failed", f"error: {tool.name} failed")
     return outcome("done", text)
+
+
+def _unhurried(ask: Ask, clock: asyncio.Timeout) -> Ask:
+    """While a person is asked, the call's time stands still. One question at a time: others are as good as unasked."""
+
+    async def paused(question: Elicitation) -> Reply:
+        end = clock.when()
+        if end is None:
+            return CANCELLED
+        left = end - asyncio.get_running_loop().time()
+        clock.reschedule(None)
+        try:
+            return await ask(question)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the call has ended meanwhile
+                clock.reschedule(asyncio.get_running_loop().time() + left)
+
+    return paused
 
 
 def cut(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from notso.web.engine.port import Tool, ToolCall
 from notso.web.store.protocol import ToolUse
 from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.tools.elicitation import CANCELLED, MAX_QUESTIONS, QUESTION_SECONDS, Elicitation, Reply
 from notso.web.tools.toolbox import use as run_tool
 from notso.web.values.wording import words
 
@@ -38,17 +39,21 @@ class ToolOffer:
 
 class ToolCalls:
     """Everything here runs on the event loop. `uses` are the calls so far; `changed` is told of each that changed, and
-    whether it now waits for permission."""
+    the name of what it now waits for: a person's permission, or the reply to its `question`."""
 
     def __init__(
-        self, offer: ToolOffer | None, uses: Sequence[ToolUse], changed: Callable[[ToolUse, bool], Awaitable[None]]
+        self, offer: ToolOffer | None, uses: Sequence[ToolUse], changed: Callable[[ToolUse, str], Awaitable[None]]
     ) -> None:
         self.uses = [use if use.is_final else replace(use, state="waiting") for use in uses]
         self.asking: ToolUse | None = None
+        self.question: Elicitation | None = None
         self._offer = offer
         self._changed = changed
         self._round = uses[-1].round + 1 if uses and uses[-1].is_final else uses[-1].round if uses else 0
         self._answer: asyncio.Future[Permission] | None = None
+        self._reply: asyncio.Future[Reply] | None = None
+        self._questions = 0  # of the call that runs
+        self._telling = asyncio.Lock()
         self._running: asyncio.Task[None] | None = None
 
     @property
@@ -107,6 +112,14 @@ class ToolCalls:
         self._answer.set_result(permission)
         return True
 
+    def reply(self, question_id: str, reply: Reply) -> bool:
+        """A person's word on the question of a tool. False when another one waits, or none."""
+        if self.question is None or self.question.id != question_id or self._reply is None or self._reply.done():
+            return False
+        self._reply.set_result(reply)
+        self.question = self.asking = None
+        return True
+
     async def _finalise(self) -> None:
         in_round = 0
         for at, use in enumerate(self.uses):
@@ -131,14 +144,19 @@ class ToolCalls:
                 await self._tell(at, replace(use, state="denied", result=refusal))
                 return
         await self._tell(at, replace(use, state="running"))
-        outcome = await run_tool(tool, use.arguments, self._offer.surroundings)
+        self._questions = 0
+        surroundings = replace(self._offer.surroundings, ask=lambda question: self._put(at, question))
+        try:
+            outcome = await run_tool(tool, use.arguments, surroundings)
+        finally:
+            self._withdraw()
         await self._tell(at, replace(use, state=outcome.state, result=outcome.text, duration_ms=outcome.duration_ms))
 
     async def _ask(self, at: int, use: ToolUse, offer: ToolOffer) -> str:
         """'' for yes, or what the model is told instead of a result."""
         self._answer = asyncio.get_running_loop().create_future()
         try:
-            await self._tell(at, use, asking=True)
+            await self._tell(at, use, use.id)
             self.asking = use
             permission = await asyncio.wait_for(self._answer, PERMISSION_SECONDS)
         except TimeoutError:
@@ -151,6 +169,36 @@ class ToolCalls:
                 await offer.grant(use.name)
         return words["tool_says_denied"] if permission == "deny" else ""
 
-    async def _tell(self, at: int, use: ToolUse, *, asking: bool = False) -> None:
-        self.uses[at] = use
-        await self._changed(use, asking)
+    async def _put(self, at: int, question: Elicitation) -> Reply:
+        """What a person says to a question of the call that runs; whoever asks may be there longer than the call."""
+        use = self.uses[at]
+        if use.state != "running" or self._reply is not None or self._questions == MAX_QUESTIONS:
+            return CANCELLED
+        self._questions += 1
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._reply = reply
+        self.asking, self.question = use, replace(question, id=f"{use.id}-{self._questions}")
+        try:
+            await self._tell(at, use, self.question.id, reply)
+            said = await asyncio.wait_for(reply, QUESTION_SECONDS)
+        except TimeoutError:
+            said = CANCELLED
+        finally:
+            if is_open := self._reply is reply:
+                self._withdraw()
+        if is_open:
+            await self._tell(at, use)
+        return said
+
+    def _withdraw(self) -> None:
+        """Nothing is asked any more."""
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(CANCELLED)
+        self._reply = self.question = self.asking = None
+
+    async def _tell(self, at: int, use: ToolUse, waits_for: str = "", of: asyncio.Future[Reply] | None = None) -> None:
+        """One after another, for a question comes beside the call; one that was withdrawn is not told of."""
+        async with self._telling:
+            if of is self._reply or of is None:
+                self.uses[at] = use
+                await self._changed(use, waits_for)

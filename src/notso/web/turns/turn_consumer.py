@@ -204,16 +204,16 @@ class TurnConsumer:
             params = replace(params, thinking_budget=max(0, budget - used.reasoning_tokens))
         return replace(request, params=params)
 
-    async def _show_call(self, use: ToolUse, asking: bool) -> None:
+    async def _show_call(self, use: ToolUse, waits_for: str) -> None:
         """A call has changed: on disk before anybody is asked or anything is done, then told to all readers."""
         await self._save_partial()
         self.turn.log.put_card(use.id, await self._off_loop(lambda: self._card(use)))
         if not self.turn.cancelled and not use.is_final:
-            phase = "asking" if asking else "tool"
+            phase = "tool" if not waits_for else "asking" if use.state == "waiting" else "question"
             self.turn.log.tell(
                 phase, words[f"phase_{phase}"].format(name=use.name), self.turn.log.reasoning_label, "", {}
             )
-        self.turn.log.ask(use.id if asking else "")
+        self.turn.log.ask(waits_for)
 
     def _add(self, channel: ChannelName, text: str) -> None:
         if channel in self._separate:  # a call stands between this and what was said before

@@ -48,7 +48,7 @@ class Card:
 class Update:
     """One reader's next step. `snapshot`: it replaces all the reader has. `number` is what to name next time.
 
-    `cards` are those that the reader has and that changed since; `asking` is the call that waits for permission.
+    `cards` are those that the reader has and that changed since; `asking` names what waits for a person.
     `label` is the badge's word, `reasoning_label` stands above the thoughts, `detail` beside the moving dots;
     `progress` holds the same in figures.
     """
@@ -140,9 +140,9 @@ class TurnLog:
         self._card_numbers[card_id] = self.number
         self._wake()
 
-    def ask(self, card_id: str) -> None:
-        """Which card waits for a person's permission; '' for none."""
-        self.asking = card_id
+    def ask(self, waits_for: str) -> None:
+        """What waits for a person: the card that wants permission, or the question of a tool; '' for nothing."""
+        self.asking = waits_for
         self.number += 1
         self._wake()
 

@@ -11,6 +11,7 @@ from notso.web.engine.port import FinishReason, Usage
 from notso.web.engine.running import Prepared, RunningRequest, RunningRequests
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.store.protocol import ChatStore, ToolUse
+from notso.web.tools.elicitation import Elicitation, Reply
 from notso.web.turns.tool_calls import Permission
 from notso.web.turns.turn import Turn
 from notso.web.turns.turn_consumer import TurnConsumer
@@ -111,9 +112,19 @@ class Turns:
         return True
 
     def asking(self, generation_id: str) -> ToolUse | None:
-        """The call of this turn that waits for a person's permission."""
+        """The call of this turn that waits for a person: for permission, or for the reply to its question."""
         consumer = self._consumers.get(generation_id)
         return consumer.calls.asking if consumer is not None and not consumer.turn.cancelled else None
+
+    def question(self, generation_id: str) -> Elicitation | None:
+        """What the call that runs in this turn asks a person."""
+        consumer = self._consumers.get(generation_id)
+        return consumer.calls.question if consumer is not None and not consumer.turn.cancelled else None
+
+    def reply(self, generation_id: str, question_id: str, reply: Reply) -> bool:
+        """A person's word on that question. False when it does not wait for one."""
+        consumer = self._consumers.get(generation_id)
+        return consumer is not None and consumer.calls.reply(question_id, reply)
 
     def permit(self, generation_id: str, call_id: str, permission: Permission) -> bool:
         """A person's word on that call. False when it does not wait for one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from notso.web.values.question_wording import QUESTION_WORDS
+
 words: dict[str, str] = {
     "product": "notso",
     "skip": "Skip to the conversation",
@@ -376,7 +378,9 @@ words: dict[str, str] = {
     "note_tool_rounds": "The model kept calling tools; it was stopped after {rounds} rounds.",
     "phase_tool": "Using a tool: {name}",
     "phase_asking": "Using a tool: {name}",
+    "phase_question": "Waiting for you: {name}",
     "announce_asking": "The model asks to use a tool",
+    "announce_question": "A tool asks you for something",
     "announce_tool": "A tool is running",
     "tool_named": "Tool: {name} ({state})",
     "tool_waiting": "waiting for permission",
@@ -390,11 +394,7 @@ words: dict[str, str] = {
     "tool_arguments": "Arguments",
     "tool_result": "Result",
     "tool_show_all": "Show all ({count} characters)",
-    "permission": "The model asks to use the tool {name} with this:",
-    "permission_once": "Allow once",
-    "permission_chat": "Allow in this chat",
-    "permission_deny": "Deny",
-    "error_permission": "This call waits for nobody any more.",
+    **QUESTION_WORDS,
     "part_results": "Tool calls and results",
     "set_tools": "Tools",
     "tools_chat": "Tools in this chat",

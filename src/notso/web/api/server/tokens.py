@@ -21,21 +21,29 @@ router = APIRouter(dependencies=[Depends(guarded)])
 F = TypeVar("F", bound=Fields)
 
 MAX_TOKENS = 1 << 18
+TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # as the model's own tokenizer_config.json says
 
 
 class TokenizeFields(Fields):
     """The body of POST /tokenize."""
 
-    content: Text
+    content: Text | None = None
+    prompt: Text | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
+    add_special_tokens: bool | None = None
     add_special: bool | None = None
 
 
 TOKENIZE_NOTES: Notes = {
     "content": works("the text"),
-    "parse_special": works("true: the spelling of a control token is that token; else it is plain text"),
+    "prompt": works("the text, as vLLM's clients call it; the answer then has `count` and `max_model_len`, too"),
+    "parse_special": works(
+        "true: the spelling of a control token is that token, else it is plain text; left out: true with `prompt`, as "
+        "vLLM does it"
+    ),
     "with_pieces": works("true: each token with its text"),
+    "add_special_tokens": works("the model's tokenizer adds none"),
     "add_special": works("the vocabulary has no token that begins every text, so none is added"),
 }
 
@@ -51,26 +59,52 @@ DETOKENIZE_NOTES: Notes = {"tokens": works("token ids, up to 262,144")}
 
 @router.post("/tokenize")
 async def tokenize(request: Request, services: Services) -> Response:
-    """Token ids of a text. What looks like a control token is text, unless `parse_special` says otherwise."""
+    """Token ids of a text. What looks like a control token is text, unless `parse_special` says otherwise or the text
+    is a `prompt`."""
     asked = await read_body(request, _reader(TokenizeFields, TOKENIZE_NOTES))
-    engine = ready_engine(services)[0]
+    is_prompt = asked.prompt is not None
+    text = asked.prompt if is_prompt else asked.content
+    if text is None or (is_prompt and asked.content is not None):
+        raise invalid("content", "content must be a text; or prompt, where content is not there")
+    special = is_prompt if asked.parse_special is None else asked.parse_special
+    engine, info = ready_engine(services)
 
     def work() -> Response:
-        ids: list[Any] = engine.tokenize(asked.content, special=bool(asked.parse_special))
+        ids: list[Any] = engine.tokenize(text, special=special)
         if asked.with_pieces:
             ids = [{"id": id, "piece": engine.detokenize([id])} for id in ids]
-        return JSONResponse({"tokens": ids})
+        more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
+        return JSONResponse({"tokens": ids} | more)
 
     return await _off_loop(request, work)
 
 
+@router.get("/tokenizer_info")
+async def tokenizer_info(services: Services) -> Response:
+    """What vLLM's clients ask about a tokenizer before they use it from afar: its control tokens, and the context."""
+    _, info = ready_engine(services)
+    return JSONResponse(
+        {
+            "tokenizer_class": TOKENIZER_CLASS,
+            "bos_token": None,
+            "eos_token": info.end_token,
+            "model_max_length": info.context_tokens,
+        }
+    )
+
+
 @router.post("/detokenize")
 async def detokenize(request: Request, services: Services) -> Response:
-    """The text of token ids, control tokens as they are spelt."""
+    """The text of token ids, control tokens as they are spelt, by llama-server's name for it and by vLLM's."""
     asked = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
     engine = ready_engine(services)[0]
+
+    def work() -> Response:
+        text = engine.detokenize(asked.tokens)
+        return JSONResponse({"content": text, "prompt": text})
+
     try:
-        return await with_prompt(request, lambda: JSONResponse({"content": engine.detokenize(asked.tokens)}))
+        return await with_prompt(request, work)
     except InvalidRequestError as error:
         raise invalid("tokens", str(error)) from None
 

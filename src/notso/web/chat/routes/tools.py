@@ -20,6 +20,7 @@ from notso.web.edge.forms import read_form
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.tools.chat_tool import ChatTool
+from notso.web.tools.elicitation import DECLINED, Reply, values_of
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -29,7 +30,7 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 @router.get("/generations/{generation_id}/permission")
 async def show_permission(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
-    """The question whether a call may be run; nothing where none waits."""
+    """The question whether a call may be run, or what the running one asks; nothing where none waits."""
     return await _permission(request, services, await find_generation(services, owner, generation_id))
 
 
@@ -45,6 +46,25 @@ async def give_permission(request: Request, services: Services, owner: Owner, ge
         known = any(use.id == fields.get("call") for use in message.tool_uses)
         if not known:
             raise Problem(409, words["error_permission"])
+    if not is_fragment(request):
+        return RedirectResponse(f"/chats/{message.chat_id}", 303)
+    return await _permission(request, services, message)
+
+
+@router.post("/generations/{generation_id}/question")
+async def answer_question(request: Request, services: Services, owner: Owner, generation_id: str) -> Response:
+    """A person's word on what a tool's server asks: the values, checked as it wants them, or none."""
+    message = await find_generation(services, owner, generation_id)
+    fields = await read_form(request)
+    question = services.turns.question(generation_id)
+    if question is None or question.id != fields.get("question"):
+        raise Problem(409, words["error_question"])
+    if fields.get("answer") not in ("accept", "decline"):
+        raise Problem(400, words["error_form"])
+    accepted = fields["answer"] == "accept"
+    services.turns.reply(
+        generation_id, question.id, Reply("accept", values_of(question, fields)) if accepted else DECLINED
+    )
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{message.chat_id}", 303)
     return await _permission(request, services, message)
@@ -77,9 +97,13 @@ async def choose_tools(request: Request, services: Services, owner: Owner, chat:
 
 async def _permission(request: Request, services: ChatServices, message: StoredMessage) -> Response:
     generation_id = message.generation_id or ""
-    asking = services.turns.asking(generation_id)
     return await services.pages.respond(
-        request, "_tool_permission.html", asking=asking, generation_id=generation_id, message_id=message.id
+        request,
+        "_tool_permission.html",
+        asking=services.turns.asking(generation_id),
+        question=services.turns.question(generation_id),
+        generation_id=generation_id,
+        message_id=message.id,
     )
 
 

@@ -1,0 +1,257 @@
+"""What servers of tools ask a person: forms of their schemas, what was typed held against them, and who is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web.tools.test_mcp import NOWHERE, Use, with_servers
+
+from notso.web.tools import mcp_servers
+from notso.web.tools.calculator import CALCULATOR
+from notso.web.tools.chat_tool import Surroundings
+from notso.web.tools.elicitation import CANCELLED, DECLINED, Elicitation, Reply, question_of, values_of
+from notso.web.tools.mcp_config import McpEntry
+from notso.web.tools.mcp_servers import McpServers
+from notso.web.tools.toolbox import use
+from notso.web.values.errors import ToolError
+from notso.web.values.problems import Problem
+
+HOSTILE = str(Path(__file__).with_name("hostile_mcp_server.py"))
+FORMS = {"elicitation": {"form": {}}}
+
+TITLED = [{"const": "#f00", "title": "Red"}, {"const": "#0f0"}]
+PROPERTIES: dict[str, Any] = {
+    "name": {"type": "string", "title": "Your\nname", "minLength": 2, "maxLength": 5, "default": "Ada"},
+    "mail": {"type": "string", "format": "email"},
+    "page": {"type": "string", "format": "uri"},
+    "day": {"type": "string", "format": "date"},
+    "time": {"type": "string", "format": "date-time"},
+    "age": {"type": "integer", "minimum": 0, "maximum": 150, "default": 7},
+    "height": {"type": "number", "description": "in metres"},
+    "agreed": {"type": "boolean", "default": True},
+    "size": {"type": "string", "enum": ["s", "l"], "enumNames": ["Small"], "default": "l"},
+    "colour": {"type": "string", "oneOf": TITLED},
+    "colours": {"type": "array", "items": {"anyOf": TITLED}, "minItems": 1, "maxItems": 1, "default": ["#0f0", []]},
+}
+
+
+def asking(*required: str, **properties: Any) -> Elicitation:
+    schema = {"type": "object", "properties": properties or PROPERTIES, "required": [*required]}
+    return question_of("far", "Well?", schema)
+
+
+def test_a_schema_becomes_fields() -> None:
+    fields = {each.name: each for each in asking("name").fields}
+    assert (fields["name"].title, fields["name"].default, fields["name"].is_required) == ("Your name", "Ada", True)
+    assert (fields["age"].lowest, fields["age"].highest, fields["age"].default) == (0, 150, 7)
+    assert [fields[name].kind for name in ("mail", "page", "day", "time")] == ["email", "uri", "date", "date-time"]
+    assert (fields["size"].choices, fields["size"].default) == ((("s", "Small"), ("l", "l")), "l")
+    assert fields["colour"].choices == (("#f00", "Red"), ("#0f0", "#0f0")) == fields["colours"].choices
+    assert fields["agreed"].default is True and fields["colours"].default == ()
+    assert question_of("far", "Sure?", {"type": "object", "properties": {}}).fields == ()
+    odd = {"type": "string", "format": "shoe", "title": 5, "default": "a\nb", "maxLength": 1e400, "pattern": "(a+)+$"}
+    (field,) = asking(odd=odd).fields
+    assert (field.kind, field.title, field.default, field.highest) == ("text", "odd", None, None)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "array"},
+        {"properties": []},
+        {"properties": {"a": "string"}},
+        {"properties": {"": {"type": "string"}}},
+        {"properties": {"a": {}}},
+        {"properties": {"a": {"type": ["string", "null"]}}},
+        {"properties": {"a": {"type": "object", "properties": {}}}},
+        {"properties": {"a": {"type": "array", "items": {"type": "string"}}}},
+        {"properties": {"a": {"type": "array", "items": {"type": "object"}}}},
+        {"properties": {"a": {"type": "string", "enum": [1, 2]}}},
+        {"properties": {"a": {"type": "string", "enum": ["x"] * 65}}},
+        {"properties": {"a": {"type": "string", "enum": ["x" * 201]}}},
+        {"properties": {f"a{n}": {"type": "string"} for n in range(25)}},
+        {"properties": {n: {"type": "array", "items": {"enum": [*map(str, range(13))]}} for n in "ab"}},
+        {"properties": {}, "required": "a"},
+    ],
+    ids=lambda schema: json.dumps(schema)[:60],
+)
+def test_what_no_form_can_be_made_of_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(ToolError):
+        question_of("far", "Well?", schema)
+
+
+def form(question: Elicitation, **typed: str) -> dict[str, str]:
+    """The form's fields, by the values' names; `colours_1` is choice 1 of the colours."""
+    at = {each.name: number for number, each in enumerate(question.fields)}
+    named = [(*name.partition("_"), text) for name, text in typed.items()]
+    return {f"value-{at[name]}{'-' if choice else ''}{choice}": text for name, _, choice, text in named}
+
+
+def test_what_was_typed_becomes_values() -> None:
+    question = asking("name")
+    typed = form(question, name=" Ada ", mail="a@b", page="https://b", day="2026-01-31", time="2026-01-31T12:00:00Z")
+    typed |= form(question, age="+42", height="1.5e0", agreed="on", size="1", colour="0", colours_1="on")
+    assert values_of(question, typed) == {
+        **{"name": "Ada", "mail": "a@b", "page": "https://b", "day": "2026-01-31", "time": "2026-01-31T12:00:00Z"},
+        **{"age": 42, "height": 1.5, "agreed": True, "size": "l", "colour": "#f00", "colours": ["#0f0"]},
+    }
+    assert values_of(question, form(question, name="Ada", age=" ")) == {"name": "Ada", "agreed": False}
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ({}, "Your name is needed."),
+        ({"name": "A"}, "Your name must have 2 to 5 characters."),
+        ({"name": "A" * 6}, "Your name must have 2 to 5 characters."),
+        ({"mail": "a b@c"}, "mail must be an e-mail address."),
+        ({"page": "nowhere"}, "page must be an address, such as https://example.org."),
+        ({"page": "http://[x"}, "page must be an address, such as https://example.org."),
+        ({"day": "31.1.2026"}, "day must be a date, such as 2026-01-31."),
+        ({"day": "20260131"}, "day must be a date, such as 2026-01-31."),
+        ({"time": "2026-01-31T12:00:00"}, "time must be a time with its zone, such as 2026-01-31T12:00:00Z."),
+        ({"age": "4.5"}, "age must be a whole number."),
+        ({"age": "9" * 41}, "age must be a whole number."),
+        ({"age": "151"}, "age must be from 0 to 150."),
+        ({"height": "nan"}, "height must be a number."),
+        ({"height": "1e999"}, "height must be a number."),
+        ({"height": "tall"}, "height must be a number."),
+        ({"size": "2"}, "size must be one of the choices."),
+        ({"size": "s"}, "size must be one of the choices."),
+        ({"colours_0": "on", "colours_1": "on"}, "colours: 1 to 1 of the choices can be taken."),
+    ],
+    ids=str,
+)
+def test_what_is_not_as_asked_is_told(typed: dict[str, str], sentence: str) -> None:
+    question = asking("name")
+    given = form(question, **({"name": "Ada"} | typed if typed else {}))
+    with pytest.raises(Problem) as caught:
+        values_of(question, given)
+    assert (caught.value.status, caught.value.sentence) == (400, sentence)
+
+
+def test_a_long_text_without_bounds_is_bounded() -> None:
+    question = asking(story={"type": "string"})
+    with pytest.raises(Problem):
+        values_of(question, form(question, story="a" * 2_001))
+
+
+# Servers
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_servers, "START_SECONDS", 120.0)
+    monkeypatch.setattr(mcp_servers, "CALL_SECONDS", 120.0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (Reply("accept", {"people": 4, "outside": True}), "Vienna, 4, outside"),
+        (DECLINED, "decline"),
+        (CANCELLED, "cancel"),
+    ],
+    ids=lambda each: getattr(each, "action", None),
+)
+def test_an_honest_server_is_answered(reply: Reply, said: str) -> None:
+    """Of the newest protocol, in which it gives the question back as a result, and is called again."""
+    asked: list[Elicitation] = []
+
+    async def ask(question: Elicitation) -> Reply:
+        asked.append(question)
+        return reply
+
+    async def work(servers: McpServers, called: Use) -> None:
+        outcome = await called("little__book", asking=ask, place="Vienna")
+        assert (outcome.state, outcome.text) == ("done", said)
+
+    with_servers(work)
+    assert [(each.server, each.message) for each in asked] == [("little", "A table at Vienna")]
+    assert [(each.kind, each.title, each.lowest) for each in asked[0].fields] == [
+        ("integer", "How many", 1),
+        ("boolean", "Outside", None),
+    ]
+
+
+def test_where_nobody_is_at_a_page_it_is_declined_at_once() -> None:
+    async def work(servers: McpServers, called: Use) -> None:
+        assert (await called("little__book", place="Vienna")).text == "decline"
+
+    with_servers(work)
+
+
+def answered(case: str, *replies: Reply) -> tuple[Any, list[Elicitation]]:
+    """What a hostile server was told last, and what came to the person."""
+    asked: list[Elicitation] = []
+    left = list(replies)
+
+    async def ask(question: Elicitation) -> Reply:
+        asked.append(question)
+        return left.pop(0) if left else CANCELLED
+
+    texts: list[str] = []
+
+    async def work(servers: McpServers, called: Use) -> None:
+        texts.append((await called("bad__poke", asking=ask)).text)
+
+    with_servers(work, McpEntry("bad", sys.executable, (HOSTILE, case)))
+    return (json.loads(texts[0]) if texts[0] != "poked" else texts[0]), asked
+
+
+def test_words_are_plain_and_only_forms_are_offered() -> None:
+    told, (question,) = answered("asks", Reply("accept", {"name": "Ada"}))
+    assert told == [{"action": "accept", "content": {"name": "Ada"}}, FORMS]
+    assert question.message == "Who? [2J <b>" and question.server == "bad"
+
+
+def test_who_asks_for_ever_is_cancelled_in_the_end() -> None:
+    told, asked = answered("asks for ever", *[DECLINED] * 20)
+    assert told[0] == {"action": "cancel"} and len(asked) == 21
+
+
+@pytest.mark.parametrize("case", ["asks for a nest", "asks much", "sends away"])
+def test_what_is_no_form_is_an_error_and_comes_to_nobody(case: str) -> None:
+    told, asked = answered(case)
+    assert told[0]["code"] == -32602 and asked == []
+
+
+def test_where_two_calls_run_nobody_is_asked() -> None:
+    async def work(servers: McpServers, called: Use) -> None:
+        both = asyncio.gather(*(called("bad__poke", asking=never) for _ in range(2)), return_exceptions=True)
+        texts = [json.loads(each.text)[0] for each in await both if not isinstance(each, BaseException)]
+        assert {"action": "cancel"} in texts
+
+    async def never(question: Elicitation) -> Reply:
+        raise AssertionError("somebody was asked")
+
+    with_servers(work, McpEntry("bad", sys.executable, (HOSTILE, "asks twice")))
+
+
+def test_the_calls_own_time_stands_still_meanwhile() -> None:
+    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+        assert surroundings.ask is not None
+        first = asyncio.ensure_future(surroundings.ask(Elicitation("far", "Well?", ())))
+        await asyncio.sleep(0)
+        second = await surroundings.ask(Elicitation("far", "And?", ()))
+        said = f"{(await first).action}, {second.action}"
+        await asyncio.sleep(60)
+        return said
+
+    async def ask(question: Elicitation) -> Reply:
+        await asyncio.sleep(0.5)
+        replies.append(question.message)
+        return DECLINED
+
+    replies: list[str] = []
+    tool = replace(CALCULATOR, name="odd", run=run, parameters={"type": "object"}, seconds=0.2)
+    outcome = asyncio.run(use(tool, "{}", replace(NOWHERE, ask=ask)))
+    assert replies == ["Well?"], "it was asked longer than the call may take, and one at a time"
+    assert outcome.text == "error: odd did not answer within 0.2 s", "which goes on afterwards"
