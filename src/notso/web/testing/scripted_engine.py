@@ -70,11 +70,16 @@ def _read(message: Message) -> str:
     return f"{message.reasoning_content} {message.content}" if message.keep_reasoning else message.content
 
 
+QUEUE_SECONDS = 0.5
+"""Who waits in the queue looks again after so long, whatever nobody told it of: dozens wait, and each look costs."""
+
+
 class ScriptedGeneration:
     """One answer of the scripted engine."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, wake: Callable[[], None]) -> None:
         self.request = request
+        self._wake = wake  # who waits in the queue
         self.stopped = threading.Event()
         self.hurried = threading.Event()
         self._events: list[Event] = []
@@ -117,6 +122,7 @@ class ScriptedGeneration:
     def stop(self) -> None:
         """End it."""
         self.stopped.set()
+        self._wake()
 
     def answer_now(self) -> None:
         """Leave out the rest of the thoughts."""
@@ -201,7 +207,7 @@ class ScriptedEngine:
     def _begin(self, request: Request) -> ScriptedGeneration:
         if self.refusal is not None:
             raise self.refusal
-        generation = ScriptedGeneration(request)
+        generation = ScriptedGeneration(request, self._wake)
         with self._moved:
             self._queue.append(generation)
             self._queue.sort(key=lambda each: PRIORITIES.index(each.request.options.priority))
@@ -278,18 +284,21 @@ class ScriptedEngine:
         while True:
             with self._moved:
                 at = self._queue.index(generation) + 1
-                if generation.stopped.is_set() or self.closed:
+                is_over = generation.stopped.is_set() or self.closed
+                if is_over or (at == 1 and self._running < self.slots):
                     self._queue.remove(generation)
-                    return False
-                if at == 1 and self._running < self.slots:
-                    self._queue.remove(generation)
-                    self._running += 1
-                    return True
-            if at != place:
+                    self._running += not is_over
+                    self._moved.notify_all()
+                    return not is_over
+                if at == place:
+                    self._moved.wait(QUEUE_SECONDS)
+                    continue
                 place = at
-                generation.put(Event("queued", place=place))
-            with self._moved:
-                self._moved.wait(0.01)
+            generation.put(Event("queued", place=place))
+
+    def _wake(self) -> None:
+        with self._moved:
+            self._moved.notify_all()
 
     def _perform(self, generation: ScriptedGeneration) -> Event:
         """Say it all but the last event."""
