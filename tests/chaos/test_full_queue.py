@@ -22,7 +22,7 @@ from notso.web.values.ids import new_id
 LIMIT = 32
 CLIENTS = 48
 SECONDS = float(os.environ.get("QUEUE_SECONDS", "600")) if LONG else 1.0
-PACE_SECONDS = 0.2 if LONG else 0.02  # of an answer
+PACE_SECONDS = 0.2  # of an answer: sooner than all have asked none of them is answered
 LOOK_SECONDS = 1.0 if LONG else 0.25  # after which a refused client asks again
 POOL_THREADS = 48  # those of the event loop's pool and ours stay, once they were needed
 MORE = """
