@@ -16,6 +16,9 @@ import pytest
 
 HERE = Path(__file__).parent
 SERVER_PYTHON = os.environ.get("NOTSO_PYTHON", str(HERE.parents[1] / ".venv/bin/python"))
+NOTSO = [SERVER_PYTHON, "-c", "import sys; from notso.cli import main; sys.exit(main(sys.argv[1:]))"]
+SERVE = ("serve", "--port", "0", "--no-browser", "--threads", "1")
+SMALL = ("--layers", "2", "--hidden", "256", "--ffn", "256", "--heads", "4", "--kv", "1", "--vocab", "4096")
 MODEL = {"scripted": "scripted", "demo": "notso-demo"}
 
 
@@ -61,8 +64,16 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with the demo model."""
     data = str(tmp_path_factory.mktemp("demo"))
-    command = [SERVER_PYTHON, "-c", "import sys; from notso.cli import main; sys.exit(main(sys.argv[1:]))"]
-    yield from _running([*command, "serve", "--port", "0", "--no-browser", "--data-dir", data, "--threads", "1"])
+    yield from _running([*NOTSO, *SERVE, "--data-dir", data])
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with a small random model, which reads long prompts fast."""
+    folder = tmp_path_factory.mktemp("small")
+    subprocess.run([*NOTSO, "synth", str(folder / "small.gguf"), *SMALL], check=True, capture_output=True)
+    context = ("--context", "40000")
+    yield from _running([*NOTSO, *SERVE, *context, "--data-dir", str(folder), "--model", str(folder / "small.gguf")])
 
 
 @pytest.fixture(autouse=True)

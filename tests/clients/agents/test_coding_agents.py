@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
 import subprocess
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from recorder import Request, post, recorder
 
 PLACE = Path(os.environ.get("NOTSO_AGENTS", Path(__file__).parents[3] / "build/npm-agents"))
 NOBODY = "http://127.0.0.1:9"
 """Where nobody listens: whatever an agent asks of other hosts is refused at once."""
 
 MODEL = "scripted"
+CONTEXT_TOKENS = 65_536
+"""As the scripted server has: left to themselves they believe in more."""
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed"),
@@ -45,13 +46,15 @@ def claude_code(address: str, home: Path) -> Mapping[str, str]:
         "ANTHROPIC_API_KEY": "none",
         "ANTHROPIC_MODEL": MODEL,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL,
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(CONTEXT_TOKENS),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
 
 
 def codex(address: str, home: Path) -> Mapping[str, str]:
     (home / "config.toml").write_text(
-        f'model = "{MODEL}"\nmodel_provider = "ours"\ncheck_for_update_on_startup = false\n'
+        f'model = "{MODEL}"\nmodel_context_window = {CONTEXT_TOKENS}\nmodel_provider = "ours"\n'
+        "check_for_update_on_startup = false\n"
         f'[model_providers.ours]\nname = "ours"\nbase_url = "{address}/v1"\nwire_api = "responses"\n'
         "[analytics]\nenabled = false\n"
     )
@@ -59,7 +62,9 @@ def codex(address: str, home: Path) -> Mapping[str, str]:
 
 
 def opencode(address: str, home: Path) -> Mapping[str, str]:
-    provider = {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{address}/v1"}, "models": {MODEL: {}}}
+    model = {"limit": {"context": CONTEXT_TOKENS, "output": 4096}}
+    options = {"baseURL": f"{address}/v1"}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {MODEL: model}}
     config = {"provider": {"ours": provider}, "model": f"ours/{MODEL}", "autoupdate": False, "share": "disabled"}
     (home / "opencode.json").write_text(json.dumps(config))
     return {"OPENCODE_CONFIG": str(home / "opencode.json"), "OPENCODE_DISABLE_MODELS_FETCH": "1"}
@@ -94,15 +99,25 @@ AGENTS = {
 }
 
 
-def refusals(address: str) -> list[str]:
-    """What the server counted of requests that it did not answer, but for those before it was ready."""
-    with urllib.request.urlopen(f"{address}/metrics") as answer:
-        counted = answer.read().decode()
-    return re.findall(r'^notso_http_requests_total\{.*route="(?!/health).*status="[45].*', counted, re.MULTILINE)
+def prompt_tokens(told: dict[str, Any]) -> tuple[int, int]:
+    """Of an answer of any of the APIs: the tokens of its prompt, and those of them that were found in the cache."""
+    usage = told["usage"]
+    if "cache_read_input_tokens" in usage:
+        found = usage["cache_read_input_tokens"]
+        return usage["input_tokens"] + found, found
+    kind = "input" if "input_tokens" in usage else "prompt"
+    return usage[f"{kind}_tokens"], usage[f"{kind}_tokens_details"]["cached_tokens"]
+
+
+def read_by(address: str, request: Request) -> tuple[int, int]:
+    """The same of a request as that server answers it, with one token."""
+    limit = "max_output_tokens" if request.path.endswith("/responses") else "max_tokens"
+    body = json.loads(request.body) | {"model": "small", "stream": False, "stream_options": None, limit: 1}
+    return prompt_tokens(json.loads(post(f"{address}{request.path}", json.dumps(body).encode()).body))
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_task_of_two_steps(scripted: str, name: str, tmp_path: Path) -> None:
+def test_a_task_of_two_steps(scripted: str, small: str, name: str, tmp_path: Path) -> None:
     agent, home, scratch, temporary = AGENTS[name], tmp_path / "home", tmp_path / "scratch", tmp_path / "tmp"
     program = max((PLACE / "node_modules").glob(agent.program), default=None)  # the one for any CPU is the last
     if program is None:
@@ -112,18 +127,22 @@ def test_a_task_of_two_steps(scripted: str, name: str, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(scratch)], check=True)
     inhabitants = str(secrets.randbelow(10**12))
     (scratch / "census.txt").write_text(f"In Vienna live [[{inhabitants}]] people.\n")
-    refused = refusals(scripted)
     own = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(temporary)}
-    ran = subprocess.run(
-        [str(program), *agent.arguments],
-        input=f"How many live in Vienna? Steps: {json.dumps(agent.steps(scratch))}",
-        cwd=scratch,
-        env={**own, "HTTPS_PROXY": NOBODY, "NO_PROXY": "127.0.0.1", **agent.settings(scripted, home)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    with recorder(scripted) as (address, requests):
+        ran = subprocess.run(
+            [str(program), *agent.arguments],
+            input=f"How many live in Vienna? Steps: {json.dumps(agent.steps(scratch))}",
+            cwd=scratch,
+            env={**own, "HTTPS_PROXY": NOBODY, "NO_PROXY": "127.0.0.1", **agent.settings(address, home)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (scratch / "answer.txt").read_text() == f"{inhabitants}\n", ran.stdout + ran.stderr
     assert "You said: " in ran.stdout  # with what the second tool answered
-    assert refusals(scripted) == refused  # by its defaults: nothing was sent again without what we refuse
+    assert {request.status for request in requests} == {200}  # nothing was sent again without what we refuse
+    turns = [read_by(small, request) for request in requests if json.loads(request.body).get("tools")]
+    print(ran.stdout, ran.stderr)
+    print(f"{name}: tokens of each prompt, and those that were found: {turns}")
+    assert [found for _, found in turns[1:]] == [length for length, _ in turns[:-1]]  # only what is new is read
