@@ -6,7 +6,7 @@ import gc
 
 import numpy as np
 import pytest
-from stub_gpu.gpu import LOST, OUT_OF_MEMORY, calls, installed, library, live, set_up
+from stub_gpu.gpu import LOST, OUT_OF_MEMORY, calls, installed, left, library, set_up
 
 from notso.qtensor import CUDA, Q4_K, DeviceError, DeviceLostError, DeviceMemoryError, QTensor, RMSNorm
 from notso.qtensor.backends.cuda import driver
@@ -22,8 +22,7 @@ pytestmark = pytest.mark.timeout(900)  # the first to come builds the stub
 def refused(number: int = 0, **settings: int) -> str:
     with installed(**settings), pytest.raises(DeviceError) as error:
         CUDA(number)
-    gc.collect()
-    assert live() == 0
+    assert left() == 0
     return str(error.value)
 
 
@@ -70,7 +69,7 @@ def test_a_failure_at_every_call_is_typed_and_leaves_nothing(result: int, wanted
         gc.collect()
         gc.freeze()  # what is looked for is made from here on
         count = calls() - before
-        assert live() == 0 and count > 40
+        assert left() == 0 and count > 40
         kinds = set()
         for number in range(1, count + 1):
             set_up(fail_with=result, fail_at=number)
@@ -80,9 +79,8 @@ def test_a_failure_at_every_call_is_typed_and_leaves_nothing(result: int, wanted
                 kinds.add(type(error))
                 assert "\n" not in str(error)
                 error.__traceback__ = None
-            gc.collect()
+            assert left() == 0, f"call {number} leaves something behind"
             set_up(fail_at=0)
-            assert live() == 0, f"call {number} leaves something behind"
         gc.unfreeze()
         assert wanted in kinds and kinds <= {wanted, DeviceError}
 

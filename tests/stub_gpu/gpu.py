@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -38,6 +40,20 @@ def set_up(**settings: int) -> None:
 def live() -> int:
     """What was made on the device and not given back."""
     return int(library().stub_live())
+
+
+def left(before: int = 0) -> int:
+    """What is live beyond `before` when all that nobody refers to is collected.
+
+    gc.collect() does nothing while another thread is in the midst of a collection, whose finalizers give things back:
+    so it is asked again until nothing is left, for a minute at most.
+    """
+    until = time.monotonic() + 60
+    gc.collect()
+    while live() > before and time.monotonic() < until:
+        time.sleep(0)  # the other thread's turn
+        gc.collect()
+    return live() - before
 
 
 def calls() -> int:

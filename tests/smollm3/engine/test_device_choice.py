@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from stub_gpu.gpu import LOST, OUT_OF_MEMORY, calls, installed, live, set_up
+from stub_gpu.gpu import LOST, OUT_OF_MEMORY, calls, installed, left, set_up
 
 from notso.qtensor import CUDA, MIB, DeviceError
 from notso.qtensor.backends.cuda import driver
@@ -31,12 +30,10 @@ def nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def gpu() -> Iterator[Callable[..., None]]:
     """The stub driver for the whole test; call it to change what it does."""
-    gc.collect()
-    before = live()
+    before = left()
     with installed():
         yield set_up
-    gc.collect()
-    assert live() == before, "something was left on the device"
+    assert left(before) == 0, "something was left on the device"
 
 
 def load(device: str) -> Engine:
@@ -91,8 +88,7 @@ def test_what_refuses_is_told_in_a_line(
 def test_memory_that_runs_out_while_loading_leaves_nothing(
     gpu: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gc.collect()
-    before, counts, there = calls(), list[int](), live()
+    before, counts, there = calls(), list[int](), left()
     make = InputProcessor.__init__
 
     def look(self: InputProcessor, *arguments: Any) -> None:
@@ -111,8 +107,7 @@ def test_memory_that_runs_out_while_loading_leaves_nothing(
                 assert engine.info.device_note
                 fell_back += 1
         del engine
-        gc.collect()
-        assert live() == there, f"call {number} leaves something behind"
+        assert left(there) == 0, f"call {number} leaves something behind"
     assert fell_back >= 3, "what fails while memory is given back does no harm"
 
 

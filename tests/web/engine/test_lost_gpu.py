@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from stub_gpu.gpu import LOST, installed, live, set_up
+from stub_gpu.gpu import LOST, installed, left, set_up
 
 from notso.smollm3 import Engine
 from notso.smollm3.engine import device_choice
@@ -32,8 +31,7 @@ def test_the_model_is_loaded_anew(start: Start) -> None:
 
 def test_the_cpu_takes_over_from_a_gpu_that_is_lost(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_choice, "_lost", {})
-    gc.collect()
-    before = live()
+    before = left()
     with installed():
         server = start(lambda: Engine.load(context_tokens=512, threads=1, max_num_seqs=2)).ready()
         assert server.client.get("/health").json()["device"].startswith("cuda:0 (")
@@ -46,5 +44,4 @@ def test_the_cpu_takes_over_from_a_gpu_that_is_lost(start: Start, monkeypatch: p
         assert answered.state == "done" and answered.content
         assert 'notso_device{device="cpu"} 1.0' in server.client.get("/metrics").text
         server.close()
-    gc.collect()
-    assert live() == before
+    assert left(before) == 0
