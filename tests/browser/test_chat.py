@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -257,12 +256,7 @@ def test_a_server_that_does_not_answer_is_told(serve: Serve, open_page: Open, de
     expect(page.locator("#composer-problem")).to_contain_text("Not sent")
     assert page.locator("#text").input_value() == "Are you there?"
     serve(demo.load, port=server.port)
-    for _ in range(3):  # the page may be on its way back to the feed, and the first press with it; the text stays
-        expect(page.locator("#text")).to_have_value("Are you there?")
-        page.locator("#text").press("Enter")
-        with suppress(AssertionError):
-            expect(answers(page)).to_have_count(2, timeout=12_000)
-            break
+    page.locator("#text").press("Enter")
     finished(page, 2)
     expect(page.locator("#composer-problem")).to_be_empty()
 

@@ -235,8 +235,8 @@ def listen(server: Any, chat_id: str, tab: str, heard: list[str], ready: threadi
     after = re.findall(r"after=([0-9a-f]+-\d+)", page)[0]
     url = f"/feed?chat={chat_id}&tab={tab}&after={after}"
     with contextlib.suppress(httpx.HTTPError), server.client.stream("GET", url) as response:
-        ready.set()
         for line in response.iter_lines():
+            ready.set()
             if line.startswith("event: "):
                 heard.append(line.removeprefix("event: "))
 
@@ -274,6 +274,25 @@ def test_a_page_of_another_life_of_the_server_fetches_everything(start: Start) -
                 if len(reader) >= 4:
                     break
         assert "event: chats" in reader and "event: turns" in reader
+
+
+def test_a_page_that_was_rendered_before_its_own_question_hears_of_it(start: Start) -> None:
+    """It may be shown after the question was taken, and lacks it then."""
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask("one")
+    server.finished(asked)
+    here, tab = f"/chats/{asked.chat_id}", new_id()
+    rendered = server.client.get(f"{here}/turns", headers=FRAGMENT | {"X-Tab": tab}).text
+    fields = {"text": "two", "key": new_id()}
+    server.client.post(f"{here}/messages", data=fields, headers=FRAGMENT | {"X-Tab": tab})
+    after = re.findall(r"/feed[^ ]+after=([0-9a-f]+-\d+)", rendered)[0]
+    heard: list[str] = []
+    with server.client.stream("GET", f"/feed?chat={asked.chat_id}&tab={tab}&after={after}") as response:
+        for line in response.iter_lines():
+            heard += [line.removeprefix("event: ")] if line.startswith("event: ") else []
+            if "turns" in heard or heard.count("chats") > 1:
+                break
+    assert heard == ["chats", "turns"]
 
 
 def test_a_page_holds_one_stream_that_tells_everything(start: Start) -> None:

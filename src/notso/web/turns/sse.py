@@ -79,15 +79,19 @@ def _written(message_id: str, log: TurnLog, place: Place) -> tuple[bytes, Place]
 async def feed_events(
     feed: Feed, after: str, owner: str, chat_id: str, tab: str, *, numbered: bool = True
 ) -> AsyncIterator[bytes]:
-    """What other tabs change, for as long as the page listens; not `numbered` where it travels with other numbers."""
+    """What other tabs change, for as long as the page listens; not `numbered` where it travels with other numbers.
+
+    What its own tab did counts too, until it listens: a page rendered before that and shown after it lacks it.
+    """
+    revision, changed = feed.revision, feed.since(after, owner, chat_id, tab="")
     yield format_sse_event(comment="attached")
     while not feed.closed:
-        revision = feed.revision
-        for event in feed.since(after, owner, chat_id, tab):
+        for event in changed:
             yield format_sse_event(event=event, data_str="{}", id=revision if numbered else None)
-        after = revision
-        if not await feed.wait(after, PING_SECONDS):
+        if not await feed.wait(revision, PING_SECONDS):
             yield format_sse_event(comment="ping")
+        known, revision = revision, feed.revision
+        changed = feed.since(known, owner, chat_id, tab)
 
 
 async def both(events: AsyncIterator[bytes], others: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
