@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from notso import Engine
 from notso.qtensor.host_memory import MemoryLimit
 from notso.smollm3.hub import registry
 
@@ -198,6 +199,37 @@ def test_verify_finds_a_broken_scale(notso: Run, small_model: Path, tmp_path: Pa
     assert "token_embd.weight: row 0 has a scale that is NaN" in result.err
 
 
+def test_verify_compares_with_goldens(notso: Run, small_model: Path, tmp_path: Path) -> None:
+    with Engine.load(small_model, kv="f16") as engine:
+        config, right = engine.config, engine.logits([5, 6, 7])
+    shape = {name: getattr(config, name) for name in ("hidden_size", "vocab_size")} | {
+        "layers": config.num_hidden_layers
+    }
+    for name, values in (("right", right), ("wrong", -right)):
+        case = {"ids": [5, 6, 7], "logits": [{"position": 2, "values": values[2].tolist()}]}
+        given = {"name": "small\x1b[31m", "shape": shape, "cases": [case]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(given))
+    result = notso("verify", str(small_model), "--golden-file", str(tmp_path / "right.json"))
+    assert result.code == 0 and result.out.endswith("\nright\n") and "\x1b" not in result.out
+    result = notso("verify", str(small_model), "--golden-file", str(tmp_path / "wrong.json"), "--json")
+    assert result.code == 3 and json.loads(result.out)["ok"] is False
+    result = notso("verify", str(small_model), "--golden")
+    assert result.code == 2 and "of another model" in result.err
+
+
+def test_perplexity_and_divergence(notso: Run, small_model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("some words to be foretold, again and again. " * 20)
+    told = notso("perplexity", str(small_model), str(text), "--window", "32")
+    assert told.code == 0 and re.fullmatch(r"perplexity  [\d.]+ ± [\d.]+ \([\d,]+ tokens judged\)\n", told.out)
+    told = notso("perplexity", str(small_model), str(text), "--window", "32", "--kl", str(small_model), "--json")
+    assert told.code == 0 and json.loads(told.out)["kl"]["value"] == 0
+    (tmp_path / "bytes").write_bytes(b"a\xff")
+    for bad, words in ((tmp_path / "bytes", "not UTF-8 text (byte 1)"), (tmp_path / "absent", "No such file")):
+        result = notso("perplexity", str(small_model), str(bad))
+        assert result.code == 2 and words in result.err and result.err.count("\n") == 1
+
+
 def test_verify_knows_a_published_file_and_its_damaged_copy(
     notso: Run, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +276,9 @@ def test_synth_refuses_sizes_that_cannot_be(notso: Run, small_model: Path, tmp_p
     assert not out.exists()
 
 
-def test_bench_gives_rates_and_the_machine(notso: Run, small_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_gives_rates_and_the_machine(
+    notso: Run, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from notso.smollm3.diagnostics import benchmark
 
     probe_buffer = benchmark.probe_buffer
@@ -270,7 +304,11 @@ def test_bench_gives_rates_and_the_machine(notso: Run, small_model: Path, monkey
     written = set(re.findall(r"`(\w+)`", MEASURING.read_text().split("## Keys")[1].split("\n## ")[0]))
     assert {key.removesuffix("_min").removesuffix("_max") for key in keys} <= written, "docs/measuring.md"
 
-    text = notso("bench", str(small_model), *options).out
+    shared = tmp_path / "mine.json"
+    text = notso("bench", str(small_model), *options, "--share", str(shared)).out
+    given = json.loads(shared.read_text())
+    assert given["fingerprint"] == told["fingerprint"] and given.keys() == told.keys()
+    assert f"fingerprint {told['fingerprint']} ({told['model']['kv_format']} cache)" in text
     assert "| prefill 40, tok/s" in text
     assert "| decode at 50, tok/s" in text
 

@@ -19,6 +19,7 @@ from notso.cli import (
     exit_codes,
     inspect,
     list,
+    perplexity,
     pull,
     run,
     serve,
@@ -81,12 +82,15 @@ VERBS: dict[str, Callable[..., None]] = {
     "list": list.list_models,
     "inspect": inspect.inspect,
     "verify": verify.verify,
+    "perplexity": perplexity.perplexity,
     "synth": synth.synthesise,
     "bench": bench.bench,
     "doctor": doctor.doctor,
 }
 for _name, _module in zip(
-    VERBS, (serve, chat, run, batch, backup, pull, convert, list, inspect, verify, synth, bench, doctor), strict=True
+    VERBS,
+    (serve, chat, run, batch, backup, pull, convert, list, inspect, verify, perplexity, synth, bench, doctor),
+    strict=True,
 ):
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
 

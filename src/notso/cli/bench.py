@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,8 @@ from notso.cli import engines, options, terminal
 EXAMPLES = """\
   notso bench SmolLM3-Q4_K_M.gguf
   notso bench SmolLM3-Q4_K_M.gguf --prefill 512 --prefill 512@8192 --depth 0 --depth 4096 --json
-  notso bench SmolLM3-Q4_K_M.gguf --compare llama.cpp"""
+  notso bench SmolLM3-Q4_K_M.gguf --compare llama.cpp
+  notso bench SmolLM3-Q4_K_M.gguf --share my-machine.json"""
 
 
 def bench(
@@ -50,6 +52,10 @@ def bench(
     kv: options.KV = "auto",
     threads: options.Threads = None,
     device: options.Device = "auto",
+    share: Annotated[
+        Path | None,
+        typer.Option("--share", metavar="OUT.json", help="Also write the result to a file. Nothing is sent."),
+    ] = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
@@ -75,9 +81,14 @@ def bench(
         weights=weights,
         compare=compare,
     )
+    if share is not None and not share.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {share.parent}; make it first", param_hint="--share")
     engines.prepare_for_a_lost_file()
     with terminal.progress(as_json=as_json) as report:
         result = run_benchmark(path, plan, report)
+    if share is not None:
+        share.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        terminal.note(f"{share} holds the machine, the figures and the fingerprint, to be kept or given to others.")
     if as_json:
         terminal.say_json(result)
         return
@@ -102,6 +113,7 @@ def table(result: dict[str, Any]) -> list[str]:
         f"{model['name']}, {terminal.gigabytes(model['size_bytes'])}, {model['kernels']} kernels, "
         f"{model['threads']} threads, device {model['device']}, context {model['context_tokens']:,}, "
         f"{model['kv_format']} cache, weights on {result['weights']}, median of {result['repeats']}",
+        f"fingerprint {result['fingerprint']} ({model['kv_format']} cache): the same on every machine",
         "",
     ]
     rows = [["what", "median", "min", "max", "share of ceiling"]]

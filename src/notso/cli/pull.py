@@ -25,7 +25,7 @@ def pull(
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Download SmolLM3-3B, with resume, and check its SHA-256.
+    """Download SmolLM3-3B, with resume, and check its hash.
 
     It goes to the Hugging Face cache, and an interrupted download goes on where it stopped. HF_HOME moves the cache,
     HF_ENDPOINT names a mirror. The file's path is printed on stdout.

@@ -53,11 +53,13 @@ def run(
     threads: options.Threads = None,
     device: options.Device = "auto",
     as_json: options.Json = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Tell tokens and speed on stderr.")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Tell tokens, speed and the answer's fingerprint on stderr.")
+    ] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
-    """Answer one prompt: the answer on stdout, the thinking on stderr."""
+    """Answer one prompt on stdout; the thinking goes to stderr."""
     from notso.smollm3.values.messages import Message
     from notso.smollm3.values.sampling_params import SamplingParams
 
@@ -80,7 +82,7 @@ def run(
     if as_json:
         terminal.say_json(_as_json(engine, answer, params))
     elif stats:
-        terminal.note(speed_line(answer))
+        terminal.note(f"{speed_line(answer)}; fingerprint {_fingerprint(answer)}")
     if interruption.requested():
         raise typer.Exit(exit_codes.INTERRUPTED)
     if answer.finish_reason == "length" and not as_json:
@@ -164,6 +166,12 @@ def _valid(text: str, name: str) -> str:
     return text
 
 
+def _fingerprint(answer: PrintedMessage) -> str:
+    from notso.smollm3.diagnostics.fingerprint import answer_fingerprint
+
+    return answer_fingerprint(answer.reasoning, answer.text)
+
+
 def _as_json(engine: Engine, answer: PrintedMessage, params: SamplingParams) -> dict[str, Any]:
     usage = answer.usage
     rate = usage.completion_tokens * 1000 / usage.completion_ms if usage and usage.completion_ms > 0 else None
@@ -175,6 +183,7 @@ def _as_json(engine: Engine, answer: PrintedMessage, params: SamplingParams) -> 
         "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in answer.tool_calls],
         "finish_reason": answer.finish_reason,
         "seed": params.seed,
+        "fingerprint": _fingerprint(answer),
         "usage": None
         if usage is None
         else {

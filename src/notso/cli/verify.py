@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   notso verify SmolLM3-Q4_K_M.gguf
+  notso verify SmolLM3-Q4_K_M.gguf --golden
   notso verify model.gguf --json"""
 
 
@@ -23,6 +25,15 @@ def verify(
         typer.Argument(metavar="FILE", help="A GGUF file. Default: the model `run` would use.", show_default=False),
     ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    golden: Annotated[
+        bool, typer.Option("--golden", help="Only compare with what transformers computes of SmolLM3-3B.")
+    ] = False,
+    golden_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--golden-file", metavar="JSON", help="The same with another model's goldens.", show_default=False
+        ),
+    ] = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
@@ -37,6 +48,9 @@ def verify(
     from notso.smollm3.hub import registry
 
     engines.prepare_for_a_lost_file()
+    if golden or golden_file:
+        _compare(registry.resolve_model(file) or registry.demo_path(), golden_file, as_json)
+        return
     with terminal.progress(in_bytes=True, as_json=as_json) as report:
         found = verify_file(registry.resolve_model(file) or registry.demo_path(), progress=report)
     damage = damaged_copy(found)
@@ -50,6 +64,27 @@ def verify(
         for problem in found.problems:
             terminal.warn(problem)
     if not found.ok or damage:
+        raise typer.Exit(exit_codes.BAD_MODEL)
+
+
+def _compare(path: Path, goldens: Path | None, as_json: bool) -> None:
+    """With goldens: a table, the verdict, and exit code 3 if it is wrong."""
+    from notso.smollm3.diagnostics.goldens import RELEASED, check_goldens
+
+    with terminal.waiting("computing the goldens", silent=as_json):
+        found = check_goldens(path, goldens or RELEASED)
+    if as_json:
+        terminal.say_json({**asdict(found), "path": str(path), "ok": found.ok})
+    else:
+        rows = [["", "found", "allowed", ""]]
+        for check in found.checks:
+            rows.append([check.what, f"{check.found:.3f}", f"{check.allowed:.3f}", "ok" if check.ok else "wrong"])
+        terminal.say(f"{terminal.on_one_line(str(path))}: {found.bits:.1f} bits per weight")
+        terminal.say(terminal.on_one_line(f"{found.name} ({found.source})"))
+        for line in terminal.columns(rows, right=(1, 2)):
+            terminal.say(line)
+        terminal.say("right" if found.ok else "wrong: this file, or this build, does not compute what the goldens say")
+    if not found.ok:
         raise typer.Exit(exit_codes.BAD_MODEL)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from notso.qtensor import GGUFFile, ceilings, huge_page_bytes
 from notso.smollm3.diagnostics.engine_meter import LATE_TOKENS, NEW_TURN_TOKENS, SHORT_TOKENS, EngineMeter
+from notso.smollm3.diagnostics.fingerprint import model_fingerprint
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine, probe_buffer, resident_memory
 from notso.smollm3.diagnostics.peers import PeerProcess, Task
 from notso.smollm3.engine.engine import Engine
@@ -105,7 +106,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     share of what the read bandwidth of this run allows, the best of reading in order and in several places at a time;
     `byte_tops` is what the kernels' instructions multiply and add at the most, 10^12 operations per second;
     `first_token` is the time from asking to the first token of an answer; `load_s` is a load from a warm page cache,
-    `first_load_s` the one before it.
+    `first_load_s` the one before it; `fingerprint` is the same wherever this file is run with this cache format.
 
     Raises what Engine.load and Engine.submit raise, and EngineError where a measurement gave no time.
     """
@@ -130,6 +131,7 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
         result: dict[str, Any] = {
             "machine": describe_machine(),
             "model": _describe_model(engine),
+            "fingerprint": model_fingerprint(engine),
             **rounds.bandwidth.summary("bandwidth_gb_s"),
             **rounds.in_order.summary("bandwidth_in_order_gb_s"),
             **rounds.products.summary("byte_tops"),

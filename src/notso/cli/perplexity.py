@@ -1,0 +1,96 @@
+"""`notso perplexity`: how well a model foretells a text, and how far it is from another."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from notso.cli import engines, options, terminal
+
+if TYPE_CHECKING:
+    from notso.smollm3.diagnostics.perplexity import Divergence, Estimate, Perplexity
+
+EXAMPLES = """\
+  notso perplexity SmolLM3-Q4_K_M.gguf wiki.test.raw
+  notso perplexity SmolLM3-Q4_K_M.gguf wiki.test.raw --kl SmolLM3-F16.gguf"""
+
+_MAX_TEXT_BYTES = 1 << 30
+
+
+def perplexity(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.")],
+    text: Annotated[Path, typer.Argument(metavar="TEXT", help="A text file in UTF-8.")],
+    kl: Annotated[
+        Path | None,
+        typer.Option("--kl", metavar="BASE", help="Also tell how far FILE is from this one.", show_default=False),
+    ] = None,
+    window: Annotated[int, typer.Option("--window", metavar="TOKENS", min=16, help="Read at a time.")] = 512,
+    kv: options.KV = "f16",
+    threads: options.Threads = None,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """Measure how well a model foretells a text.
+
+    As llama.cpp's tool does it: windows of 512 tokens, judged in their second half. With --kl the model is compared
+    with a base, by Kullback-Leibler divergence and by how often both hold the same token the likeliest.
+    """
+    from notso.smollm3.diagnostics.perplexity import divergence
+    from notso.smollm3.diagnostics.perplexity import perplexity as measure
+
+    words = _read(text)
+    engine = engines.open_engine(file, window, threads, kv=kv, device=device, silent=as_json)
+    with engine, terminal.progress(as_json=as_json) as report:
+        if kl is None:
+            found: Perplexity | Divergence = measure(
+                engine, words, window=window, progress=lambda done, total: report("windows", done, total)
+            )
+        else:
+            with engines.open_engine(kl, window, threads, kv=kv, device=device, silent=True) as base:
+                found = divergence(
+                    engine, base, words, window=window, progress=lambda done, total: report("windows", done, total)
+                )
+    if as_json:
+        terminal.say_json(asdict(found))
+    else:
+        for line in describe(found):
+            terminal.say(line)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_TEXT_BYTES:
+            raise typer.BadParameter(f"{path} holds more than {_MAX_TEXT_BYTES >> 30} GiB", param_hint="TEXT")
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path} is not UTF-8 text (byte {error.start})", param_hint="TEXT") from None
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="TEXT") from None
+
+
+def describe(found: Perplexity | Divergence) -> list[str]:
+    """The report for people."""
+    from notso.smollm3.diagnostics.perplexity import Perplexity
+
+    if isinstance(found, Perplexity):
+        return [f"perplexity  {_with_error(found.perplexity)} ({found.tokens:,} tokens judged)"]
+    rows = [
+        ["perplexity", f"{_with_error(found.model.perplexity)} ({found.model.tokens:,} tokens judged)"],
+        ["perplexity of the base", _with_error(found.base.perplexity)],
+        ["KL divergence, mean", _with_error(found.kl)],
+        ["KL divergence, largest", f"{found.largest_kl:.4f}"],
+        ["KL divergence, 99 %", f"{found.kl_99:.4f}"],
+        ["KL divergence, median", f"{found.median_kl:.4f}"],
+        ["RMS change of p", f"{100 * found.rms_change:.2f} %"],
+        ["same token on top", f"{100 * found.same_top.value:.2f} ± {100 * found.same_top.error:.2f} %"],
+    ]
+    return terminal.columns(rows)
+
+
+def _with_error(estimate: Estimate) -> str:
+    return f"{estimate.value:.4f} ± {estimate.error:.4f}"

@@ -1,0 +1,213 @@
+"""What another implementation computed with a model's weights, and whether a file gives the same here.
+
+The set in this folder is of the released SmolLM3-3B, in figures that transformers' own tests publish. Sets of other
+models have the same form: JSON with `name`, `source`, `shape` (layers, hidden_size, vocab_size) and `cases`. A case has
+`ids`, or `text` without control tokens, and any of `means` (of all logits, at each position), `logits` (runs of
+`values` from token `first` on, at a `position`), and `continuation`: ids, or text, which greedy decoding writes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor import GGUFFile
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.engine.engine import Engine
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.strict_json import DECODER
+
+RELEASED = Path(__file__).with_name("smollm3-3b.json")
+"""Of the released weights."""
+
+MAX_BYTES = 64 << 20
+CONTEXT = 1024  # a case is no longer
+
+FLOAT_ERROR = 0.02
+"""Largest error of a file of 16 bits or more: root of the mean square, as a part of the deviation of what is compared.
+Keys and values in half precision give 0.001, weights rounded to bfloat16 0.01."""
+
+ROUNDED_ERROR, ERROR_AT_NO_BITS = 0.05, 12.0
+"""Quantised files may err by the first, for activations of 8 bits, and by the second, halved for each bit of a weight.
+Random weights give half of that, from 0.06 in Q8_0 to 0.46 in Q4_0 (tests/smollm3/diagnostics/test_goldens.py), which
+trained ones stay below; what has nothing to do with the model gives 1.4. Not tried on the 3B."""
+
+FLOAT_BITS = 16.0
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenCheck:
+    """One comparison. `found` must be at most `allowed`: an error relative to the deviation of what is compared, or the
+    share of tokens that are others."""
+
+    what: str
+    found: float
+    allowed: float
+
+    @property
+    def ok(self) -> bool:
+        return self.found <= self.allowed  # not so for NaN
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenReport:
+    """All comparisons of a file with a set. `bits` per weight decide what is allowed."""
+
+    name: str
+    source: str
+    bits: float
+    checks: tuple[GoldenCheck, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the file computes what the set says."""
+        return all(check.ok for check in self.checks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    ids: list[int]
+    means: Floats
+    runs: tuple[tuple[int, int, Floats], ...]  # position, first token, logits
+    continuation: list[int]
+
+
+def check_goldens(model: str | Path, goldens: Path = RELEASED) -> GoldenReport:
+    """Compute every case of a set with a model file and compare.
+
+    Raises InvalidRequestError where the set is malformed or of another model, and what Engine.load raises.
+    """
+    given = _read(goldens)
+    with GGUFFile.open(model) as file:
+        bits = bits_per_weight(file)
+        config = SmolLM3Config.from_metadata(file.metadata)
+        _require_shape(given, config)
+        file.metadata.release()
+    context = min(CONTEXT, config.max_position_embeddings)  # beyond what was trained YaRN changes every logit
+    with Engine.load(model, kv="f16", context_tokens=context, max_num_seqs=1) as engine:
+        checks: list[GoldenCheck] = []
+        for number, each in enumerate(_list(given, "cases"), 1):
+            checks += _checks(f"case {number}", engine, _case(engine, each), bits)
+    if not checks:
+        raise InvalidRequestError(f"{goldens}: no case says what to compare")
+    return GoldenReport(str(given.get("name", goldens.name)), str(given.get("source", "")), bits, tuple(checks))
+
+
+def bits_per_weight(file: GGUFFile) -> float:
+    """Of all matrices together."""
+    matrices = [tensor for tensor in file.tensors.values() if len(tensor.shape) == 2]
+    return 8 * sum(tensor.nbytes for tensor in matrices) / sum(tensor.rows * tensor.cols for tensor in matrices)
+
+
+def allowed_error(bits: float) -> float:
+    """For logits, relative to their deviation."""
+    return FLOAT_ERROR if bits >= FLOAT_BITS else min(ROUNDED_ERROR + ERROR_AT_NO_BITS * 2.0**-bits, 1.0)
+
+
+def _checks(name: str, engine: Engine, case: _Case, bits: float) -> Iterator[GoldenCheck]:
+    logits = engine.logits(case.ids + case.continuation[:-1])
+    allowed = allowed_error(bits)
+    if len(case.means):
+        found = logits[: len(case.means)]
+        error = _root_mean_square(found.mean(axis=1) - case.means) / float(found.std())
+        yield GoldenCheck(f"{name}: mean logits of {len(case.means)} positions", error, allowed)
+    for position, first, values in case.runs:
+        found = logits[position, first : first + len(values)]
+        error = _root_mean_square(found - values) / float(values.std())
+        yield GoldenCheck(f"{name}: {len(values)} logits at position {position}", error, allowed)
+    if case.continuation:
+        said = logits[len(case.ids) - 1 :].argmax(axis=1)
+        others = float((said != np.array(case.continuation)).mean())
+        # A near tie may turn; a wrong model agrees by chance alone.
+        yield GoldenCheck(f"{name}: {len(said)} greedy tokens that are others", others, min(0.1 + allowed, 0.5))
+
+
+def _root_mean_square(difference: Floats) -> float:
+    return float(np.sqrt(np.mean(np.square(difference, dtype=np.float64))))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InvalidRequestError(f"{path}: goldens of more than {MAX_BYTES >> 20} MiB are not read")
+        given = DECODER.decode(path.read_text("utf-8"))
+    except OSError as error:
+        raise InvalidRequestError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise InvalidRequestError(f"{path}: this is not JSON") from None
+    if not isinstance(given, dict):
+        raise InvalidRequestError(f"{path}: goldens are a JSON object")
+    return given
+
+
+def _require_shape(given: Mapping[str, Any], config: SmolLM3Config) -> None:
+    shape = given.get("shape")
+    if not isinstance(shape, dict):
+        raise InvalidRequestError("goldens say of which shape their model is")
+    have = {"layers": config.num_hidden_layers, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    for name, value in have.items():
+        if shape.get(name) != value:
+            raise InvalidRequestError(f"these goldens are of another model: {name} {shape.get(name)}, and not {value}")
+
+
+def _case(engine: Engine, given: Any) -> _Case:
+    if not isinstance(given, dict) or ("ids" in given) == ("text" in given):
+        raise InvalidRequestError("each case of the goldens has either ids or text")
+    vocab = engine.config.vocab_size
+    ids = _ids(given["ids"], vocab) if "ids" in given else engine.tokenize(_text(given["text"]))
+    following = given.get("continuation", [])
+    if isinstance(following, str):  # as one text, for a token may reach over the border
+        both = engine.tokenize(_text(given.get("text", "")) + following)
+        if both[: len(ids)] != ids:
+            raise InvalidRequestError("the text and its continuation are not cut into tokens where they meet")
+        following = both[len(ids) :]
+    else:
+        following = _ids(following, vocab)
+    means = _floats(given.get("means", []))
+    runs = tuple(_run(each, len(ids), vocab) for each in _list(given, "logits"))
+    if not ids or len(means) > len(ids) or len(ids) + len(following) > engine.info.context_tokens:
+        raise InvalidRequestError("a case of the goldens has no ids, too many, or more means than ids")
+    return _Case(ids, means, runs, following)
+
+
+def _run(given: Any, positions: int, vocab: int) -> tuple[int, int, Floats]:
+    if not isinstance(given, dict):
+        raise InvalidRequestError("logits of the goldens have a position, a first token and values")
+    position, first, values = given.get("position"), given.get("first", 0), _floats(given.get("values"))
+    if type(position) is not int or type(first) is not int or len(values) < 2:
+        raise InvalidRequestError("logits of the goldens have a position, a first token and several values")
+    if not 0 <= position < positions or not 0 <= first <= vocab - len(values):
+        raise InvalidRequestError(f"no logits are at position {position} from token {first} on")
+    return position, first, values
+
+
+def _list(given: Mapping[str, Any], name: str) -> list[Any]:
+    found = given.get(name, [])
+    if not isinstance(found, list):
+        raise InvalidRequestError(f"{name} of the goldens must be a list")
+    return found
+
+
+def _ids(given: Any, vocab: int) -> list[int]:
+    if not isinstance(given, list) or not all(type(each) is int and 0 <= each < vocab for each in given):
+        raise InvalidRequestError("ids of the goldens must be ids of this vocabulary")
+    return given
+
+
+def _floats(given: Any) -> Floats:
+    if not isinstance(given, list) or not all(type(each) in (int, float) for each in given):
+        raise InvalidRequestError("means and values of the goldens must be lists of numbers")
+    return np.array(given, np.float32)
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, str):
+        raise InvalidRequestError("a text of the goldens must be a text")
+    return given

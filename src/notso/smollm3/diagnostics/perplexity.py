@@ -1,0 +1,161 @@
+"""How well a model foretells a text, and how far it is from another one, measured as by llama.cpp's perplexity tool.
+
+A text's tokens are cut into windows of one length, what is left over is not read. Each window is read on its own; the
+tokens of its second half are judged, each by what stands before it in the window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.smollm3.engine.engine import Engine
+from notso.smollm3.errors import InvalidRequestError
+
+WINDOW_TOKENS = 512
+"""As llama.cpp's tool has it by default."""
+
+LEAST_WINDOW = 16
+ROWS_AT_ONCE = 32  # whose probabilities are in memory in double precision
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
+Progress: TypeAlias = Callable[[int, int], None]  # windows done, in all
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and its standard error."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def of(cls, samples: Doubles) -> Estimate:
+        spread = float(samples.std(ddof=1)) if len(samples) > 1 else math.nan
+        return cls(float(samples.mean()), spread / math.sqrt(len(samples)))
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """exp of the mean negative log probability of `tokens` judged tokens."""
+
+    tokens: int
+    perplexity: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How a model's probabilities differ from a base's, over the same tokens.
+
+    kl: Kullback-Leibler divergence of the model from the base, in nats, and its largest, 99th percentile and median.
+    same_top: share of places where both hold the same token the likeliest. rms_change: root of the mean square of the
+    change in the probability of the text's own token.
+    """
+
+    base: Perplexity
+    model: Perplexity
+    kl: Estimate
+    largest_kl: float
+    kl_99: float
+    median_kl: float
+    same_top: Estimate
+    rms_change: float
+
+
+def perplexity(
+    engine: Engine, text: str, *, window: int = WINDOW_TOKENS, progress: Progress | None = None
+) -> Perplexity:
+    """Raises InvalidRequestError where the text has less than two windows, or a window does not fit the context."""
+    windows = _windows(engine, text, window)
+    judged = []
+    for number, ids in enumerate(windows):
+        judged.append(_log_probabilities(_second_half(engine, ids), ids))
+        if progress is not None:
+            progress(number + 1, len(windows))
+    return _perplexity(np.concatenate(judged))
+
+
+def divergence(
+    engine: Engine, base: Engine, text: str, *, window: int = WINDOW_TOKENS, progress: Progress | None = None
+) -> Divergence:
+    """Both models over the same text. Raises InvalidRequestError as `perplexity` does, or where they cut it into other
+    tokens."""
+    windows = _windows(engine, text, window)
+    if windows != _windows(base, text, window):
+        raise InvalidRequestError("the two models do not cut the text into the same tokens")
+    ours, theirs, kl, same = [], [], [], []
+    for number, ids in enumerate(windows):
+        found, wanted = _second_half(engine, ids), _second_half(base, ids)
+        ours.append(_log_probabilities(found, ids))
+        theirs.append(_log_probabilities(wanted, ids))
+        kl.append(_divergences(found, wanted))
+        same.append(found.argmax(axis=1) == wanted.argmax(axis=1))
+        if progress is not None:
+            progress(number + 1, len(windows))
+    model, reference, distances = np.concatenate(ours), np.concatenate(theirs), np.concatenate(kl)
+    return Divergence(
+        base=_perplexity(reference),
+        model=_perplexity(model),
+        kl=Estimate.of(distances),
+        largest_kl=float(distances.max()),
+        kl_99=float(np.quantile(distances, 0.99)),
+        median_kl=float(np.median(distances)),
+        same_top=Estimate.of(np.concatenate(same).astype(np.float64)),
+        rms_change=float(np.sqrt(np.mean(np.square(np.exp(model) - np.exp(reference))))),
+    )
+
+
+def _windows(engine: Engine, text: str, window: int) -> list[list[int]]:
+    most = engine.info.context_tokens
+    if not LEAST_WINDOW <= window <= most:
+        raise InvalidRequestError(f"windows of {window} tokens: {LEAST_WINDOW} to the context of {most:,} fit")
+    ids = engine.tokenize(text)
+    if len(ids) < 2 * window:
+        raise InvalidRequestError(
+            f"the text has {len(ids):,} tokens; two windows of {window} are the least to judge by"
+        )
+    return [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]
+
+
+def _second_half(engine: Engine, ids: Sequence[int]) -> Floats:
+    """(L - L // 2 - 1, V): logits before each token that is judged."""
+    return engine.logits(ids)[len(ids) // 2 : -1]
+
+
+def _log_probabilities(logits: Floats, ids: Sequence[int]) -> Doubles:
+    """Of the tokens that come, at every place of a window's second half."""
+    wanted = np.array(ids[len(ids) // 2 + 1 :])
+    return np.concatenate(
+        [_log_softmax(logits[at])[np.arange(len(wanted[at])), wanted[at]] for at in _pieces(len(logits))]
+    )
+
+
+def _divergences(found: Floats, wanted: Floats) -> Doubles:
+    """KL(base | model) of every row."""
+    rows = []
+    for at in _pieces(len(found)):
+        ours, theirs = _log_softmax(found[at]), _log_softmax(wanted[at])
+        rows.append((np.exp(theirs) * (theirs - ours)).sum(axis=1))
+    return np.concatenate(rows)
+
+
+def _pieces(rows: int) -> list[slice]:
+    return [slice(at, at + ROWS_AT_ONCE) for at in range(0, rows, ROWS_AT_ONCE)]
+
+
+def _log_softmax(logits: Floats) -> Doubles:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    logs: Doubles = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return logs
+
+
+def _perplexity(log_probabilities: Doubles) -> Perplexity:
+    mean = Estimate.of(-log_probabilities)
+    value = math.exp(mean.value)
+    return Perplexity(len(log_probabilities), Estimate(value, value * mean.error))
