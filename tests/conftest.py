@@ -58,6 +58,7 @@ class FakeHub:
     bytes_per_second: float = 0.0
     trickles_from: int | None = None  # from here on it takes minutes: who looks at a transfer need not hurry
     redirect_to: str = ""
+    listing: bytes = b""  # what it says of a repository; none where empty
     requests: list[tuple[str, str | None]] = field(default_factory=list)  # method and Range
     tokens: list[str | None] = field(default_factory=list)  # Authorization of each GET
 
@@ -88,6 +89,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self) -> None:
+        if self.path.startswith("/api/models/"):
+            self._list()
+            return
         wanted = self.headers.get("Range")
         self.hub.requests.append(("GET", wanted))
         self.hub.tokens.append(self.headers.get("Authorization"))
@@ -120,6 +124,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if pace:
                 time.sleep(size / pace)
 
+    def _list(self) -> None:
+        self.hub.requests.append(("LIST", self.path))
+        if not self.hub.listing:
+            self._answer(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.hub.listing)))
+        self.end_headers()
+        self.wfile.write(self.hub.listing)
+
     def _answer(self, status: int, **headers: str) -> None:
         self.send_response(status)
         for name, value in headers.items():
@@ -148,7 +162,7 @@ def _serve(hub_state: FakeHub) -> Iterator[FakeHub]:
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home, cache and data folder that belong to this test, and none of the machine's NOTSO_ or HF_ variables."""
     for name in list(os.environ):
-        if name.startswith(("NOTSO_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_")):
+        if name.startswith(("NOTSO_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "OLLAMA_", "LLAMA_")):
             monkeypatch.delenv(name)
     home = tmp_path / "home"
     home.mkdir()

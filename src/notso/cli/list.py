@@ -25,8 +25,9 @@ def list_models(
 ) -> None:
     """List the models on this machine.
 
-    The demo, SmolLM3 files in the Hugging Face cache, and GGUF files in the folders given. `verified` is yes where the
-    whole file was read and its SHA-256 is the published one; `notso verify` does that.
+    The demo, SmolLM3 files that are in the Hugging Face cache or that Ollama, LM Studio or llama.cpp fetched, and GGUF
+    files in the folders given. `--model NAME` runs one where it lies. `verified` is yes where the whole file was read
+    and its SHA-256 is the published one; `notso verify` does that.
     """
     from notso.smollm3.hub import registry
 

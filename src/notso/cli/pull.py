@@ -1,4 +1,4 @@
-"""`notso pull`: fetch an official model file."""
+"""`notso pull`: fetch a model file."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from notso.cli import options, terminal
 
 EXAMPLES = """\
   notso pull
-  notso pull Q8_0"""
+  notso pull Q8_0
+  notso pull somebody/My-SmolLM3-GGUF:Q6_K"""
 
 
 def pull(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="`smollm3-3b:Q4_K_M` (1.92 GB) or `smollm3-3b:Q8_0` (3.28 GB).")
+        str,
+        typer.Argument(metavar="NAME", help="`Q4_K_M` (1.92 GB), `Q8_0` (3.28 GB), or REPOSITORY[:TYPE] of the Hub."),
     ] = "smollm3-3b:Q4_K_M",
     force: Annotated[bool, typer.Option("--force", help="Fetch again even if it is here.")] = False,
     offline: Annotated[
@@ -27,12 +29,15 @@ def pull(
 ) -> None:
     """Download SmolLM3-3B, with resume, and check its hash.
 
+    Or any repository's GGUF file, checked by the hash that the Hub has for it: `notso run --model PATH` asks it.
+
     It goes to the Hugging Face cache, and an interrupted download goes on where it stopped. HF_HOME moves the cache,
     HF_ENDPOINT names a mirror. The file's path is printed on stdout.
     """
-    from notso.smollm3.hub import download, registry
+    from notso.smollm3.hub import download, registry, repository
 
-    file = registry.known_file(name)
+    file = repository.file_named(name, offline=offline or download.is_offline())
+    is_official = file in registry.official_files()
     if not as_json and registry.find_local(file) is None and not offline:
         plan = download.plan_download(file)
         free = terminal.gigabytes(plan.free_bytes)
@@ -57,5 +62,6 @@ def pull(
         return
     resumed = f", resumed at {terminal.gigabytes(pulled.resumed_at_bytes)}" if pulled.resumed_at_bytes else ""
     how = f"fetched{resumed}" if pulled.downloaded_bytes else "was here already"
-    terminal.note(f"{file.name} {how}; its SHA-256 is the published one. `notso serve` and `notso chat` use it now.")
+    use = "`notso serve` and `notso chat` use it now" if is_official else f"`notso run --model {pulled.path}` asks it"
+    terminal.note(f"{file.name} {how}; its SHA-256 is the published one. {use}.")
     terminal.say(str(pulled.path))

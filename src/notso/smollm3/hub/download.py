@@ -318,7 +318,7 @@ def _put_in_place(file: KnownFile, arrived: Path) -> Path:
     snapshot.parent.mkdir(parents=True, exist_ok=True)
     snapshot.unlink(missing_ok=True)
     try:
-        snapshot.symlink_to(Path("..") / ".." / "blobs" / blob.name)
+        snapshot.symlink_to(os.path.relpath(blob, snapshot.parent))
     except OSError:
         blob.replace(snapshot)  # a file system without links
     return snapshot

@@ -7,23 +7,26 @@ Nothing here touches the network; `download` does.
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import platformdirs
 
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
+from notso.smollm3.hub.other_stores import Store, is_smollm3, stored_models
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done ("downloading", "checking"), bytes done and bytes in all."""
 
 Verified = Literal["yes", "no", "wrong size", "built in"]
+Where = Literal["built in", "cache", "folder"] | Store
 
 _HASH_CHUNK_BYTES = 4 << 20
 DEMO_QUANTISATION = "Q4_K_M"  # its name does not say so; opening every file to look would be slow
@@ -80,7 +83,7 @@ class LocalModel:
     path: Path
     size_bytes: int
     quantisation: str
-    where: Literal["built in", "cache", "folder"]
+    where: Where
     verified: Verified
 
 
@@ -132,7 +135,7 @@ def snapshot_path(file: KnownFile) -> Path:
 def find_local(file: KnownFile) -> Path | None:
     """A complete copy in the cache, from whichever revision; judged by its length, not its hash."""
     snapshots = repository_folder(file) / "snapshots"
-    for path in [snapshot_path(file), *sorted(snapshots.glob(f"*/{file.filename}"))]:
+    for path in [snapshot_path(file), *sorted(snapshots.glob(f"*/{glob.escape(file.filename)}"))]:
         if _size(path) == file.size_bytes:
             return path
     return None
@@ -146,16 +149,19 @@ def demo_path() -> Path:
 def resolve_model(given: str | Path | None = None) -> Path | None:
     """The model to run: the one given, else NOTSO_MODEL, else an official file in the cache, else None for the demo.
 
-    Raises ModelFileError if a file was named and is not there.
+    A path, or a name as `local_models` has it. Raises ModelFileError if one was named and is not there.
     """
     named = given or os.environ.get("NOTSO_MODEL")
     if named:
         path = Path(named).expanduser()
         if path.is_dir():
             raise ModelFileError(f"{path} is a folder; `notso convert {path} OUT.gguf` makes a model file of it")
-        if not path.exists():
-            raise ModelFileError(f"there is no model file at {path}")
-        return path
+        if path.exists():
+            return path
+        found = next((model.path for model in local_models() if model.name.lower() == str(named).lower()), None)
+        if found is None:
+            raise ModelFileError(f"there is no model file at {path}, and `notso list` shows none of that name")
+        return found
     for file in KNOWN_FILES:
         found = find_local(file)
         if found is not None:
@@ -164,13 +170,19 @@ def resolve_model(given: str | Path | None = None) -> Path | None:
 
 
 def local_models(folders: Iterable[Path] = ()) -> list[LocalModel]:
-    """The demo, SmolLM3 files in the Hugging Face cache, and every GGUF file in `folders` (not below them)."""
+    """The demo, SmolLM3 files in the Hugging Face cache and in other programs' stores, and every GGUF file in `folders`
+    (not below them)."""
     models = []
     demo = demo_path()
     if demo.is_file():
         models.append(LocalModel("demo", demo, demo.stat().st_size, DEMO_QUANTISATION, "built in", "built in"))
     cached = sorted(hub_cache().glob("models--*/snapshots/*/*.gguf"))
-    models += [_describe(path, "cache") for path in cached if "smollm3" in path.name.lower() and path.is_file()]
+    models += [
+        _describe(path, "cache")
+        for path in cached
+        if path.is_file() and ("smollm3" in path.name.lower() or is_smollm3(path))
+    ]
+    models += [_described_by(each.name, each.path, each.store) for each in stored_models()]
     for folder in folders:
         models += [_describe(path, "folder") for path in sorted(folder.glob("*.gguf")) if path.is_file()]
     return models
@@ -219,7 +231,13 @@ def remembered_hash(path: Path) -> str | None:
     return str(entry[2])
 
 
-def _describe(path: Path, where: Literal["cache", "folder"]) -> LocalModel:
+def _described_by(name: str, path: Path, where: Store) -> LocalModel:
+    """As the program calls it that fetched it, whose names of files may say nothing."""
+    found = _describe(path, where)
+    return replace(found, name=name, quantisation=found.quantisation or quantisation_in(name.replace(":", "-")) or "")
+
+
+def _describe(path: Path, where: Where) -> LocalModel:
     size = path.stat().st_size
     sha256 = remembered_hash(path)
     known = known_by_hash(sha256) if sha256 else None

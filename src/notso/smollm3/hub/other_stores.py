@@ -1,0 +1,98 @@
+"""SmolLM3 files that other programs have fetched, found where they lie: Ollama, LM Studio and llama.cpp.
+
+Nothing is written there. A file counts by what its first bytes say, not by its name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Store = Literal["ollama", "lm studio", "llama.cpp"]
+
+MAX_MANIFESTS = 2_000
+MAX_MANIFEST_BYTES = 1 << 20
+HEAD_BYTES = 64 << 10
+"""The architecture stands at the beginning of a file's metadata; a converter that writes it after the vocabulary is
+not known."""
+
+_ARCHITECTURE = b"general.architecture" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"smollm3"
+_OLLAMA_MODEL = "application/vnd.ollama.image.model"
+_OLLAMA_REGISTRY, _OLLAMA_NAMESPACE = "registry.ollama.ai", "library"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A file and what the program that fetched it calls it."""
+
+    name: str
+    path: Path
+    store: Store
+
+
+def is_smollm3(path: Path) -> bool:
+    """Whether a file begins as a GGUF file of this architecture. False also for what cannot be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return False
+    return head.startswith(b"GGUF") and _ARCHITECTURE in head
+
+
+def stored_models() -> list[StoredModel]:
+    """Every one that is found, each file once."""
+    found: dict[Path, StoredModel] = {}
+    for model in (*_of_ollama(), *_of_folders()):
+        if is_smollm3(model.path):
+            found.setdefault(model.path.resolve(), model)
+    return list(found.values())
+
+
+def _of_ollama() -> Iterator[StoredModel]:
+    """Ollama keeps files by their hash, and names in manifests: registry/namespace/model/tag."""
+    asked = os.environ.get("OLLAMA_MODELS")
+    roots = [Path(asked)] if asked else [Path.home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
+    for root in roots:
+        for number, manifest in enumerate(_files(root / "manifests", "*/*/*/*")):
+            if number == MAX_MANIFESTS:
+                break
+            blob = _ollama_blob(root, manifest)
+            if blob is not None:
+                registry, namespace, model, tag = manifest.parts[-4:]
+                place = [registry] * (registry != _OLLAMA_REGISTRY) + [namespace] * (namespace != _OLLAMA_NAMESPACE)
+                yield StoredModel(f"{'/'.join([*place, model])}:{tag}", blob, "ollama")
+
+
+def _ollama_blob(root: Path, manifest: Path) -> Path | None:
+    try:
+        if manifest.stat().st_size > MAX_MANIFEST_BYTES:
+            return None
+        layers = json.loads(manifest.read_bytes())["layers"]
+        digests = [each["digest"] for each in layers if each["mediaType"] == _OLLAMA_MODEL]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    kind, _, digest = str(digests[0]).partition(":") if len(digests) == 1 else ("", "", "")
+    return root / "blobs" / f"sha256-{digest}" if kind == "sha256" and digest.isalnum() else None
+
+
+def _of_folders() -> Iterator[StoredModel]:
+    """LM Studio keeps files as publisher/repository/file, llama.cpp all in one folder."""
+    home, cache = Path.home(), Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    for root in (home / ".lmstudio/models", cache / "lm-studio/models"):
+        for path in _files(root, "*/*/*.gguf"):
+            yield StoredModel(f"{path.parent.parent.name}/{path.parent.name}/{path.stem}", path, "lm studio")
+    for path in _files(Path(os.environ.get("LLAMA_CACHE") or cache / "llama.cpp"), "*.gguf"):
+        yield StoredModel(path.stem, path, "llama.cpp")
+
+
+def _files(root: Path, pattern: str) -> list[Path]:
+    """In order; none where the folder is not there or may not be read."""
+    try:
+        return sorted(path for path in root.glob(pattern) if path.is_file())
+    except OSError:
+        return []

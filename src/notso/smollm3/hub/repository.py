@@ -1,0 +1,116 @@
+"""What model files a repository of the Hub has: a file of anybody's, with the length and hash that the Hub gives it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from notso.smollm3.errors import DownloadError, InvalidRequestError, quoted
+from notso.smollm3.hub import redirects
+from notso.smollm3.hub.registry import KnownFile, known_file, quantisation_in
+from notso.smollm3.strict_json import DECODER
+
+USUAL = "Q4_K_M"
+"""Taken where nothing is asked for and the repository has it."""
+
+MAX_LISTING_BYTES = 16 << 20
+TIMEOUT_S = 20.0
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name is `owner/repository`, with or without `:QUANTISATION`."""
+    return _REPOSITORY.fullmatch(name.strip().partition(":")[0]) is not None
+
+
+def file_named(name: str, *, offline: bool = False) -> KnownFile:
+    """The file that a person means to fetch: an official one, or that of `owner/repository[:QUANTISATION]`, for which
+    the Hub is asked. Raises InvalidRequestError with the choices, or DownloadError."""
+    try:
+        return known_file(name)
+    except InvalidRequestError:
+        if not is_repository(name):
+            raise
+    if offline:
+        raise DownloadError(f"what {name.strip()} has is asked of the Hub, and the network is switched off")
+    repository, _, quantisation = name.strip().partition(":")
+    return _choice(repository, quantisation, _listing(repository))
+
+
+def _listing(repository: str) -> Mapping[str, Any]:
+    """What the Hub says of a repository's files."""
+    import httpx2
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    url = f"{endpoint}/api/models/{quote(repository)}/revision/main?blobs=true"
+    received = b""
+    try:
+        with redirects.followed(get_session(), "GET", url, headers=build_hf_headers(), timeout=TIMEOUT_S) as response:
+            if response.status_code in (401, 403, 404):
+                raise DownloadError(
+                    f"{endpoint} has no {repository}, or shows it to its members only: log in with `hf auth login`"
+                )
+            if response.status_code != 200:
+                raise DownloadError(f"{endpoint} does not list {repository}: HTTP {response.status_code}")
+            for chunk in response.iter_bytes():
+                received += chunk
+                if len(received) > MAX_LISTING_BYTES:
+                    raise DownloadError(f"{endpoint} lists more of {repository} than is read")
+    except (httpx2.HTTPError, OSError) as error:
+        raise DownloadError(f"{endpoint} cannot be reached: {str(error) or type(error).__name__}") from error
+    try:
+        listing = DECODER.decode(received.decode())
+    except (ValueError, RecursionError):
+        listing = None
+    if not isinstance(listing, dict) or not isinstance(listing.get("siblings"), list):
+        raise DownloadError(f"{endpoint} does not list {repository} as the Hub does")
+    return listing
+
+
+def _choice(repository: str, quantisation: str, listing: Mapping[str, Any]) -> KnownFile:
+    commit = listing.get("sha")
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise DownloadError(f"the Hub names no commit of {repository}")
+    found = {}
+    for each in listing["siblings"]:
+        file = _file(repository, commit, each)
+        if file is not None:
+            found[file.quantisation.upper() or file.filename.upper()] = file
+    if not found:
+        raise InvalidRequestError(f"{repository} has no GGUF file that can be fetched", param="name")
+    wanted = quantisation.upper() or (USUAL if USUAL in found or len(found) > 1 else next(iter(found)))
+    if wanted not in found:
+        choices = ", ".join(sorted(each.quantisation or each.filename for each in found.values()))
+        raise InvalidRequestError(f"{repository} has no {quoted(wanted)}; choices: {choices}", param="name")
+    return found[wanted]
+
+
+def _file(repository: str, commit: str, given: Any) -> KnownFile | None:
+    """None for what is no model file by itself, or has no hash to be checked by."""
+    name, lfs = (given.get("rfilename"), given.get("lfs")) if isinstance(given, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(lfs, dict):
+        return None
+    size, sha256 = lfs.get("size"), lfs.get("sha256")
+    if not name.lower().endswith(".gguf") or _PART.search(name) or "mmproj" in name.lower():
+        return None
+    if any(part in ("", ".", "..") for part in name.split("/")) or "\\" in name or not name.isprintable():
+        return None
+    if type(size) is not int or size <= 0 or not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        return None
+    return KnownFile(
+        name=f"{repository}:{quantisation_in(name) or name}",
+        repository=repository,
+        revision=commit,
+        filename=name,
+        size_bytes=size,
+        sha256=sha256,
+    )

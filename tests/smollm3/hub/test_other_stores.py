@@ -1,0 +1,94 @@
+"""Files of Ollama, LM Studio and llama.cpp are listed by the names those have for them, and run where they lie."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from notso.smollm3.errors import ModelFileError
+from notso.smollm3.hub import registry
+from notso.smollm3.hub.other_stores import is_smollm3, stored_models
+
+
+def manifest(root: Path, name: str, content: bytes, layers: object = None) -> Path:
+    """Put a file into Ollama's store under a name; its path."""
+    digest = hashlib.sha256(content).hexdigest()
+    blob = root / "blobs" / f"sha256-{digest}"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(content)
+    path = root / "manifests" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": len(content)}
+    licence = {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:00", "size": 1}
+    path.write_text(json.dumps({"schemaVersion": 2, "layers": [licence, model] if layers is None else layers}))
+    return blob
+
+
+@pytest.fixture
+def model() -> bytes:
+    return registry.demo_path().read_bytes()
+
+
+def test_every_store_is_looked_into(own_home: Path, model: bytes) -> None:
+    llama = model.replace(b"\x07\0\0\0\0\0\0\0smollm3", b"\x05\0\0\0\0\0\0\0llama\0\0", 1)
+    ollama = own_home / ".ollama/models"
+    first = manifest(ollama, "registry.ollama.ai/library/smollm3/latest", model)
+    manifest(ollama, "hf.co/somebody/My-SmolLM3-GGUF/Q6_K", model + b"2")
+    manifest(ollama, "registry.ollama.ai/library/llama3/8b", llama)
+    kept = {
+        own_home / ".lmstudio/models/somebody/My-GGUF/tuned-Q8_0.gguf": model + b"3",
+        own_home / ".lmstudio/models/somebody/My-GGUF/llama.gguf": llama,
+        own_home / "cache/llama.cpp/somebody_tuned-IQ4_XS.gguf": model + b"4",
+        own_home / "hf/hub/models--a--b/snapshots/c/tuned-Q5_K.gguf": model + b"5",
+    }
+    for path, content in kept.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (own_home / "cache/llama.cpp/again.gguf").symlink_to(own_home / "cache/llama.cpp/somebody_tuned-IQ4_XS.gguf")
+    found = {each.name: (each.where, each.quantisation) for each in registry.local_models() if each.name != "demo"}
+    assert found == {
+        "tuned-Q5_K": ("cache", "Q5_K"),
+        "hf.co/somebody/My-SmolLM3-GGUF:Q6_K": ("ollama", "Q6_K"),
+        "smollm3:latest": ("ollama", ""),
+        "somebody/My-GGUF/tuned-Q8_0": ("lm studio", "Q8_0"),
+        "again": ("llama.cpp", ""),
+    }
+    assert registry.resolve_model("SmolLM3:latest") == first
+    with pytest.raises(ModelFileError, match="`notso list` shows none of that name"):
+        registry.resolve_model("llama3:8b")
+
+
+def test_ollama_may_keep_its_models_elsewhere(own_home: Path, model: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(own_home / "elsewhere"))
+    manifest(own_home / "elsewhere", "registry.ollama.ai/me/mine/v1", model)
+    manifest(own_home / ".ollama/models", "registry.ollama.ai/library/smollm3/latest", model)
+    assert [each.name for each in stored_models()] == ["me/mine:v1"]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [],
+        {},
+        [1],
+        [{"mediaType": "application/vnd.ollama.image.model"}],
+        [{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:../../../etc/passwd"}],
+        [{"mediaType": "application/vnd.ollama.image.model", "digest": "md5:00"}],
+        [{"mediaType": "application/vnd.ollama.image.model", "digest": 7}],
+    ],
+)
+def test_a_strange_manifest_names_nothing(own_home: Path, model: bytes, layers: object) -> None:
+    manifest(own_home / ".ollama/models", "registry.ollama.ai/library/smollm3/latest", model, layers)
+    (own_home / ".ollama/models/manifests/registry.ollama.ai/library/smollm3/other").write_text("[" * 100_000)
+    assert stored_models() == []
+
+
+def test_what_cannot_be_read_is_no_model(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "text.gguf").write_text("general.architecture smollm3")
+    assert not is_smollm3(tmp_path / "absent") and not is_smollm3(tmp_path) and not is_smollm3(tmp_path / "text.gguf")
+    assert is_smollm3(registry.demo_path())

@@ -1,0 +1,131 @@
+"""Anybody's repository: which file is meant, what the Hub must say of it, and that it is fetched and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import FakeHub
+
+from notso.smollm3.errors import DownloadError, InvalidRequestError
+from notso.smollm3.hub import registry
+from notso.smollm3.hub.download import pull
+from notso.smollm3.hub.repository import file_named
+
+COMMIT = "ab" * 20
+
+
+def entry(name: str, content: bytes, **changed: Any) -> dict[str, Any]:
+    lfs = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest(), "pointerSize": 135}
+    return {"rfilename": name, "size": len(content), "lfs": lfs | changed}
+
+
+def listing(*siblings: Any, sha: Any = COMMIT) -> bytes:
+    return json.dumps({"id": "somebody/My-GGUF", "sha": sha, "siblings": list(siblings)}).encode()
+
+
+@pytest.fixture
+def files(fake_hub: FakeHub) -> list[dict[str, Any]]:
+    there = fake_hub.content
+    names = (
+        "My-Q4_K_M.gguf",
+        "My-Q6_K.gguf",
+        "sub/My-UD-IQ2_XXS.gguf",
+        "My-BF16-00001-of-00002.gguf",
+        "mmproj-F16.gguf",
+    )
+    return [entry(name, there) for name in names] + [{"rfilename": "README.md", "size": 5}]
+
+
+@pytest.mark.parametrize(
+    ("name", "filename"),
+    [
+        ("somebody/My-GGUF", "My-Q4_K_M.gguf"),
+        ("somebody/My-GGUF:q6_k", "My-Q6_K.gguf"),
+        (" somebody/My-GGUF:UD-IQ2_XXS ", "sub/My-UD-IQ2_XXS.gguf"),
+    ],
+)
+def test_a_file_is_chosen_by_its_type_and_fetched(
+    fake_hub: FakeHub, files: list[dict[str, Any]], name: str, filename: str
+) -> None:
+    fake_hub.listing = listing(*files)
+    file = file_named(name)
+    assert (file.filename, file.revision, file.size_bytes) == (filename, COMMIT, len(fake_hub.content))
+    assert fake_hub.requests == [("LIST", "/api/models/somebody/My-GGUF/revision/main?blobs=true")]
+    pulled = pull(file, sleep=lambda _: None)
+    assert pulled.path.read_bytes() == fake_hub.content and registry.find_local(file) == pulled.path
+    assert pull(file).downloaded_bytes == 0
+
+
+def test_an_official_file_is_asked_of_nobody(fake_hub: FakeHub) -> None:
+    assert file_named("Q8_0") == registry.known_file("Q8_0") == file_named("ggml-org/SmolLM3-3B-GGUF:Q8_0")
+    assert fake_hub.requests == []
+
+
+def test_the_only_file_needs_no_name(fake_hub: FakeHub) -> None:
+    fake_hub.listing = listing(entry("tuned.gguf", fake_hub.content))
+    assert file_named("somebody/My-GGUF").filename == "tuned.gguf"
+
+
+@pytest.mark.parametrize("name", ["somebody/My-GGUF:Q2_K", "somebody/My-GGUF:BF16"])
+def test_choices_are_told(fake_hub: FakeHub, files: list[dict[str, Any]], name: str) -> None:
+    fake_hub.listing = listing(*files)
+    with pytest.raises(InvalidRequestError, match=r"choices: Q4_K_M, Q6_K, UD-IQ2_XXS$"):
+        file_named(name)
+
+
+@pytest.mark.parametrize("name", ["nobody", "a/b/c", "../b", "a/../b:Q8_0", "https://example.org/x", "a/b\n", ""])
+def test_what_is_no_repository_is_not_asked_for(fake_hub: FakeHub, name: str) -> None:
+    if name != "a/b\n":
+        with pytest.raises(InvalidRequestError, match="choices: smollm3-3b"):
+            file_named(name)
+        assert fake_hub.requests == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rfilename": "../../x.gguf"},
+        {"rfilename": "/etc/x.gguf"},
+        {"rfilename": "a\\x.gguf"},
+        {"rfilename": "a\x1b.gguf"},
+        {"rfilename": 7},
+        {"lfs": None},
+        {"lfs": {"size": 3, "sha256": "short"}},
+        {"lfs": {"size": "3", "sha256": "0" * 64}},
+        {"lfs": {"size": -3, "sha256": "0" * 64}},
+    ],
+)
+def test_what_could_do_harm_or_cannot_be_checked_is_no_choice(fake_hub: FakeHub, changed: dict[str, Any]) -> None:
+    fake_hub.listing = listing(entry("x.gguf", fake_hub.content) | changed, 3)
+    with pytest.raises(InvalidRequestError, match="has no GGUF file that can be fetched"):
+        file_named("somebody/My-GGUF")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (b"", "has no somebody/My-GGUF, or shows it to its members only"),
+        (b"<html>", "does not list"),
+        (b"[]", "does not list"),
+        (b"[" * 100_000, "does not list"),
+        (listing(sha="main"), "names no commit"),
+        (b" " * ((16 << 20) + 1), "more of somebody/My-GGUF than is read"),
+    ],
+)
+def test_a_hub_that_says_something_else(fake_hub: FakeHub, given: bytes, words: str) -> None:
+    fake_hub.listing = given
+    with pytest.raises(DownloadError, match=words):
+        file_named("somebody/My-GGUF")
+
+
+def test_without_a_network(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DownloadError, match="the network is switched off"):
+        file_named("somebody/My-GGUF", offline=True)
+    assert file_named("Q8_0", offline=True).filename == "SmolLM3-Q8_0.gguf"
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(DownloadError, match="cannot be reached"):
+        file_named("somebody/My-GGUF")
