@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from notso.cli import engines, options, terminal
+from notso.cli.model_files import model_file
 
 EXAMPLES = """\
   notso bench SmolLM3-Q4_K_M.gguf
@@ -65,9 +66,8 @@ def bench(
     Prefill, decode and the machine's read bandwidth are measured in turns; medians count, with minimum and maximum.
     """
     from notso.smollm3.diagnostics.benchmark import BenchmarkPlan, run_benchmark
-    from notso.smollm3.hub.registry import resolve_model
 
-    path = resolve_model(file)
+    path = model_file(file, silent=as_json)
     plan = BenchmarkPlan(
         prefill=tuple(map(_prompt, prefill or ("512",))),
         depths=tuple(depth or (0,)),

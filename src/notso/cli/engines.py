@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from notso.cli import exit_codes, terminal
+from notso.cli.model_files import model_file
 
 if TYPE_CHECKING:
     from notso.qtensor import Backend
@@ -24,13 +25,12 @@ def open_engine(
     device: str = "auto",
     silent: bool = False,
 ) -> Engine:
-    """Load the model a person meant (see hub.resolve_model), with a sign of life while it takes long."""
+    """Load the model a person meant (see `model_file`), with a sign of life while it takes long."""
+    path = model_file(model, silent=silent)
     with terminal.waiting("loading the model", silent=silent):
         from notso.smollm3.engine.engine import Engine
-        from notso.smollm3.hub.registry import resolve_model
 
         prepare_for_a_lost_file()
-        path = resolve_model(model)
         engine = Engine.load(path, context_tokens=context_tokens, threads=threads, kv=kv, device=device)
     if engine.info.device_note and not silent:
         terminal.note(fallback_notice(engine.info.device_note))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from notso.cli import exit_codes, options, terminal
+from notso.cli.model_files import model_file
 
 if TYPE_CHECKING:
     from notso.smollm3.diagnostics.inspection import Entry, Inspection, RunInfo, TokenizerInfo
@@ -30,9 +31,8 @@ def inspect(
     and the context that fits this machine's memory. Exit code 3 if the file cannot be run.
     """
     from notso.smollm3.diagnostics.inspection import inspect_file
-    from notso.smollm3.hub.registry import resolve_model
 
-    found = inspect_file(resolve_model(file) or file)
+    found = inspect_file(model_file(file, silent=as_json) or file)
     if as_json:
         terminal.say_json(found.as_dict(tensors=tensors))
     else:

@@ -36,7 +36,7 @@ Model = Annotated[
         "-m",
         envvar="NOTSO_MODEL",
         metavar="FILE",
-        help="GGUF file. Default: the pulled SmolLM3-3B, else the demo.",
+        help="File, folder or name in `list`. Default: the pulled one.",
         show_default=False,
     ),
 ]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from notso.cli import engines, options, terminal
+from notso.cli.model_files import model_file
 
 if TYPE_CHECKING:
     from notso.smollm3.engine.engine import Engine
@@ -95,11 +96,10 @@ def serve(
     debug: options.Debug = False,
 ) -> None:
     """Serve the chat page and the API on this machine, until Ctrl-C."""
-    from notso.smollm3.hub.registry import resolve_model
     from notso.smollm3.values.engine_config import EngineConfig
     from notso.web.values.settings import Settings
 
-    path = resolve_model(model)
+    path = model_file(model)
     settings = Settings(
         host=host,
         port=port,

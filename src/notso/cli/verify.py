@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from notso.cli import engines, exit_codes, options, terminal
+from notso.cli.model_files import model_file
 
 if TYPE_CHECKING:
     from notso.smollm3.diagnostics.verification import TensorCheck, Verification
@@ -49,10 +50,10 @@ def verify(
 
     engines.prepare_for_a_lost_file()
     if golden or golden_file:
-        _compare(registry.resolve_model(file) or registry.demo_path(), golden_file, as_json)
+        _compare(model_file(file, silent=as_json) or registry.demo_path(), golden_file, as_json)
         return
     with terminal.progress(in_bytes=True, as_json=as_json) as report:
-        found = verify_file(registry.resolve_model(file) or registry.demo_path(), progress=report)
+        found = verify_file(model_file(file, silent=as_json) or registry.demo_path(), progress=report)
     damage = damaged_copy(found)
     if as_json:
         terminal.say_json({**found.as_dict(), "damaged_copy_of": damage})
