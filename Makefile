@@ -8,7 +8,7 @@ BROWSER := $(shell command -v chromium || command -v chromium-browser || command
 ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
-  results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock audit sbom
+  results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock audit sbom wheels
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -120,6 +120,9 @@ lock: build/tools-lock/.done  ## write the hashes of supply/ anew, after a chang
 audit: $(VENV)/.dev  ## look over what is installed: versions, files, start files, licences, known vulnerabilities
 	@$(MAKE) --no-print-directory build/tools-audit/.done || echo "pip-audit could not be installed"
 	@$(BIN)/python supply/audit.py build/tools-audit/bin/pip-audit
+
+wheels: $(BIN)/python  ## build wheels and the source distribution into dist/ (ARGS="--python python3.11 --python python3.12 --twice")
+	@$(BIN)/python supply/wheels.py $(ARGS)
 
 sbom: $(VENV)/.dev  ## write build/sbom.json: what the program is made of, as CycloneDX
 	@$(BIN)/python supply/sbom.py build/sbom.json

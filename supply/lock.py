@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "dev": ("--extra", "dev"),
     "lock": ("uv",),
     "audit": ("pip-audit",),
+    "wheels": ("pip", "scikit-build-core", "nanobind", "cmake", "ninja", "ziglang", "build", "auditwheel", "twine"),
     "clients": (
         "openai",
         "anthropic",
@@ -62,14 +63,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """What is installed when."""
 
-APART = ("lock", "audit", "clients", "clients-openai-2", "clients-lm-eval")
+APART = ("lock", "audit", "wheels", "clients", "clients-openai-2", "clients-lm-eval")
 """Those have a virtual environment of their own, and so hold all they need."""
 
 CLIENTS = ("clients", "clients-openai-2", "clients-lm-eval")
 """Programs of others that are tried against the server (`make test-clients`), in three environments: some want another
-openai than the rest, and lm-evaluation-harness brings half a hundred packages. Their versions stay as their lock files
-have them; a file that was removed is made of the newest.
+openai than the rest, and lm-evaluation-harness brings half a hundred packages.
 """
+
+OWN_PINS = (*CLIENTS, "wheels")
+"""Their versions stay as their lock files have them; a file that was removed is made of the newest."""
 
 
 def locked(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
@@ -94,7 +97,7 @@ def main() -> None:
         project = not wanted or wanted[0] == "--extra"
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config", "--universal"]
         command += ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
-        pins = path if group in CLIENTS else ROOT / "constraints.txt"
+        pins = path if group in OWN_PINS else ROOT / "constraints.txt"
         command += ["--constraint", str(pins)] if pins.exists() else []
         command += [part for name in sorted(left_out) for part in ("--no-emit-package", name)]
         command += [*wanted, str(ROOT / "pyproject.toml")] if project else ["-"]

@@ -1,0 +1,139 @@
+"""Builds what people install: `make wheels`, or
+
+    python supply/wheels.py [--python PYTHON ...] [--twice] [--out dist]
+
+One wheel for each Python that is named: that of 3.11 is for 3.11 alone, that of 3.12 or newer for all from 3.12 on (the
+stable ABI). The compiler is zig's clang, which builds for glibc 2.17 on any Linux and from the package index alone, so
+a wheel runs wherever manylinux2014's do; it has all kernel families. The same commit gives the same bytes: times are
+the commit's, and no path of this machine is in them. `--twice` builds everything a second time to show it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOCK = Path(__file__).with_name("wheels.txt")
+BUILD = ROOT / "build" / "wheels"
+
+TARGET = "x86_64-linux-gnu.2.17"
+PLATFORM = "manylinux_2_17_x86_64"  # manylinux2014 by its newer name
+MAX_BYTES = 12 << 20
+
+
+def tools_for(python: str) -> Path:
+    """An environment of that Python with the locked tools; its own interpreter."""
+    said = subprocess.run(
+        [python, "-c", "import sys; print('%d%d' % sys.version_info[:2])"], capture_output=True, text=True
+    )
+    if said.returncode != 0:
+        raise SystemExit(f"{python} does not run: {said.stderr.strip()}")
+    folder = ROOT / "build" / f"tools-wheels-{said.stdout.strip()}"
+    done, inside = folder / ".done", folder / "bin" / "python"
+    if not done.exists() or done.read_text() != LOCK.read_text():
+        subprocess.run([python, "-m", "venv", "--clear", folder], check=True)
+        install = ["install", "-qq", "--require-hashes", "--no-deps", "-r", LOCK]
+        subprocess.run([inside, "-m", "pip", "--disable-pip-version-check", *install], check=True)
+        done.write_text(LOCK.read_text())
+    return inside
+
+
+def environment(python: Path) -> dict[str, str]:
+    """What makes a build depend on the commit alone."""
+    when = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True)
+    compiler = BUILD / "zig-c++"
+    compiler.parent.mkdir(parents=True, exist_ok=True)
+    compiler.write_text(f'#!/bin/sh\nexec "{python}" -m ziglang c++ -target {TARGET} "$@"\n')
+    compiler.chmod(0o755)
+    places = f"-ffile-prefix-map={ROOT}=. -ffile-prefix-map={python.parents[1]}=tools"
+    kept = {name: value for name, value in os.environ.items() if name not in ("CXXFLAGS", "LDFLAGS", "PYTHONPATH")}
+    return kept | {
+        "SOURCE_DATE_EPOCH": when.stdout.strip(),
+        "CXX": str(compiler),
+        "CXXFLAGS": places,
+        "LDFLAGS": "-s",
+        "PYTHONHASHSEED": "0",
+    }
+
+
+def wheel(python: Path, out: Path) -> Path:
+    """Built, checked to need nothing newer than glibc 2.17, and named so."""
+    raw = BUILD / "raw"
+    shutil.rmtree(raw, ignore_errors=True)
+    folder = tempfile.mkdtemp(prefix="build-", dir=BUILD)  # nothing of an earlier build, and never the same name
+    settings = [f"build-dir={folder}", "cmake.define.QTENSOR_CUDA=OFF"]
+    command = [python, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    command += [part for each in settings for part in ("-C", each)]
+    try:
+        subprocess.run([*command, "-w", raw, ROOT], env=environment(python), cwd=ROOT, check=True)
+    finally:
+        shutil.rmtree(folder)
+    (made,) = raw.glob("*.whl")
+    repaired = BUILD / "repaired"
+    shutil.rmtree(repaired, ignore_errors=True)
+    command = [python, "-m", "auditwheel", "repair", "--plat", PLATFORM, "-w", repaired, made]
+    subprocess.run(command, env=environment(python), check=True, stderr=subprocess.DEVNULL)
+    (made,) = repaired.glob("*.whl")
+    return made.replace(out / made.name)
+
+
+def source(python: Path, out: Path) -> Path:
+    """The source distribution."""
+    folder = BUILD / "source"
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [python, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder, ROOT]
+    subprocess.run(command, env=environment(python), check=True, stdout=subprocess.DEVNULL)
+    (made,) = folder.glob("*.tar.gz")
+    return made.replace(out / made.name)
+
+
+def check(python: Path, made: list[Path]) -> None:
+    """Sizes, metadata, and that no path of this machine is inside."""
+    subprocess.run([python, "-m", "twine", "check", "--strict", *made], check=True)
+    here = str(ROOT).encode()
+    for path in made:
+        if path.stat().st_size > MAX_BYTES:
+            raise SystemExit(f"{path.name} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are wanted")
+        if path.suffix == ".whl":
+            with zipfile.ZipFile(path) as archive:
+                telling = [name for name in archive.namelist() if here in archive.read(name)]
+            if telling:
+                raise SystemExit(f"{path.name} names a path of this machine in {', '.join(telling)}")
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", action="append", metavar="PYTHON", help="repeatable; default: this one")
+    parser.add_argument("--twice", action="store_true", help="build again and compare the bytes")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    options = parser.parse_args()
+    tools = [tools_for(python) for python in options.python or [sys.executable]]
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    def build() -> list[Path]:
+        return [*(wheel(each, options.out) for each in tools), source(tools[0], options.out)]
+
+    made = build()
+    check(tools[0], made)
+    sums = {path.name: sha256(path) for path in made}
+    if options.twice and sums != {path.name: sha256(path) for path in build()}:
+        raise SystemExit("a second build has other bytes")
+    (options.out / "SHA256SUMS").write_text("".join(f"{found}  {name}\n" for name, found in sorted(sums.items())))
+    for path in made:
+        print(f"{path.stat().st_size / 1e6:5.2f} MB  {path}")
+
+
+if __name__ == "__main__":
+    main()
