@@ -68,6 +68,7 @@ def wheel(python: Path, out: Path) -> Path:
     """Built, checked to need nothing newer than glibc 2.17, and named so."""
     raw = BUILD / "raw"
     shutil.rmtree(raw, ignore_errors=True)
+    BUILD.mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="build-", dir=BUILD)  # nothing of an earlier build, and never the same name
     settings = [f"build-dir={folder}", "cmake.define.QTENSOR_CUDA=OFF"]
     command = [python, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps", "--no-build-isolation"]

@@ -91,7 +91,7 @@ def test_deleting_another_chat_leaves_the_page_alone(start: Start) -> None:
 
 
 def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "UNDO_SECONDS", 0.0)
+    monkeypatch.setattr(app_module, "UNDO_SECONDS", 1e-6)
     monkeypatch.setattr(app_module, "PURGE_SECONDS", 0.05)
     engine = ScriptedEngine()
     server = start(engine).ready()
@@ -111,7 +111,7 @@ def test_what_was_deleted_is_gone_for_good_before_long(start: Start, monkeypatch
 
 def test_an_emptied_chat_goes_on_as_another_conversation(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what is said in it afterwards is not forgotten with what was said before."""
-    monkeypatch.setattr(app_module, "UNDO_SECONDS", 0.0)
+    monkeypatch.setattr(app_module, "UNDO_SECONDS", 1e-6)
     monkeypatch.setattr(app_module, "PURGE_SECONDS", 0.05)
     engine = ScriptedEngine()
     server = start(engine).ready()

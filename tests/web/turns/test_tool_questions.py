@@ -86,7 +86,8 @@ def result(server: Any, turn: Any) -> Any:
 def test_a_question_is_shown_answered_and_told_to_the_tool(begun: Callable[..., Any]) -> None:
     server, turn = begun()
     question = waiting(server, turn)
-    seen = server.stream(turn, until=lambda event: event.event == "tool")
+    # The question waits a moment before the call's new state is told.
+    seen = server.stream(turn, until=lambda event: event.event == "tool" and json.loads(event.data)["call"] != "")
     assert json.loads(seen[-1].data)["call"] == question.id
     status = next(json.loads(event.data) for event in reversed(seen) if event.event == "status")
     assert (status["state"], status["label"]) == ("question", "Waiting for you: odd")
