@@ -168,4 +168,17 @@ struct alignas(64) BlockQ8K {
 };
 static_assert(sizeof(BlockQ8K) == 320 && offsetof(BlockQ8K, sums16) == 256 && offsetof(BlockQ8K, d) == 304);
 
+// The same for weights in blocks of 32: eight blocks of activations with a scale each, x ~ d[i] * q.
+struct alignas(64) BlockQ8x32 {
+  int8_t q[256];
+  float d[8];
+  int32_t sums[8];  // of 32 consecutive q
+};
+static_assert(sizeof(BlockQ8x32) == 320 && offsetof(BlockQ8x32, d) == 256 && offsetof(BlockQ8x32, sums) == 288);
+
+constexpr bool has_blocks_of_32(Format f) {
+  return f == Format::Q4_0 || f == Format::Q4_1 || f == Format::Q5_0 || f == Format::Q5_1 || f == Format::Q8_0 ||
+         f == Format::IQ4_NL || f == Format::MXFP4;
+}
+
 }  // namespace qtensor

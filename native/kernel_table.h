@@ -1,8 +1,9 @@
 // The contract between the dispatcher and the kernels: one table of function pointers per instruction set.
 //
 // One arithmetic, one answer: every table must give the bits of the generic one. Dot products over quantised blocks are
-// exact integers; floats meet once per 256 values, in the order written at each entry, with fused multiply-add; float
-// reductions run over a virtual vector of 16 lanes that is reduced as (l, l+8), (l, l+4), (l, l+2), (l, l+1).
+// exact integers; floats meet once per 256 values, or per 32 where a format has a scale for so many, in the order
+// written at each entry, with fused multiply-add; float reductions run over a virtual vector of 16 lanes that is
+// reduced as (l, l+8), (l, l+4), (l, l+2), (l, l+1).
 //
 // Kernels never allocate, throw or print. Their callers have checked every size.
 #pragma once
@@ -18,10 +19,11 @@ namespace qtensor {
 // Here a `row` alone is one of the weight. What Python calls a row is a row of the batch: it turns round in this
 // product, for to the kernels a row of the batch is a column of what they pack, of a tile, or a lane of a vector.
 struct MatmulTask {
-  const uint8_t* weight;   // first row of the matrix
-  int64_t row_bytes;       // distance between rows
-  int64_t k;               // values per row
-  const BlockQ8K* blocks;  // quantised weights: m x blocks_per_row activations
+  const uint8_t* weight;        // first row of the matrix
+  int64_t row_bytes;            // distance between rows
+  int64_t k;                    // values per row
+  const BlockQ8K* blocks;       // weights in blocks of 256: m x blocks_per_row activations
+  const BlockQ8x32* blocks_32;  // weights in blocks of 32: the same
   int64_t blocks_per_row;
   const float* floats;  // float weights: m x k activations
   int64_t m;
@@ -33,7 +35,8 @@ struct MatmulTask {
 // The same product for large M by kernels that work on tiles of 16 x 16: activations are packed beforehand, one
 // call of pack_block for each 16 batch rows and each block. Rows come in multiples of 16.
 struct PackTask {
-  const BlockQ8K* x;  // m x blocks
+  const BlockQ8K* x;       // m x blocks
+  const BlockQ8x32* x_32;  // the same, for weights in blocks of 32
   int64_t blocks, m;
   bool for_mins, for_signed;  // for weights that have mins (Q4_K and Q5_K), and for those that have none (Q6_K)
   uint8_t* packed;            // packed_bytes(blocks, m)
@@ -96,6 +99,7 @@ static constexpr int64_t byte_attention_scratch(int64_t queries, int64_t dim) {
 }
 
 using MatmulKernel = void (*)(const MatmulTask&);
+using TileKernel = void (*)(const TileTask&);
 
 struct KernelTable {
   const char* name;
@@ -103,19 +107,20 @@ struct KernelTable {
   // d = max|x| / 127; q = round_to_even(x * (127 / max|x|)). max|x| < 1e-30 gives d = 0; NaN or Inf gives d = NaN; q =
   // 0.
   void (*quantize_q8k)(const float* x, int64_t k, BlockQ8K* out);
+  // The same for each 32 values.
+  void (*quantize_q8x32)(const float* x, int64_t k, BlockQ8x32* out);
 
   // K-quants, per 256-block b in order: f = float(sum q*sc*x) * d; with mins f = fma(-float(sum m*sums), dmin, f);
   // acc = fma(f, dx, acc).
   void (*matmul_q4_k)(const MatmulTask&);
   void (*matmul_q5_k)(const MatmulTask&);
   void (*matmul_q6_k)(const MatmulTask&);
-  // One scale per 32: f = 0, then per sub-block in order f = fma(float(sum q*x), d, f), for Q4_1 also
-  // f = fma(float(sum x), m, f); acc = fma(f, dx, acc).
-  void (*matmul_q8_0)(const MatmulTask&);
-  void (*matmul_q4_0)(const MatmulTask&);
-  void (*matmul_q4_1)(const MatmulTask&);
+  // For the formats in blocks of 32, of which weights and activations have a scale each; null for others. Per 256
+  // values f = 0, then per block in order f = fma(float(sum q*x), d * dx, f), where it has a min (Q4_1, Q5_1) also f =
+  // fma(float(sum x) * dx, m, f); acc = acc + f.
+  MatmulKernel (*kernel_32)(Format);
   // Every other block format, as kernels/portable/unpacked_blocks.h takes it apart; null for a format it does not know.
-  // With 256 values as the K-quants, d times the format's step first; with 32 as Q8_0 and Q4_1.
+  // As the K-quants, d times the format's step first.
   MatmulKernel (*unpacked_kernel)(Format);
   // Float weights: lane l takes fma(w, x, acc) over k = l, l+16, ...; then the reduction.
   void (*matmul_f32)(const MatmulTask&);
@@ -159,6 +164,10 @@ struct KernelTable {
   void (*matmul_tiles_q4_k)(const TileTask&);
   void (*matmul_tiles_q5_k)(const TileTask&);
   void (*matmul_tiles_q6_k)(const TileTask&);
+  // The same for weights in blocks of 32 whose rows are whole super-blocks.
+  int64_t (*packed_bytes_32)(int64_t blocks, int64_t m);
+  void (*pack_block_32)(const PackTask&, int64_t tile, int64_t block);
+  TileKernel (*tile_kernel_32)(Format);
 };
 
 extern const KernelTable kGenericKernels;

@@ -16,7 +16,7 @@ namespace cuda {
 struct Product {
   const uint8_t* weight;  // first row of the matrix, as layout.h lays it
   int64_t row_bytes;
-  const uint8_t* x;  // m x blocks of BlockQ8K
+  const uint8_t* x;  // m x blocks of BlockQ8K, or of BlockQ8x32
   int blocks, rows, m;
   int sub_blocks;  // of 32 values in a row
   float* y;
@@ -25,11 +25,14 @@ struct Product {
 
 // Where a column's quantised activations lie, in global or shared memory.
 constexpr int kActivationBytes = sizeof(BlockQ8K), kSums32At = 288, kScaleAt = 304;
+constexpr int kScalesOf32At = 256, kSumsOf32At = 288;
+static_assert(sizeof(BlockQ8x32) == sizeof(BlockQ8K));
 LANES_DEVICE uint2 two_words(const uint8_t* x, int at) { return *reinterpret_cast<const uint2*>(x + at); }
 LANES_DEVICE uint32_t word(const uint8_t* x, int at) { return *reinterpret_cast<const uint32_t*>(x + at); }
 LANES_DEVICE float scale_of(const uint8_t* x) { return *reinterpret_cast<const float*>(x + kScaleAt); }
-LANES_DEVICE float sum32_of(const uint8_t* x, int j) {
-  return __int2float_rn(reinterpret_cast<const int16_t*>(x + kSums32At)[j]);
+LANES_DEVICE float scale_of_32(const uint8_t* x, int j) { return reinterpret_cast<const float*>(x + kScalesOf32At)[j]; }
+LANES_DEVICE float sum_of_32(const uint8_t* x, int j) {
+  return __int2float_rn(reinterpret_cast<const int32_t*>(x + kSumsOf32At)[j]);
 }
 LANES_DEVICE uint32_t byte_of(uint32_t low, uint32_t high, int j) {
   return (j < 4 ? low : high) >> (8 * (j % 4)) & 255;
@@ -57,6 +60,7 @@ LANES_DEVICE uint2 digits_of(const uint8_t* sums) {  // of four sums of 32 activ
 
 template <bool FIVE_BITS>
 struct WithMins {
+  static constexpr bool kScaled = false;
   static constexpr int kBytes = FIVE_BITS ? 176 : 144, kLevelsAt = FIVE_BITS ? 48 : 16;
   uint4 head[2];
   uint2 bytes[2][4], upper[2];
@@ -110,6 +114,7 @@ using Q5K = WithMins<true>;
 
 // A scale for each 16 weights, so an mma is half as deep: lane q takes weights 4q .. 4q + 3 of a group.
 struct Q6K {
+  static constexpr bool kScaled = false;
   uint32_t low[2][8], high[2][4];  // words q and q + 4 of each 32 bytes
   uint4 scales[2];
   uint16_t d[2];
@@ -148,13 +153,24 @@ struct Q6K {
   }
 };
 
-// A float step for each 32 weights. A row's last super-block may hold fewer than eight of them.
+// A float step for each 32 weights, which the activations' scales are part of: kScaled. A row's last super-block may
+// hold fewer than eight of them.
 LANES_DEVICE int sub_blocks_of(const Product& t, int b) { return t.sub_blocks - 8 * b < 8 ? t.sub_blocks - 8 * b : 8; }
 LANES_DEVICE float half_of(const uint4& v, int i) {
   return half_to_float(uint16_t(word_of(v, i / 2) >> (16 * (i % 2))));
 }
 
+// What lanes know of their own column g, of the columns of their outputs, 2q and 2q + 1: lanes 8q and 8q + 4.
+struct OfOutputs {
+  float of[2];
+  LANES_DEVICE OfOutputs(float mine, int q) {
+    of[0] = __shfl_sync(kWarp, mine, 8 * q);
+    of[1] = __shfl_sync(kWarp, mine, 8 * q + 4);
+  }
+};
+
 struct Q80 {
+  static constexpr bool kScaled = true;
   uint2 bytes[2][8];
   uint4 d[2];
   LANES_DEVICE void load(const Product& t, const uint8_t* const (&row)[2], int b, int q) {
@@ -181,7 +197,9 @@ struct Q80 {
         const uint2 of_x = two_words(x(n), 32 * j + 8 * q);
         int sum[4] = {0, 0, 0, 0};
         mma_s8(sum, a, {of_x.x, of_x.y});
-        for (int i = 0; i < 4; i++) f[n][i] = __fmaf_rn(__int2float_rn(sum[i]), scale[i / 2], f[n][i]);
+        const OfOutputs dx(scale_of_32(x(n), j), q);
+        for (int i = 0; i < 4; i++)
+          f[n][i] = __fmaf_rn(__int2float_rn(sum[i]), __fmul_rn(scale[i / 2], dx.of[i % 2]), f[n][i]);
       }
     }
   }
@@ -191,6 +209,7 @@ struct Q80 {
 // hold weights 0 .. 15 and 16 .. 31, so lane q takes 4q .. 4q + 3 of each half.
 template <bool WITH_MIN>
 struct Halves {
+  static constexpr bool kScaled = true;
   uint32_t bytes[2][8];
   uint4 scales[2][WITH_MIN ? 2 : 1];
   LANES_DEVICE void load(const Product& t, const uint8_t* const (&row)[2], int b, int q) {
@@ -228,11 +247,11 @@ struct Halves {
       for (int n = 0; n < TILES; n++) {
         int sum[4] = {0, 0, 0, 0};
         mma_s8(sum, a, {word(x(n), 32 * j + 4 * q), word(x(n), 32 * j + 16 + 4 * q)});
-        for (int i = 0; i < 4; i++) f[n][i] = __fmaf_rn(__int2float_rn(sum[i]), d[i / 2], f[n][i]);
-        if (WITH_MIN) {  // the sums of this lane's outputs are those of columns 2q and 2q + 1: lanes 8q and 8q + 4
-          const float mine = sum32_of(x(n), j);
-          const float of[2] = {__shfl_sync(kWarp, mine, 8 * q), __shfl_sync(kWarp, mine, 8 * q + 4)};
-          for (int i = 0; i < 4; i++) f[n][i] = __fmaf_rn(of[i % 2], m[i / 2], f[n][i]);
+        const float mine = scale_of_32(x(n), j);
+        const OfOutputs dx(mine, q), sums(WITH_MIN ? __fmul_rn(sum_of_32(x(n), j), mine) : 0.0f, q);
+        for (int i = 0; i < 4; i++) {
+          f[n][i] = __fmaf_rn(__int2float_rn(sum[i]), __fmul_rn(d[i / 2], dx.of[i % 2]), f[n][i]);
+          if (WITH_MIN) f[n][i] = __fmaf_rn(sums.of[i % 2], m[i / 2], f[n][i]);
         }
       }
     }

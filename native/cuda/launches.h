@@ -23,7 +23,7 @@ namespace cuda {
 struct Grid {
   unsigned x = 1, y = 1, z = 1;
 };
-enum class Scratch { normed, quantised, first, second, bytes, unit, scores, tops, steps, sums, count };
+enum class Scratch { normed, quantised, quantised_32, first, second, bytes, unit, scores, tops, steps, sums, count };
 
 constexpr int kMaxSmallM = 16;
 constexpr int kSmallMSharedLimit = 99 << 10;  // what a thread block may have on every architecture from 8.6 on
@@ -47,6 +47,14 @@ void launch_quantise(Device& device, const float* x, int64_t m, int64_t k, Block
   device.launch(QTENSOR_KERNEL(quantise), grid, kQuantiseThreads, 0, Quantise{x, k, out, blocks});
 }
 
+// The same for weights in blocks of 32.
+template <class Device>
+void launch_quantise_by_32(Device& device, const float* x, int64_t m, int64_t k, BlockQ8x32* out) {
+  const int blocks = int((k + kSuperBlock - 1) / kSuperBlock);
+  const Grid grid{groups_of(blocks, kQuantiseThreads / 32), unsigned(m), 1};
+  device.launch(QTENSOR_KERNEL(quantise_by_32), grid, kQuantiseThreads, 0, QuantiseBy32{x, k, out, blocks});
+}
+
 #define QTENSOR_LAUNCH_PRODUCT(format, name)                                                               \
   case Format::format:                                                                                     \
     if (m <= 8 && small8 <= kSmallMSharedLimit)                                                            \
@@ -57,7 +65,8 @@ void launch_quantise(Device& device, const float* x, int64_t m, int64_t k, Block
       device.launch(QTENSOR_KERNEL(large_m_##name), large, kLargeMThreads, size_t(kLargeMSharedBytes), t); \
     return;
 
-// y[j][n] = row n of the weight times column j; x are floats for float weights, else what launch_quantise wrote.
+// y[j][n] = row n of the weight times column j; x are floats for float weights, else what launch_quantise or
+// launch_quantise_by_32 wrote.
 template <class Device>
 void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t m, float* y, int64_t y_stride) {
   if (is_float(w.format)) {

@@ -6,6 +6,12 @@
 namespace qtensor {
 namespace cuda {
 
+// What a block of 256 came to, added to those before.
+template <class Block>
+LANES_DEVICE float with_block(float acc, float f, const uint8_t* x) {
+  return Block::kScaled ? __fadd_rn(acc, f) : __fmaf_rn(f, scale_of(x), acc);
+}
+
 // Small M, up to 8 * TILES: a thread block takes 16 rows, its eight warps their blocks of 256 in turn. What each
 // block comes to is left in shared memory; then one thread for each output makes the ordered step over the blocks. K =
 // 2048 is one block a warp, all of it under way at once.
@@ -43,7 +49,7 @@ LANES_DEVICE void small_m(const Product& t, uint8_t* shared) {
     const float* const of_row = f + out * pitch;
     const uint8_t* const x = t.x + int64_t(c) * t.blocks * kActivationBytes;
     float acc = 0.0f;
-    for (int i = 0; i < t.blocks; i++) acc = __fmaf_rn(of_row[i], scale_of(x + i * kActivationBytes), acc);
+    for (int i = 0; i < t.blocks; i++) acc = with_block<Block>(acc, of_row[i], x + i * kActivationBytes);
     if (r < rows) t.y[c * t.y_stride + first_row + r] = acc;
   }
 }
@@ -79,7 +85,7 @@ LANES_DEVICE void large_m(const Product& t, uint8_t* shared) {
     LANES_UNROLL
     for (int n = 0; n < kLargeMTiles; n++)
       for (int i = 0; i < 4; i++)
-        acc[n][i] = __fmaf_rn(f[n][i], scale_of(shared + (8 * n + 2 * q + i % 2) * kLargeMPitch), acc[n][i]);
+        acc[n][i] = with_block<Block>(acc[n][i], f[n][i], shared + (8 * n + 2 * q + i % 2) * kLargeMPitch);
   }
   LANES_UNROLL
   for (int n = 0; n < kLargeMTiles; n++)

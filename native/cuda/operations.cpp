@@ -18,11 +18,18 @@ void multiply(Device& device, const Products& p) {
     launch_norm(device, x, p.norm, p.eps, p.m, p.k, normed);
     x = normed;
   }
-  const void* quantised = nullptr;
+  const void *quantised = nullptr, *quantised_32 = nullptr;
   const auto input_of = [&](const LaidWeight& w) -> const void* {
     if (is_float(w.format)) return x;
+    const int64_t blocks = (p.k + kSuperBlock - 1) / kSuperBlock;
+    if (has_blocks_of_32(w.format)) {
+      if (quantised_32 != nullptr) return quantised_32;
+      auto* const to =
+          static_cast<BlockQ8x32*>(device.scratch(Scratch::quantised_32, p.m * blocks * int64_t(sizeof(BlockQ8x32))));
+      launch_quantise_by_32(device, x, p.m, p.k, to);
+      return quantised_32 = to;
+    }
     if (quantised == nullptr) {
-      const int64_t blocks = (p.k + kSuperBlock - 1) / kSuperBlock;
       auto* const to =
           static_cast<BlockQ8K*>(device.scratch(Scratch::quantised, p.m * blocks * int64_t(sizeof(BlockQ8K))));
       launch_quantise(device, x, p.m, p.k, to);

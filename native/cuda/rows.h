@@ -7,6 +7,36 @@
 namespace qtensor {
 namespace cuda {
 
+// A lane's eight neighbours of a row of k, and their largest magnitude's bits.
+struct EightValues {
+  float v[8];
+  uint32_t top_bits = 0;
+  LANES_DEVICE EightValues(const float* row, int64_t begin, int64_t k) {
+    for (int i = 0; i < 8; i++) {
+      v[i] = begin + i < k ? row[begin + i] : 0.0f;
+      const uint32_t bits = __float_as_uint(v[i]) & 0x7fffffff;
+      top_bits = bits > top_bits ? bits : top_bits;
+    }
+  }
+};
+// The same as bytes, by the largest magnitude of all that share their scale.
+struct EightBytes {
+  uint32_t words[2] = {0, 0};
+  int sum = 0;
+  float d;
+  LANES_DEVICE EightBytes(const EightValues& x, uint32_t top_bits) {
+    const float top = __uint_as_float(top_bits);
+    const bool finite = top_bits < 0x7f800000, usable = finite && top >= 1e-30f;
+    const float scale = usable ? __fdiv_rn(127.0f, top) : 0.0f;
+    for (int i = 0; i < 8; i++) {
+      const int q = usable ? __float2int_rn(__fmul_rn(x.v[i], scale)) : 0;
+      words[i / 4] |= uint32_t(q & 255) << (8 * (i % 4));
+      sum += q;
+    }
+    d = usable ? __fdiv_rn(top, 127.0f) : finite ? 0.0f : __uint_as_float(kNaN);
+  }
+};
+
 // Activations to bytes: a warp takes a block of 256, a lane eight neighbours.
 struct Quantise {
   const float* x;  // m x k
@@ -19,33 +49,45 @@ LANES_KERNEL(kQuantiseThreads, 8) quantise(const Quantise t) {
   const int lane = int(threadIdx.x % 32), block = int(blockIdx.x * (kQuantiseThreads / 32) + threadIdx.x / 32);
   if (block >= t.blocks) return;  // whole warps
   const int64_t column = blockIdx.y, begin = 256 * int64_t(block) + 8 * lane;
-  const float* const from = t.x + column * t.k + begin;
-  float v[8];
-  uint32_t top_bits = 0;
-  for (int i = 0; i < 8; i++) {
-    v[i] = begin + i < t.k ? from[i] : 0.0f;
-    const uint32_t bits = __float_as_uint(v[i]) & 0x7fffffff;
-    top_bits = bits > top_bits ? bits : top_bits;
-  }
-  top_bits = __reduce_max_sync(kWarp, top_bits);
-  const float top = __uint_as_float(top_bits);
-  const bool finite = top_bits < 0x7f800000, usable = finite && top >= 1e-30f;
-  const float scale = usable ? __fdiv_rn(127.0f, top) : 0.0f;
-  uint32_t words[2] = {0, 0};
-  int sum = 0;
-  for (int i = 0; i < 8; i++) {
-    const int q = usable ? __float2int_rn(__fmul_rn(v[i], scale)) : 0;
-    words[i / 4] |= uint32_t(q & 255) << (8 * (i % 4));
-    sum += q;
-  }
+  const EightValues v(t.x + column * t.k, begin, t.k);
+  const EightBytes bytes(v, __reduce_max_sync(kWarp, v.top_bits));
   BlockQ8K* const to = t.out + column * t.blocks + block;
-  *reinterpret_cast<uint2*>(to->q + 8 * lane) = uint2{words[0], words[1]};
+  *reinterpret_cast<uint2*>(to->q + 8 * lane) = uint2{bytes.words[0], bytes.words[1]};
+  int sum = bytes.sum;
   sum += __shfl_xor_sync(kWarp, sum, 1);
   if (lane % 2 == 0) to->sums16[lane / 2] = int16_t(sum);
   sum += __shfl_xor_sync(kWarp, sum, 2);
   if (lane % 4 == 0) to->sums32[lane / 4] = int16_t(sum);
-  const float d = usable ? __fdiv_rn(top, 127.0f) : finite ? 0.0f : __uint_as_float(kNaN);
-  if (lane == 0) *reinterpret_cast<uint4*>(&to->d) = uint4{__float_as_uint(d), 0, 0, 0};  // and the padding
+  if (lane == 0) *reinterpret_cast<uint4*>(&to->d) = uint4{__float_as_uint(bytes.d), 0, 0, 0};  // and the padding
+}
+
+// The same with a scale for each 32 values, which are four lanes'.
+struct QuantiseBy32 {
+  const float* x;  // m x k
+  int64_t k;
+  BlockQ8x32* out;  // m x blocks
+  int blocks;
+};
+LANES_KERNEL(kQuantiseThreads, 8) quantise_by_32(const QuantiseBy32 t) {
+  const int lane = int(threadIdx.x % 32), block = int(blockIdx.x * (kQuantiseThreads / 32) + threadIdx.x / 32);
+  if (block >= t.blocks) return;  // whole warps
+  const int64_t column = blockIdx.y, begin = 256 * int64_t(block) + 8 * lane;
+  const EightValues v(t.x + column * t.k, begin, t.k);
+  uint32_t top_bits = v.top_bits;
+  for (int distance = 1; distance <= 2; distance *= 2) {
+    const uint32_t other = __shfl_xor_sync(kWarp, top_bits, distance);
+    top_bits = other > top_bits ? other : top_bits;
+  }
+  const EightBytes bytes(v, top_bits);
+  BlockQ8x32* const to = t.out + column * t.blocks + block;
+  *reinterpret_cast<uint2*>(to->q + 8 * lane) = uint2{bytes.words[0], bytes.words[1]};
+  int sum = bytes.sum;
+  sum += __shfl_xor_sync(kWarp, sum, 1);
+  sum += __shfl_xor_sync(kWarp, sum, 2);
+  if (lane % 4 == 0) {
+    to->d[lane / 4] = bytes.d;
+    to->sums[lane / 4] = sum;
+  }
 }
 
 // A thread block takes a row. The sum of squares is one warp's; all threads write.

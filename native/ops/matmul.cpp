@@ -9,7 +9,7 @@
 namespace qtensor {
 namespace {
 
-enum class Use { normed, quantised, packed, items, count };
+enum class Use { normed, quantised, quantised_32, packed, items, count };
 Scratch& memory(Use use) {
   static Scratch shared[size_t(Use::count)];
   return shared[size_t(use)];
@@ -25,12 +25,6 @@ MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
       return table.matmul_f16;
     case Format::BF16:
       return table.matmul_bf16;
-    case Format::Q4_0:
-      return table.matmul_q4_0;
-    case Format::Q4_1:
-      return table.matmul_q4_1;
-    case Format::Q8_0:
-      return table.matmul_q8_0;
     case Format::Q4_K:
       return table.matmul_q4_k;
     case Format::Q5_K:
@@ -38,6 +32,7 @@ MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
     case Format::Q6_K:
       return table.matmul_q6_k;
     default:
+      if (const MatmulKernel kernel = table.kernel_32(format)) return kernel;
       if (const MatmulKernel kernel = table.unpacked_kernel(format)) return kernel;
       refuse("this block format has no kernel");
   }
@@ -45,8 +40,8 @@ MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
 
 bool has_tiles(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
 
-using TileKernel = void (*)(const TileTask&);
 TileKernel tile_kernel(const KernelTable& table, Format format) {
+  if (has_blocks_of_32(format)) return table.tile_kernel_32(format);
   return format == Format::Q4_K   ? table.matmul_tiles_q4_k
          : format == Format::Q5_K ? table.matmul_tiles_q5_k
                                   : table.matmul_tiles_q6_k;
@@ -91,9 +86,10 @@ struct MatmulRun {
   const KernelTable& table;
   const Matmul& op;
   int64_t blocks = 0;
-  const float* x = nullptr;       // m x k, normed if that was asked for
-  BlockQ8K* quantised = nullptr;  // m x blocks
-  uint8_t* packed = nullptr;      // the same in tiles
+  const float* x = nullptr;                         // m x k, normed if that was asked for
+  BlockQ8K* quantised = nullptr;                    // m x blocks
+  BlockQ8x32* quantised_32 = nullptr;               // the same for blocks of 32
+  uint8_t *packed = nullptr, *packed_32 = nullptr;  // either in tiles
   uint8_t* tile_scratch = nullptr;
   int64_t tile_scratch_bytes = 0;
 
@@ -101,13 +97,14 @@ struct MatmulRun {
   void product(const Weight& w, int64_t begin, int64_t end, float* y, int64_t y_stride, bool past_cache, int worker) {
     const int64_t row_bytes = bytes_per_row(w.format, op.k);
     const uint8_t* weight = w.data + begin * row_bytes;
-    const int64_t tiled = packed != nullptr && has_tiles(w.format) ? (end - begin) / 16 * 16 : 0;
+    const uint8_t* const tiles = has_tiles(w.format) ? packed : has_blocks_of_32(w.format) ? packed_32 : nullptr;
+    const int64_t tiled = tiles != nullptr ? (end - begin) / 16 * 16 : 0;
     if (tiled > 0) {
       TileTask t{};
       t.weight = weight;
       t.row_bytes = row_bytes;
       t.blocks = blocks;
-      t.packed = packed;
+      t.packed = tiles;
       t.m = op.m;
       t.y = y;
       t.y_stride = y_stride;
@@ -126,6 +123,7 @@ struct MatmulRun {
       t.row_bytes = row_bytes;
       t.k = op.k;
       t.blocks = quantised == nullptr ? nullptr : quantised + j * blocks;
+      t.blocks_32 = quantised_32 == nullptr ? nullptr : quantised_32 + j * blocks;
       t.blocks_per_row = blocks;
       t.floats = x + j * op.k;
       t.m = std::min(chunk, op.m - j);
@@ -141,9 +139,11 @@ struct MatmulRun {
 }  // namespace
 
 Step matmul(Matmul op) {
-  bool any_quantised = false, any_mins = false, any_signed = false;
+  bool any_256 = false, any_32 = false, any_mins = false, any_signed = false;
   for (const auto& product : op.products) {
-    any_quantised |= !is_float(product.weight.format);
+    const bool of_32 = has_blocks_of_32(product.weight.format);
+    any_32 |= of_32;
+    any_256 |= !of_32 && !is_float(product.weight.format);
     any_signed |= product.weight.format == Format::Q6_K;
     any_mins |= has_tiles(product.weight.format) && product.weight.format != Format::Q6_K;
   }
@@ -155,28 +155,38 @@ Step matmul(Matmul op) {
     run.x = op.x;
     float* normed = nullptr;
     if (op.norm != nullptr) run.x = normed = memory(Use::normed).floats(m * k);
-    if (any_quantised) {
-      const size_t bytes = size_t(m * run.blocks) * sizeof(BlockQ8K);
-      run.quantised = static_cast<BlockQ8K*>(memory(Use::quantised).get(bytes));
-    }
+    const size_t blocks = size_t(m * run.blocks);
+    if (any_256) run.quantised = static_cast<BlockQ8K*>(memory(Use::quantised).get(blocks * sizeof(BlockQ8K)));
+    if (any_32) run.quantised_32 = static_cast<BlockQ8x32*>(memory(Use::quantised_32).get(blocks * sizeof(BlockQ8x32)));
     parallel_for(pool, m, std::max<int64_t>(1, kSmall / k), [&](int64_t begin, int64_t end) {
       for (int64_t j = begin; j < end; j++) {
         if (normed != nullptr) table.rms_norm(op.x + j * k, op.norm, op.eps, k, normed + j * k);
-        if (any_quantised) table.quantize_q8k(run.x + j * k, k, run.quantised + j * run.blocks);
+        if (any_256) table.quantize_q8k(run.x + j * k, k, run.quantised + j * run.blocks);
+        if (any_32) table.quantize_q8x32(run.x + j * k, k, run.quantised_32 + j * run.blocks);
       }
     });
-    if ((any_mins || any_signed) && table.tiles_from_m > 0 && m >= table.tiles_from_m) {
+    const bool large = table.tiles_from_m > 0 && m >= table.tiles_from_m;
+    const bool tiles_256 = large && (any_mins || any_signed), tiles_32 = large && any_32 && k % kSuperBlock == 0;
+    if (tiles_256 || tiles_32) {
       const int64_t tiles = (m + 15) / 16;
-      const int64_t packed_bytes = page_stride(table.packed_bytes(run.blocks, m));
+      const int64_t bytes = tiles_256 ? page_stride(table.packed_bytes(run.blocks, m)) : 0;
+      const int64_t bytes_32 = tiles_32 ? page_stride(table.packed_bytes_32(run.blocks, m)) : 0;
       run.tile_scratch_bytes = page_stride(table.tile_scratch_bytes(m));
-      run.packed =
-          static_cast<uint8_t*>(memory(Use::packed).get(size_t(packed_bytes + run.tile_scratch_bytes * pool.size())));
-      run.tile_scratch = run.packed + packed_bytes;
-      const PackTask packing{run.quantised, run.blocks, m, any_mins, any_signed, run.packed};
-      auto pack = [&](int64_t index, int) { table.pack_block(packing, index / run.blocks, index % run.blocks); };
+      run.tile_scratch = static_cast<uint8_t*>(
+          memory(Use::packed).get(size_t(run.tile_scratch_bytes * pool.size() + bytes + bytes_32)));
+      uint8_t* const packed = run.tile_scratch + run.tile_scratch_bytes * pool.size();
+      if (tiles_256) run.packed = packed;
+      if (tiles_32) run.packed_32 = packed + bytes;
+      PackTask packing{run.quantised, run.quantised_32, run.blocks, m, any_mins, any_signed, packed};
+      PackTask packing_32 = packing;
+      packing_32.packed = run.packed_32;
+      auto pack = [&](int64_t index, int) {
+        if (tiles_256) table.pack_block(packing, index / run.blocks, index % run.blocks);
+        if (tiles_32) table.pack_block_32(packing_32, index / run.blocks, index % run.blocks);
+      };
       run_tasks(pool, tiles * run.blocks, m * k * 64, pack);
     }
-    const std::vector<WorkItem> plan = plan_work(op, pool.size(), run.packed != nullptr ? table.tile_rows : 0);
+    const std::vector<WorkItem> plan = plan_work(op, pool.size(), tiles_256 || tiles_32 ? table.tile_rows : 0);
     int64_t longest = 0;
     for (const WorkItem& item : plan) longest = std::max(longest, item.end - item.begin);
     const int64_t item_floats = (longest * m + 15) / 16 * 16;

@@ -15,6 +15,9 @@ using cuda::Places;
 using cuda::Pool;
 
 void quantize_q8k(const float* x, int64_t k, BlockQ8K* out) { cuda::launch_quantise(emulated_device(), x, 1, k, out); }
+void quantize_q8x32(const float* x, int64_t k, BlockQ8x32* out) {
+  cuda::launch_quantise_by_32(emulated_device(), x, 1, k, out);
+}
 
 template <Format FORMAT>
 void matmul(const MatmulTask& t) {
@@ -22,9 +25,18 @@ void matmul(const MatmulTask& t) {
   if (rows <= 0) return;
   const Aligned laid(rows * cuda::laid_row_bytes(FORMAT, t.k));
   cuda::lay_rows(FORMAT, t.weight + t.row_begin * t.row_bytes, rows, t.k, static_cast<uint8_t*>(laid.data));
-  const void* const x = cuda::is_float(FORMAT) ? static_cast<const void*>(t.floats) : t.blocks;
+  const void* const x = cuda::is_float(FORMAT)     ? static_cast<const void*>(t.floats)
+                        : has_blocks_of_32(FORMAT) ? static_cast<const void*>(t.blocks_32)
+                                                   : t.blocks;
   const cuda::LaidWeight weight{FORMAT, static_cast<const uint8_t*>(laid.data), rows, t.k};
   cuda::launch_product(emulated_device(), weight, x, t.m, t.y + t.row_begin, t.y_stride);
+}
+
+MatmulKernel kernel_32(Format format) {
+  return format == Format::Q8_0   ? matmul<Format::Q8_0>
+         : format == Format::Q4_0 ? matmul<Format::Q4_0>
+         : format == Format::Q4_1 ? matmul<Format::Q4_1>
+                                  : kGenericKernels.kernel_32(format);
 }
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
@@ -137,12 +149,11 @@ KernelTable table() {
   KernelTable t = kGenericKernels;  // what measures ceilings is no kernel
   t.name = "cuda-emulated";
   t.quantize_q8k = quantize_q8k;
+  t.quantize_q8x32 = quantize_q8x32;
   t.matmul_q4_k = matmul<Format::Q4_K>;
   t.matmul_q5_k = matmul<Format::Q5_K>;
   t.matmul_q6_k = matmul<Format::Q6_K>;
-  t.matmul_q8_0 = matmul<Format::Q8_0>;
-  t.matmul_q4_0 = matmul<Format::Q4_0>;
-  t.matmul_q4_1 = matmul<Format::Q4_1>;
+  t.kernel_32 = kernel_32;
   t.matmul_f32 = matmul<Format::F32>;
   t.matmul_f16 = matmul<Format::F16>;
   t.matmul_bf16 = matmul<Format::BF16>;

@@ -164,18 +164,21 @@ void matmul_case(Random& random) {
           const KernelTable& t = kernels();
           const int64_t blocks = (k + 255) / 256, begin = random.below(rows);
           Guarded<BlockQ8K> q(m * blocks, random, 64);
-          for (int64_t c = 0; c < m; c++) t.quantize_q8k(x.data() + c * k, k, q.data() + c * blocks);
-          MatmulTask task{weight.data(), bytes_per_row(f, k), k, q.data(), blocks, x.data(), m, y, rows, 0, begin};
-          void (*kernel)(const MatmulTask&) = f == Format::F32    ? t.matmul_f32
-                                              : f == Format::F16  ? t.matmul_f16
-                                              : f == Format::BF16 ? t.matmul_bf16
-                                              : f == Format::Q4_0 ? t.matmul_q4_0
-                                              : f == Format::Q4_1 ? t.matmul_q4_1
-                                              : f == Format::Q8_0 ? t.matmul_q8_0
-                                              : f == Format::Q4_K ? t.matmul_q4_k
-                                              : f == Format::Q5_K ? t.matmul_q5_k
-                                              : f == Format::Q6_K ? t.matmul_q6_k
-                                                                  : t.unpacked_kernel(f);
+          Guarded<BlockQ8x32> q32(m * blocks, random, 64);
+          for (int64_t c = 0; c < m; c++) {
+            t.quantize_q8k(x.data() + c * k, k, q.data() + c * blocks);
+            t.quantize_q8x32(x.data() + c * k, k, q32.data() + c * blocks);
+          }
+          MatmulTask task{weight.data(), bytes_per_row(f, k), k, q.data(), q32.data(), blocks, x.data(), m, y, rows, 0,
+                          begin};
+          void (*kernel)(const MatmulTask&) = f == Format::F32      ? t.matmul_f32
+                                              : f == Format::F16    ? t.matmul_f16
+                                              : f == Format::BF16   ? t.matmul_bf16
+                                              : f == Format::Q4_K   ? t.matmul_q4_k
+                                              : f == Format::Q5_K   ? t.matmul_q5_k
+                                              : f == Format::Q6_K   ? t.matmul_q6_k
+                                              : has_blocks_of_32(f) ? t.kernel_32(f)
+                                                                    : t.unpacked_kernel(f);
           kernel(task);
           task.row_begin = begin;
           task.row_end = rows;

@@ -130,11 +130,32 @@ const std::map<std::string, Kernel>& kernels() {
 #define K(name) {#name, kernel_of(name)}
 #define P(name) K(small_m_##name##_8), K(small_m_##name##_16), K(large_m_##name)
   static const std::map<std::string, Kernel> all{
-      K(quantise),      P(q4_k),         P(q5_k),          P(q6_k),           P(q8_0),
-      P(q4_0),          P(q4_1),         K(product_f32),   K(product_f16),    K(product_bf16),
-      K(rms_norm),      K(silu_mul),     K(add),           K(softmax),        K(rope),
-      K(rope_table),    K(argmax),       K(gather_rows),   K(embed_rows),     K(store_key_values),
-      K(attend_halves), K(attend_begin), K(attend_scores), K(attend_weights), K(attend_join),
+      K(quantise),
+      K(quantise_by_32),
+      P(q4_k),
+      P(q5_k),
+      P(q6_k),
+      P(q8_0),
+      P(q4_0),
+      P(q4_1),
+      K(product_f32),
+      K(product_f16),
+      K(product_bf16),
+      K(rms_norm),
+      K(silu_mul),
+      K(add),
+      K(softmax),
+      K(rope),
+      K(rope_table),
+      K(argmax),
+      K(gather_rows),
+      K(embed_rows),
+      K(store_key_values),
+      K(attend_halves),
+      K(attend_begin),
+      K(attend_scores),
+      K(attend_weights),
+      K(attend_join),
   };
 #undef P
 #undef K

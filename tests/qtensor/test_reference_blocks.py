@@ -230,12 +230,28 @@ def test_q8k_marks_blocks_that_are_not_numbers() -> None:
     assert q[0, 1].tolist() == [127] * 256
 
 
+def test_q8x32_is_q8k_by_smaller_blocks() -> None:
+    x = (np.random.default_rng(9).standard_normal((3, 512)) * np.geomspace(1e-3, 1e3, 512)).astype(np.float32)
+    x[0, :32], x[1, 40], x[2, 100] = 1e-31, np.nan, np.inf
+    d, q = blocks.quantise_q8x32(x)
+    assert (d.shape, d.dtype, q.shape, q.dtype) == ((3, 16), np.float32, (3, 16, 32), np.int8)
+    assert np.argwhere(np.isnan(d)).tolist() == [[1, 1], [2, 3]] and d[0, 0] == 0 and not q[0, 0].any()
+    for block in range(16):  # each as if it stood alone among zeros
+        alone = np.zeros((3, 256), np.float32)
+        alone[:, :32] = x[:, 32 * block : 32 * block + 32]
+        wide = blocks.quantise_q8k(alone)
+        np.testing.assert_array_equal(d[:, block], wide.d[:, 0])
+        np.testing.assert_array_equal(q[:, block], wide.q[:, 0, :32])
+
+
 @pytest.mark.parametrize("shape", [(256,), (2, 255), (1, 2, 256)])
 def test_q8k_refuses_other_shapes(shape: tuple[int, ...]) -> None:
     with pytest.raises(OperandError):
         blocks.quantise_q8k(np.zeros(shape, np.float32))
     with pytest.raises(OperandError):
         blocks.quantise_q8k(np.zeros((1, 256), np.float64))
+    with pytest.raises(OperandError):
+        blocks.quantise_q8x32(np.zeros(shape, np.float32))
 
 
 @pytest.mark.parametrize("format", [Q4_K, Q5_K], ids=str)

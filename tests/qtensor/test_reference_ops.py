@@ -90,6 +90,7 @@ def test_matmul_q8k_one_number_at_a_time(format: Format) -> None:
     """The same sums as scalar loops over one row, written from the blocks' definitions alone."""
     x, weight = random_input(1, 512, seed=4), random_weight(format, 3, 512, seed=5)
     dx, qx, bsums = (part[0] for part in blocks.quantise_q8k(x))
+    fine_d, fine_q = (part[0] for part in blocks.quantise_q8x32(x))
     per_block = 256 // format.block_values
     for row in range(3):
         acc = np.float32(0)
@@ -118,11 +119,12 @@ def test_matmul_q8k_one_number_at_a_time(format: Format) -> None:
                 small = known(ours)
                 f = np.float32(0)
                 for j in range(8):
-                    total = sum(int(small.q[j, i]) * int(qx[b, 32 * j + i]) for i in range(32))
-                    f = scalar_fma(np.float32(total), small.d[j], f)
+                    q, d = fine_q[8 * b + j], fine_d[8 * b + j]
+                    total = sum(int(small.q[j, i]) * int(q[i]) for i in range(32))
+                    f = scalar_fma(np.float32(total), small.d[j] * d, f)
                     if format in (Q4_1, Q5_1):
-                        f = scalar_fma(np.float32(int(bsums[b, 2 * j]) + int(bsums[b, 2 * j + 1])), small.m[j], f)
-            acc = scalar_fma(f, dx[b], acc)
+                        f = scalar_fma(np.float32(sum(int(each) for each in q)) * d, small.m[j], f)
+            acc = acc + f if format.block_values == 32 else scalar_fma(f, dx[b], acc)
         assert acc == ops.matmul_q8k(x, weight)[0, row]
 
 

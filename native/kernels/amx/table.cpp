@@ -2,6 +2,8 @@
 #include "kernel_table.h"
 #include "kernels/amx/tile_attention.h"
 #include "kernels/amx/tile_matmul.h"
+#include "kernels/avx512/batch_lanes_32.h"
+#include "kernels/avx512/four_block_rows.h"
 #include "kernels/avx512/integer_kernels.h"
 #include "kernels/portable/tile_entries.h"
 #include "kernels/x86/matmul.h"

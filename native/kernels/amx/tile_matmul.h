@@ -8,6 +8,7 @@
 #include "kernels/amx/large_m.h"
 #include "kernels/amx/small_m.h"
 #include "kernels/avx512/integer_kernels.h"
+#include "kernels/portable/batch_lanes.h"
 
 namespace qtensor {
 namespace {
@@ -34,7 +35,8 @@ int64_t tile_scratch_bytes(int64_t m) {
   const int64_t large_m_bytes = int64_t(sizeof(LargeMScratch)) + (m + 31) / 32 * kNTileTiles * 512 * 4;
   const int64_t with_mins = m <= kMostMAsA ? as_a : large_m_bytes,
                 without = m <= kMostSmallM ? small_m_bytes : large_m_bytes;
-  return with_mins > without ? with_mins : without;
+  const int64_t most = with_mins > without ? with_mins : without, lanes = lanes_scratch_bytes<RowBlocks>(m);
+  return most > lanes ? most : lanes;
 }
 void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>, BMins<BQ4_K>>(t); }
 void matmul_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<Q5_K512>, BMins<BQ5_K>>(t); }

@@ -47,6 +47,7 @@ QTENSOR_INLINE void store_values(const uint8_t* block, uint8_t* to) {
 template <class Quant, int LARGEST>
 struct RowsWithMins {
   static constexpr bool has_min = true;
+  using Unpacked = RowBlocks;
   static constexpr int group = 32, largest = LARGEST;
   static constexpr int64_t bytes = Quant::bytes;
   static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks& to) {
@@ -71,6 +72,7 @@ struct RowsWithMins {
 template <class Quant, int LARGEST>
 struct RowsWithOffset {
   static constexpr bool has_min = false;
+  using Unpacked = RowBlocks;
   static constexpr int group = 16, largest = LARGEST;
   static constexpr int64_t bytes = Quant::bytes;
   static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks& to) {

@@ -1,5 +1,6 @@
 // Kernels for AVX2 with FMA and F16C.
 #include "batch_lanes.h"
+#include "batch_lanes_32.h"
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/byte_attention.h"

@@ -304,7 +304,8 @@ struct BatchLanes512 {
   }
 };
 
-void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_batch<BatchLanes512>(t, tile, block); }
+void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_batch<BatchLanes512>(t, t.x, tile, block); }
+int64_t tile_scratch_bytes(int64_t m) { return lanes_scratch_bytes<RowBlocks>(m); }
 int64_t packed_bytes(int64_t blocks, int64_t m) {
   return (m + 15) / 16 * blocks * int64_t(sizeof(BatchLanes512::Packed));
 }

@@ -42,6 +42,7 @@ inline void store_values(const uint8_t* block, uint8_t* to) {
 template <class Quant, int LARGEST>
 struct RowsWithMins {
   static constexpr bool has_min = true;
+  using Unpacked = RowBlocks;
   static constexpr int group = 32, largest = LARGEST;
   static constexpr int64_t bytes = Quant::bytes;
   // Which sub-block stands at a place of q: of split values 0, 2, 1, 3, ...
@@ -61,6 +62,7 @@ struct RowsWithMins {
 template <class Quant, int LARGEST>
 struct RowsWithOffset {
   static constexpr bool has_min = false;
+  using Unpacked = RowBlocks;
   static constexpr int group = 16, largest = LARGEST;
   static constexpr int64_t bytes = Quant::bytes;
   static int at(int place) { return place; }

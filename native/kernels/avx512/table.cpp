@@ -1,5 +1,7 @@
 // Kernels for AVX-512 with VNNI (and BW, DQ, VL).
 #include "batch_lanes.h"
+#include "batch_lanes_32.h"
+#include "four_block_rows.h"
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/byte_attention.h"

@@ -28,30 +28,37 @@ inline void matmul_unpacked_256(const MatmulTask& t) {
   });
 }
 
+// A row's last super-block may hold fewer than eight blocks of 32.
 template <class F>
 inline void matmul_unpacked_32(const MatmulTask& t) {
-  for_each_output(t, [&](int64_t row, int64_t b, const BlockQ8K& x) {
-    float f = 0.0f;
-    for (int64_t j = 0; j < sub_blocks(t, b); j++) {
-      Unpacked32 w;
-      unpack(block_at<typename F::Block>(t, row, 8 * b + j), w, half_to_float);
-      f = __builtin_fmaf(float(sub_dot(w.q, x.q + 32 * j)), w.d, f);
-      if (F::kHasMins) f = __builtin_fmaf(float(x.sums32[j]), w.m, f);
+  const int64_t total = t.k / kSubBlock;
+  for (int64_t row = t.row_begin; row < t.row_end; row++)
+    for (int64_t j = 0; j < t.m; j++) {
+      const BlockQ8x32* x = t.blocks_32 + j * t.blocks_per_row;
+      float acc = 0.0f;
+      for (int64_t b = 0; b < t.blocks_per_row; b++, x++) {
+        float f = 0.0f;
+        for (int64_t i = 0; i < 8 && 8 * b + i < total; i++) {
+          Unpacked32 w;
+          unpack(block_at<typename F::Block>(t, row, 8 * b + i), w, half_to_float);
+          int32_t sum = 0;
+          for (int l = 0; l < 32; l++) sum += w.q[l] * x->q[32 * i + l];
+          f = __builtin_fmaf(float(sum), w.d * x->d[i], f);
+          if (F::kHasMins) f = __builtin_fmaf(float(x->sums[i]) * x->d[i], w.m, f);
+        }
+        acc += f;
+      }
+      t.y[j * t.y_stride + row] = acc;
     }
-    return f;
-  });
 }
 
+MatmulKernel kernel_32(Format format) {
+  return with_format_32(
+      format, []<class F>(F) -> MatmulKernel { return matmul_unpacked_32<F>; }, [] { return MatmulKernel(nullptr); });
+}
 MatmulKernel unpacked_kernel(Format format) {
-  return with_unpacked_format(
-      format,
-      []<class F>(F) -> MatmulKernel {
-        if constexpr (F::kIs256)
-          return matmul_unpacked_256<F>;
-        else
-          return matmul_unpacked_32<F>;
-      },
-      [] { return MatmulKernel(nullptr); });
+  return with_format_256(
+      format, []<class F>(F) -> MatmulKernel { return matmul_unpacked_256<F>; }, [] { return MatmulKernel(nullptr); });
 }
 
 }  // namespace

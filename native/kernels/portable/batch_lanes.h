@@ -1,7 +1,7 @@
 // Large M without AMX: sixteen batch rows lie in the lanes of a vector, a weight's bytes are broadcast to all of them.
 // Each batch row's sum grows in its own lane, so there is no horizontal reduction. row_blocks.h
 // of the instruction set has RowBlocks, kTileRows rows of a 256-block unpacked for broadcasting, and for each format
-// Rows::unpack(place, to), which makes them; its batch_lanes.h gives Lanes.
+// Rows::unpack(place, to), which makes them (of type Rows::Unpacked); its batch_lanes.h gives Lanes.
 #pragma once
 
 #include <cstddef>
@@ -39,10 +39,10 @@ inline int32_t dword_at(const void* from, int index) {
 // y_stride, m, count): sixteen rows of a tile's `count` batch rows.
 constexpr int kNTileGroups = 16 / kTileRows, kTileFloats = 256;
 
-template <class Lanes>
-inline void pack_batch(const PackTask& t, int64_t tile, int64_t block) {
+template <class Lanes, class Block>
+inline void pack_batch(const PackTask& t, const Block* x, int64_t tile, int64_t block) {
   const int64_t first = 16 * tile, tiles = (t.m + 15) / 16, left = t.m - first, count = left < 16 ? left : 16;
-  Lanes::pack(t.x + first * t.blocks + block, t.blocks, t.m, count,
+  Lanes::pack(x + first * t.blocks + block, t.blocks, t.m, count,
               reinterpret_cast<typename Lanes::Packed*>(t.packed)[block * tiles + tile]);
 }
 
@@ -52,7 +52,7 @@ struct TileRange {
 };
 
 template <class Rows>
-QTENSOR_INLINE void unpack_group(const TileTask& t, int64_t row, int64_t block, RowBlocks& to) {
+QTENSOR_INLINE void unpack_group(const TileTask& t, int64_t row, int64_t block, typename Rows::Unpacked& to) {
   const uint8_t* place[kTileRows];
   for (int r = 0; r < kTileRows; r++) place[r] = t.weight + (row + r) * t.row_bytes + block * Rows::bytes;
   Rows::unpack(place, to);
@@ -61,7 +61,7 @@ QTENSOR_INLINE void unpack_group(const TileTask& t, int64_t row, int64_t block, 
 // An N tile of sixteen rows, as many as a cache line of the result has, goes through every block of several tiles of
 // batch rows. acc: [M tile][group][row][batch row].
 template <class Lanes, class Rows>
-inline void n_tile_product(const TileTask& t, TileRange range, int64_t row, RowBlocks* rows, float* acc) {
+inline void n_tile_product(const TileTask& t, TileRange range, int64_t row, typename Rows::Unpacked* rows, float* acc) {
   const int64_t every = (t.m + 15) / 16, tiles = range.count;
   __builtin_memset(acc, 0, size_t(tiles * kTileFloats) * sizeof(float));
   AheadInOrder ahead(t.weight + row * t.row_bytes, 16, t.row_bytes);
@@ -89,13 +89,13 @@ inline void n_tile_product(const TileTask& t, TileRange range, int64_t row, RowB
 
 // The same for no more than sixteen batch rows. The unpacking of two groups runs beside the products of those before.
 template <class Lanes, class Rows, int N_TILES>
-inline void n_tiles_small_m(const TileTask& t, int64_t row, RowBlocks* rows, float* acc) {
+inline void n_tiles_small_m(const TileTask& t, int64_t row, typename Rows::Unpacked* rows, float* acc) {
   __builtin_memset(acc, 0, N_TILES * kTileFloats * sizeof(float));
   AheadInOrder ahead(t.weight + row * t.row_bytes, 16 * N_TILES, t.row_bytes);
   const auto* packed = reinterpret_cast<const typename Lanes::Packed*>(t.packed);
   for (int64_t b = 0; b < t.blocks; b++)
     for (int g = 0; g < N_TILES * kNTileGroups; g += 2) {
-      RowBlocks* const two = rows + g % kNTileGroups;
+      auto* const two = rows + g % kNTileGroups;
       unpack_group<Rows>(t, row + g * kTileRows, b, two[0]);
       unpack_group<Rows>(t, row + (g + 1) * kTileRows, b, two[1]);
       Lanes::template small_m<Rows>(two, packed + b, t.m, acc + g * kTileRows * 16, ahead);
@@ -109,7 +109,7 @@ constexpr int64_t kBatchCache = int64_t(768) << 10;
 constexpr int kSmallMNTiles = 2;  // whose rows share a reading of few batch rows
 template <class Lanes, class Rows>
 inline void matmul_batch_lanes(const TileTask& t) {
-  auto* rows = reinterpret_cast<RowBlocks*>(t.scratch);
+  auto* rows = reinterpret_cast<typename Rows::Unpacked*>(t.scratch);
   auto* acc = reinterpret_cast<float*>(rows + kNTileGroups);
   const int64_t tiles = (t.m + 15) / 16;
   if (tiles == 1) {
@@ -126,9 +126,10 @@ inline void matmul_batch_lanes(const TileTask& t) {
       n_tile_product<Lanes, Rows>(t, {first, tiles - first < most ? tiles - first : most}, row, rows, acc);
 }
 
-int64_t tile_scratch_bytes(int64_t m) {
+template <class Unpacked>
+inline int64_t lanes_scratch_bytes(int64_t m) {
   const int64_t n_tiles = m <= 16 ? kSmallMNTiles : (m + 15) / 16;
-  return kNTileGroups * int64_t(sizeof(RowBlocks)) + n_tiles * kTileFloats * int64_t(sizeof(float));
+  return kNTileGroups * int64_t(sizeof(Unpacked)) + n_tiles * kTileFloats * int64_t(sizeof(float));
 }
 
 }  // namespace

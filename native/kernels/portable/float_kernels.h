@@ -34,21 +34,34 @@ inline V16 v_exp(V16 x) {
   return v_scale(p, n);
 }
 
+// What values become bytes by, from their largest magnitude's bits.
+struct ByteScale {
+  bool usable;
+  float d, inverse;
+};
+inline ByteScale byte_scale(uint32_t top_bits) {
+  float top;
+  __builtin_memcpy(&top, &top_bits, 4);
+  if (top_bits >= 0x7f800000) return {false, __builtin_nanf(""), 0.0f};
+  if (top < 1e-30f) return {false, 0.0f, 0.0f};
+  return {true, top / 127.0f, 127.0f / top};
+}
+
+// COUNT vectors from x, of which `left` values are there; zeros behind them.
+template <int COUNT>
+inline void load_padded(const float* x, int64_t left, V16 (&v)[COUNT]) {
+  for (int i = 0; i < COUNT; i++, left -= 16)
+    v[i] = left >= 16 ? v_load(x + 16 * i) : left > 0 ? v_load_first(x + 16 * i, left) : v_zero();
+}
+
 void quantize_q8k(const float* x, int64_t k, BlockQ8K* out) {
   for (int64_t begin = 0; begin < k; begin += kSuperBlock, out++) {
-    const int64_t count = k - begin < kSuperBlock ? k - begin : kSuperBlock;
     V16 v[16];
-    for (int i = 0; i < 16; i++) {
-      const int64_t left = count - 16 * i;
-      v[i] = left >= 16 ? v_load(x + begin + 16 * i) : left > 0 ? v_load_first(x + begin + 16 * i, left) : v_zero();
-    }
-    const uint32_t top_bits = v_top_magnitude(v);
-    float top;
-    __builtin_memcpy(&top, &top_bits, 4);
-    const bool usable = top_bits < 0x7f800000 && top >= 1e-30f;
-    out->d = usable ? top / 127.0f : top_bits < 0x7f800000 ? 0.0f : __builtin_nanf("");
-    if (usable) {
-      v_store_block(*out, v, v_set(127.0f / top));
+    load_padded(x + begin, k - begin, v);
+    const ByteScale scale = byte_scale(v_top_magnitude(v));
+    out->d = scale.d;
+    if (scale.usable) {
+      v_store_block(*out, v, v_set(scale.inverse));
     } else {
       __builtin_memset(out->q, 0, sizeof out->q);
       __builtin_memset(out->sums16, 0, sizeof out->sums16);
@@ -56,6 +69,24 @@ void quantize_q8k(const float* x, int64_t k, BlockQ8K* out) {
     }
     __builtin_memset(out->padding, 0, sizeof out->padding);
   }
+}
+
+void quantize_q8x32(const float* x, int64_t k, BlockQ8x32* out) {
+  for (int64_t begin = 0; begin < k; begin += kSuperBlock, out++)
+    for (int i = 0; i < 8; i++) {
+      V16 v[2];
+      load_padded(x + begin + 32 * i, k - begin - 32 * i, v);
+      const ByteScale scale = byte_scale(v_top_magnitude(v));
+      int8_t* const q = out->q + 32 * i;
+      out->d[i] = scale.d;
+      if (scale.usable)
+        for (int h = 0; h < 2; h++) v_store_bytes(q + 16 * h, v[h], v_set(scale.inverse));
+      else
+        __builtin_memset(q, 0, 32);
+      int32_t sum = 0;
+      for (int l = 0; l < 32; l++) sum += q[l];
+      out->sums[i] = sum;
+    }
 }
 
 struct LoadF32 {

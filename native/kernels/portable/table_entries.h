@@ -15,21 +15,18 @@ namespace {
 void matmul_q4_k(const MatmulTask& t);
 void matmul_q5_k(const MatmulTask& t);
 void matmul_q6_k(const MatmulTask& t);
-void matmul_q8_0(const MatmulTask& t);
-void matmul_q4_0(const MatmulTask& t);
-void matmul_q4_1(const MatmulTask& t);
+MatmulKernel kernel_32(Format format);
 MatmulKernel unpacked_kernel(Format format);
 void attention_bytes(const ByteAttentionTask& t);
 
 constexpr KernelTable table_entries(const char* name) {
   return {.name = name,
           .quantize_q8k = quantize_q8k,
+          .quantize_q8x32 = quantize_q8x32,
           .matmul_q4_k = matmul_q4_k,
           .matmul_q5_k = matmul_q5_k,
           .matmul_q6_k = matmul_q6_k,
-          .matmul_q8_0 = matmul_q8_0,
-          .matmul_q4_0 = matmul_q4_0,
-          .matmul_q4_1 = matmul_q4_1,
+          .kernel_32 = kernel_32,
           .unpacked_kernel = unpacked_kernel,
           .matmul_f32 = matmul_f32,
           .matmul_f16 = matmul_f16,

@@ -1,5 +1,5 @@
-// Every block format but the nine that have kernels of their own, taken apart into signed bytes and whole scales. What
-// multiplies them knows two kinds of block alone, so a format is nothing but its `unpack`.
+// Every block format but the K-quants that have kernels of their own, taken apart into signed bytes and whole scales.
+// What multiplies them knows two kinds of block alone, so a format is nothing but its `unpack`.
 // Source of the layouts: ggml's ggml-common.h and ggml-quants.c.
 #pragma once
 
@@ -65,6 +65,23 @@ QTENSOR_INLINE float power_of_two(uint8_t e) {  // 2^(e - 128)
 }
 
 // HALF is the family's way to read a half.
+template <class HALF>
+QTENSOR_INLINE void unpack(const BlockQ8_0& w, Unpacked32& out, HALF as_float) {
+  read(out.q, w.qs);
+  out.d = as_float(w.d);
+}
+template <class HALF>
+QTENSOR_INLINE void unpack(const BlockQ4_0& w, Unpacked32& out, HALF as_float) {
+  split_nibbles(w.qs, (uint8_t*)out.q, 16);
+  for (int8_t& q : out.q) q = int8_t(q - 8);
+  out.d = as_float(w.d);
+}
+template <class HALF>
+QTENSOR_INLINE void unpack(const BlockQ4_1& w, Unpacked32& out, HALF as_float) {
+  split_nibbles(w.qs, (uint8_t*)out.q, 16);
+  out.d = as_float(w.d);
+  out.m = as_float(w.m);
+}
 template <class HALF>
 QTENSOR_INLINE void unpack(const BlockQ5_0& w, Unpacked32& out, HALF as_float) {
   split_with_fifth(w.qs, w.qh, 16, out.q);
@@ -312,10 +329,16 @@ auto with_format_256(Format format, Use use, Other other) {
       return other();
   }
 }
-// The same of all formats, with Format32<...> too.
+// The same with Format32<...>.
 template <class Use, class Other>
-auto with_unpacked_format(Format format, Use use, Other other) {
+auto with_format_32(Format format, Use use, Other other) {
   switch (format) {
+    case Format::Q8_0:
+      return use(Format32<BlockQ8_0>{});
+    case Format::Q4_0:
+      return use(Format32<BlockQ4_0>{});
+    case Format::Q4_1:
+      return use(Format32<BlockQ4_1, true>{});
     case Format::Q5_0:
       return use(Format32<BlockQ5_0>{});
     case Format::Q5_1:
@@ -325,8 +348,12 @@ auto with_unpacked_format(Format format, Use use, Other other) {
     case Format::MXFP4:
       return use(Format32<BlockMXFP4>{});
     default:
-      return with_format_256(format, use, other);
+      return other();
   }
+}
+template <class Use, class Other>
+auto with_unpacked_format(Format format, Use use, Other other) {
+  return with_format_32(format, use, [&] { return with_format_256(format, use, other); });
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-// Products of the formats that have no kernels of their own (kernels/portable/unpacked_blocks.h), for AVX2 and AVX-512.
-// Blocks of 32 go the way of Q8_0. A block of 256 of one weight row is taken apart once and meets up to kTogether batch
-// rows.
+// Products of the formats in blocks of 256 that have no kernels of their own (kernels/portable/unpacked_blocks.h), for
+// AVX2 and AVX-512. A block of one weight row is taken apart once and meets up to kTogether batch rows.
 #pragma once
 
 #include <immintrin.h>
@@ -10,66 +9,11 @@
 #include "integer_kernels.h"
 #include "kernel_table.h"
 #include "kernels/portable/unpacked_blocks.h"
-#include "kernels/x86/matmul.h"
 #include "kernels/x86/rows.h"
+#include "kernels/x86/sub_blocks.h"
 
 namespace qtensor {
 namespace {
-
-// ---- blocks of 32 ----
-
-// The fifth bits of 32 values, 16 where they are set.
-inline __m256i fifth_bits(const uint8_t* qh) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, qh, 4);
-  const __m256i spread =
-      _mm256_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3, 3);
-  const __m256i each = _mm256_set1_epi64x(int64_t(0x8040201008040201));
-  const __m256i bytes = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(int(bits)), spread), each);
-  return _mm256_and_si256(_mm256_cmpeq_epi8(bytes, each), _mm256_set1_epi8(16));
-}
-inline __m256i levels_of(const int8_t (&table)[16], __m256i nibbles) {
-  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table)), nibbles);
-}
-
-struct SubBlockQ5_0 : HalfInFront {
-  static constexpr int64_t bytes = sizeof(BlockQ5_0), min_at = 0;
-  static constexpr int offset = 16;
-  static constexpr bool has_min = false;
-  static __m256i dot(const uint8_t* block, __m256i x) {
-    return dot_u8_s8(_mm256_or_si256(nibbles_of_16(block + 6), fifth_bits(block + 2)), x);
-  }
-};
-struct SubBlockQ5_1 : HalfInFront {
-  static constexpr int64_t bytes = sizeof(BlockQ5_1), min_at = 2;
-  static constexpr int offset = 0;
-  static constexpr bool has_min = true;
-  static __m256i dot(const uint8_t* block, __m256i x) {
-    return dot_u8_s8(_mm256_or_si256(nibbles_of_16(block + 8), fifth_bits(block + 4)), x);
-  }
-};
-struct SubBlockIQ4_NL : HalfInFront {
-  static constexpr int64_t bytes = sizeof(BlockIQ4_NL), min_at = 0;
-  static constexpr int offset = 0;
-  static constexpr bool has_min = false;
-  static __m256i dot(const uint8_t* block, __m256i x) {
-    return dot_signed(levels_of(kLevelsIQ4, nibbles_of_16(block + 2)), x);
-  }
-};
-struct SubBlockMXFP4 {
-  static constexpr int64_t bytes = sizeof(BlockMXFP4), min_at = 0;
-  static constexpr int offset = 0;
-  static constexpr bool has_min = false;
-  static __m256i dot(const uint8_t* block, __m256i x) {
-    return dot_signed(levels_of(kLevelsMXFP4, nibbles_of_16(block + 1)), x);
-  }
-  static __m128 scales(const uint8_t* const* places) {
-    return _mm_setr_ps(power_of_two(*places[0]), power_of_two(*places[1]), power_of_two(*places[2]),
-                       power_of_two(*places[3]));
-  }
-};
-
-// ---- blocks of 256 ----
 
 constexpr int kTogether = 16;
 
@@ -140,19 +84,8 @@ void matmul_unpacked(const MatmulTask& t) {
 }
 
 MatmulKernel unpacked_kernel(Format format) {
-  switch (format) {
-    case Format::Q5_0:
-      return matmul_sub_blocks<SubBlockQ5_0>;
-    case Format::Q5_1:
-      return matmul_sub_blocks<SubBlockQ5_1>;
-    case Format::IQ4_NL:
-      return matmul_sub_blocks<SubBlockIQ4_NL>;
-    case Format::MXFP4:
-      return matmul_sub_blocks<SubBlockMXFP4>;
-    default:
-      return with_format_256(
-          format, []<class F>(F) -> MatmulKernel { return matmul_unpacked<F>; }, [] { return MatmulKernel(nullptr); });
-  }
+  return with_format_256(
+      format, []<class F>(F) -> MatmulKernel { return matmul_unpacked<F>; }, [] { return MatmulKernel(nullptr); });
 }
 
 }  // namespace

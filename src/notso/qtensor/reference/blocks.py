@@ -61,6 +61,13 @@ class Q8KBlocks(NamedTuple):
     bsums: npt.NDArray[np.int16]  # (M, K / 256, 16): sums of q over 16 neighbours
 
 
+class Q8x32Blocks(NamedTuple):
+    """The same for weights in blocks of 32, 32 to a block."""
+
+    d: Floats  # (M, K / 32); NaN marks a block that held a NaN or an infinity
+    q: npt.NDArray[np.int8]  # (M, K / 32, 32), -127..127
+
+
 # ---------------------------------------------------------------- bytes -> integers and scales
 
 
@@ -316,9 +323,20 @@ def quantise_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
     Per block: d = max|x| / 127, q = round half to even of x * (127 / max|x|), all in float32. A block with
     max|x| < 1e-30 is all zero; one with a NaN or an infinity gets d = NaN and q = 0, so that it shows in the result.
     """
-    if x.ndim != 2 or x.shape[1] % 256 or x.dtype != np.float32:
-        raise OperandError(f"activations must be float32 (M, K) with K a multiple of 256, not {x.dtype} {x.shape}")
-    blocks = x.reshape(len(x), -1, 256)
+    d, q = _to_bytes(x, 256)
+    return Q8KBlocks(d, q, q.reshape(len(x), -1, 16, 16).sum(axis=3, dtype=np.int16))
+
+
+def quantise_q8x32(x: npt.NDArray[np.float32]) -> Q8x32Blocks:
+    """The same with blocks of 32. Raises OperandError unless K is a multiple of 32."""
+    return Q8x32Blocks(*_to_bytes(x, 32))
+
+
+def _to_bytes(x: npt.NDArray[np.float32], together: int) -> tuple[Floats, npt.NDArray[np.int8]]:
+    if x.ndim != 2 or x.shape[1] % together or x.dtype != np.float32:
+        wanted = f"float32 (M, K) with K a multiple of {together}"
+        raise OperandError(f"activations must be {wanted}, not {x.dtype} {x.shape}")
+    blocks = x.reshape(len(x), -1, together)
     finite: npt.NDArray[np.bool_] = np.asarray(np.isfinite(blocks).all(axis=2))
     clean = np.where(finite[:, :, None], blocks, np.float32(0))
     largest = np.abs(clean).max(axis=2)
@@ -326,5 +344,4 @@ def quantise_q8k(x: npt.NDArray[np.float32]) -> Q8KBlocks:
     inverse = np.where(usable, np.float32(127) / np.where(usable, largest, np.float32(1)), np.float32(0))
     q = np.rint(clean * inverse[:, :, None]).astype(np.int8)
     d = np.where(usable, largest / np.float32(127), np.float32(0))
-    d = np.where(finite, d, np.float32(np.nan))
-    return Q8KBlocks(d, q, q.reshape(len(x), -1, 16, 16).sum(axis=3, dtype=np.int16))
+    return np.where(finite, d, np.float32(np.nan)), q

@@ -75,26 +75,32 @@ def matmul_dequantised(x: Floats, weight: QTensor) -> Floats:
 def matmul_q8k(x: Floats, weight: QTensor) -> Floats:
     """x (M, K) times the transpose of a quantised weight (N, K) -> (M, N), bit for bit as the kernels have it.
 
-    The activations become 8-bit blocks of 256 (`quantise_q8k`, scale dx), every product of integers is summed exactly,
-    and floats meet once per block, in order of the blocks:
+    The activations become 8-bit blocks of 256 (`quantise_q8k`, scale dx), or of 32 for weights in blocks of 32
+    (`quantise_q8x32`); every product of integers is summed exactly, and floats meet once per block, in order of the
+    blocks:
 
         Q4_K, Q5_K   f = float(sum q sc x) * d;  f = fma(-float(sum m bsum), dmin, f);  acc = fma(f, dx, acc)
         Q6_K         f = float(sum q sc x) * d;  acc = fma(f, dx, acc)
-        Q8_0, Q4_0   f = 0; for each 32 of the 256: f = fma(float(sum q x), d, f);  acc = fma(f, dx, acc)
-        Q4_1         the same, each 32 followed by f = fma(float(sum x), m, f)
+        Q8_0, Q4_0   f = 0; for each 32 of the 256: f = fma(float(sum q x), d * dx, f);  acc = acc + f
+        Q4_1         the same, each 32 followed by f = fma(float(sum x) * dx, m, f)
         others       as Q4_K (Q2_K), Q6_K (256 to a block), Q8_0 or Q4_1 (Q5_1; 32 to a block): `unpacked_blocks.py`
 
     Raises OperandError for a float format, or unless K is a multiple of 256.
     """
     _check_matmul(x, weight)
     _need(not weight.format.is_float, f"{weight.format.name} has no integer blocks")
-    activations = blocks.quantise_q8k(np.ascontiguousarray(x))
+    x = np.ascontiguousarray(x)
+    _need(x.shape[1] % 256 == 0, f"{x.shape[1]} values are no multiple of 256")
     out = np.empty((len(x), weight.rows), np.float32)
+    small = blocks.quantise_q8x32(x) if weight.format.block_values == 32 else None
+    large = blocks.quantise_q8k(x) if small is None else None
     for start in range(0, weight.rows, ROW_CHUNK):
         stop = min(start + ROW_CHUNK, weight.rows)
         packed = blocks.split_blocks(weight.format, weight.row_data(start, stop))
-        sums = _small_sums if weight.format.block_values == 32 else _super_sums
-        out[:, start:stop] = sums(activations, weight.format, packed, stop - start)
+        if small is not None:
+            out[:, start:stop] = _small_sums(small, weight.format, packed, stop - start)
+        elif large is not None:
+            out[:, start:stop] = _super_sums(large, weight.format, packed, stop - start)
     return out
 
 
@@ -120,21 +126,22 @@ def _super_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows:
     return acc
 
 
-def _small_sums(x: blocks.Q8KBlocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
-    """Formats of 32 to a block: eight weight blocks for each activation block -> (M, rows)."""
+def _small_sums(x: blocks.Q8x32Blocks, format: Format, packed: blocks.Bytes, rows: int) -> Floats:
+    """Formats of 32 to a block: a block of the activations for each -> (M, rows)."""
     known = {Q8_0: blocks.unpack_q8_0, Q4_0: blocks.unpack_q4_0, Q4_1: blocks.unpack_q4_1}
     unpacked = known[format](packed) if format in known else UNPACK_32[format](packed)
-    d, m, q = (part.reshape(rows, -1, 8, *part.shape[1:]) for part in unpacked)
-    inputs = x.q.reshape(*x.d.shape, 8, 32)
-    bsums = x.bsums.reshape(*x.d.shape, 8, 2).sum(axis=3)
+    d, m, q = (part.reshape(rows, -1, *part.shape[1:]) for part in unpacked)
     acc = np.zeros((len(x.d), rows), np.float32)
-    for b in range(x.d.shape[1]):
-        f = np.zeros_like(acc)
-        for j in range(8):
-            f = fma(_exact_dot(inputs[:, b, j], q[:, b, j]), d[None, :, b, j], f)
-            if format in (Q4_1, Q5_1):
-                f = fma(bsums[:, b, j, None].astype(np.float32), m[None, :, b, j], f)
-        acc = fma(f, x.d[:, b, None], acc)
+    with np.errstate(all="ignore"):  # the largest scales of MXFP4 overflow
+        for first in range(0, x.d.shape[1], 8):
+            f = np.zeros_like(acc)
+            for j in range(first, first + 8):
+                dx = x.d[:, j, None]
+                f = fma(_exact_dot(x.q[:, j], q[:, j]), d[None, :, j] * dx, f)
+                if format in (Q4_1, Q5_1):
+                    total = x.q[:, j].sum(axis=1, dtype=np.int32)[:, None].astype(np.float32)
+                    f = fma(total * dx, m[None, :, j], f)
+            acc = acc + f
     return acc
 
 

@@ -13,7 +13,7 @@ from notso.qtensor import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.formats import KVFormat
 
-ARITHMETIC = 1
+ARITHMETIC = 2
 """Counted up whenever the order or precision of any float step changes, or the layout of a block of the cache."""
 
 SAMPLES = 4
