@@ -35,14 +35,16 @@ def get(path, data=None):
     headers = {{"Content-Type": "application/json"}}
     with urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:{PORT}" + path, data, headers)) as answer:
         return answer.read().decode()
-while True:
-    try:
-        page = get("/")
-        break
-    except OSError:
-        assert server.poll() is None and time.monotonic() < begun + 60
-        time.sleep(0.02)
+def wait_for(path):
+    while True:
+        try:
+            return get(path)
+        except OSError:  # nobody listens yet, or the model is being loaded
+            assert server.poll() is None and time.monotonic() < begun + 60
+            time.sleep(0.02)
+page = wait_for("/")
 first_page = time.monotonic() - begun
+wait_for("/health")
 model = json.loads(get("/v1/models"))["data"][0]["id"]
 question = {{"model": model, "messages": [{{"role": "user", "content": "What is 27 + 48?"}}], "temperature": 0}}
 answer = json.loads(get("/v1/chat/completions", json.dumps(question).encode()))["choices"][0]["message"]["content"]
