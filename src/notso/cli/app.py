@@ -14,6 +14,7 @@ from notso.cli import (
     batch,
     bench,
     chat,
+    config_file,
     convert,
     doctor,
     exit_codes,
@@ -99,8 +100,12 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Parse, run, and turn every way it can end into an exit code and at most one line on stderr."""
     terminal.prepare_streams()
     try:
-        outcome = typer.main.get_command(app).main(
-            args=None if arguments is None else [*arguments], prog_name="notso", standalone_mode=False
+        group = typer.main.get_command(app)
+        outcome = group.main(
+            args=None if arguments is None else [*arguments],
+            prog_name="notso",
+            standalone_mode=False,
+            default_map=config_file.read_config(group),
         )
         code = outcome if isinstance(outcome, int) else exit_codes.DONE
     except SystemExit as stop:

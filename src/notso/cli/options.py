@@ -79,7 +79,7 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
-        help="Read weights from the mapped file or from a copy on 2 MiB pages; auto copies while idle.",
+        help="auto copies the mapped file while idle.",
     ),
 ]
 KV = Annotated[

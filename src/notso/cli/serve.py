@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from notso.cli import engines, options, terminal
+from notso.cli import config_file, engines, options, terminal
 from notso.cli.model_files import model_file
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ EXAMPLES = """\
 
 
 def serve(
+    context_of_verb: typer.Context,
     model: options.Model = None,
     host: Annotated[
         str, typer.Option("--host", envvar="NOTSO_HOST", metavar="HOST", help="Address to listen on.")
@@ -92,6 +93,7 @@ def serve(
             "--strict-fields", envvar="NOTSO_STRICT_FIELDS", show_envvar=False, help="Refuse what would be ignored."
         ),
     ] = False,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Show each option and where it is from.")] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -99,6 +101,10 @@ def serve(
     from notso.smollm3.values.engine_config import EngineConfig
     from notso.web.values.settings import Settings
 
+    if show_config:
+        for line in config_file.shown(context_of_verb):
+            terminal.say(line)
+        return
     path = model_file(model)
     settings = Settings(
         host=host,

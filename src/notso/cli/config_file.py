@@ -1,0 +1,81 @@
+"""Options that a person sets once: a TOML file with a table for each verb, `[serve]` with `port = 8080`.
+
+An option on the command line beats its environment variable, which beats the file, which beats the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from notso.cli import terminal
+
+MAX_BYTES = 1 << 20
+
+
+def config_path() -> Path:
+    """NOTSO_CONFIG, else `notso/config.toml` where this system keeps settings."""
+    named = os.environ.get("NOTSO_CONFIG")
+    if named:
+        return Path(named).expanduser()
+    import platformdirs
+
+    return platformdirs.user_config_path("notso") / "config.toml"
+
+
+def read_config(group: Any) -> dict[str, dict[str, Any]]:
+    """Verb -> parameter -> value, as click takes them. Empty without a file. Raises BadParameter for one that is no
+    TOML, or names what `group` has not, and where NOTSO_CONFIG names a file that is not there."""
+    path = config_path()
+    if not path.is_file():
+        if os.environ.get("NOTSO_CONFIG"):
+            raise _wrong(path, "there is no such file")
+        return {}
+    import tomllib
+
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise _wrong(path, f"more than {MAX_BYTES >> 20} MiB are not read")
+        given = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _wrong(path, terminal.on_one_line(str(error))) from None
+    return {verb: _table(path, group, verb, values) for verb, values in given.items()}
+
+
+def _table(path: Path, group: Any, verb: str, values: Any) -> dict[str, Any]:
+    command = group.commands.get(verb)
+    if command is None or not isinstance(values, dict):
+        raise _wrong(path, f"[{terminal.on_one_line(verb)}] is no verb; there are {', '.join(group.commands)}")
+    names = {_spelt(each): each.name for each in command.params if each.param_type_name == "option"}
+    for name, value in values.items():
+        if name not in names:
+            raise _wrong(path, f"[{verb}] has no {terminal.on_one_line(name)}; there are {', '.join(sorted(names))}")
+        if isinstance(value, dict):
+            raise _wrong(path, f"[{verb}] {name} is a table, and not a value")
+    return {names[name]: value for name, value in values.items()}
+
+
+def _spelt(parameter: Any) -> str:
+    """As on the command line, without the dashes in front."""
+    return str(next(each for each in parameter.opts if each.startswith("--"))).removeprefix("--")
+
+
+def _wrong(path: Path, problem: str) -> typer.BadParameter:
+    return typer.BadParameter(f"{path}: {problem}", param_hint="the configuration file")
+
+
+def shown(context: typer.Context) -> list[str]:
+    """Every option of a verb with its value and where that comes from; a key is never shown."""
+    rows = [["option", "value", "from"]]
+    sources: Mapping[str, str] = {"COMMANDLINE": "command line", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
+    for each in context.command.params:
+        if each.param_type_name == "option" and each.name in context.params and each.name != "show_config":
+            source = context.get_parameter_source(each.name)
+            value = context.params[each.name]
+            told = "-" if value is None else terminal.on_one_line(str(value))
+            rows.append([_spelt(each), told, sources.get(source.name if source else "", "default")])
+    return [f"configuration file: {config_path()}", *terminal.columns(rows)]

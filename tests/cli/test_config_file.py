@@ -1,0 +1,74 @@
+"""A file of settings: what beats what, what is shown of it, and what is wrong with one in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def config(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(own_home / "config"))
+    path = own_home / "config/notso/config.toml"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def sources(text: str) -> dict[str, tuple[str, str]]:
+    rows = [line.split() for line in text.splitlines()[2:]]
+    return {name: (value, " ".join(source)) for name, value, *source in rows}
+
+
+def test_an_option_beats_the_environment_the_file_and_the_default(
+    notso: Run, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.write_text(
+        '[serve]\nport = 8080\nhost = "127.0.0.2"\ncontext = 512\nmax-num-seqs = 3\nallow-host = ["a", "b"]\n'
+    )
+    monkeypatch.setenv("NOTSO_HOST", "127.0.0.3")
+    result = notso("serve", "--show-config", "--context", "256")
+    assert result.code == 0 and result.out.splitlines()[0] == f"configuration file: {config}"
+    told = sources(result.out.replace("['a', 'b']", "a,b"))
+    assert told["context"] == ("256", "command line") and told["host"] == ("127.0.0.3", "environment")
+    assert told["port"] == ("8080", "file") and told["max-num-seqs"] == ("3", "file")
+    assert told["allow-host"] == ("a,b", "file")
+    assert told["kv"] == ("auto", "default") and told["model"] == ("-", "default") and "show-config" not in told
+
+
+def test_every_verb_reads_its_own_table(notso: Run, config: Path) -> None:
+    config.write_text("[run]\nmax-tokens = 1\ntemperature = 0.0\nstats = true\n[serve]\nport = 1\n")
+    result = notso("run", "--no-think", "Hello")
+    assert result.code == 0 and "The answer was cut" in result.err and "fingerprint" in result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[serve", "config.toml: "),
+        ("[fly]\nhigh = 1\n", "[fly] is no verb; there are serve, chat"),
+        ("serve = 3\n", "[serve] is no verb"),
+        ("[serve]\nports = 1\n", "[serve] has no ports; there are"),
+        ("[serve]\nmax_num_seqs = 1\n", "[serve] has no max_num_seqs; there are"),
+        ("[serve.port]\nx = 1\n", "[serve] port is a table"),
+        ('[serve]\nport = "many"\n', "Invalid value for '--port'"),
+        ("[serve]\nport = 70000\n", "less than or equal to 65535"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_in_a_line(notso: Run, config: Path, text: str, words: str) -> None:
+    config.write_text(text)
+    result = notso("serve", "--show-config")
+    assert result.code == 2 and words in result.err and result.err.count("\n") == 1
+
+
+def test_another_file_can_be_named(notso: Run, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config.write_text("[serve]\nport = 1\n")
+    monkeypatch.setenv("NOTSO_CONFIG", str(tmp_path / "other.toml"))
+    result = notso("serve", "--show-config")
+    assert result.code == 2 and "there is no such file" in result.err
+    (tmp_path / "other.toml").write_text("[serve]\nport = 2\n")
+    assert sources(notso("serve", "--show-config").out)["port"] == ("2", "file")
