@@ -24,7 +24,7 @@ DIST = ROOT / "dist"
 ROOTS = ROOT / "build" / "roots"
 
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
-USER = "somebody"
+USER = "me"
 PORT = 3999
 
 SERVE = f"""
@@ -110,7 +110,7 @@ def tried(suite: str, mirror: list[str]) -> list[str]:
         raise SystemExit(f"{suite} has {compilers}")
     (root / "home" / USER / "serve.py").write_text(SERVE)
     made, _ = in_root(root, "rm -rf venv .cache .local && python3 -m venv venv")
-    installed, _ = in_root(root, "venv/bin/pip install -q --no-index --find-links wheels notso-smollm3-bot")
+    installed, _ = in_root(root, "PIP_FIND_LINKS=wheels venv/bin/pip install -q --no-index notso-smollm3-bot")
     asked, answer = in_root(root, "venv/bin/notso run --temperature 0 'What is 27 + 48?'")
     _, served = in_root(root, "venv/bin/python serve.py")
     told = json.loads(served.splitlines()[-1])

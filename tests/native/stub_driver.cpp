@@ -59,6 +59,7 @@ struct Driver {
   std::map<Address, size_t> memory;  // where it begins, how long it is
   long long used = 0;
   std::set<Handle> live;  // contexts, streams, modules, graphs
+  std::map<int, std::pair<Handle, int>> contexts;  // of each device, and for how many
   Graph* capture = nullptr;
   uint64_t launches = 0, graph_launches = 0;
 };
@@ -200,16 +201,18 @@ STUB int cuDeviceGetAttribute(int* value, int which, int) {
   *value = which == 75 ? architecture / 10 : which == 76 ? architecture % 10 : 99 << 10;
   return kOk;
 }
-STUB int cuDevicePrimaryCtxRetain(Handle* context, int) {
+STUB int cuDevicePrimaryCtxRetain(Handle* context, int device) {
   BEGIN_CALL;
-  return *context = keep(new int(0)), kOk;
+  auto& [made, users] = d.contexts[device];
+  if (users++ == 0) made = keep(new int(0));
+  return *context = made, kOk;
 }
-STUB int cuDevicePrimaryCtxRelease_v2(int) {
+STUB int cuDevicePrimaryCtxRelease_v2(int device) {
   const Call call;
-  for (Handle each : driver().live) {  // one context at a time: what is left is it, or was forgotten
-    delete static_cast<int*>(each);
-    driver().live.erase(each);
-    break;
+  auto& [made, users] = driver().contexts[device];
+  if (users > 0 && --users == 0) {
+    driver().live.erase(made);
+    delete static_cast<int*>(made);
   }
   return call.result;
 }

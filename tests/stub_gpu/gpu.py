@@ -46,9 +46,9 @@ def left(before: int = 0) -> int:
     """What is live beyond `before` when all that nobody refers to is collected.
 
     gc.collect() does nothing while another thread is in the midst of a collection, whose finalizers give things back:
-    so it is asked again until nothing is left, for a minute at most.
+    so it is asked again until nothing is left, for some seconds at most.
     """
-    until = time.monotonic() + 60
+    until = time.monotonic() + 10
     gc.collect()
     while live() > before and time.monotonic() < until:
         time.sleep(0)  # the other thread's turn

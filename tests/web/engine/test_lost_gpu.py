@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from stub_gpu.gpu import LOST, installed, left, set_up
+from stub_gpu.gpu import LOST, installed, left, live, set_up
 
 from notso.smollm3 import Engine
 from notso.smollm3.engine import device_choice
@@ -31,7 +31,7 @@ def test_the_model_is_loaded_anew(start: Start) -> None:
 
 def test_the_cpu_takes_over_from_a_gpu_that_is_lost(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_choice, "_lost", {})
-    before = left()
+    before = live()
     with installed():
         server = start(lambda: Engine.load(context_tokens=512, threads=1, max_num_seqs=2)).ready()
         assert server.client.get("/health").json()["device"].startswith("cuda:0 (")
