@@ -58,7 +58,7 @@ struct Driver {
   int lost = kOk;
   std::map<Address, size_t> memory;  // where it begins, how long it is
   long long used = 0;
-  std::set<Handle> live;  // contexts, streams, modules, graphs
+  std::set<Handle> live;                           // contexts, streams, modules, graphs
   std::map<int, std::pair<Handle, int>> contexts;  // of each device, and for how many
   Graph* capture = nullptr;
   uint64_t launches = 0, graph_launches = 0;
