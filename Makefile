@@ -124,7 +124,7 @@ audit: $(VENV)/.dev  ## look over what is installed: versions, files, start file
 wheels: $(BIN)/python  ## build wheels and the source distribution into dist/ (ARGS="--python python3.11 --python python3.12 --twice")
 	@$(BIN)/python supply/wheels.py $(ARGS)
 
-test-install:  ## install the built wheels in bare Debians without a compiler and ask (needs root and debootstrap)
+test-install: $(BIN)/python  ## install the built wheels in bare Debians without a compiler and ask (needs root and debootstrap)
 	@$(BIN)/python supply/try_wheels.py $(ARGS)
 
 sbom: $(VENV)/.dev  ## write build/sbom.json: what the program is made of, as CycloneDX
