@@ -8,7 +8,8 @@ BROWSER := $(shell command -v chromium || command -v chromium-browser || command
 ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
-  results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock audit sbom wheels test-install
+  results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock \
+  audit sbom wheels test-install
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -121,7 +122,7 @@ audit: $(VENV)/.dev  ## look over what is installed: versions, files, start file
 	@$(MAKE) --no-print-directory build/tools-audit/.done || echo "pip-audit could not be installed"
 	@$(BIN)/python supply/audit.py build/tools-audit/bin/pip-audit
 
-wheels: $(BIN)/python  ## build wheels and the source distribution into dist/ (ARGS="--python python3.11 --python python3.12 --twice")
+wheels: $(BIN)/python  ## build wheels and the source distribution into dist/ (ARGS="--python PYTHON --twice")
 	@$(BIN)/python supply/wheels.py $(ARGS)
 
 test-install: $(BIN)/python  ## install the built wheels in bare Debians without a compiler and ask (needs root and debootstrap)

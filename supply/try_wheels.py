@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,15 +26,18 @@ ROOTS = ROOT / "build" / "roots"
 
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
 USER = "me"
-PORT = 3999
 
-SERVE = f"""
-import json, subprocess, sys, time, urllib.request
+SERVE = """
+import json, socket, subprocess, time, urllib.request
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
 begun = time.monotonic()
-server = subprocess.Popen(["venv/bin/notso", "serve", "--port", "{PORT}", "--no-browser"], stdout=subprocess.DEVNULL)
+command = ["venv/bin/notso-smollm3-bot", "serve", "--port", str(port), "--no-browser"]
+server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 def get(path, data=None):
-    headers = {{"Content-Type": "application/json"}}
-    with urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:{PORT}" + path, data, headers)) as answer:
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)) as answer:
         return answer.read().decode()
 def wait_for(path):
     while True:
@@ -46,12 +50,12 @@ page = wait_for("/")
 first_page = time.monotonic() - begun
 wait_for("/health")
 model = json.loads(get("/v1/models"))["data"][0]["id"]
-question = {{"model": model, "messages": [{{"role": "user", "content": "What is 27 + 48?"}}], "temperature": 0}}
+question = {"model": model, "messages": [{"role": "user", "content": "What is 27 + 48?"}], "temperature": 0}
 answer = json.loads(get("/v1/chat/completions", json.dumps(question).encode()))["choices"][0]["message"]["content"]
 server.terminate()
 ended = time.monotonic()
 assert server.wait(30) == 0 and "<textarea" in page
-print(json.dumps({{"page": first_page, "answer": answer, "stop": time.monotonic() - ended}}))
+print(json.dumps({"page": first_page, "answer": answer, "stop": time.monotonic() - ended}))
 """
 
 
@@ -71,7 +75,9 @@ def wheels_for(python: str, root: Path) -> None:
     """Ours and all it needs, in the user's home."""
     house = root / "home" / USER / "wheels"
     shutil.rmtree(house, ignore_errors=True)
-    (ours,) = [path for path in DIST.glob("*.whl") if ("cp311" in path.name) == (python == "3.11")]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    tag = "cp311-cp311" if python == "3.11" else "cp312-abi3"
+    (ours,) = DIST.glob(f"*-{version}-{tag}-*.whl")
     target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     for abi in (f"cp{python.replace('.', '')}", "abi3", "none"):
         target += ["--abi", abi]

@@ -2,10 +2,11 @@
 
     python supply/wheels.py [--python PYTHON ...] [--twice] [--out dist]
 
-One wheel for each Python that is named: that of 3.11 is for 3.11 alone, that of 3.12 or newer for all from 3.12 on (the
-stable ABI). The compiler is zig's clang, which builds for glibc 2.17 on any Linux and from the package index alone, so
-a wheel runs wherever manylinux2014's do; it has all kernel families. The same commit gives the same bytes: times are
-the commit's, and no path of this machine is in them. `--twice` builds everything a second time to show it.
+One wheel for each Python that is named, or else for this one and the first newer one that runs here: that of 3.11 is
+for 3.11 alone, that of 3.12 or newer for all from 3.12 on (the stable ABI). The compiler is zig's clang, which builds
+for glibc 2.17 on any Linux and from the package index alone, so a wheel runs wherever manylinux2014's do; it has all
+kernel families. The same commit gives the same bytes: times are the commit's, and no path of this machine is in them.
+`--twice` builds everything a second time to show it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,18 @@ BUILD = ROOT / "build" / "wheels"
 TARGET = "x86_64-linux-gnu.2.17"
 PLATFORM = "manylinux_2_17_x86_64"  # manylinux2014 by its newer name
 MAX_BYTES = 12 << 20
+
+
+def usual_pythons() -> list[str]:
+    """This one, and where it is 3.11 one from 3.12 on; that there is none is said."""
+    if sys.version_info >= (3, 12):
+        return [sys.executable]
+    for name in ("python3.12", "python3.13", "python3.14"):
+        found = shutil.which(name)
+        if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
+            return [sys.executable, found]
+    print("no Python from 3.12 on runs here (--python names one): no wheel for those")
+    return [sys.executable]
 
 
 def tools_for(python: str) -> Path:
@@ -118,11 +131,13 @@ def sha256(path: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", action="append", metavar="PYTHON", help="repeatable; default: this one")
+    parser.add_argument(
+        "--python", action="append", metavar="PYTHON", help="repeatable; default: this one and a newer one"
+    )
     parser.add_argument("--twice", action="store_true", help="build again and compare the bytes")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     options = parser.parse_args()
-    tools = [tools_for(python) for python in options.python or [sys.executable]]
+    tools = [tools_for(python) for python in options.python or usual_pythons()]
     options.out.mkdir(parents=True, exist_ok=True)
 
     def build() -> list[Path]:
@@ -133,7 +148,9 @@ def main() -> None:
     sums = {path.name: sha256(path) for path in made}
     if options.twice and sums != {path.name: sha256(path) for path in build()}:
         raise SystemExit("a second build has other bytes")
-    (options.out / "SHA256SUMS").write_text("".join(f"{found}  {name}\n" for name, found in sorted(sums.items())))
+    version = made[-1].name.removesuffix(".tar.gz").rpartition("-")[2]
+    lie_there = sorted(path for path in options.out.glob(f"*-{version}*") if path.is_file())
+    (options.out / "SHA256SUMS").write_text("".join(f"{sha256(path)}  {path.name}\n" for path in lie_there))
     for path in made:
         print(f"{path.stat().st_size / 1e6:5.2f} MB  {path}")
 

@@ -79,7 +79,7 @@ Weights = Annotated[
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
-        help="auto copies the mapped file while idle.",
+        help="auto copies to 2 MiB pages while idle.",
     ),
 ]
 KV = Annotated[

@@ -90,5 +90,6 @@ def test_a_strange_manifest_names_nothing(own_home: Path, model: bytes, layers: 
 def test_what_cannot_be_read_is_no_model(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     (tmp_path / "text.gguf").write_text("general.architecture smollm3")
+    assert not is_smollm3(tmp_path / "pipe.gguf")
     assert not is_smollm3(tmp_path / "absent") and not is_smollm3(tmp_path) and not is_smollm3(tmp_path / "text.gguf")
     assert is_smollm3(registry.demo_path())

@@ -70,7 +70,8 @@ def test_an_answer_whose_reader_went_away_is_counted_as_stopped(start: Start) ->
     engine.gate.clear()
     body = {"model": "scripted", "messages": messages, "stream": True}
     with server.client.stream("POST", "/v1/chat/completions", json=body) as answer:
-        assert next(answer.iter_lines()).startswith("data: ")
+        first = next(answer.iter_lines())
+        assert first.startswith("data: ") and '"role"' in first, first
         server.wait(lambda: len(engine.requests) == 1)
     server.wait(lambda: scrape(server)["notso_request_cancelled_total"] == 1)
     assert scrape(server)["notso_request_success_total{finished_reason=stop}"] == 0

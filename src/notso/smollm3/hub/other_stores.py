@@ -35,8 +35,10 @@ class StoredModel:
 
 
 def is_smollm3(path: Path) -> bool:
-    """Whether a file begins as a GGUF file of this architecture. False also for what cannot be read."""
+    """Whether a file begins as a GGUF file of this architecture. False also for what cannot be read, or is no file."""
     try:
+        if not path.is_file():  # a pipe would keep us waiting
+            return False
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except OSError:
