@@ -18,7 +18,8 @@ import numpy as np
 from notso.qtensor import CPU, CUDA, FORMATS_BY_NAME, differing_operations
 from notso.smollm3 import Engine, SamplingParams
 
-FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+SMALL = ("Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q5_1", "IQ3_XXS")
+"""For the sanitizer: three kernels of their own, and three ways of those that serve many formats."""
 POSITIONS, ANSWER_TOKENS, ROUNDS = 64, 200, 3
 CONTEXT_TOKENS = 1024
 
@@ -58,7 +59,7 @@ def main(arguments: list[str]) -> int:
     if asked.model is not None:
         result = answers(asked.device, asked.model)
     else:
-        result = kernels(asked.device, FORMATS[-3:] if asked.small else FORMATS)
+        result = kernels(asked.device, SMALL if asked.small else tuple(FORMATS_BY_NAME))
     print(json.dumps(result))
     if asked.json is not None:
         asked.json.write_text(json.dumps(result) + "\n")

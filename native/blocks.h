@@ -180,5 +180,9 @@ constexpr bool has_blocks_of_32(Format f) {
   return f == Format::Q4_0 || f == Format::Q4_1 || f == Format::Q5_0 || f == Format::Q5_1 || f == Format::Q8_0 ||
          f == Format::IQ4_NL || f == Format::MXFP4;
 }
+constexpr bool has_grids(Format f) {  // of grids.h
+  return f == Format::IQ2_XXS || f == Format::IQ2_XS || f == Format::IQ2_S || f == Format::IQ3_XXS ||
+         f == Format::IQ3_S || f == Format::IQ1_S || f == Format::IQ1_M;
+}
 
 }  // namespace qtensor

@@ -9,6 +9,8 @@
 
 #include "blocks.h"
 #include "cuda/float_steps.h"
+#include "cuda/layout.h"
+#include "grids.h"
 
 namespace qtensor {
 namespace cuda {
@@ -21,10 +23,12 @@ struct Product {
   int sub_blocks;  // of 32 values in a row
   float* y;
   int64_t y_stride;  // floats from column to column
+  Format format;     // for who serves more than one
+  const Grids* grids;
 };
 
 // Where a column's quantised activations lie, in global or shared memory.
-constexpr int kActivationBytes = sizeof(BlockQ8K), kSums32At = 288, kScaleAt = 304;
+constexpr int kActivationBytes = sizeof(BlockQ8K), kSums16At = 256, kSums32At = 288, kScaleAt = 304;
 constexpr int kScalesOf32At = 256, kSumsOf32At = 288;
 static_assert(sizeof(BlockQ8x32) == sizeof(BlockQ8K));
 LANES_DEVICE uint2 two_words(const uint8_t* x, int at) { return *reinterpret_cast<const uint2*>(x + at); }

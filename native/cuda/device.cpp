@@ -66,6 +66,7 @@ void Device::close() noexcept {
   free_retired();
   for (Room& room : scratch_)
     if (room.address != 0) api_.free(room.address);
+  if (grids_ != 0) api_.free(grids_);
   if (module_ != nullptr) api_.module_unload(module_);
   if (stream_ != nullptr) api_.stream_destroy(stream_);
   api_.context_use(nullptr);
@@ -157,6 +158,20 @@ void* Device::scratch(Scratch which, int64_t bytes) {
     scratch_moves_++;
   }
   return reinterpret_cast<void*>(room.address);
+}
+
+const Grids* Device::grids() {
+  if (grids_ == 0) {
+    const Address made = allocate(sizeof kGrids, false);
+    try {
+      upload(made, &kGrids, sizeof kGrids);
+    } catch (...) {
+      free(made);
+      throw;
+    }
+    grids_ = made;
+  }
+  return reinterpret_cast<const Grids*>(grids_);
 }
 
 void Device::capture_begin() {

@@ -53,6 +53,7 @@ class Device {
     launch_bytes(kernel, grid, threads, shared_bytes, &given);
   }
   void* scratch(Scratch use, int64_t bytes);
+  const Grids* grids();  // goes up when it is asked for first, which is when a weight goes up that needs it
 
   // Work between the two is captured instead of done, and comes back as a graph.
   void capture_begin();
@@ -86,6 +87,7 @@ class Device {
     size_t bytes = 0;
   };
   std::array<Room, size_t(Scratch::count)> scratch_;
+  Address grids_ = 0;
   std::vector<Address> retired_;  // scratch that work under way may still use
   uint64_t scratch_moves_ = 0;
 };

@@ -1,8 +1,7 @@
 // Rows of weights back to floats, for embeddings: a thread block to a row, a thread to some of its values.
 #pragma once
 
-#include "blocks.h"
-#include "cuda/float_steps.h"
+#include "cuda/unpacked_blocks.h"
 
 namespace qtensor {
 namespace cuda {
@@ -14,6 +13,7 @@ struct Embed {
   int width;
   const int* ids;
   float* out;
+  const Grids* grids;
 };
 constexpr int kEmbedThreads = 256;
 
@@ -62,9 +62,13 @@ LANES_KERNEL(kEmbedThreads, 4) embed_rows(const Embed t) {
       v = __fadd_rn(__fmul_rn(half_at(scales), __int2float_rn(q)), half_at(scales + 2));
     } else if (t.format == Format::Q6_K) {
       v = value_of_q6_k(row, t.width / 256, i / 256, i % 256);
-    } else {
+    } else if (t.format == Format::Q4_K || t.format == Format::Q5_K) {
       const bool five = t.format == Format::Q5_K;
       v = value_of_k_quant(row + i / 256 * (five ? 176 : 144), five, i % 256);
+    } else if (has_blocks_of_32(t.format)) {
+      v = value_of_32(t.format, row, small, i);
+    } else {
+      v = value_of_256(t.format, t.grids, row, t.width / 256, i);
     }
     out[i] = v;
   }

@@ -8,6 +8,7 @@
 #define LANES_DEVICE inline
 #define LANES_SHARED(name) uint8_t* const name = lanes_shared()
 #define LANES_UNROLL
+#define LANES_LOOP
 
 struct uint2 {
   uint32_t x, y;
@@ -55,5 +56,6 @@ float __uint_as_float(uint32_t a);
 float half_to_float(uint16_t h);
 uint16_t round_to_half(float f);
 uint4 load16(const void* p);
+uint32_t load4(const void* p);
 uint2 stream8(const void* p);
 uint32_t stream4(const void* p);

@@ -16,6 +16,7 @@
 #define LANES_DEVICE __device__ __forceinline__
 #define LANES_SHARED(name) extern __shared__ __align__(16) uint8_t name[]
 #define LANES_UNROLL _Pragma("unroll")
+#define LANES_LOOP _Pragma("unroll 1")
 
 LANES_DEVICE float half_to_float(uint16_t h) {  // exact, subnormals too
   float f;
@@ -43,6 +44,7 @@ LANES_DEVICE float round_even(float x) { return rintf(x); }
 LANES_DEVICE double round_even(double x) { return rint(x); }
 // Of what nobody writes while the kernel runs: kept in the first cache, or read once.
 LANES_DEVICE uint4 load16(const void* p) { return __ldg(static_cast<const uint4*>(p)); }
+LANES_DEVICE uint32_t load4(const void* p) { return __ldg(static_cast<const uint32_t*>(p)); }
 LANES_DEVICE uint2 stream8(const void* p) { return __ldcs(static_cast<const uint2*>(p)); }
 LANES_DEVICE uint32_t stream4(const void* p) { return __ldcs(static_cast<const uint32_t*>(p)); }
 

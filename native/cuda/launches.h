@@ -2,6 +2,7 @@
 // a GPU's driver or, in tests, the machine of emulated_lanes.h. A device has
 //   launch(QTENSOR_KERNEL(name), Grid, threads, shared_bytes, arguments)   one struct of arguments to a kernel
 //   scratch(use, bytes)                                                    memory that is kept, 256 to each alignment
+//   grids()                                                                kGrids where kernels can read them
 // Pointers are the device's. Sizes were checked by who calls.
 #pragma once
 
@@ -39,6 +40,11 @@ struct LaidWeight {
 };
 static inline bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
 
+template <class Device>
+const Grids* grids_for(Device& device, Format format) {
+  return has_grids(format) ? device.grids() : nullptr;
+}
+
 // M rows of k floats to `out`, m x blocks.
 template <class Device>
 void launch_quantise(Device& device, const float* x, int64_t m, int64_t k, BlockQ8K* out) {
@@ -55,15 +61,14 @@ void launch_quantise_by_32(Device& device, const float* x, int64_t m, int64_t k,
   device.launch(QTENSOR_KERNEL(quantise_by_32), grid, kQuantiseThreads, 0, QuantiseBy32{x, k, out, blocks});
 }
 
-#define QTENSOR_LAUNCH_PRODUCT(format, name)                                                               \
-  case Format::format:                                                                                     \
-    if (m <= 8 && small8 <= kSmallMSharedLimit)                                                            \
-      device.launch(QTENSOR_KERNEL(small_m_##name##_8), small, kSmallMThreads, small8, t);                 \
-    else if (m <= kMaxSmallM && small16 <= kSmallMSharedLimit)                                             \
-      device.launch(QTENSOR_KERNEL(small_m_##name##_16), small, kSmallMThreads, small16, t);               \
-    else                                                                                                   \
-      device.launch(QTENSOR_KERNEL(large_m_##name), large, kLargeMThreads, size_t(kLargeMSharedBytes), t); \
-    return;
+#define QTENSOR_LAUNCH_PRODUCT(name)                                                                     \
+  if (m <= 8 && small8 <= kSmallMSharedLimit)                                                            \
+    device.launch(QTENSOR_KERNEL(small_m_##name##_8), small, kSmallMThreads, small8, t);                 \
+  else if (m <= kMaxSmallM && small16 <= kSmallMSharedLimit)                                             \
+    device.launch(QTENSOR_KERNEL(small_m_##name##_16), small, kSmallMThreads, small16, t);               \
+  else                                                                                                   \
+    device.launch(QTENSOR_KERNEL(large_m_##name), large, kLargeMThreads, size_t(kLargeMSharedBytes), t); \
+  return;
 
 // y[j][n] = row n of the weight times column j; x are floats for float weights, else what launch_quantise or
 // launch_quantise_by_32 wrote.
@@ -90,19 +95,30 @@ void launch_product(Device& device, const LaidWeight& w, const void* x, int64_t 
                   int(m),
                   int(w.k / kSubBlock),
                   y,
-                  y_stride};
+                  y_stride,
+                  w.format,
+                  grids_for(device, w.format)};
   const Grid small{groups_of(w.rows, kSmallMRows), 1, 1},
       large{groups_of(w.rows, kLargeMRows), groups_of(m, kLargeMTile), 1};
   const size_t small8 = size_t(small_m_shared_bytes(1, blocks)), small16 = size_t(small_m_shared_bytes(2, blocks));
   switch (w.format) {
-    QTENSOR_LAUNCH_PRODUCT(Q4_K, q4_k)
-    QTENSOR_LAUNCH_PRODUCT(Q5_K, q5_k)
-    QTENSOR_LAUNCH_PRODUCT(Q6_K, q6_k)
-    QTENSOR_LAUNCH_PRODUCT(Q8_0, q8_0)
-    QTENSOR_LAUNCH_PRODUCT(Q4_0, q4_0)
-    QTENSOR_LAUNCH_PRODUCT(Q4_1, q4_1)
+    case Format::Q4_K:
+      QTENSOR_LAUNCH_PRODUCT(q4_k)
+    case Format::Q5_K:
+      QTENSOR_LAUNCH_PRODUCT(q5_k)
+    case Format::Q6_K:
+      QTENSOR_LAUNCH_PRODUCT(q6_k)
+    case Format::Q8_0:
+      QTENSOR_LAUNCH_PRODUCT(q8_0)
+    case Format::Q4_0:
+      QTENSOR_LAUNCH_PRODUCT(q4_0)
+    case Format::Q4_1:
+      QTENSOR_LAUNCH_PRODUCT(q4_1)
     default:
-      return;
+      if (has_blocks_of_32(w.format)) {
+        QTENSOR_LAUNCH_PRODUCT(unpacked_32)
+      }
+      QTENSOR_LAUNCH_PRODUCT(unpacked_256)
   }
 }
 #undef QTENSOR_LAUNCH_PRODUCT
@@ -135,8 +151,9 @@ void launch_gather(Device& device, const float* x, const int32_t* ids, int64_t r
 }
 template <class Device>
 void launch_embed(Device& device, const LaidWeight& w, const int32_t* ids, int64_t rows, float* out) {
-  device.launch(QTENSOR_KERNEL(embed_rows), Grid{unsigned(rows)}, kEmbedThreads, 0,
-                Embed{w.data, laid_row_bytes(w.format, w.k), w.format, int(w.k), ids, out});
+  device.launch(
+      QTENSOR_KERNEL(embed_rows), Grid{unsigned(rows)}, kEmbedThreads, 0,
+      Embed{w.data, laid_row_bytes(w.format, w.k), w.format, int(w.k), ids, out, grids_for(device, w.format)});
 }
 template <class Device>
 void launch_rope(Device& device, float* x, int64_t rows, int64_t heads, int64_t dim, const int32_t* positions,

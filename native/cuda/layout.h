@@ -1,9 +1,9 @@
-// How weights lie on the device. Blocks whose bytes begin at multiples of 16 lie as in the file; the others are laid
-// apart: first the levels of all blocks of a row, then their scales, so that every load is aligned.
+// How weights lie on the device. Blocks whose loads are aligned as they are lie as in the file; the others are laid
+// apart: first the levels of all blocks of a row, with what lies among them, then the halves, so that every load is
+// aligned.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "blocks.h"
 
@@ -27,6 +27,38 @@ static constexpr BlockLayout layout_of(Format f) {
       return {32, 16, 2, 2, 0};
     case Format::Q4_1:
       return {32, 16, 4, 4, 0};
+    case Format::Q5_0:
+      return {32, 20, 2, 2, 0};
+    case Format::Q5_1:
+      return {32, 20, 4, 4, 0};
+    case Format::IQ4_NL:
+      return {32, 16, 2, 2, 0};
+    case Format::MXFP4:
+      return {32, 16, 1, 1, 0};
+    case Format::Q2_K:
+      return {256, 84, 0, 0, 0};
+    case Format::Q3_K:
+      return {256, 108, 0, 2, 108};
+    case Format::IQ4_XS:
+      return {256, 136, 0, 0, 0};
+    case Format::IQ2_XXS:
+      return {256, 64, 2, 2, 0};
+    case Format::IQ2_XS:
+      return {256, 72, 2, 2, 0};
+    case Format::IQ2_S:
+      return {256, 80, 2, 2, 0};
+    case Format::IQ3_XXS:
+      return {256, 96, 2, 2, 0};
+    case Format::IQ3_S:
+      return {256, 108, 2, 2, 0};
+    case Format::IQ1_S:
+      return {256, 48, 2, 2, 0};
+    case Format::IQ1_M:
+      return {256, 56, 0, 0, 0};
+    case Format::TQ1_0:
+      return {256, 52, 0, 2, 52};
+    case Format::TQ2_0:
+      return {256, 64, 0, 2, 64};
     case Format::F32:
       return {1, 4, 0, 0, 0};
     default:  // F16, BF16
@@ -38,24 +70,6 @@ static constexpr int64_t laid_row_bytes(Format f, int64_t k) {
   const BlockLayout b = layout_of(f);
   const int64_t bytes = k / b.values * (b.levels + b.scales);
   return b.scales == 0 ? bytes : (bytes + 31) / 32 * 32;
-}
-
-inline void lay_rows(Format f, const uint8_t* from, int64_t rows, int64_t k, uint8_t* to) {
-  const BlockLayout b = layout_of(f);
-  const int64_t blocks = k / b.values, row_bytes = laid_row_bytes(f, k), block_bytes = b.levels + b.scales;
-  if (b.scales == 0) {
-    std::memcpy(to, from, size_t(rows * row_bytes));
-    return;
-  }
-  for (int64_t row = 0; row < rows; row++) {
-    const uint8_t* const file = from + row * blocks * block_bytes;
-    uint8_t* const laid = to + row * row_bytes;
-    for (int64_t i = 0; i < blocks; i++) {
-      std::memcpy(laid + i * b.levels, file + i * block_bytes + b.levels_at, size_t(b.levels));
-      std::memcpy(laid + blocks * b.levels + i * b.scales, file + i * block_bytes + b.scales_at, size_t(b.scales));
-    }
-    std::memset(laid + blocks * block_bytes, 0, size_t(row_bytes - blocks * block_bytes));
-  }
 }
 
 }  // namespace cuda

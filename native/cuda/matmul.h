@@ -1,7 +1,7 @@
 // Products of weights and rows of floats. To the kernels a row of the batch is a column.
 #pragma once
 
-#include "cuda/block_products.h"
+#include "cuda/unpacked_blocks.h"
 
 namespace qtensor {
 namespace cuda {
@@ -115,6 +115,8 @@ QTENSOR_PRODUCTS(q6_k, Q6K, 1, 1, 3)
 QTENSOR_PRODUCTS(q8_0, Q80, 1, 1, 2)
 QTENSOR_PRODUCTS(q4_0, Q40, 1, 1, 2)
 QTENSOR_PRODUCTS(q4_1, Q41, 1, 1, 2)
+QTENSOR_PRODUCTS(unpacked_256, Unpacked256, 2, 2, 3)
+QTENSOR_PRODUCTS(unpacked_32, Unpacked32, 2, 2, 3)
 #undef QTENSOR_PRODUCTS
 
 // Float weights: half a warp is the virtual vector of one output, so a warp makes two neighbouring rows.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cuda/lay_rows.h"
+
 namespace qtensor {
 namespace cuda {
 namespace {
@@ -70,6 +72,7 @@ void attend(Device& device, const float* q, int64_t heads, const Places& places,
 }
 
 void upload_weight(Device& device, Format format, const uint8_t* data, int64_t rows, int64_t k, Address to) {
+  grids_for(device, format);
   const BlockLayout block = layout_of(format);
   const int64_t from_bytes = k / block.values * (block.levels + block.scales), row_bytes = laid_row_bytes(format, k);
   const int64_t together = std::max<int64_t>(1, kUploadBytes / row_bytes);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cuda/lay_rows.h"
 #include "emulated_device.h"
 #include "kernel_table.h"
 
@@ -32,12 +33,41 @@ void matmul(const MatmulTask& t) {
   cuda::launch_product(emulated_device(), weight, x, t.m, t.y + t.row_begin, t.y_stride);
 }
 
+#define QTENSOR_CASE(format) \
+  case Format::format:       \
+    return matmul<Format::format>;
 MatmulKernel kernel_32(Format format) {
-  return format == Format::Q8_0   ? matmul<Format::Q8_0>
-         : format == Format::Q4_0 ? matmul<Format::Q4_0>
-         : format == Format::Q4_1 ? matmul<Format::Q4_1>
-                                  : kGenericKernels.kernel_32(format);
+  switch (format) {
+    QTENSOR_CASE(Q8_0)
+    QTENSOR_CASE(Q4_0)
+    QTENSOR_CASE(Q4_1)
+    QTENSOR_CASE(Q5_0)
+    QTENSOR_CASE(Q5_1)
+    QTENSOR_CASE(IQ4_NL)
+    QTENSOR_CASE(MXFP4)
+    default:
+      return nullptr;
+  }
 }
+MatmulKernel unpacked_kernel(Format format) {
+  switch (format) {
+    QTENSOR_CASE(Q2_K)
+    QTENSOR_CASE(Q3_K)
+    QTENSOR_CASE(IQ4_XS)
+    QTENSOR_CASE(IQ2_XXS)
+    QTENSOR_CASE(IQ2_XS)
+    QTENSOR_CASE(IQ2_S)
+    QTENSOR_CASE(IQ3_XXS)
+    QTENSOR_CASE(IQ3_S)
+    QTENSOR_CASE(IQ1_S)
+    QTENSOR_CASE(IQ1_M)
+    QTENSOR_CASE(TQ1_0)
+    QTENSOR_CASE(TQ2_0)
+    default:
+      return nullptr;
+  }
+}
+#undef QTENSOR_CASE
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
   cuda::launch_norm(emulated_device(), x, weight, eps, 1, n, out);
@@ -154,6 +184,7 @@ KernelTable table() {
   t.matmul_q5_k = matmul<Format::Q5_K>;
   t.matmul_q6_k = matmul<Format::Q6_K>;
   t.kernel_32 = kernel_32;
+  t.unpacked_kernel = unpacked_kernel;
   t.matmul_f32 = matmul<Format::F32>;
   t.matmul_f16 = matmul<Format::F16>;
   t.matmul_bf16 = matmul<Format::BF16>;

@@ -36,6 +36,7 @@ class EmulatedDevice {
     room.reset(new Aligned(bytes));
     return room->data;
   }
+  const Grids* grids() { return &kGrids; }
   uint64_t launches() const { return launches_; }
 
  private:

@@ -9,6 +9,7 @@
 #define LANES_DEVICE inline
 #define LANES_SHARED(name) uint8_t* const name = lanes::machine().shared()
 #define LANES_UNROLL
+#define LANES_LOOP
 
 struct uint2 {
   uint32_t x, y;
@@ -112,5 +113,6 @@ inline T aligned_load(const void* p) {
   return v;
 }
 inline uint4 load16(const void* p) { return aligned_load<uint4>(p); }
+inline uint32_t load4(const void* p) { return aligned_load<uint32_t>(p); }
 inline uint2 stream8(const void* p) { return aligned_load<uint2>(p); }
 inline uint32_t stream4(const void* p) { return aligned_load<uint32_t>(p); }

@@ -139,6 +139,8 @@ const std::map<std::string, Kernel>& kernels() {
       P(q8_0),
       P(q4_0),
       P(q4_1),
+      P(unpacked_256),
+      P(unpacked_32),
       K(product_f32),
       K(product_f16),
       K(product_bf16),

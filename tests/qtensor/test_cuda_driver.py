@@ -10,7 +10,6 @@ from stub_gpu.gpu import LOST, OUT_OF_MEMORY, calls, installed, left, library, s
 
 from notso.qtensor import CUDA, Q4_K, DeviceError, DeviceLostError, DeviceMemoryError, QTensor, RMSNorm
 from notso.qtensor.backends.cuda import driver
-from notso.qtensor.formats import Format
 
 RNG = np.random.default_rng(3)
 WEIGHT = QTensor.quantise(RNG.standard_normal((32, 256), np.float32), Q4_K, "w")
@@ -97,11 +96,5 @@ def test_memory_is_what_the_device_has_left() -> None:
         assert gpu.memory().available_bytes == 100 << 20
 
 
-def test_a_format_without_kernels_is_refused() -> None:
-    other = QTensor("w", Format("Q9_X", 8, 32, 34), (1, 32), np.zeros(34, np.uint8))
-    with installed(), pytest.raises(DeviceError, match="no GPU kernels for Q9_X, in which 'w' is"):
-        CUDA().weight(other)
-
-
 def test_every_kernel_can_be_found() -> None:
-    assert library().stub_kernels() == 38
+    assert library().stub_kernels() == 44

@@ -18,7 +18,7 @@ NATIVE = Path(__file__).parents[2] / "native"
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
 FLAGS = ("-cubin", "-O3", "-fmad=false", "-std=c++20", "--expt-relaxed-constexpr", "-Xptxas=-v", f"-I{NATIVE}")
 KERNELS_SOURCE = NATIVE / "cuda" / "kernels.cu"
-KERNELS = 38
+KERNELS = 44
 
 # Eight thread blocks to a multiprocessor, whatever a kernel can bear.
 TOO_MANY_BLOCKS = """

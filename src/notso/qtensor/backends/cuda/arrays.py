@@ -13,13 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from notso.qtensor.backends.cuda.driver import Device, DeviceMemory, ask, laid_bytes
-from notso.qtensor.errors import DeviceError, OperandError, quoted
+from notso.qtensor.errors import OperandError
 from notso.qtensor.tensor import QTensor
 
 Host = npt.NDArray[Any]
-
-FORMATS = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"})
-"""Those that native/cuda/layout.h lays out and has kernels for."""
 
 
 class Mirror:
@@ -104,14 +101,12 @@ class DeviceArray:
 
 
 def weight_bytes(tensor: QTensor) -> int:
-    """What a weight takes on a device. Raises DeviceError where there are no kernels for its format."""
-    if tensor.format.name not in FORMATS:
-        raise DeviceError(f"there are no GPU kernels for {tensor.format}, in which {quoted(tensor.name)} is")
+    """What a weight takes on a device."""
     return laid_bytes(tensor.format.ggml_type, tensor.rows, tensor.cols)
 
 
 class DeviceWeight:
-    """A tensor's blocks on a device, laid out as its kernels read them. Raises DeviceError where there are none."""
+    """A tensor's blocks on a device, laid out as its kernels read them. Raises DeviceError."""
 
     def __init__(self, device: Device, tensor: QTensor) -> None:
         self.memory = DeviceMemory(device, weight_bytes(tensor))
