@@ -35,7 +35,7 @@ import tokenizers
 from notso import Engine, Message, SamplingParams, __version__
 from notso.qtensor import CPU
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
-from notso.smollm3.model.transformer import InputBatch
+from notso.smollm3.model.input_batch import InputBatch
 from notso.smollm3.scheduling.ngram_drafter import MATCH_CLASSES, NgramDrafter
 from notso.smollm3.scheduling.step_latency import StepLatency, planned
 

@@ -169,6 +169,12 @@ void bind_cuda(nb::module_& m) {
           nb::arg("q"), nb::arg("heads"), nb::arg("places"), nb::arg("pool"), nb::arg("window"), nb::arg("scale"),
           nb::arg("tiles"), nb::arg("out"), Unlocked())
       .def(
+          "silu_mul",
+          [](Device& d, Address gate, Address up, int64_t count, Address out) {
+            launch_silu_mul(d, at<const float>(gate), at<const float>(up), count, at<float>(out));
+          },
+          nb::arg("gate"), nb::arg("up"), nb::arg("count"), nb::arg("out"), Unlocked())
+      .def(
           "argmax",
           [](Device& d, Address x, int64_t rows, int64_t width, Address out) {
             launch_argmax(d, at<const float>(x), rows, width, at<int32_t>(out));

@@ -20,6 +20,12 @@ EXCEPTIONS = {
     ("src/notso/smollm3/conversion/hf_folder.py", "ffn_norm"): "a tensor's name in a GGUF file",
     ("src/notso/smollm3/diagnostics/synth.py", "attn_norm"): "a tensor's name in a GGUF file",
     ("src/notso/smollm3/diagnostics/synth.py", "ffn_norm"): "a tensor's name in a GGUF file",
+    ("src/notso/smollm3/engine/adapters.py", "rank"): "of a low-rank adapter",
+    ("src/notso/smollm3/model/adapter_file.py", "rank"): "of a low-rank adapter",
+    ("src/notso/smollm3/model/input_batch.py", "rank"): "of a low-rank adapter",
+    ("src/notso/smollm3/model/lora.py", "rank"): "of a low-rank adapter",
+    ("src/notso/smollm3/model/transformer.py", "rank"): "of a low-rank adapter",
+    ("src/notso/smollm3/values/adapter.py", "rank"): "of a low-rank adapter",
     ("src/notso/smollm3/model/weights.py", "attn_norm"): "a tensor's name in a GGUF file",
     ("src/notso/smollm3/model/weights.py", "ffn_norm"): "a tensor's name in a GGUF file",
 }

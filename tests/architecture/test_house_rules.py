@@ -139,7 +139,7 @@ def test_the_public_interface_keeps_its_shape() -> None:
     for method in (Engine.submit, Engine.generate, Engine.speculative_prefill):
         assert list(parameters(method))[:3] == ["messages", "params", "options"]
     assert next(iter(parameters(Engine.load).values())) is None, "without a path it loads the demo model"
-    assert list(parameters(Engine.logits)) == ["ids"]
+    assert list(parameters(Engine.logits)) == ["ids", "adapter"]
     assert [*parameters(Message)][:2] == ["role", "content"]
     assert {"temperature", "top_k", "top_p", "min_p", "seed", "max_tokens", "stop", "logit_bias"} <= set(
         parameters(SamplingParams)

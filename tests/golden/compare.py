@@ -28,9 +28,9 @@ CLEAR_LEAD = 0.01
 several times the differences seen between llama.cpp's own ways to work."""
 
 
-def logits_of(engine: Engine, kept: Golden) -> Floats:
+def logits_of(engine: Engine, kept: Golden, adapter: str | None = None) -> Floats:
     """(P, V): ours, list after list."""
-    return np.concatenate([engine.logits(ids) for ids in kept.lists])
+    return np.concatenate([engine.logits(ids, adapter=adapter) for ids in kept.lists])
 
 
 def error_of(ours: Floats, kept: Golden) -> float:
@@ -40,9 +40,9 @@ def error_of(ours: Floats, kept: Golden) -> float:
     return float(max(whole, likeliest) / kept.logit_range)
 
 
-def check_floats(engine: Engine, kept: Golden) -> None:
+def check_floats(engine: Engine, kept: Golden, adapter: str | None = None) -> None:
     """The logits of an unquantised model, and its greedy continuations token for token."""
-    ours = logits_of(engine, kept)
+    ours = logits_of(engine, kept, adapter)
     assert error_of(ours, kept) < FLOAT_TOLERANCE
     assert greedy_of(ours, kept) == continuations(kept)
 

@@ -15,7 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 PYTHON_VARIABLE = "NOTSO_ORACLE_PYTHON"
-MODULES = {"transformers": ("torch", "transformers", "gguf"), "llama_cpp": ("llama_cpp",)}
+MODULES = {
+    "transformers": ("torch", "transformers", "gguf"),
+    "llama_cpp": ("llama_cpp",),
+    "peft": ("torch", "transformers", "gguf", "peft"),
+}
 TIMEOUT_S = 900
 
 

@@ -21,6 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from golden import live
+from golden.adapters import golden_pairs, write_peft
 from golden.dequantised import write_dequantised
 from golden.prompts import CONVERSATIONS, DATE
 from golden.random_models import RANDOM, YARN_CONTEXT, shapes_3b_lists, write_shapes_3b
@@ -28,6 +29,7 @@ from golden.store import FOLDER, Golden, sha256, weights_sha256
 
 from notso import Engine, RequestOptions
 from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.model.weights import MATRICES
 
 GREEDY_TOKENS = 64
 ROPE = "rope_of_the_3b"
@@ -57,6 +59,15 @@ def random_yarn(folder: Path) -> Golden:
     prompts = [RANDOM.prompts(20, 2 * YARN_CONTEXT)[-1]]
     result = live.ask("transformers", model, prompts, f"--yarn-trained={YARN_CONTEXT}")
     return _golden("transformers", model, prompts, result, [1, YARN_CONTEXT, 2 * YARN_CONTEXT - 1])
+
+
+def random_adapter(folder: Path) -> Golden:
+    """The first with a LoRA adapter, by PEFT."""
+    model = RANDOM.write(folder / "random.gguf")
+    adapter = write_peft(folder / "adapter", golden_pairs(model), RANDOM.head_dim, target_modules=list(MATRICES))
+    prompts = RANDOM.prompts(20, 100)
+    result = live.ask("transformers", model, prompts, f"--greedy={GREEDY_TOKENS}", f"--adapter={adapter}")
+    return _golden("peft", model, prompts, result, _some(result.lists, 12))
 
 
 def demo_f32(folder: Path) -> Golden:
@@ -89,8 +100,11 @@ def shapes_3b(folder: Path) -> Golden:
 
 
 GOLDENS: dict[str, Callable[[Path], Golden]] = {
-    maker.__name__: maker for maker in (random_f32, random_half_cache, random_yarn, demo_f32, demo_q4_k_m, shapes_3b)
+    maker.__name__: maker
+    for maker in (random_f32, random_half_cache, random_yarn, random_adapter, demo_f32, demo_q4_k_m, shapes_3b)
 }
+LIBRARIES = {"random_adapter": "peft", "demo_q4_k_m": "llama_cpp", "shapes_3b": "llama_cpp"}
+"""What computes a golden, where that is not transformers."""
 
 
 def demo_prompts() -> list[list[int]]:
@@ -143,7 +157,7 @@ def main() -> None:
     names = parser.parse_args().names or [*GOLDENS, ROPE]
     if unknown := set(names) - {*GOLDENS, ROPE}:
         parser.error(f"no golden is called {', '.join(sorted(unknown))}")
-    for library in live.MODULES:
+    for library in sorted({LIBRARIES.get(name, "transformers") for name in names}):
         if live.versions(library) is None:
             parser.error(live.why_missing(library))
     for name in names:

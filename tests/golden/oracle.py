@@ -1,11 +1,12 @@
 """Somebody else's logits: transformers or llama.cpp, run over lists of token ids.
 
-    python oracle.py transformers MODEL JOB.npz OUT.npz [--greedy N] [--half-cache] [--yarn-trained N]
+    python oracle.py transformers MODEL JOB.npz OUT.npz [--greedy N] [--half-cache] [--yarn-trained N] [--adapter F]
     python oracle.py llama_cpp MODEL JOB.npz OUT.npz [--one-by-one]
     python oracle.py rope OUT.npz
 
 Runs in a process of its own, by a Python that has `torch`, `transformers` and `gguf`, or `llama_cpp`; nothing of ours
-is imported. MODEL is a GGUF file, for transformers an unquantised one or a Hugging Face folder.
+is imported. MODEL is a GGUF file, for transformers an unquantised one or a Hugging Face folder; F a folder of PEFT's,
+for which `peft` is needed.
 
 `rope` writes the 3B's rotation frequencies as transformers computes them, plain and with YaRN.
 
@@ -119,11 +120,15 @@ def half_cache() -> Any:
 
 
 def run_transformers(
-    path: Path, lists: list[list[int]], greedy: int, half: bool, yarn_trained: int | None
+    path: Path, lists: list[list[int]], greedy: int, half: bool, yarn_trained: int | None, adapter: Path | None
 ) -> tuple[list[list[int]], np.ndarray]:
     import torch
 
     model = transformers_model(path, yarn_trained)
+    if adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(adapter)).eval()
     logits = []
     with torch.no_grad():
         for ids in lists:
@@ -183,6 +188,7 @@ def main() -> None:
         if library == "transformers":
             command.add_argument("--greedy", type=int, default=0)
             command.add_argument("--half-cache", action="store_true", help="round keys and values to half precision")
+            command.add_argument("--adapter", type=Path, help="a folder of PEFT's")
             command.add_argument("--yarn-trained", type=int, help="trained context; YaRN doubles it")
         else:
             command.add_argument("--one-by-one", action="store_true", help="a batch for each token")
@@ -194,7 +200,9 @@ def main() -> None:
     with np.load(options.job) as job:
         lists = [part.tolist() for part in np.split(job["ids"], np.cumsum(job["lengths"])[:-1])]
     if options.library == "transformers":
-        lists, logits = run_transformers(options.model, lists, options.greedy, options.half_cache, options.yarn_trained)
+        lists, logits = run_transformers(
+            options.model, lists, options.greedy, options.half_cache, options.yarn_trained, options.adapter
+        )
     else:
         lists, logits = run_llama_cpp(options.model, lists, options.one_by_one)
     np.savez(

@@ -67,7 +67,7 @@ class RandomModel:
     def weights(self) -> Iterator[tuple[str, Floats]]:
         """Every tensor by name, float32, evenly distributed: around 1 for norms, around 0 for the rest."""
         for index, (name, (shape, deviation)) in enumerate(self.tensors().items()):
-            values = _even(self.seed, index, int(np.prod(shape))) * np.float32(deviation * 3**0.5)
+            values = even(self.seed, index, int(np.prod(shape))) * np.float32(deviation * 3**0.5)
             yield name, (values + np.float32(len(shape) == 1)).reshape(shape)
 
     def write(self, path: Path, *, context: int | None = None) -> Path:
@@ -117,7 +117,7 @@ def vocabulary(size: int) -> list[str]:
     return tokens + [f"word{number}" for number in range(size - len(tokens))]
 
 
-def _even(seed: int, index: int, count: int) -> Floats:
+def even(seed: int, index: int, count: int) -> Floats:
     """`count` float32 spread evenly over -1..1: 24 bits of each half of a raw word."""
     words = np.random.PCG64([seed, index]).random_raw(-(-count // 2)).astype("<u8").view("<u4")[:count]
     return (words >> 8).astype(np.float32) * np.float32(2**-23) - np.float32(1 - 2**-24)

@@ -159,6 +159,9 @@ class NumpyBackend:
     ) -> None:
         self._do(lambda: _put(out, arithmetic.silu_mul(_product(x, gate, norm), _product(x, up, norm))))
 
+    def silu_mul(self, gate: OpaqueArray, up: OpaqueArray, out: OpaqueArray) -> None:
+        self._do(lambda: _put(out, arithmetic.silu_mul(gate.values, up.values)))
+
     def rope_table(
         self,
         frequencies: OpaqueArray,

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden import live
+from golden.adapters import golden_pairs, write_gguf
 from golden.compare import check_floats, check_half_cache, check_random_blocks, check_trained_blocks
 from golden.dequantised import write_dequantised
 from golden.make_goldens import GOLDENS, GREEDY_TOKENS, demo_prompts
@@ -64,6 +65,16 @@ def test_random_weights_and_transformers(name: str, context: int | None, check: 
     with Engine.load(path, context_tokens=context and 2 * context, kv="f16") as engine:
         check(engine, fresh)
     assert same_as_kept(name, fresh)
+
+
+def test_an_adapter_and_peft(tmp_path: Path) -> None:
+    require("peft")
+    fresh = GOLDENS["random_adapter"](tmp_path)
+    path = RANDOM.write(tmp_path / "ours.gguf")
+    file = write_gguf(tmp_path / "ours-adapter.gguf", golden_pairs(path))
+    with Engine.load(path, kv="f16", adapters=[f"a={file}"]) as engine:
+        check_floats(engine, fresh, "a")
+    assert same_as_kept("random_adapter", fresh)
 
 
 def test_trained_weights_and_transformers(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def shapes(engine: Engine) -> set[tuple[int, int]]:
-    return set(engine._runner._captured)
+    return {shape[:2] for shape in engine._runner._captured}
 
 
 def test_while_nobody_asks_the_steps_that_may_come_are_recorded(file: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_cannot_be_recorded_ahead_is_not_tried_again(file: Path, monkeypatc
     tries, record = list[int](), ModelRunner._capture
 
     def fails(runner: ModelRunner, shape: tuple[int, int], step: Any) -> Any:
-        if shape == (1, 1):
+        if shape[:2] == (1, 1):
             tries.append(1)
             raise MemoryError
         return record(runner, shape, step)

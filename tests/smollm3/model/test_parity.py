@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden.adapters import golden_pairs, write_gguf, write_peft
 from golden.compare import (
     FLOAT_TOLERANCE,
     check_floats,
@@ -70,6 +71,20 @@ def test_within_the_trained_context_yarn_is_off(tmp_path: Path) -> None:
         ours = engine.logits(kept.lists[0][:YARN_CONTEXT])
     near = np.take_along_axis(ours, kept.top_ids[:YARN_CONTEXT].astype(int), 1) - kept.top_logits[:YARN_CONTEXT]
     assert np.abs(near).max() / kept.logit_range > 20 * FLOAT_TOLERANCE
+
+
+@pytest.mark.parametrize("form", ["gguf", "peft"])
+def test_an_adapter_gives_the_logits_of_peft(tmp_path: Path, random_file: Path, form: str) -> None:
+    """And the same 64 greedy tokens after each of 20 prompts, from either form of file."""
+    kept, pairs = golden("random_adapter", random_file), golden_pairs(random_file)
+    assert has_twenty_long_answers(kept)
+    file = (
+        write_gguf(tmp_path / "adapter.gguf", pairs)
+        if form == "gguf"
+        else write_peft(tmp_path / "adapter", pairs, RANDOM.head_dim)
+    )
+    with Engine.load(random_file, kv="f16", adapters=[f"a={file}"]) as engine:
+        check_floats(engine, kept, "a")
 
 
 def test_trained_weights_give_the_logits_of_transformers(demo_f32_engine: Engine) -> None:

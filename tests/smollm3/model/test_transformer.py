@@ -21,7 +21,8 @@ from notso.qtensor.backends.cpu import ops
 from notso.qtensor.gguf import GGUFFile
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.model.transformer import InputBatch, SmolLM3
+from notso.smollm3.model.input_batch import InputBatch
+from notso.smollm3.model.transformer import SmolLM3
 from notso.smollm3.model.weights import SmolLM3Weights
 
 RIGHT = 1e-3

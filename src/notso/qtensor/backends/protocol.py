@@ -174,6 +174,10 @@ class Backend(Protocol):
     def matmul_gated(self, x: Array, gate: Weight, up: Weight, out: Array, *, norm: RMSNorm | None = None) -> None:
         """out = silu(x @ gate.T) * (x @ up.T)."""
 
+    def silu_mul(self, gate: Array, up: Array, out: Array) -> None:
+        """out = silu(gate) * up, all (L, C) float32; out may be one of them. With `matmul_many` the bits of
+        `matmul_gated`."""
+
     def rope_table(self, frequencies: Array, positions: Array, table: tuple[Array, Array], factor: float = 1.0) -> None:
         """Fill (L, D/2) each with factor * cosine and sine of position * frequency; frequencies (D/2,) float64."""
 

@@ -18,6 +18,7 @@ from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError, block_hash
 from notso.smollm3.scheduling.step_plan import BlockCopy
 from notso.smollm3.values.events import Usage
+from notso.smollm3.values.request_options import RequestOptions
 from notso.smollm3.values.sampling_params import SamplingParams
 
 SHORT_TOKENS = 8
@@ -143,7 +144,7 @@ class EngineMeter:
         self.watched([*ids[: 2 * BLOCK_TOKENS], *self.random_ids(1)], 1)
 
         def copy() -> None:
-            pool, parent = engine._pool, engine._salt("")
+            pool, parent = engine._pool, engine._salt(RequestOptions())
             known: list[int] = []
             for start in range(0, whole, BLOCK_TOKENS):
                 tokens = ids[start : start + BLOCK_TOKENS]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from notso.qtensor import Backend, DeviceLostError, GGUFFile, give_back_freed
 from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.engine.adapters import Adapters
 from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
@@ -36,6 +37,7 @@ from notso.smollm3.scheduling.step_latency import StepLatency
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.smollm3.text.prompt import PromptWriter, checked_ids
 from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.adapter import AdapterSource
 from notso.smollm3.values.engine_config import EngineConfig
 from notso.smollm3.values.events import Event
 from notso.smollm3.values.messages import Message
@@ -109,6 +111,7 @@ class Engine:
         self._core = EngineCore(self._runner, self._scheduler, self._offload, signal, latency, lost)
         self._context_logits = ContextLogits(self._core, plan.max_num_seqs, self.config.vocab_size)
         self._end = weakref.finalize(self, _end, self._core, self._placement, file)
+        self.adapters = Adapters(self.config, self._core, backend)
         self._placement.start()
         self.info = model_info(
             file,
@@ -120,6 +123,8 @@ class Engine:
             kv_bytes=cache.nbytes,
             is_demo=config.model is None,
         )
+        for source in config.adapters:
+            self.adapters.add(AdapterSource.parse(source))
 
     @classmethod
     def load(cls, model: str | Path | EngineConfig | None = None, **settings: Any) -> Engine:
@@ -216,7 +221,7 @@ class Engine:
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
         """What reading this prompt would cost now."""
         self._require_open()
-        salt = self._salt((options or RequestOptions()).owner)
+        salt = self._salt(options or RequestOptions())
         ids = self.encode_chat(messages, options)
         cached = self._core.call(lambda: self._scheduler.cached_length(salt, ids))
         per_token = self._core.prompt_s_per_token
@@ -225,13 +230,13 @@ class Engine:
 
     # Numbers
 
-    def logits(self, ids: Sequence[int]) -> Floats:
+    def logits(self, ids: Sequence[int], *, adapter: str | None = None) -> Floats:
         """Logits (L, vocab) float32 after each of `ids`, from an empty context."""
         self._require_open()
         tokens = checked_ids(ids, self.config.vocab_size)
         if len(tokens) > self._context_tokens:
             raise ContextLengthError(len(tokens), self._context_tokens)
-        return self._context_logits.compute(tokens)
+        return self._context_logits.compute(tokens, self.adapters.of(adapter))
 
     # Answers
 
@@ -272,7 +277,8 @@ class Engine:
         ids, turn_at = self._inputs.draft(messages, params or SamplingParams(), asked)
         named = asked.conversation is not None  # else it is of none, until one finds it
         conversation = conversation_digest(asked.owner, asked.conversation) if named else None
-        self._core.speculative_prefill(self._salt(asked.owner), conversation, ids, turn_at)
+        adapter = self.adapters.of(asked.adapter)
+        self._core.speculative_prefill(self._salt(asked), adapter, conversation, ids, turn_at)
 
     def generate(
         self,
@@ -299,10 +305,12 @@ class Engine:
         if self._core.requests >= MAX_WAITING:
             raise EngineError(f"{MAX_WAITING:,} requests wait already")
         asked = options or RequestOptions()
-        return self._inputs.write(messages, params or SamplingParams(), asked, self._salt(asked.owner))
+        adapter = self.adapters.of(asked.adapter)
+        return self._inputs.write(messages, params or SamplingParams(), asked, self._salt(asked), adapter)
 
-    def _salt(self, owner: str) -> bytes:
-        return cache_salt(self._cache_version, owner)
+    def _salt(self, asked: RequestOptions) -> bytes:
+        adapter = self.adapters.of(asked.adapter)
+        return cache_salt(self._cache_version + (b"" if adapter is None else adapter.digest), asked.owner)
 
     # Checks
 

@@ -24,6 +24,7 @@ from notso.smollm3.engine.stats import StepTotals
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import EngineError, ModelError, NotsoError
 from notso.smollm3.kv.offload import KVOffload
+from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.scheduling.ngram_drafter import MOST_DRAFTS
 from notso.smollm3.scheduling.prefill_budget import TILE_ROWS, PrefillBudget
@@ -96,9 +97,11 @@ class EngineCore:
         request.submitted = time.perf_counter()
         self._post(lambda: self._take(request))
 
-    def speculative_prefill(self, salt: bytes, conversation: bytes | None, ids: list[int], turn_at: int) -> None:
+    def speculative_prefill(
+        self, salt: bytes, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
+    ) -> None:
         """Somebody types; see `PrefixWarmup.draft`. Raises EngineError if the engine has ended."""
-        self._post(lambda: self.background.prefix_warmup.draft(salt, conversation, ids, turn_at))
+        self._post(lambda: self.background.prefix_warmup.draft(salt, adapter, conversation, ids, turn_at))
 
     def call(self, work: Callable[[], T]) -> T:
         """Run something between two steps and return what it returns. Raises EngineError if the engine has ended, or

@@ -11,6 +11,7 @@ from typing import cast
 from notso.smollm3.engine.request import Request
 from notso.smollm3.engine.work_signal import WorkSignal
 from notso.smollm3.errors import ContextLengthError, InvalidRequestError
+from notso.smollm3.model.lora import Adapter
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.logprobs import PromptScores, token_logprob
 from notso.smollm3.output.output_processor import OutputProcessor
@@ -63,7 +64,14 @@ class InputProcessor:
         thinking = (tokenizer.think_open_id, tokenizer.think_close_id)
         self._never_drafted = tokenizer.control_ids | {token for token in thinking if token is not None}
 
-    def write(self, asked: PromptInput, params: SamplingParams, options: RequestOptions, salt: bytes) -> Request:
+    def write(
+        self,
+        asked: PromptInput,
+        params: SamplingParams,
+        options: RequestOptions,
+        salt: bytes,
+        adapter: Adapter | None = None,
+    ) -> Request:
         """A request, whose block hashes begin with `salt`, that nothing has been done for yet.
 
         Raises InvalidRequestError, ContextLengthError or TemplateError.
@@ -83,6 +91,7 @@ class InputProcessor:
             sequence=ScheduledSequence(
                 prompt.ids,
                 salt=salt,
+                adapter=adapter,
                 scored=options.prompt_logprobs is not None,
                 priority=PRIORITIES[options.priority],
                 conversation=conversation_digest(options.owner, options.conversation),

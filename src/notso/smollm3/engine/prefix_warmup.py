@@ -22,6 +22,7 @@ from notso.smollm3.engine.block_mover import BlockMover
 from notso.smollm3.engine.request import Request
 from notso.smollm3.errors import NotsoError
 from notso.smollm3.kv.offload import KVOffload
+from notso.smollm3.model.lora import Adapter
 from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.output.generation import Generation
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
@@ -54,6 +55,7 @@ class _Note:
     this is a draft."""
 
     salt: bytes
+    adapter: Adapter | None
     conversation: bytes | None
     write: Callable[[], list[int]]
     spent: Tokens[int] = ()
@@ -85,10 +87,14 @@ class PrefixWarmup:
         for other in [other for other in self._notes if other.prompt == sequence.prompt]:
             self._notes.remove(other)  # answered anew
         write = partial(_written, sequence, request.generation, request.next_ids)
-        note = _Note(sequence.salt, sequence.conversation, write, sequence.tokens, prompt=sequence.prompt)
+        note = _Note(
+            sequence.salt, sequence.adapter, sequence.conversation, write, sequence.tokens, prompt=sequence.prompt
+        )
         self._notes.append(note)
 
-    def draft(self, salt: bytes, conversation: bytes | None, ids: list[int], turn_at: int) -> None:
+    def draft(
+        self, salt: bytes, adapter: Adapter | None, conversation: bytes | None, ids: list[int], turn_at: int
+    ) -> None:
         """Somebody types: `ids` are the prompt, if it were sent now, and with number `turn_at` begins the turn being
         typed. What was typed before in its place is not wanted any more."""
         spent, before = self._typed.pop(salt, ([], 0))
@@ -96,7 +102,7 @@ class PrefixWarmup:
         if len(ids) > MOST_TOKENS:
             return
         ids = ids[:-1]  # the last one is computed by whoever wants to know what follows
-        self._drafts[salt] = _Note(salt, conversation, lambda: ids, spent, kept=before // BLOCK_TOKENS)
+        self._drafts[salt] = _Note(salt, adapter, conversation, lambda: ids, spent, kept=before // BLOCK_TOKENS)
         self._typed[salt] = ids, turn_at
         if len(self._typed) > MOST_NOTES:
             salt, _ = self._typed.popitem(last=False)
@@ -142,7 +148,13 @@ class PrefixWarmup:
 
     def _step(self, note: _Note, go_on: Callable[[], bool]) -> bool:
         """Whether that was the last one."""
-        sequence = Sequence(note.ids, salt=note.salt, priority=PRIORITIES["background"], conversation=note.conversation)
+        sequence = Sequence(
+            note.ids,
+            salt=note.salt,
+            adapter=note.adapter,
+            priority=PRIORITIES["background"],
+            conversation=note.conversation,
+        )
         rows = min(STEP_ROWS, self._runner.max_rows)
         note.tries += 1
         self._scheduler.add(sequence)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.errors import EngineError
+from notso.smollm3.model.lora import Adapter
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS, OutOfBlocksError
 from notso.smollm3.scheduling.prefill_budget import TILE_ROWS
 from notso.smollm3.scheduling.sequence import Sequence
@@ -31,11 +32,11 @@ class ContextLogits:
         self._vocab_size = vocab_size
         self._turn = threading.Lock()
 
-    def compute(self, tokens: list[int]) -> Floats:
+    def compute(self, tokens: list[int], adapter: Adapter | None = None) -> Floats:
         """(L, vocab) float32. Raises EngineError where there is no room, or the engine ends."""
         self._core.refuse_own_thread()
         out = np.empty((len(tokens), self._vocab_size), np.float32)
-        sequence = Sequence(tokens)
+        sequence = Sequence(tokens, adapter=adapter)
         with self._turn:
             sequence.batch_index = self._batch_index
             try:

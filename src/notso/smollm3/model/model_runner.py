@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, groupby, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,9 @@ import numpy.typing as npt
 from notso.qtensor import Program
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.kv.kv_cache import KVCache
-from notso.smollm3.model.transformer import InputBatch, SmolLM3
+from notso.smollm3.model.input_batch import InputBatch
+from notso.smollm3.model.lora import AdaptedRows, Adapter
+from notso.smollm3.model.transformer import SmolLM3
 from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.scheduling.step_plan import MAX_ROWS, MAX_SAMPLED, Chunk
@@ -24,6 +26,9 @@ CAPTURED_ROWS = MAX_SAMPLED
 share would be felt."""
 
 MAX_CAPTURED_STEPS = 160
+
+Shape = tuple[int, int, Adapter | None]
+"""Of a captured step: rows, those of them that are sampled, and the adapter that all of them are computed with."""
 
 
 class ModelRunner:
@@ -43,7 +48,8 @@ class ModelRunner:
         self.placement = placement
         self._model = SmolLM3(config, weights, cache)
         self._step = InputBatch(cache.backend, config, max_rows, MAX_SAMPLED)
-        self._captured: OrderedDict[tuple[int, int], tuple[InputBatch, Program]] = OrderedDict()
+        self._captured: OrderedDict[Shape, tuple[InputBatch, Program]] = OrderedDict()
+        self._adapters: set[Adapter] = set()
         self.has_captured_steps = False
 
     @property
@@ -69,15 +75,25 @@ class ModelRunner:
         `go_on` is asked before each layer of a step that is long, or not captured because it is done `once`; None if it
         said no.
         """
+        order = sorted(range(len(chunks)), key=lambda number: _adapter_key(chunks[number]))
+        if order != list(range(len(chunks))):  # rows of one adapter lie together
+            sorted_logits = self.run([chunks[number] for number in order], go_on, once=once)
+            if sorted_logits is None:
+                return None
+            return [sorted_logits[order.index(number)] for number in range(len(chunks))]
         rows = sum(chunk.rows for chunk in chunks)
         wanted = [chunk.sampled_rows for chunk in chunks]
+        adapted = _adapted(chunks)
+        is_lasting = all(each.end - each.begin == rows and each.adapter in self._adapters for each in adapted)
         once = once or any(chunk.scores for chunk in chunks)  # of as many shapes as there are prompts
         for chunk in chunks:
             self.cache.place(chunk, _batch_index(chunk))
-        shape = (rows, sum(wanted))
+        shape = (rows, sum(wanted), adapted[0].adapter if adapted else None)
+        once = once or not is_lasting
         step, program = self._captured.get(shape, (None, None)) if not once else (None, None)
         if step is None:
-            step = self._step.part(*shape)
+            step = self._step.part(rows, sum(wanted))
+            step.adapted = adapted
         _fill(step, chunks, wanted)
         if program is not None:
             self._captured.move_to_end(shape)
@@ -98,22 +114,52 @@ class ModelRunner:
         if self.placement is not None and not self.placement.is_finished:
             return
         rows = range(1, min(CAPTURED_ROWS, self.max_rows) + 1)
-        lacking = next((count for count in rows if (count, 1) not in self._captured), None)
+        lacking = next((count for count in rows if (count, 1, None) not in self._captured), None)
         if lacking is None or len(self._captured) >= MAX_CAPTURED_STEPS:
             self.has_captured_steps = True
             return
         try:
-            self._capture((lacking, 1), self._step.part(lacking, 1))
+            self._capture((lacking, 1, None), self._step.part(lacking, 1))
         except BaseException:
             self.has_captured_steps = True  # it is not tried again
             raise
 
-    def _capture(self, shape: tuple[int, int], step: InputBatch) -> Program:
+    def add_adapter(self, adapter: Adapter) -> None:
+        """Sequences with this adapter may come, where the model's backend reads it."""
+        self._step.open_for_adapters()
+        self._adapters.add(adapter)
+
+    def remove_adapter(self, adapter: Adapter) -> None:
+        """No more sequences with this adapter begin; those that have it are computed to their end."""
+        self._adapters.discard(adapter)
+        for shape in [shape for shape in self._captured if shape[2] is adapter]:
+            del self._captured[shape]
+
+    def _capture(self, shape: Shape, step: InputBatch) -> Program:
         program = self.cache.backend.program()
         with program.record():
             self._model.forward(step)
         self._captured[shape] = step, program  # kept only when whole: Ctrl-C may come while it is captured
         return program
+
+
+def _adapter_key(chunk: Chunk) -> tuple[str, int]:
+    adapter = chunk.sequence.adapter
+    return ("", 0) if adapter is None else (adapter.name, id(adapter))
+
+
+def _adapted(chunks: Sequence[Chunk]) -> tuple[AdaptedRows, ...]:
+    """Runs of rows with the same adapter."""
+    found: list[AdaptedRows] = []
+    row = sampled = 0
+    for adapter, those in groupby(chunks, key=lambda chunk: chunk.sequence.adapter):
+        run = list(those)
+        begin, first = row, sampled
+        row += sum(chunk.rows for chunk in run)
+        sampled += sum(chunk.sampled_rows for chunk in run)
+        if adapter is not None:
+            found.append(AdaptedRows(adapter, begin, row, first, sampled))
+    return tuple(found)
 
 
 def _fill(step: InputBatch, chunks: Sequence[Chunk], wanted: Sequence[int]) -> None:

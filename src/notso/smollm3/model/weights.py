@@ -36,6 +36,18 @@ class LayerWeights:
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 MATRICES = tuple(field.name for field in fields(LayerWeights) if field.name not in NORMS)
+TENSOR_NAMES = {
+    "input_layernorm": "attn_norm",
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+}
+"""In a GGUF file, between `blk.N.` and `.weight`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +77,7 @@ class SmolLM3Weights:
         would not be used.
         """
         left = dict(tensors)
-        hidden, kv = config.hidden_size, config.num_key_value_heads * config.head_dim
-        queries, ffn = config.num_attention_heads * config.head_dim, config.intermediate_size
+        hidden = config.hidden_size
 
         def matrix(name: str, rows: int, cols: int) -> QTensor:
             tensor = left.pop(name, None)
@@ -87,17 +98,15 @@ class SmolLM3Weights:
             return tensor.as_float32()
 
         embed = matrix("token_embd.weight", config.vocab_size, hidden)
+        shapes = matrix_shapes(config)
         layers = tuple(
             LayerWeights(
-                input_layernorm=norm(f"blk.{i}.attn_norm.weight"),
-                q_proj=matrix(f"blk.{i}.attn_q.weight", queries, hidden),
-                k_proj=matrix(f"blk.{i}.attn_k.weight", kv, hidden),
-                v_proj=matrix(f"blk.{i}.attn_v.weight", kv, hidden),
-                o_proj=matrix(f"blk.{i}.attn_output.weight", hidden, queries),
-                post_attention_layernorm=norm(f"blk.{i}.ffn_norm.weight"),
-                gate_proj=matrix(f"blk.{i}.ffn_gate.weight", ffn, hidden),
-                up_proj=matrix(f"blk.{i}.ffn_up.weight", ffn, hidden),
-                down_proj=matrix(f"blk.{i}.ffn_down.weight", hidden, ffn),
+                **{
+                    role: matrix(f"blk.{i}.{name}.weight", *shapes[role])
+                    if role in shapes
+                    else norm(f"blk.{i}.{name}.weight")
+                    for role, name in TENSOR_NAMES.items()
+                }
             )
             for i in range(config.num_hidden_layers)
         )
@@ -106,3 +115,18 @@ class SmolLM3Weights:
         if left:
             raise ModelFileError(f"the file holds a tensor this model does not use: {quoted(min(left))}")
         return cls(embed, layers, final_norm, head)
+
+
+def matrix_shapes(config: SmolLM3Config) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of each matrix of a layer, by its name in `LayerWeights`."""
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    queries, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+    return {
+        "q_proj": (queries, hidden),
+        "k_proj": (kv, hidden),
+        "v_proj": (kv, hidden),
+        "o_proj": (hidden, queries),
+        "gate_proj": (ffn, hidden),
+        "up_proj": (ffn, hidden),
+        "down_proj": (hidden, ffn),
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
+from typing import Any
 
 PRIORITIES = {"interactive": 0, "api": 1, "background": 2}
 
@@ -15,6 +16,7 @@ class Sequence:
     `hashes[i]` stands for all tokens up to the end of block i, for the blocks that are full; the first one is made from
     `salt`. `conversation` is noted at every block it computes or finds (None: at none). `batch_index` is its row in the
     block tables while it runs. `drafts` are draft tokens behind `tokens`, to be verified with the next step.
+    `adapter`: what the model computes it with besides its weights, which is the model's own affair.
     `scored`: logits after each token of the prompt are wanted, so all of it is computed, in smaller steps.
     """
 
@@ -24,6 +26,7 @@ class Sequence:
     conversation: bytes | None = None
     arrival: int = 0
     scored: bool = False
+    adapter: Any = None
     tokens: list[int] = field(init=False)
     computed: int = 0
     blocks: list[int] = field(default_factory=list)

@@ -9,6 +9,7 @@ from os import PathLike, fspath
 from typing import Any, Literal, TypeAlias, get_args
 
 from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.values.adapter import AdapterSource
 
 KVChoice: TypeAlias = Literal["auto", "f16", "k8v8", "k8v4", "k4v4", "k4v3"]
 KV_CHOICES: tuple[KVChoice, ...] = get_args(KVChoice)
@@ -40,7 +41,8 @@ class EngineConfig:
     what is said stays the same. cache_dir: a private folder for up to `cache_bytes` of what was computed, so that
     conversations go on after a restart without being read again; None keeps nothing. device: "cpu"; "cuda" or "cuda:1",
     which is refused where it cannot be used; "auto" takes the first GPU, and the CPU where there is none that can hold
-    and compute this model. What is said is the same on each.
+    and compute this model. What is said is the same on each. adapters: LoRA adapters to begin with, each NAME=FILE or
+    NAME=FILE:SCALE.
 
     Raises InvalidRequestError, whose `param` names the field.
     """
@@ -55,6 +57,7 @@ class EngineConfig:
     cache_dir: str | None = None
     cache_bytes: int = DEFAULT_CACHE_BYTES
     device: str = "auto"
+    adapters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("model", "cache_dir"):
@@ -69,6 +72,10 @@ class EngineConfig:
         _require(isinstance(self.speculation, bool), "speculation", "true or false")
         _require(type(self.cache_bytes) is int and self.cache_bytes >= 0, "cache_bytes", "a whole number, 0 or more")
         _require(is_device(self.device), "device", DEVICES)
+        are_texts = isinstance(self.adapters, tuple) and all(isinstance(each, str) for each in self.adapters)
+        _require(are_texts, "adapters", "a list of NAME=FILE")
+        for each in self.adapters:
+            AdapterSource.parse(each)
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> EngineConfig:
@@ -81,11 +88,12 @@ class EngineConfig:
             if name not in names:
                 raise InvalidRequestError(f"an engine has no setting {name!r}", param=str(name))
         paths = {name: fspath(value) for name, value in settings.items() if isinstance(value, PathLike)}
-        return cls(**{**settings, **paths})
+        lists = {name: tuple(value) for name, value in settings.items() if isinstance(value, list)}
+        return cls(**{**settings, **paths, **lists})
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON has them."""
-        return asdict(self)
+        return asdict(self) | {"adapters": list(self.adapters)}
 
 
 def is_device(name: object) -> bool:

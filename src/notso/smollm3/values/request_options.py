@@ -57,7 +57,8 @@ class RequestOptions:
     whom to serve first where there are many. owner: whose cached prompts may be used. conversation: by what name what
     is computed for it can be forgotten again; None: only with everything else. continue_last: the last message is an
     assistant's, and more of it is wanted (of its thoughts too, if it may think). when_full: refuse a conversation that
-    does not fit, or leave out whole turns, the oldest first, and say so.
+    does not fit, or leave out whole turns, the oldest first, and say so. adapter: the name of a loaded one that is
+    computed with.
 
     Raises InvalidRequestError, which names the option.
     """
@@ -78,6 +79,7 @@ class RequestOptions:
     conversation: str | None = None
     continue_last: bool = False
     when_full: WhenFull = "stop"
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (("priority", get_args(Priority)), ("when_full", get_args(WhenFull))):
@@ -99,6 +101,7 @@ class RequestOptions:
         _require(self.date is None or isinstance(self.date, Date), "date", "a datetime.date")
         for name in ("prompt_only", "is_plain"):
             _require(isinstance(getattr(self, name), bool), name, "true or false")
+        _require(self.adapter is None or isinstance(self.adapter, str), "adapter", "the name of one that is loaded")
         _require(isinstance(self.owner, str) and _is_unicode(self.owner), "owner", "text in valid Unicode")
         is_name = self.conversation is None or (isinstance(self.conversation, str) and _is_unicode(self.conversation))
         _require(is_name, "conversation", "text in valid Unicode")

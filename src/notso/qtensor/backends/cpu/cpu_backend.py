@@ -96,6 +96,7 @@ class CPU:
     matmul_many = staticmethod(ops.matmul_many)
     matmul_add = staticmethod(ops.matmul_add)
     matmul_gated = staticmethod(ops.matmul_gated)
+    silu_mul = staticmethod(ops.silu_mul)
     rope_table = staticmethod(ops.rope_table)
     rope = staticmethod(ops.rope)
     store_key_values = staticmethod(ops.store_key_values)

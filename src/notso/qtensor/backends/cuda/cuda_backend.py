@@ -191,6 +191,14 @@ class CUDA:
         at = x.address, *x.shape, each, *normed, join
         self._do("matmul", _nothing, lambda _: ask(self.device.native.matmul, *at), x, products, norm)
 
+    def silu_mul(self, gate: DeviceArray, up: DeviceArray, out: DeviceArray) -> None:
+        """out = silu(gate) * up."""
+        for name, array in (("up", up), ("out", out)):
+            _shape(name, array, gate.shape)
+        if gate.size:
+            at = gate.address, up.address, gate.size, out.address
+            self._do("silu_mul", _nothing, lambda _: ask(self.device.native.silu_mul, *at), gate, up, out)
+
     def rope_table(
         self,
         frequencies: DeviceArray,

@@ -1,0 +1,82 @@
+"""The adapters of one engine: loaded and removed while it answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from notso.qtensor import Backend
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.engine.engine_core import EngineCore
+from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
+from notso.smollm3.model.adapter_file import read_adapter
+from notso.smollm3.model.lora import Adapter
+from notso.smollm3.values.adapter import AdapterInfo, AdapterSource
+
+MAX_ADAPTERS = 64
+
+
+class Adapters:
+    """Adapters by name. From any thread but the engine's own."""
+
+    def __init__(self, config: SmolLM3Config, core: EngineCore, backend: Backend) -> None:
+        self._config = config
+        self._core = core
+        self._backend = backend
+        self._one_at_a_time = threading.Lock()
+        self._loaded: dict[str, tuple[Adapter, AdapterInfo]] = {}
+
+    @property
+    def infos(self) -> Mapping[str, AdapterInfo]:
+        """Those that there are now, in the order of their names."""
+        return {name: info for name, (_, info) in sorted(self._loaded.items())}
+
+    def of(self, name: str | None) -> Adapter | None:
+        """The adapter that a request asks for. Raises InvalidRequestError where it is not loaded."""
+        if name is None:
+            return None
+        found = self._loaded.get(name)
+        if found is None:
+            raise InvalidRequestError("that adapter is not loaded", param="adapter")
+        return found[0]
+
+    def add(self, source: AdapterSource) -> AdapterInfo:
+        """Read one; requests may name it from then on.
+
+        Raises InvalidRequestError where the name is taken, ModelFileError, GGUFError, SafetensorsError or OSError for
+        the file, OutOfMemoryError or EngineError.
+        """
+        with self._one_at_a_time:
+            if source.name in self._loaded:
+                raise InvalidRequestError(f"an adapter {source.name} is loaded already", param="adapter")
+            if len(self._loaded) >= MAX_ADAPTERS:
+                raise InvalidRequestError(f"at most {MAX_ADAPTERS} adapters are loaded at a time", param="adapter")
+            read = read_adapter(source.name, Path(source.path), self._config, source.scale)
+            limit = self._backend.memory()
+            if read.nbytes > limit.available_bytes:
+                raise OutOfMemoryError(
+                    f"adapter {source.name} needs {read.nbytes:,} bytes, {limit.source} leaves "
+                    f"{limit.available_bytes:,}",
+                    needed_bytes=read.nbytes,
+                    available_bytes=limit.available_bytes,
+                )
+
+            def put() -> Adapter:
+                adapter = read.on(self._backend)
+                self._core.runner.add_adapter(adapter)
+                return adapter
+
+            adapter = self._core.call(put)
+            count = sum(map(len, read.layers))
+            info = AdapterInfo(source.name, source.path, source.scale, read.rank, read.nbytes, count)
+            self._loaded[source.name] = adapter, info
+            return info
+
+    def remove(self, name: str) -> None:
+        """No request may name it any more; those that did go on to their end with it. Raises InvalidRequestError."""
+        with self._one_at_a_time:
+            if name not in self._loaded:
+                raise InvalidRequestError("that adapter is not loaded", param="adapter")
+            adapter, _ = self._loaded.pop(name)
+            self._core.call(lambda: self._core.runner.remove_adapter(adapter))

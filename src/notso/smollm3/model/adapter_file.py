@@ -1,0 +1,183 @@
+"""Reading LoRA adapters: GGUF files as llama.cpp's converter writes them, and folders as PEFT does.
+
+What would make the answers others than those of the program that wrote them is refused by name: DoRA, biases, whole
+modules, patterns of alpha. Sources: llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py; PEFT's LoraConfig.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor import F32, GGUFFile, QTensor, SafetensorsFile
+from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
+from notso.smollm3.errors import ModelFileError, quoted
+from notso.smollm3.model.lora import MAX_RANK, Adapter, LowRank
+from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
+
+PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20
+DIGEST_BYTES = 16
+
+_GGUF_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
+_PEFT_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d{1,4})\.\w+\.(\w+)\.lora_([AB])\.weight", re.ASCII)
+_ROLES = {TENSOR_NAMES[role]: role for role in MATRICES}
+_REFUSED = {
+    "use_dora": "DoRA",
+    "lora_bias": "biases in an adapter",
+    "modules_to_save": "whole modules in an adapter",
+    "alpha_pattern": "an alpha for each module",
+    "fan_in_fan_out": "transposed matrices in an adapter",
+    "use_qalora": "QALoRA",
+    "megatron_config": "adapters of Megatron",
+}
+"""Settings of PEFT that change what is computed, and that are not supported."""
+
+Place = tuple[int, str, str]  # layer, name in LayerWeights, "a" or "b"
+Floats = npt.NDArray[np.float32]
+
+
+def read_adapter(name: str, path: Path, config: SmolLM3Config, scale: float = 1.0) -> Adapter:
+    """An adapter of a GGUF file or of a PEFT folder, for a model of this configuration; `scale` multiplies its own.
+
+    Everything is read: the file may go. Raises ModelFileError, GGUFError, SafetensorsError or OSError.
+    """
+    try:
+        if path.is_dir():
+            return _adapter(name, config, *_from_peft(path, config, scale))
+        return _adapter(name, config, *_from_gguf(path, scale))
+    except ModelFileError as error:
+        raise ModelFileError(f"{path.name}: {error}") from None
+
+
+def _from_gguf(path: Path, scale: float) -> tuple[dict[Place, QTensor], float, bool]:
+    """Tensors by place, what A is multiplied by if rank is 1, and whether that depends on the rank."""
+    with GGUFFile.open(path) as file:
+        found = {key: file.metadata.get(key) for key in ("general.type", "general.architecture", "adapter.type")}
+        if found["general.type"] != "adapter" or found["adapter.type"] != "lora":
+            raise ModelFileError("it is no LoRA adapter: general.type must be 'adapter' and adapter.type 'lora'")
+        if found["general.architecture"] != ARCHITECTURE:
+            raise ModelFileError(f"it is for {quoted(found['general.architecture'])}, not for {ARCHITECTURE}")
+        if "adapter.alora.invocation_tokens" in file.metadata:
+            raise ModelFileError("activated LoRA is not supported")
+        alpha = file.metadata.get("adapter.lora.alpha", 0.0)
+        if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+            raise ModelFileError("adapter.lora.alpha must be a number")
+        tensors = {}
+        for tensor in file.tensors.values():
+            place = _GGUF_NAME.fullmatch(tensor.name)
+            if place is None or place[2] not in _ROLES:
+                raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
+            tensors[int(place[1]), _ROLES[place[2]], place[3]] = _copy(tensor)
+    return tensors, scale * alpha if alpha else scale, alpha != 0
+
+
+def _from_peft(folder: Path, config: SmolLM3Config, scale: float) -> tuple[dict[Place, QTensor], float, bool]:
+    settings = _peft_settings(folder / PEFT_CONFIG)
+    with SafetensorsFile(folder / PEFT_WEIGHTS) as file:
+        tensors = {}
+        for tensor in file.tensors.values():
+            place = _PEFT_NAME.fullmatch(tensor.name)
+            if place is None or place[2] not in MATRICES:
+                raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
+            role, part = place[2], place[3].lower()
+            turned = part == "b" and role in ("q_proj", "k_proj")
+            tensors[int(place[1]), role, part] = _in_pairs(tensor, config.head_dim) if turned else _copy(tensor)
+    alpha = float(settings["lora_alpha"])
+    if settings.get("use_rslora"):  # alpha / sqrt(r) in place of alpha / r
+        return tensors, scale * alpha / math.sqrt(settings["r"]), False
+    return tensors, scale * alpha, True
+
+
+def _peft_settings(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        raw = file.read(MAX_CONFIG_BYTES + 1)
+    try:
+        settings = json.loads(raw) if len(raw) <= MAX_CONFIG_BYTES else None
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict) or settings.get("peft_type") != "LORA":
+        raise ModelFileError(f"{PEFT_CONFIG} must be JSON of a LoRA adapter (peft_type LORA)")
+    for key, what in _REFUSED.items():
+        if settings.get(key):
+            raise ModelFileError(f"{key}: {what} cannot be computed here")
+    if settings.get("bias", "none") != "none":
+        raise ModelFileError("bias: biases in an adapter cannot be computed here")
+    if not all(_is_number(settings.get(key)) for key in ("lora_alpha", "r")) or settings["r"] < 1:
+        raise ModelFileError("lora_alpha and r must be numbers, r at least 1")
+    if settings.get("use_rslora") and settings.get("rank_pattern"):
+        raise ModelFileError("rank_pattern with use_rslora cannot be computed here")
+    return settings
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _in_pairs(tensor: QTensor, head_dim: int) -> QTensor:
+    """Rows of q and k in the order of a GGUF file, where what is rotated together lies side by side."""
+    if len(tensor.shape) != 2 or tensor.rows % head_dim:
+        raise ModelFileError(f"{quoted(tensor.name)} has no heads of {head_dim} rows")
+    heads = tensor.data.reshape(-1, 2, head_dim // 2, tensor.row_bytes).swapaxes(1, 2)
+    return QTensor(tensor.name, tensor.format, tensor.shape, np.ascontiguousarray(heads).reshape(-1))
+
+
+def _copy(tensor: QTensor) -> QTensor:
+    return QTensor(tensor.name, tensor.format, tensor.shape, tensor.data.copy())
+
+
+def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], factor: float, by_rank: bool) -> Adapter:
+    layers: list[dict[str, LowRank]] = [{} for _ in range(config.num_hidden_layers)]
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    nbytes = most = 0
+    for layer, role, a, b in _pairs(tensors):
+        if layer >= config.num_hidden_layers:
+            raise ModelFileError(f"it changes layer {layer}; this model has {config.num_hidden_layers}")
+        outputs, inputs = matrix_shapes(config)[role]
+        rank = a.shape[0]
+        if a.shape != (rank, inputs) or b.shape != (outputs, rank) or not 1 <= rank <= MAX_RANK:
+            raise ModelFileError(
+                f"layer {layer}, {role}: A is {a.shape} and B {b.shape}; for this model they are (r, {inputs}) and "
+                f"({outputs}, r), r from 1 to {MAX_RANK}"
+            )
+        pair = LowRank(_times(a, factor / rank if by_rank else factor), _times(b, 1.0), rank)
+        layers[layer][role] = pair
+        for part in (pair.a, pair.b):
+            digest.update(f"{layer} {role} {part.format} {part.shape}".encode())
+            digest.update(part.data)
+            nbytes += part.nbytes
+        most = max(most, rank)
+    if not most:
+        raise ModelFileError("it changes nothing: it holds no tensors")
+    return Adapter(name, digest.digest(), nbytes, most, tuple(layers))
+
+
+def _pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTensor, QTensor]]:
+    for layer, role in sorted({place[:2] for place in tensors}):
+        a, b = tensors.get((layer, role, "a")), tensors.get((layer, role, "b"))
+        if a is None or b is None:
+            raise ModelFileError(f"layer {layer}, {role}: A and B come together, one is missing")
+        if len(a.shape) != 2 or len(b.shape) != 2:
+            raise ModelFileError(f"layer {layer}, {role}: A and B must be matrices")
+        yield layer, role, a, b
+
+
+def _times(tensor: QTensor, factor: float) -> QTensor:
+    """Its numbers times a factor, in its own halves where these hold them exactly, else in F32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        values: Floats = tensor.dequantise() * np.float32(factor)
+        if not np.isfinite(values).all():
+            raise ModelFileError(f"{quoted(tensor.name)} holds numbers that are not finite")
+        if tensor.format.block_values == 1 and tensor.format != F32:
+            halves = QTensor.quantise(values, tensor.format, tensor.name)
+            if np.array_equal(halves.dequantise(), values):
+                return halves
+    return QTensor.quantise(values, F32, tensor.name)

@@ -1,0 +1,101 @@
+"""The arrays of a step: what the forward pass reads, and where it writes.
+
+Made once for the largest step; a smaller one is a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from notso.qtensor import Array, Backend
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.model.lora import MAX_RANK, AdaptedRows
+
+Numbers = Sequence[int]
+
+SAMPLED = ("sampled_rows", "sampled_positions", "sampled_sequences", "last", "logits")
+"""Arrays of a step with a row for each sampled one."""
+SHARED = ("backend", "adapted", "inner")
+"""What all parts of a step have in common."""
+MOST_INNER = 3
+"""Products with an adapter's A that are made of the same rows."""
+
+
+class InputBatch:
+    """The arrays of one forward step of `rows` tokens, of which `sampled` need logits. Made once, used again and again.
+
+    `fill` says of each row its token, where it stands in its sequence, and which row of the cache's block table that
+    sequence has; and which rows are sampled. `adapted`: which rows are computed with an adapter too; there is memory
+    for that after `open_for_adapters`.
+    """
+
+    def __init__(self, backend: Backend, config: SmolLM3Config, rows: int, sampled: int) -> None:
+        def numbers(count: int) -> Array:
+            return backend.upload(np.zeros(count, np.int32))
+
+        self.backend = backend
+        hidden, kv_heads, dim = config.hidden_size, config.num_key_value_heads, config.head_dim
+        self.token_ids = numbers(rows)
+        self.positions = numbers(rows)
+        self.sequences = numbers(rows)
+        self.sampled_rows = numbers(sampled)
+        self.sampled_positions = numbers(sampled)
+        self.sampled_sequences = numbers(sampled)
+        self.row_numbers = backend.upload(np.arange(rows, dtype=np.int32))
+        self.cosine, self.sine = backend.empty(rows, dim // 2), backend.empty(rows, dim // 2)
+        self.x = backend.empty(rows, hidden)
+        self.q = backend.empty(rows, config.num_attention_heads * dim)
+        self.k = backend.empty(rows, kv_heads * dim)
+        self.v = backend.empty(rows, kv_heads * dim)
+        self.attended = backend.empty(rows, config.num_attention_heads * dim)
+        self.gated = backend.empty(rows, config.intermediate_size)
+        self.last = backend.empty(sampled, hidden)
+        self.logits = backend.empty(sampled, config.vocab_size)
+        self.adapted: tuple[AdaptedRows, ...] = ()
+        self.inner: Array | None = None  # A x of some matrices, in a row
+        self.up: Array | None = None  # beside `gated`
+
+    def open_for_adapters(self) -> None:
+        """Have memory for what is between A and B, if there is none yet."""
+        if self.up is None:
+            rows = self.x.shape[0]
+            self.inner = self.backend.empty(1, rows * MOST_INNER * MAX_RANK).reshape(rows * MOST_INNER * MAX_RANK)
+            self.up = self.backend.empty(*self.gated.shape)
+
+    def fill(self, token_ids: Numbers, positions: Numbers, sequences: Numbers, sampled_rows: Numbers) -> None:
+        """(rows,) numbers each, and (sampled,) of rows in rising order."""
+        write = self.backend.write
+        write(self.token_ids, token_ids)
+        write(self.positions, positions)
+        write(self.sequences, sequences)
+        write(self.sampled_rows, sampled_rows)
+        write(self.sampled_positions, [positions[row] for row in sampled_rows])
+        write(self.sampled_sequences, [sequences[row] for row in sampled_rows])
+
+    @property
+    def rotations(self) -> tuple[Array, Array]:
+        """Cosines and sines for the rows' positions, (rows, D/2) each."""
+        return self.cosine, self.sine
+
+    def part(self, rows: int, sampled: int) -> InputBatch:
+        """A smaller step in the same memory."""
+        part = InputBatch.__new__(InputBatch)
+        for name, value in vars(self).items():
+            is_array = name not in SHARED and value is not None
+            setattr(part, name, value[: sampled if name in SAMPLED else rows] if is_array else value)
+        return part
+
+    def sampled(self) -> InputBatch:
+        """The sampled rows as a step, in memory of this one: x is `last`. Its numbers are filled with those of this."""
+        count = self.sampled_rows.shape[0]
+        step = self.part(count, count)
+        step.positions, step.sequences, step.row_numbers = (
+            self.sampled_positions,
+            self.sampled_sequences,
+            self.sampled_rows,
+        )
+        step.x = self.last
+        step.adapted = tuple(rows.sampled() for rows in self.adapted)
+        return step

@@ -1,0 +1,107 @@
+"""Random LoRA adapters, as llama.cpp's converter and as PEFT would have written them, and models with one merged in."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from golden.random_models import even
+
+from notso.qtensor import F32, Format, GGUFFile, GGUFWriter, QTensor
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
+
+Floats = npt.NDArray[np.float32]
+Pairs = dict[tuple[int, str], tuple[Floats, Floats]]
+"""(layer, name in LayerWeights) -> A (rank, inputs) and B (outputs, rank), rows of q and k as in a GGUF file."""
+
+ALPHA = 16.0
+
+
+def random_pairs(
+    config: SmolLM3Config, seed: int, *, rank: int = 8, size: float = 0.05, roles: tuple[str, ...] = MATRICES
+) -> Pairs:
+    """Numbers that a half holds exactly, so that every form of file says the same; any machine makes them again."""
+    indices = itertools.count()
+
+    def numbers(*shape: int) -> Floats:
+        values = even(seed, next(indices), math.prod(shape)).reshape(shape) * np.float32(size * 3**0.5)
+        return values.astype(np.float16).astype(np.float32)
+
+    shapes = matrix_shapes(config)
+    return {
+        (layer, role): (numbers(rank, shapes[role][1]), numbers(shapes[role][0], rank))
+        for layer in range(config.num_hidden_layers)
+        for role in roles
+    }
+
+
+def golden_pairs(base: Path) -> Pairs:
+    """Of the adapter that `random_adapter.npz` was computed with."""
+    with GGUFFile.open(base) as file:
+        return random_pairs(SmolLM3Config.from_metadata(file.metadata), 11)
+
+
+def write_gguf(path: Path, pairs: Pairs, *, alpha: float = ALPHA, format: Format = F32, **entries: Any) -> Path:
+    """A GGUF adapter. `entries`: text to be said in place of the usual, dots as `__`."""
+    said = {"general__type": "adapter", "general__architecture": "smollm3", "adapter__type": "lora"} | entries
+    with GGUFWriter(path, durable=False) as writer:
+        for key, value in said.items():
+            if value is not None:
+                writer.add_string(key.replace("__", "."), value)
+        writer.add_float32("adapter.lora.alpha", alpha)
+        for (layer, role), both in pairs.items():
+            for part, values in zip("ab", both, strict=True):
+                name = f"blk.{layer}.{TENSOR_NAMES.get(role, role)}.weight.lora_{part}"
+                writer.add_tensor(name, values.shape, format, [_bytes(values, format)])
+    return path
+
+
+def _bytes(values: Floats, format: Format) -> npt.NDArray[np.uint8]:
+    """Numbers that are none come through."""
+    return values.reshape(-1).view(np.uint8) if format == F32 else QTensor.quantise(values, format).data
+
+
+def write_peft(folder: Path, pairs: Pairs, head_dim: int, *, alpha: float = ALPHA, **settings: Any) -> Path:
+    """A folder of PEFT's. Rows of q and k go back to the order that Hugging Face has."""
+    folder.mkdir()
+    rank = next(iter(pairs.values()))[0].shape[0]
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "bias": "none", "task_type": "CAUSAL_LM"} | settings
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    tensors: dict[str, Floats] = {}
+    for (layer, role), (a, b) in pairs.items():
+        module = "mlp" if role in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+        if role in ("q_proj", "k_proj"):
+            b = b.reshape(-1, head_dim // 2, 2, b.shape[1]).swapaxes(1, 2).reshape(b.shape)
+        at = f"base_model.model.model.layers.{layer}.{module}.{role}.lora_"
+        tensors |= {f"{at}A.weight": a, f"{at}B.weight": b}
+    header, body = {}, b""
+    for name, values in tensors.items():
+        data = np.ascontiguousarray(values, "<f4").tobytes()
+        header[name] = {"dtype": "F32", "shape": values.shape, "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    head = json.dumps(header).encode()
+    (folder / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(head)) + head + body)
+    return folder
+
+
+def write_merged(path: Path, base: Path, pairs: Pairs, scale: float) -> Path:
+    """The base, an F32 file, with `scale * B A` added to its matrices."""
+    with GGUFFile.open(base) as file, GGUFWriter(path, durable=False) as writer:
+        for key, value in file.metadata.items():
+            writer.add(key, value, file.metadata_types[key])
+        names = {f"blk.{layer}.{TENSOR_NAMES[role]}.weight": pair for (layer, role), pair in pairs.items()}
+        for name, tensor in file.tensors.items():
+            values = tensor.dequantise().astype(np.float64)
+            if name in names:
+                a, b = names[name]
+                values = values + scale * (b.astype(np.float64) @ a.astype(np.float64))
+            made = QTensor.quantise(values.astype(np.float32).reshape(tensor.shape), F32)
+            writer.add_tensor(name, tensor.shape, F32, [made.data])
+    return path
