@@ -26,6 +26,7 @@ EXCEPTIONS = {
     ("src/notso/smollm3/model/lora.py", "rank"): "of a low-rank adapter",
     ("src/notso/smollm3/model/transformer.py", "rank"): "of a low-rank adapter",
     ("src/notso/smollm3/values/adapter.py", "rank"): "of a low-rank adapter",
+    ("src/notso/web/api/server/models.py", "rank"): "of a low-rank adapter",
     ("src/notso/smollm3/model/weights.py", "attn_norm"): "a tensor's name in a GGUF file",
     ("src/notso/smollm3/model/weights.py", "ffn_norm"): "a tensor's name in a GGUF file",
 }

@@ -34,6 +34,7 @@ def chat(
     kv: options.KV = "auto",
     threads: options.Threads = None,
     device: options.Device = "auto",
+    adapter: options.Adapters = None,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -42,10 +43,12 @@ def chat(
 
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     params = SamplingParams(**{name: value for name, value in chosen.items() if value is not None})
-    engine = engines.open_engine(model, context, threads, kv=kv, device=device)
+    adapters = adapter or []
+    used = engines.adapter_to_use(adapters)
+    engine = engines.open_engine(model, context, threads, kv=kv, device=device, adapters=adapters)
     try:
         conversation = Conversation(
-            engine, params, system=system, thinking=not no_think, show_thinking=not hide_thinking
+            engine, params, system=system, thinking=not no_think, show_thinking=not hide_thinking, adapter=used
         )
         terminal.note(engines.title(engine.info))
         if notice := engines.demo_notice(engine.info):

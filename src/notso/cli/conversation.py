@@ -27,6 +27,7 @@ class Conversation:
     system: str | None = None
     thinking: bool = True
     show_thinking: bool = True
+    adapter: str | None = None
     messages: list[Message] = field(default_factory=list)
     context_used_tokens: int = 0
 
@@ -49,7 +50,7 @@ class Conversation:
             events = self.engine.generate(
                 [*instructions, *asked],
                 params,
-                RequestOptions(thinking=self.thinking),
+                RequestOptions(thinking=self.thinking, adapter=self.adapter),
                 cancelled=interruption.requested,
             )
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ def open_engine(
     kv: KVChoice = "auto",
     device: str = "auto",
     silent: bool = False,
+    adapters: Sequence[str] = (),
 ) -> Engine:
     """Load the model a person meant (see `model_file`), with a sign of life while it takes long."""
     path = model_file(model, silent=silent)
@@ -31,10 +33,19 @@ def open_engine(
         from notso.smollm3.engine.engine import Engine
 
         prepare_for_a_lost_file()
-        engine = Engine.load(path, context_tokens=context_tokens, threads=threads, kv=kv, device=device)
+        engine = Engine.load(
+            path, context_tokens=context_tokens, threads=threads, kv=kv, device=device, adapters=tuple(adapters)
+        )
     if engine.info.device_note and not silent:
         terminal.note(fallback_notice(engine.info.device_note))
     return engine
+
+
+def adapter_to_use(adapters: Sequence[str]) -> str | None:
+    """The last one named answers. Raises InvalidRequestError for what is no NAME=FILE."""
+    from notso.smollm3.values.adapter import AdapterSource
+
+    return AdapterSource.parse(adapters[-1]).name if adapters else None
 
 
 def fallback_notice(note: str) -> str:

@@ -36,7 +36,8 @@ Model = Annotated[
         "-m",
         envvar="NOTSO_MODEL",
         metavar="FILE",
-        help="File, folder or name in `list`. Default: the pulled one.",
+        help="File, folder or name in `list` (NOTSO_MODEL).",
+        show_envvar=False,
         show_default=False,
     ),
 ]
@@ -74,12 +75,23 @@ Device = Annotated[
         show_default=False,
     ),
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=FILE[:SCALE]",
+        help="A LoRA adapter, repeatable.",
+        show_default=False,
+    ),
+]
 Weights = Annotated[
     Placement,
     typer.Option(
         "--weights",
         envvar="NOTSO_WEIGHTS",
-        help="auto copies to 2 MiB pages while idle.",
+        help="auto: 2 MiB pages when idle (NOTSO_WEIGHTS).",
+        show_envvar=False,
+        show_default=False,
     ),
 ]
 KV = Annotated[
@@ -87,7 +99,9 @@ KV = Annotated[
     typer.Option(
         "--kv",
         envvar="NOTSO_KV",
-        help="Bits of keys and values; auto: by what fits.",
+        help="Bits of keys and values; auto: what fits.",
+        show_envvar=False,
+        show_default=False,
     ),
 ]
 MaxNumSeqs = Annotated[
@@ -115,7 +129,13 @@ CacheDisk = Annotated[
 ]
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", envvar="NOTSO_DATA_DIR", metavar="FOLDER", help="Where conversations are kept."),
+    typer.Option(
+        "--data-dir",
+        envvar="NOTSO_DATA_DIR",
+        metavar="FOLDER",
+        help="Where conversations are kept (NOTSO_DATA_DIR).",
+        show_envvar=False,
+    ),
 ]
 ApiKeyFile = Annotated[
     Path | None,

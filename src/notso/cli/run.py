@@ -52,6 +52,7 @@ def run(
     kv: options.KV = "auto",
     threads: options.Threads = None,
     device: options.Device = "auto",
+    adapter: options.Adapters = None,
     as_json: options.Json = False,
     stats: Annotated[
         bool, typer.Option("--stats", help="Tell tokens, speed and the answer's fingerprint on stderr.")
@@ -64,6 +65,8 @@ def run(
     from notso.smollm3.values.sampling_params import SamplingParams
 
     question = _question(prompt)
+    adapters = adapter or []
+    used = engines.adapter_to_use(adapters)
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
     params = SamplingParams(
         seed=secrets.randbits(63) if seed is None else seed,
@@ -74,9 +77,11 @@ def run(
     messages = [Message("system", _valid(system, "--system"))] if system else []
     messages.append(Message("user", question))
     with Interruption() as interruption:
-        engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json)
+        engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json, adapters=adapters)
         try:
-            answer = _answer(engine, messages, params, interruption, not no_think, hide_thinking, as_json, grammar)
+            answer = _answer(
+                engine, messages, params, interruption, not no_think, hide_thinking, as_json, grammar, used
+            )
         finally:
             engine.close()
     if as_json:
@@ -99,6 +104,7 @@ def _answer(
     hide_thinking: bool,
     as_json: bool,
     grammar: Grammar | None,
+    adapter: str | None,
 ) -> PrintedMessage:
     from notso.smollm3.values.request_options import RequestOptions
 
@@ -106,9 +112,8 @@ def _answer(
     if notice and not as_json:
         terminal.note(notice)
     printer = None if as_json else MessagePrinter(show_reasoning=not hide_thinking)
-    events = engine.generate(
-        messages, params, RequestOptions(thinking=thinking, grammar=grammar), cancelled=interruption.requested
-    )
+    options = RequestOptions(thinking=thinking, grammar=grammar, adapter=adapter)
+    events = engine.generate(messages, params, options, cancelled=interruption.requested)
     try:
         with terminal.waiting("reading the prompt", silent=as_json) as answer_begins:
             return collect(events, printer, answer_begins)

@@ -50,6 +50,11 @@ def serve(
     threads: options.Threads = None,
     device: options.Device = "auto",
     weights: options.Weights = "auto",
+    adapter: options.Adapters = None,
+    adapter_dir: Annotated[
+        Path | None,
+        typer.Option("--adapter-dir", metavar="DIR", help="Whence the API may load adapters.", show_default=False),
+    ] = None,
     max_num_seqs: options.MaxNumSeqs = None,
     cache_disk: options.CacheDisk = 4.0,
     data_dir: options.DataDir = None,
@@ -112,6 +117,7 @@ def serve(
         ollama_port=ollama_port,
         data_dir=data_dir,
         mcp_config=mcp_config,
+        adapter_dir=adapter_dir,
         allowed_hosts=tuple(allow_host or ()),
         allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
@@ -128,6 +134,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         cache_dir=str(settings.directory / "kv") if cache_disk else None,
         cache_bytes=int(cache_disk * 10**9),
+        adapters=tuple(adapter or ()),
     )
     for line in introduction(path, config):
         terminal.say(line)

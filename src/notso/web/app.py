@@ -30,7 +30,7 @@ from notso.web.api.ollama import not_offered as ollama_not_offered
 from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
-from notso.web.api.server import health, models, monitoring, not_offered, openapi, server_facts, tokens
+from notso.web.api.server import adapters, health, models, monitoring, not_offered, openapi, server_facts, tokens
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
 from notso.web.chat.chat_view import read_chat_if_any
@@ -155,6 +155,7 @@ def create_app(
         ollama_models.router,
         ollama_not_offered.router,
         tokens.router,
+        adapters.router,
         server_facts.router,
         openapi.router,
         not_offered.router,

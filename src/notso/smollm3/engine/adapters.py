@@ -48,7 +48,7 @@ class Adapters:
         the file, OutOfMemoryError or EngineError.
         """
         with self._one_at_a_time:
-            if source.name in self._loaded:
+            if source.name.lower() in {name.lower() for name in self._loaded}:
                 raise InvalidRequestError(f"an adapter {source.name} is loaded already", param="adapter")
             if len(self._loaded) >= MAX_ADAPTERS:
                 raise InvalidRequestError(f"at most {MAX_ADAPTERS} adapters are loaded at a time", param="adapter")

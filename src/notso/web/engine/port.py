@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from notso.smollm3 import (
+    AdapterInfo,
+    AdapterSource,
     ContextLengthError,
     EngineStats,
     Event,
@@ -33,6 +35,9 @@ from notso.smollm3 import (
 )
 
 __all__ = [
+    "AdapterInfo",
+    "AdapterSource",
+    "Adapters",
     "ChatEngine",
     "ContextLengthError",
     "EngineSource",
@@ -95,11 +100,28 @@ class Generation(Protocol):
         """Close the thought for the model, so that the answer begins."""
 
 
+class Adapters(Protocol):
+    """Adapters by name, loaded and removed while the engine answers."""
+
+    @property
+    def infos(self) -> Mapping[str, AdapterInfo]:
+        """Those that there are now; never blocks."""
+
+    def add(self, source: AdapterSource) -> AdapterInfo:
+        """Read one. Raises NotsoError or OSError: the name is taken, the file cannot be used."""
+
+    def remove(self, name: str) -> None:
+        """No request may name it any more. Raises InvalidRequestError where none is called that."""
+
+
 class ChatEngine(Protocol):
     """Answers many questions at a time, by a thread of its own. Methods take their time: never on the event loop."""
 
     @property
     def info(self) -> ModelInfo: ...
+
+    @property
+    def adapters(self) -> Adapters: ...
 
     def submit(
         self, messages: PromptInput, params: SamplingParams | None = None, options: RequestOptions | None = None

@@ -10,6 +10,8 @@ from typing import cast
 
 from notso.smollm3 import ContextLengthError, EngineError
 from notso.web.engine.port import (
+    AdapterInfo,
+    AdapterSource,
     EngineStats,
     Event,
     InvalidRequestError,
@@ -138,6 +140,25 @@ class ScriptedGeneration:
             notify()
 
 
+class ScriptedAdapters:
+    """Any adapter, of any file."""
+
+    def __init__(self) -> None:
+        self.infos: dict[str, AdapterInfo] = {}
+
+    def add(self, source: AdapterSource) -> AdapterInfo:
+        """Take it."""
+        if source.name in self.infos:
+            raise InvalidRequestError(f"an adapter {source.name} is loaded already", param="adapter")
+        self.infos[source.name] = AdapterInfo(source.name, source.path, source.scale, 8, 1 << 20, 7)
+        return self.infos[source.name]
+
+    def remove(self, name: str) -> None:
+        """Let go of it."""
+        if self.infos.pop(name, None) is None:
+            raise InvalidRequestError("that adapter is not loaded", param="adapter")
+
+
 class ScriptedEngine:
     """A ChatEngine. `pace_seconds` passes before each event; `requests` keeps what was begun, `drafts` what was to be
     prefilled before; `failure` is told after the script instead of ending, `refusal` at once. While `gate` is cleared
@@ -167,6 +188,7 @@ class ScriptedEngine:
         self.cleared: list[tuple[str | None, str | None]] = []
         self.closed = False
         self.lose: Callable[[], None] = self.close
+        self.adapters = ScriptedAdapters()
         self._running = 0
         self._queue: list[ScriptedGeneration] = []
         self._moved = threading.Condition()

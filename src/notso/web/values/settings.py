@@ -31,6 +31,7 @@ class Settings:
     ollama_port: a second port, where Ollama's clients look; None for none, 0 takes a free one.
     data_dir: holds the conversations; None keeps them where the platform keeps user data.
     mcp_config: names MCP servers whose tools chats may use; None for none.
+    adapter_dir: from where programs may load adapters; None: they may load none.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
     allowed_origins: whose pages may use the API (see OriginRules); none but the server's own if empty.
     api_key: what guarded routes demand; None for a server only this machine reaches.
@@ -51,6 +52,7 @@ class Settings:
     ollama_port: int | None = None
     data_dir: Path | None = None
     mcp_config: Path | None = None
+    adapter_dir: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)

@@ -37,7 +37,7 @@ async def count_tokens(request: Request, services: Services) -> Response:
     keep_volatile = services.shared.settings.keep_volatile
     asked = await _read(request, services, partial(parse_count_request, keep_volatile=keep_volatile))
     engine, info = ready_engine(services)
-    require_model(asked.model, info)
+    require_model(asked.model, info, engine.adapters.infos)
     try:
         count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.options))
     except Exception as error:

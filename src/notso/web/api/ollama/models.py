@@ -76,8 +76,8 @@ async def show(request: Request, services: Services) -> Response:
     name = fields.model or fields.name
     if name is None:
         raise invalid("model", "model is required")
-    info = ready_engine(services)[1]
-    require_model(plain_name(name, info), info)
+    engine, info = ready_engine(services)
+    require_model(plain_name(name, info), info, engine.adapters.infos)
     return JSONResponse(
         {
             "modelfile": f"FROM {listed_name(info)}\n",

@@ -44,9 +44,9 @@ async def _answer(
     if CONVERSATION in request.headers:
         raise unsupported(CONVERSATION, "X-Conversation-Id is not supported here: lines of JSON carry no numbers")
     asked = await read_body(request, parse, of_any_type=True)
-    info = ready_engine(services)[1]
+    engine, info = ready_engine(services)
     asked = replace(asked, model=plain_name(asked.given_name, info))
-    require_model(asked.model, info)
+    require_model(asked.model, info, engine.adapters.infos)
     name = asked.given_name or listed_name(info)
     if asked.only_loads:
         return JSONResponse(OllamaSerializer(asked, kind, name).loaded(), headers=ignored_headers(asked))

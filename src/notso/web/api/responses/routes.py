@@ -62,7 +62,7 @@ async def input_tokens(request: Request, services: Services, owner: Owner) -> Re
     """How many tokens the model would read."""
     asked = await _read(request, services, owner, parse_input_token_request)
     engine, info = ready_engine(services)
-    require_model(asked.model, info)
+    require_model(asked.model, info, engine.adapters.infos)
     try:
         count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.options))
     except Exception as error:

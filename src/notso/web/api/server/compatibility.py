@@ -21,6 +21,7 @@ from notso.web.api.responses.fields import (
     InputTokenFields,
     ResponseFields,
 )
+from notso.web.api.server.adapters import LOAD_NOTES, UNLOAD_NOTES, LoadFields, UnloadFields
 from notso.web.api.server.tokens import DETOKENIZE_NOTES, TOKENIZE_NOTES, DetokenizeFields, TokenizeFields
 
 ORDER = ("works", "inert", "hint", "refused", "later")
@@ -69,6 +70,8 @@ ADDRESSES = (
     Address("POST /api/generate", "Ollama", ollama.GenerateFields, ollama.GENERATE_NOTES, ollama.WITHIN_ANSWER),
     Address("POST /api/show", "Ollama", ollama.ShowFields, ollama.SHOW_NOTES, {}),
     Address("POST /completion", "llama-server", NativeFields, NATIVE_NOTES, WITHIN_NATIVE),
+    Address("POST /v1/load_lora_adapter", "vLLM", LoadFields, LOAD_NOTES, {}),
+    Address("POST /v1/unload_lora_adapter", "vLLM", UnloadFields, UNLOAD_NOTES, {}),
     Address("POST /tokenize", "llama-server", TokenizeFields, TOKENIZE_NOTES, {}),
     Address("POST /detokenize", "llama-server", DetokenizeFields, DETOKENIZE_NOTES, {}),
 )

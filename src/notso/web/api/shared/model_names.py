@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from notso.smollm3 import ModelInfo, official_files
 from notso.web.api.shared.completion import model_id
 from notso.web.edge.api_error import ApiError
+
+FAMILY = "smollm3"
+"""Whatever the loaded file is called, this names it where an adapter follows."""
 
 
 def names_of(info: ModelInfo) -> frozenset[str]:
@@ -17,7 +22,28 @@ def names_of(info: ModelInfo) -> frozenset[str]:
     return frozenset(name.lower() for name in names if name)
 
 
-def require_model(wanted: str | None, info: ModelInfo) -> None:
-    """Raises ApiError (404) if a request names a model that is not the one loaded."""
-    if wanted is not None and wanted.lower() not in names_of(info):
-        raise ApiError(404, "model_not_found", f"that model is not loaded here; {model_id(info)} is", param="model")
+def require_model(wanted: str | None, info: ModelInfo, adapters: Iterable[str] = ()) -> str | None:
+    """The adapter that a request names by its model: NAME, or MODEL:NAME; None for the model itself.
+
+    Raises ApiError (404) if a request names a model that is not the one loaded.
+    """
+    known = names_of(info)
+    if wanted is None or wanted.lower() in known:
+        return None
+    base, colon, name = wanted.lower().removesuffix(":latest").rpartition(":")  # a tag, to Ollama's clients
+    if not colon or base == FAMILY or base in known:
+        for adapter in adapters:
+            if adapter.lower() == name:
+                return adapter
+    loaded = ", ".join([model_id(info), *(adapter_id(info, adapter) for adapter in adapters)])
+    raise ApiError(404, "model_not_found", f"that model is not loaded here; loaded: {loaded}", param="model")
+
+
+def adapter_id(info: ModelInfo, adapter: str) -> str:
+    """What the model with an adapter is called in the API."""
+    return f"{model_id(info)}:{adapter.lower()}"
+
+
+def with_adapter(info: ModelInfo, adapter: str | None) -> ModelInfo:
+    """What answers, by that name."""
+    return info if adapter is None else replace(info, name=f"{info.name}:{adapter}")

@@ -8,6 +8,7 @@ import math
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
@@ -20,7 +21,7 @@ from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.generation_events import generation_events
 from notso.web.api.shared.ignored import ignored_headers
-from notso.web.api.shared.model_names import require_model
+from notso.web.api.shared.model_names import require_model, with_adapter
 from notso.web.api.shared.resumable import numbered
 from notso.web.api.shared.serializer import Serializer
 from notso.web.api.shared.services import ApiServices, api_services
@@ -97,21 +98,22 @@ async def _response(
     """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
     conversation, or wants it in the background, where it is known by its own id. Raises ApiError for whatever can be
     refused before the first byte."""
-    _, info = ready_engine(services)
-    require_model(asked.model, info)
+    engine, info = ready_engine(services)
+    adapter = require_model(asked.model, info, engine.adapters.infos)
     choices = len(list(asked.choices))
     if choices > info.max_num_seqs:
         raise ApiError(400, "invalid_value", f"n is at most {info.max_num_seqs} on this server", param="n")
     conversation = conversation_of(request)
     if conversation is not None and choices > 1:
         raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
-    serializer = serializer_of(info)
+    serializer = serializer_of(with_adapter(info, adapter))
     if asked.background:
         if conversation is not None:
             raise ApiError(400, "invalid_value", "X-Conversation-Id has no use in the background", param=CONVERSATION)
         conversation = serializer.id
     cached_of = secrets.token_hex(16) if asked.fresh else owner
     options = asked.options_for(cached_of, conversation=serializer.id if asked.keep else None)
+    options = replace(options, adapter=adapter)
 
     def submit(engine: ChatEngine) -> Iterator[Generation]:
         return (engine.submit(prompt, params, options) for prompt, params in asked.choices)

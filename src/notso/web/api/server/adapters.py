@@ -1,0 +1,109 @@
+"""Adapters added and removed while the server answers, by the addresses that vLLM has for it.
+
+Files are taken from the folder that the operator named (`--adapter-dir`), and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import PlainTextResponse, Response
+
+from notso.smollm3 import EngineError, InvalidRequestError, NotsoError, OutOfMemoryError
+from notso.web.api.request_fields.field_reader import invalid, read_fields
+from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, works
+from notso.web.api.shared.services import Services
+from notso.web.api.shared.serving import known, read_body, ready_engine
+from notso.web.edge.access import guarded
+from notso.web.edge.api_error import ApiError
+from notso.web.engine.port import AdapterSource
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+
+class LoadFields(Fields):
+    """The body of POST /v1/load_lora_adapter."""
+
+    lora_name: Text
+    lora_path: Text
+    scale: float | None = None
+    base_model_name: Text | None = None
+
+
+LOAD_NOTES: Notes = {
+    "lora_name": works("what requests call it: `model: smollm3:NAME`"),
+    "lora_path": works("a GGUF file or a folder of PEFT's, within the folder that `--adapter-dir` names"),
+    "scale": works("multiplies the adapter's own scale; 1 if left out"),
+    "base_model_name": hint("an adapter belongs to the model that is loaded"),
+}
+
+
+class UnloadFields(Fields):
+    """The body of POST /v1/unload_lora_adapter."""
+
+    lora_name: Text
+    lora_int_id: int | None = None
+
+
+UNLOAD_NOTES: Notes = {
+    "lora_name": works("what requests call it"),
+    "lora_int_id": hint("adapters have no numbers here"),
+}
+
+
+@router.post("/v1/load_lora_adapter")
+async def load(request: Request, services: Services) -> Response:
+    """Read an adapter; requests may name it from then on."""
+
+    def parse(body: Mapping[str, Any]) -> LoadFields:
+        return read_fields(LoadFields, body, LOAD_NOTES)
+
+    fields = await read_body(request, parse)
+    path = _within(services.shared.settings.adapter_dir, fields.lora_path)
+    engine, _ = ready_engine(services)
+    try:
+        scale = 1.0 if fields.scale is None else fields.scale
+        source = AdapterSource(fields.lora_name, str(path), scale)
+        info = await asyncio.to_thread(engine.adapters.add, source)
+    except OSError as error:
+        raise invalid("lora_path", f"that adapter cannot be read: {error.strerror}") from None
+    except (InvalidRequestError, EngineError, OutOfMemoryError) as error:
+        raise known(error, {"adapter": "lora_name", "adapters": "lora_name"}) from error
+    except NotsoError as error:
+        raise invalid("lora_path", f"that is no adapter for this model: {error}") from None
+    return PlainTextResponse(f"Success: LoRA adapter '{info.name}' added successfully.")
+
+
+@router.post("/v1/unload_lora_adapter")
+async def unload(request: Request, services: Services) -> Response:
+    """Remove an adapter; answers that are being written with it go on."""
+
+    def parse(body: Mapping[str, Any]) -> UnloadFields:
+        return read_fields(UnloadFields, body, UNLOAD_NOTES)
+
+    fields = await read_body(request, parse)
+    _within(services.shared.settings.adapter_dir, "")
+    engine, _ = ready_engine(services)
+    if fields.lora_name not in engine.adapters.infos:
+        raise ApiError(404, "model_not_found", "that adapter is not loaded", param="lora_name")
+    await asyncio.to_thread(engine.adapters.remove, fields.lora_name)
+    return PlainTextResponse(f"Success: LoRA adapter '{fields.lora_name}' removed successfully.")
+
+
+def _within(folder: Path | None, name: str) -> Path:
+    """A path within the operator's folder, whatever links there are. Raises ApiError."""
+    if folder is None:
+        raise ApiError(
+            403, "not_allowed", "adapters are loaded by requests only where --adapter-dir names their folder"
+        )
+    try:
+        root, path = folder.resolve(), (folder / name).resolve()
+    except (OSError, ValueError):
+        raise invalid("lora_path", "that is no path") from None
+    if not path.is_relative_to(root):
+        raise invalid("lora_path", "adapters are taken from the folder that --adapter-dir names, and from nowhere else")
+    return path
