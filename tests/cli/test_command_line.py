@@ -105,13 +105,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(notso: Run, arguments: list[str
     assert result.err.count("\n") == 1
 
 
-def test_without_a_verb_the_help_is_shown_and_it_is_wrong_usage(notso: Run) -> None:
-    result = notso()
-
-    assert result.code == 2
-    assert "Commands:" in result.err
-
-
 FAILURES = [
     (qtensor.KernelChoiceError("NOTSO_KERNELS=mmx is unknown"), 2, "Unset NOTSO_KERNELS"),
     (model.InvalidRequestError("top_p must be above 0", param="top_p"), 2, "See --top-p"),

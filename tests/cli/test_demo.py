@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -88,9 +89,22 @@ def test_bench_measures_it_where_no_file_is_named(notso: Run, monkeypatch: pytes
 
 def test_serve_says_that_the_demo_will_answer(process: Callable[..., Any], own_home: Path) -> None:
     run = process("serve", "--port", "0", "--no-browser")
-    first = run.stdout.readline().decode()
-    assert first.startswith("model    the small demo model; `notso pull` fetches SmolLM3-3B (1.92 GB) to ")
-    assert str(registry.hub_cache()) in first
+    first, second = (run.stdout.readline().decode() for _ in range(2))
+    assert first.startswith("model    the small demo model")
+    assert second.startswith("better   SmolLM3-3B, 1.92 GB: 3 minutes at 100 Mbit/s, to ")
+    assert str(registry.hub_cache()) in second and "`notso pull`" in second
+    url = next(line for line in run.stdout if line.startswith(b"open ")).decode().split()[1]
+    with urllib.request.urlopen(url, timeout=60) as page:
+        assert page.status == 200
+    run.terminate()
+    run.communicate(timeout=60)
+
+    assert run.returncode == 0
+
+
+def test_without_arguments_the_chat_opens(process: Callable[..., Any], own_home: Path, tmp_path: Path) -> None:
+    """What the environment and the configuration file say holds here too."""
+    run = process(env={**os.environ, "NOTSO_PORT": "0", "NOTSO_DATA_DIR": str(tmp_path), "DISPLAY": ""})
     url = next(line for line in run.stdout if line.startswith(b"open ")).decode().split()[1]
     with urllib.request.urlopen(url, timeout=60) as page:
         assert page.status == 200

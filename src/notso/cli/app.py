@@ -30,7 +30,6 @@ from notso.cli import (
 )
 
 app = typer.Typer(
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
@@ -66,7 +65,8 @@ def front_door(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show versions and exit.")
     ] = False,
 ) -> None:
-    """Chat with SmolLM3-3B on this machine, offline: in the browser, in the terminal, or through an API."""
+    """Chat with SmolLM3-3B on this machine, offline: in the browser, in the terminal, or through an API. Without a
+    command: in the browser."""
     from notso.cli import notices
 
     notices.install()
@@ -97,12 +97,14 @@ for _name, _module in zip(
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Parse, run, and turn every way it can end into an exit code and at most one line on stderr."""
+    """Parse, run, and turn every way it can end into an exit code and at most one line on stderr. Without arguments
+    the chat opens."""
     terminal.prepare_streams()
+    given = [*(sys.argv[1:] if arguments is None else arguments)]
     try:
         group = typer.main.get_command(app)
         outcome = group.main(
-            args=None if arguments is None else [*arguments],
+            args=given or ["serve"],
             prog_name="notso",
             standalone_mode=False,
             default_map=config_file.read_config(group),
@@ -136,9 +138,6 @@ def _usage_line(error: typer.TyperException) -> str:
     """One line for a wrong command line, with the nearest right spelling where there is one."""
     message = error.format_message()
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(message, file=sys.stderr)
-        return ""
     nearest: Sequence[str] = getattr(error, "possibilities", None) or ()
     if nearest:
         message = f"{error.message.rstrip('.')}. Did you mean {nearest[0]}?"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -173,18 +174,30 @@ def introduction(path: Path | None, config: EngineConfig) -> list[str]:
 
     plan, device, note = engines.plan_model(path or hub.demo_path(), config)
     if path is None:
-        model = f"the small demo model; `notso pull` fetches SmolLM3-3B (1.92 GB) to {hub.hub_cache()}"
+        model = ["model    the small demo model, which shows the program and knows little", better_model()]
     else:
-        model = f"{path.name} ({terminal.gigabytes(path.stat().st_size)}) in {path.parent}"
+        model = [f"model    {path.name} ({terminal.gigabytes(path.stat().st_size)}) in {path.parent}"]
     reduced = " (reduced to fit)" if plan.reduced else ""
     return [
-        f"model    {model}",
+        *model,
         f"memory   {terminal.gigabytes(plan.needed_bytes)} of {terminal.gigabytes(plan.limit.available_bytes)} "
         f"that {plan.limit.source} leaves, for a context of {plan.context_tokens:,} tokens{reduced}, kept in "
         f"{plan.kv_format}",
         f"device   {device}{f', as {note}' if note else ''}",
-        f"disk     {terminal.gigabytes(shutil.disk_usage(existing_parent(hub.hub_cache())).free)} free for models",
     ]
+
+
+def better_model() -> str:
+    """What there is to fetch, what that takes, and how."""
+    from notso.smollm3.hub import registry as hub
+
+    usual, folder = hub.official_files()[0], hub.hub_cache()
+    minutes = math.ceil(8 * usual.size_bytes / 100e6 / 60)
+    free = terminal.gigabytes(shutil.disk_usage(existing_parent(folder)).free)
+    return (
+        f"better   SmolLM3-3B, {terminal.gigabytes(usual.size_bytes)}: {minutes} minutes at 100 Mbit/s, to {folder}, "
+        f"where {free} are free. `notso pull` fetches it, or the page, under Models"
+    )
 
 
 def existing_parent(folder: Path) -> Path:
