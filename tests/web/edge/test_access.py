@@ -61,6 +61,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         "POST /v1/chat/completions/input_tokens",
         *("POST /tokenize", "POST /detokenize", "POST /apply-template", "GET /props", "GET /slots"),
         "GET /tokenizer_info",
+        *("POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"),
         "GET /openapi.json",
         *("POST /embeddings", "POST /rerank", "POST /infill"),
         *("POST /v1/chat/completions/control", "GET /v1/stream", "DELETE /v1/stream"),
