@@ -18,8 +18,11 @@ ROOT = Path(__file__).parents[2]
 TESTS = Path(__file__).parent
 FAMILY = "cuda-emulated"
 LONG = pytest.mark.long("native")
+SISTERS = "Q3_K or IQ4_XS or IQ2_XXS or IQ2_XS or IQ2_S or IQ3_S or IQ1_S or TQ2_0 or Q5_0 or IQ4_NL or MXFP4"
+"""Formats that share a kernel with one that is tried always."""
 PARTS = [
-    *(("matmul", ""), ("fused", ""), ("rows", ""), ("rope", ""), ("attention", "")),
+    *(("matmul", f"not ({SISTERS})"), ("fused", f"not ({SISTERS})"), ("rows", ""), ("rope", ""), ("attention", "")),
+    *(pytest.param(part, SISTERS, marks=LONG) for part in ("matmul", "fused")),
     *(("attention_bytes", "64 or k8v8"), pytest.param("attention_bytes", "", marks=LONG)),
 ]
 """Files of kernel tests, and which of them."""
