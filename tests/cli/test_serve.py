@@ -33,7 +33,7 @@ def address(run: subprocess.Popen[bytes]) -> str:
     for raw in run.stdout:
         lines.append(raw.decode())
         if raw.startswith(b"open "):
-            assert [line.split()[0] for line in lines] == ["model", "memory", "device", "disk", "open"]
+            assert [line.split()[0] for line in lines] == ["model", "memory", "device", "open"]
             return lines[-1].split()[1]
     assert run.stderr is not None
     raise AssertionError(f"ended with {run.wait()}: {run.stderr.read().decode()}")
