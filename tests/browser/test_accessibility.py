@@ -92,7 +92,7 @@ def test_the_other_pages_neither(serve: Callable[..., Any], open_page: Callable[
 
 def test_axe_would_find_something(serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url)
-    page.evaluate("document.getElementById('composer-action').textContent = ''")
+    page.evaluate("const b = document.getElementById('composer-action'); b.textContent = b.title = ''")
     assert [wrong.split(":")[0] for wrong in violations(page)] == ["button-name"]
     page.evaluate("document.getElementById('status-label').style.cssText = 'color: #888; background: #999'")
     assert [wrong.split(":")[0] for wrong in violations(page, of_colours=True)] == ["color-contrast"]
@@ -115,7 +115,8 @@ def test_a_whole_chat_by_keyboard_alone(
                 """() => {
                     const element = document.activeElement;
                     if (element === document.body) return "";
-                    const ring = element.matches(".unseen, .switch input") ? element.parentElement : element;
+                    const ring = element.matches(".unseen, .switch input") ? element.parentElement
+                        : element.id === "text" ? element.closest("form") : element;
                     const words = element.textContent.trim();
                     const name = element.ariaLabel || element.title || element.name || words || element.id;
                     const seen = getComputedStyle(ring).outlineStyle !== "none" || element.matches(".switch input");

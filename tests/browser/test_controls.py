@@ -246,12 +246,15 @@ def test_keys_press_what_the_help_says(chat: Callable[..., Page]) -> None:
 
 def test_formulas_are_typeset_and_prices_are_not(chat: Callable[..., Page]) -> None:
     page = chat()
+    to_the_top = "document.getElementById('scroller').scrollTop = 0"
+    page.evaluate(to_the_top)
     expect(page.locator(".answer .katex")).to_have_count(2)
     expect(page.locator(".answer .katex-display math")).to_have_count(1)
     expect(page.locator(".answer")).to_contain_text("Prices: $5 and $6.")
     expect(page.locator(".answer .source")).to_have_text("\\frac{1")
     assert page.evaluate("document.fonts.ready.then(() => document.fonts.check('16px KaTeX_Main'))")
     page.reload()
+    page.evaluate(to_the_top)
     expect(page.locator(".answer .katex")).to_have_count(2)
 
 

@@ -93,7 +93,7 @@ def test_a_thought_ends_at_its_budget_and_the_answer_begins(serve: Serve, open_p
     ask(page, "Think")
     finished(page, 2)
     expect(last_answer(page).locator(".answer")).to_contain_text("So it is.")
-    summary = last_answer(page).locator("summary").text_content() or ""
+    summary = last_answer(page).locator(".reasoning summary").text_content() or ""
     assert 20 <= int(re.findall(r"(\d+) tokens", summary)[0]) < 40, summary
 
 
@@ -109,7 +109,7 @@ def test_where_the_context_ends_the_answer_says_so(
     expect(page.locator("#gauge .gauge")).to_have_class(re.compile("bad"))
     picture(page, "full", dark=True)
     ask(page, "And now?")
-    expect(page.locator("#composer-problem")).to_contain_text(re.compile(r"does not fit: \d+ tokens.*512"))
+    expect(page.locator("#limit")).to_contain_text(re.compile(r"does not fit: \d+ tokens.*512"))
     expect(page.locator("#text")).to_have_value("And now?")
     picture(page, "refused")
     page.get_by_role("button", name="Settings").click()

@@ -118,7 +118,7 @@ def test_colours_the_reader_forces_leave_everything_visible(chat: Callable[..., 
     on = page.evaluate(background)
     page.get_by_role("switch", name="Thinking").locator("..").click()
     until(page, f"on => {background} !== on", on)  # it shows its state without shadows
-    for selector in ("#composer", "#text", ".bubble", "#status .badge"):
+    for selector in ("#composer", ".bubble", "#status .badge"):
         assert page.evaluate(f"getComputedStyle(document.querySelector('{selector}')).borderTopStyle") == "solid"
 
 
@@ -191,9 +191,9 @@ def test_following_the_end_and_leaving_it(
     ask(page, "Again")
     finished(page, 2)
     until(page, AT_END)
-    last_answer(page).locator("summary").click()
+    last_answer(page).locator(".reasoning summary").click()
     expect(page.locator("#newest")).to_be_visible()  # what is opened is looked at: the end does not take it away
-    expect(last_answer(page).locator("summary")).to_be_in_viewport()
+    expect(last_answer(page).locator(".reasoning summary")).to_be_in_viewport()
 
 
 def test_nothing_moves_for_those_who_want_it_still(

@@ -35,8 +35,9 @@ from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
 from notso.web.chat.chat_view import read_chat_if_any
 from notso.web.chat.kept_html import KeptHtml
+from notso.web.chat.list_marks import ListMarks
+from notso.web.chat.routes import archive, messages, preview, prompts, tools, transfer
 from notso.web.chat.routes import chats as chat_routes
-from notso.web.chat.routes import messages, tools, transfer
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
 from notso.web.chat.routes import settings as settings_routes
@@ -78,6 +79,7 @@ logger = logging.getLogger("notso.web")
 PAGE_THREADS = 2  # for templates alone: no page waits for the Markdown of another chat
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
+TEMPORARY_SECONDS = 3600.0  # after its last use
 UNDO_SECONDS = 15.0  # the page offers it for 10
 PURGE_SECONDS = 5.0
 GIVE_BACK_SECONDS = 60.0
@@ -140,7 +142,7 @@ def create_app(
     app.state.parts = parts
     app.state.chat, app.state.api, app.state.large_work = parts.chat, parts.api, parts.shared.large_work
     app.state.key_ring = KeyRing(settings.api_key)
-    chats = (routes, messages, chat_routes, settings_routes, tools, transfer)
+    chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer)
     for router in (
         health.router,
         monitoring.router,
@@ -220,6 +222,7 @@ def _parts(engine_source: EngineSource, settings: Settings, model_registry: Mode
     titles = Titles(requests, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
+    ListMarks(turns, store, feed)
     shared = Shared(settings, store, engine, requests)
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
@@ -245,6 +248,7 @@ async def _purge_now_and_then(parts: Parts) -> None:
     while True:
         with contextlib.suppress(NotsoError):
             now = time.monotonic()
+            await _throw_away_lapsed(parts)
             unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
             if host.engine is not None:
                 for each in list(unforgotten):
@@ -252,6 +256,13 @@ async def _purge_now_and_then(parts: Parts) -> None:
                     del unforgotten[each]
             await store.purge(UNDO_SECONDS, now)
         await asyncio.sleep(PURGE_SECONDS)
+
+
+async def _throw_away_lapsed(parts: Parts) -> None:
+    before_ms = time.time_ns() // 1_000_000 - int(TEMPORARY_SECONDS * 1000)
+    for owner, chat_id in await parts.shared.store.lapsed(before_ms):
+        parts.chat.turns.stop_chat(chat_id)
+        await parts.shared.store.trash_chat(owner, chat_id)
 
 
 async def _give_back_now_and_then() -> None:
@@ -295,7 +306,14 @@ async def _show_problem(request: Request, error: Exception) -> Response:
     elif problem.status == 401:
         response = await _ask_for_key(request)
     elif is_fragment(request):
-        response = await services.pages.respond(request, "_problem.html", problem.status, problem=problem.sentence)
+        response = await services.pages.respond(
+            request,
+            "_problem.html",
+            problem.status,
+            problem=problem.sentence,
+            full=problem.full,
+            chat=request.path_params.get("chat_id"),
+        )
     elif problem.draft and (page := await _page_with_draft(request, services, problem)) is not None:
         response = page
     else:

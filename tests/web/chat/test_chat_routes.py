@@ -258,9 +258,10 @@ def test_a_tab_hears_what_others_do_and_not_what_it_did_itself(start: Start) -> 
         server.client.post(f"{url}/messages/{asked.message_id}/choose", data={}, headers={"X-Tab": tab})
         server.wait(lambda before=before: sum(map(len, heard)) >= before + 3)
     assert heard[1].count("turns") == 2 and heard[0].count("turns") == 1
-    assert heard[0].count("chats") == 3
+    chats = heard[0].count("chats")
+    assert chats >= 3
     server.finished(server.ask("elsewhere"))
-    server.wait(lambda: heard[0].count("chats") == 4)
+    server.wait(lambda: heard[0].count("chats") > chats)
     assert heard[0].count("turns") == 1, "another chat is another matter"
 
 

@@ -35,7 +35,7 @@ def test_too_long_a_question_is_refused_with_both_numbers_and_not_stored(server:
     server.finished(asked)
     url = f"/chats/{asked.chat_id}/messages"
     refused = server.client.post(url, data={"text": "w " * 5000, "key": new_id()}, headers=FRAGMENT)
-    assert refused.status_code == 400 and "⚠" in refused.text
+    assert refused.status_code == 400 and 'hx-target="#limit"' in refused.text and "Summarise" in refused.text
     assert len(messages_of(server, asked.chat_id)) == 2
     question = messages_of(server, asked.chat_id)[0].id
     edited = {"text": "w " * 5000, "key": new_id()}

@@ -53,7 +53,7 @@ def act(server: Any, asked: Any, verb: str, **fields: str) -> Any:
 def shown(server: Any, chat_id: str) -> list[str]:
     """The texts on the page, in order."""
     page = server.client.get(f"/chats/{chat_id}").text
-    bubbles = r'<div class="bubble pressed" dir="auto" hx-ignore>(.*?)</div>|-answer-closed">(?:<p>(.*?)</p>)?'
+    bubbles = r'<div class="bubble" dir="auto" hx-ignore>(.*?)</div>|-answer-closed">(?:<p>(.*?)</p>)?'
     return [
         "".join(groups) for groups in re.findall(bubbles, page.partition('id="turns"')[2], re.DOTALL) if any(groups)
     ]

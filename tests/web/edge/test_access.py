@@ -20,7 +20,7 @@ from notso.web.values.settings import Settings
 Start = Callable[..., Any]
 MESSAGE_ROUTES = (
     *(("GET", "text"), ("GET", "edit"), ("POST", "edit"), ("POST", "regenerate"), ("POST", "continue")),
-    *(("POST", "choose"), ("POST", "unsummarize")),
+    *(("POST", "choose"), ("POST", "unsummarize"), ("POST", "branch")),
 )
 KEY = "correct horse battery staple"
 
@@ -87,6 +87,9 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("POST /chats/{chat_id}/reset", "POST /undo/{trash_id}", "POST /chats/{chat_id}/summarize"),
         *("GET /chats/{chat_id}/suggestions", "GET /settings", "POST /settings", "GET /chats/{chat_id}/settings"),
         *("POST /chats/{chat_id}/settings", "POST /estimate", "POST /chats/{chat_id}/estimate"),
+        *("GET /chats/{chat_id}/earlier", "POST /chats/{chat_id}/archive", "POST /chats/{chat_id}/keep"),
+        *("GET /archive", "POST /archive", "POST /undo", "POST /preview"),
+        *("GET /prompts", "POST /prompts", "POST /prompts/{name}/delete"),
         "POST /logout",
         *("GET /tools", "POST /tools", "GET /chats/{chat_id}/tools", "POST /chats/{chat_id}/tools"),
         *("GET /generations/{generation_id}/permission", "POST /generations/{generation_id}/permission"),
@@ -231,7 +234,8 @@ def test_every_answer_carries_the_policy(shared: Any, path: str) -> None:
 def test_the_policy_is_the_one_written_down() -> None:
     assert content_security_policy("N") == (
         "default-src 'none'; script-src 'self' 'nonce-N'; style-src 'self'; img-src 'self'; font-src 'self'; "
-        "connect-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "connect-src 'self'; manifest-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; "
+        "frame-ancestors 'none'"
     )
 
 

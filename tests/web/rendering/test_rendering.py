@@ -215,6 +215,7 @@ ALLOWED_TAGS = {
 }
 CLASSES = TOKEN_CLASSES | {
     *("code-block", "code-label", "long", "copy-code", "wrap-code", "whole-code", "plain", "wide-table"),
+    *("preview-code", "task"),
     *("align-left", "align-right", "align-center", "math", "inline", "display"),
 }
 

@@ -19,6 +19,7 @@ async def prepared_request(services: ChatServices, request: Request, size: int) 
         return await services.shared.large_work.run(lambda: prepare(engine, request), size)
     except ContextLengthError as error:
         used = f"{'≥ ' if error.at_least else ''}{error.needed_tokens:,}"
-        raise Problem(400, words["limit_over"].format(used=used, total=f"{error.context_tokens:,}")) from error
+        sentence = words["limit_over"].format(used=used, total=f"{error.context_tokens:,}")
+        raise Problem(400, sentence, full=True) from error
     except ModelError:
         return None

@@ -145,6 +145,35 @@ def new_chat(first_text: str, *, thinking: bool) -> Chat:
     return Chat(new_id(), title_of(first_text), thinking, date.today(), now, now)
 
 
+def branched(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[StoredMessage]]:
+    """A chat of its own that begins with these messages, which have ids of their own."""
+    now, ids = _now_ms(), {message.id: new_id() for message in line}
+    title = words["branch_title"].format(title=chat.title)[:MAX_TITLE_CHARACTERS]
+    new = replace(
+        chat,
+        id=new_id(),
+        title=title,
+        created_ms=now,
+        updated_ms=now,
+        pinned=False,
+        archived=False,
+        unread=False,
+        chosen_root=None,
+    )
+    copied = [
+        replace(
+            message,
+            id=ids[message.id],
+            chat_id=new.id,
+            parent_id=ids.get(message.parent_id or ""),
+            chosen_child=None,
+            generation_id=new_generation_id() if message.generation_id else None,
+        )
+        for message in line
+    ]
+    return new, copied
+
+
 def title_of(text: str) -> str:
     """The first line that says something, cut at a word."""
     line = " ".join(next((line for line in text.splitlines() if line.strip()), "").split())

@@ -31,6 +31,7 @@ MIN_PACKED_BYTES = 1024
 cannot ask in the owner's name (SameSite, edge/access.py), so no stranger chooses a part of what is measured."""
 
 PACKING_LEVEL = 5
+BRIEF_CHARACTERS = 80
 T = TypeVar("T")
 TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 
@@ -59,6 +60,7 @@ class Pages:
             answer_html=self.answer_html,
             pretty_json=pretty_json,
             printable=printable,
+            tool_brief=tool_brief,
             tool_duration=tool_duration,
             reasoning_html=reasoning_html,
             size=human_size,
@@ -139,6 +141,22 @@ def pretty_json(text: str) -> str:
 def printable(text: str) -> str:
     """A name on one line, whatever it is made of."""
     return "".join(character if character.isprintable() else "�" for character in text)[:80]
+
+
+def tool_brief(use: ToolUse) -> str:
+    """What went in and what came out, on one line: '12345 * 789 → 9740205'."""
+    try:
+        values = list(json.loads(use.arguments).values())
+    except (ValueError, RecursionError, AttributeError):
+        values = []
+    asked = str(values[0]) if len(values) == 1 and isinstance(values[0], str | int | float) else ""
+    return " → ".join(filter(None, (_brief(asked), _brief(use.result))))
+
+
+def _brief(text: str) -> str:
+    line = next((line for line in text.splitlines() if line.strip()), "").strip()
+    rest = len(text.strip()) > len(line) or len(line) > BRIEF_CHARACTERS
+    return line[:BRIEF_CHARACTERS] + (" …" if rest else "")
 
 
 def tool_duration(milliseconds: float) -> str:

@@ -24,6 +24,11 @@ from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
+NEWEST_MESSAGES = 40
+"""What a page of a chat begins with; older ones come as they are scrolled to."""
+
+STARTS = ("explain", "rewrite", "plan", "code")
+"""How a question may begin, by the names of its words."""
 
 Owner = Annotated[str, Depends(owner_of)]
 
@@ -35,17 +40,21 @@ async def chat_page(
     view: ChatView | None,
     *,
     problem: Problem | None = None,
+    draft: str = "",
+    temporary: bool = False,
     through: str | None = None,
     toast: dict[str, str] | None = None,
 ) -> Response:
     """The whole page of a chat, or of none yet; with `problem`, what went wrong and the text it kept.
+
+    `draft` is what stands in the input; `temporary`: a new chat is to be one.
 
     `through` names a message that the shown branch shall pass, without remembering that.
     """
     revision = view.revision if view is not None else services.feed.revision  # of before anything is looked up
     chat = view.chat if view is not None else None
     settings = view.settings if view is not None else settings_from(await services.shared.store.defaults(owner))
-    path = view.path(through) if view is not None else []
+    path, earlier = newest(view.path(through) if view is not None else [], through)
     path = await services.kept_html.path(path, user_messages=not settings.raw_user_messages)
     return await services.pages.respond(
         request,
@@ -57,11 +66,14 @@ async def chat_page(
         thinking=chat is None or chat.thinking,
         thinking_fixed=thinking_set_by(settings.system_prompt),
         raw_user_messages=settings.raw_user_messages,
-        chats=await services.shared.store.chats(owner),
+        **await list_context(services, owner, chat),
+        prompts=await services.shared.store.prompts(owner),
+        temporary=chat.temporary if chat is not None else temporary,
         path=path,
+        earlier=earlier,
         finished=_just_ended(path),
         problem=problem.sentence if problem else "",
-        draft=problem.draft if problem else "",
+        draft=problem.draft if problem else draft,
         toast=toast,
         tab=new_id(),
         revision=revision,
@@ -85,16 +97,17 @@ async def turns_view(
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
-    path = await services.kept_html.path(view.path(through), user_messages=not raw)
+    path, earlier = newest(view.path(through), request.headers.get("x-from"))
+    path = await services.kept_html.path(path, user_messages=not raw)
     return await services.pages.respond(
         request,
         "_turns.html",
         **in_step_context(request, view.revision),
         **composer_context(services, chat, path),
         **status_context(services),
-        chats=await services.shared.store.chats(owner),
         raw_user_messages=raw,
         path=path,
+        earlier=earlier,
         toast=toast,
     )
 
@@ -120,11 +133,31 @@ async def turn_view(
         **in_step_context(request, after or view.revision),
         **composer_context(services, view.chat, path),
         **status_context(services),
-        chats=await services.shared.store.chats(owner),
         raw_user_messages=raw,
         path=await services.kept_html.path(shown, user_messages=not raw),
         finished=finished,
     )
+
+
+def newest(path: list[Shown], first: str | None) -> tuple[list[Shown], int]:
+    """The end of a branch, from the message `first` on where that is longer; and how many messages stand above it."""
+    wanted = next((at for at, each in enumerate(path) if each.message.id == first), len(path))
+    begin = max(0, min(wanted, len(path) - NEWEST_MESSAGES))
+    if begin == 0:
+        return path, 0
+    head = next((at for at in range(begin, len(path)) if path[at].message.role == "user"), begin)
+    path[head] = replace(path[head], previous_user_message=None)  # it is not on the page
+    return path[begin:], begin
+
+
+async def list_context(services: ChatServices, owner: str, chat: Chat | None) -> dict[str, Any]:
+    """The chats of the sidebar with their marks, and how many others want to be looked at."""
+    chats = [each for each in await services.shared.store.chats(owner) if not (each.archived or each.temporary)]
+    marks: dict[str, str] = {each.id: "unread" for each in chats if each.unread} | dict(services.turns.marks)
+    if chat is not None and marks.get(chat.id) == "unread":
+        del marks[chat.id]
+    others = [each for each in chats if chat is None or each.id != chat.id]
+    return {"chats": chats, "marks": marks, "news": sum(marks.get(each.id) in ("unread", "asking") for each in others)}
 
 
 def in_step_context(request: Request, revision: str) -> dict[str, Any]:
@@ -156,6 +189,7 @@ def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown
         "question": services.turns.question(answering.generation_id or "") if answering is not None else None,
         "key": new_id(),
         "keys": [new_id() for _ in range(4)],
+        "starts": STARTS,
         "last_id": path[-1].message.id if path else "",
         "last_user_message": next((each.message.id for each in reversed(path) if each.message.role == "user"), ""),
         "thinking_budget": values["thinking_budget"],

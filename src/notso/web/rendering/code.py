@@ -50,6 +50,7 @@ def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str
         body = escape(code)
     long = code.count("\n") > MAX_UNFOLDED_LINES
     tools = _button("copy-code", words["code_copy"]) + _button("wrap-code", words["code_wrap"])
+    tools += _button("preview-code", words["code_preview"]) if info.split()[:1] in (["html"], ["svg"]) else ""
     tools += _button("whole-code", words["code_whole"]) if long else ""
     label = f'<div class="code-label"><span>{language or words["code"]}</span>{tools}</div>'
     return f'<div class="code-block{" long" if long else ""}">{label}<pre><code>{body}</code></pre></div>\n'

@@ -23,11 +23,12 @@ from markdown_it.utils import EnvType, OptionsDict
 
 from notso.web.rendering.budget import Budget, Deadline, OverBudgetError
 from notso.web.rendering.code import code_block
+from notso.web.rendering.inline_marks import enable_inline_marks, note_html
 from notso.web.rendering.math import enable_math, formula_html
 from notso.web.rendering.sanitiser import UnsafeHTMLError, sanitise
 from notso.web.values.wording import words
 
-RENDERER_VERSION = 5
+RENDERER_VERSION = 6
 """Raised whenever the same text would give other HTML, so that stored HTML is made anew."""
 
 MAX_MARKDOWN_CHARACTERS = 256 * 1024
@@ -69,6 +70,9 @@ class _Renderer(RendererHTML):
 
     def formula_inline(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return formula_html(tokens[idx].content, tokens[idx].info)
+
+    def note(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
+        return note_html(tokens[idx].content)
 
     def plain(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
         return render_plain(tokens[idx].content)
@@ -134,6 +138,7 @@ def _parser() -> MarkdownIt:
         "commonmark", {"html": False, "breaks": True, "maxNesting": MAX_NESTING + 2}, renderer_cls=_Renderer
     )
     enable_math(parser)
+    enable_inline_marks(parser)
     parser.enable(["table", "strikethrough"]).disable(["reference", "html_block", "html_inline"])
     interrupted = ["paragraph", "blockquote", "list", "table"]
     parser.block.ruler.before("table", "too_deep", _too_deep)

@@ -11,7 +11,7 @@ from notso.web.rendering.code import TOKEN_CLASSES
 
 _TAGS = {
     *("a", "blockquote", "br", "button", "code", "del", "div", "em", "figure", "h1", "h2", "h3", "h4", "h5", "h6"),
-    *("hr", "li", "ol", "p", "pre", "s", "span", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul"),
+    *("hr", "li", "ol", "p", "pre", "s", "span", "strong", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul"),
 }
 _CLEANER = nh3.Cleaner(
     tags=_TAGS,
@@ -29,9 +29,10 @@ _CLEANER = nh3.Cleaner(
     allowed_classes={
         "span": {*TOKEN_CLASSES, "math", "inline", "display"},
         "div": {"code-block", "code-label", "long", "math", "display"},
-        "button": {"copy-code", "wrap-code", "whole-code"},
+        "button": {"copy-code", "wrap-code", "preview-code", "whole-code"},
         "figure": {"wide-table"},
         "p": {"plain"},
+        "li": {"task"},
         "td": {"align-left", "align-right", "align-center"},
         "th": {"align-left", "align-right", "align-center"},
     },

@@ -1,4 +1,4 @@
-// Closed blocks: formulas are typeset (KaTeX comes only where there is one), code can be copied, wrapped, unfolded.
+// Closed blocks: formulas are typeset when they are seen (KaTeX comes only where there is one), code can be copied, wrapped, unfolded.
 {
   const { katex: address, katexCss } = document.currentScript.dataset;
   const OPTIONS = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 200 };
@@ -7,20 +7,32 @@
     document.head.append(style, Object.assign(document.createElement("script"), { src: address, onload: resolve }));
   });
   let loading = null;
+  const [waiting, SLICE_MS] = [new Set(), 30];
   const typeset = () => {
-    const found = document.querySelectorAll("[id$=-closed] .math:not([data-tex])");
-    if (!found.length) return;
+    if (!waiting.size) return;
     if (!window.katex) { loading ??= loadKatex().then(typeset); return; }
-    for (const formula of found) {
+    const end = performance.now() + SLICE_MS;
+    for (const formula of waiting) {
+      waiting.delete(formula);
+      if (formula.dataset.tex) continue;
       const tex = formula.dataset.tex = formula.textContent;
       // Two commands put a style attribute into MathML, which the page's policy refuses.
       const output = /\\(pmb|fcolorbox)\b/.test(tex) ? "html" : "htmlAndMathml";
       try { window.katex.render(tex, formula, { ...OPTIONS, output, displayMode: formula.matches(".display") }); }
       catch { formula.textContent = tex; delete formula.dataset.tex; formula.classList.replace("math", "source"); }
+      if (performance.now() > end) { setTimeout(typeset); return; }
     }
   };
-  new MutationObserver(typeset).observe(document.getElementById("turns"), { childList: true, subtree: true });
-  typeset();
+  // Those that are seen, or soon will be; all of them before they are printed.
+  const seen = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) if (isIntersecting) { seen.unobserve(target); waiting.add(target); }
+    typeset();
+  }, { root: document.getElementById("scroller"), rootMargin: "100% 0px" });
+  const found = () => document.querySelectorAll("[id$=-closed] .math:not([data-tex])");
+  const look = () => { for (const formula of found()) seen.observe(formula); };
+  addEventListener("beforeprint", () => { for (const formula of found()) waiting.add(formula); typeset(); });
+  new MutationObserver(look).observe(document.getElementById("turns"), { childList: true, subtree: true });
+  look();
 
   const announcer = document.getElementById("announcer");
   const copy = async (button, content) => {
@@ -42,6 +54,14 @@
     if (!button) return;
     if (button.dataset.copy) return copy(button, await (await fetch(button.dataset.copy)).text());
     if (button.matches(".copy-code")) return copy(button, block.querySelector("code").textContent);
+    if (button.matches(".preview-code")) {
+      const form = document.getElementById("preview-form");
+      const frame = document.getElementById("preview-frame").content.cloneNode(true);
+      document.getElementById("preview-place").replaceChildren(frame);
+      form.elements.text.value = block.querySelector("code").textContent;
+      form.submit();
+      return document.getElementById("preview").showPopover();
+    }
     button.setAttribute("aria-pressed", block.classList.toggle(button.matches(".wrap-code") ? "wrapped" : "unfolded"));
   });
 }

@@ -18,11 +18,20 @@
     if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.isComposing) return;
     if (document.documentElement.dataset.enter === "off" || matchMedia("(pointer: coarse)").matches) return;
     event.preventDefault();
-    if (form.querySelector("[data-stop]")) problem.textContent = form.dataset.running;
+    const lost = document.querySelector("#status.lost");
+    if (form.querySelector("[data-stop]")) problem.textContent = lost ? form.dataset.silent : form.dataset.running;
     else if (text.value.trim() || !text.required) form.requestSubmit();
   });
   text.addEventListener("input", keep);
   form.addEventListener("change", () => { text.required = !form.querySelector(".attached"); }); // a file is a message
+  document.addEventListener("click", (event) => { // how a question may begin, before what is typed already
+    const { start } = event.target.closest("[data-start]")?.dataset ?? {};
+    if (!start) return;
+    event.preventDefault();
+    text.value = start + text.value;
+    keep();
+    text.focus();
+  });
   form.addEventListener("formdata", ({ formData }) => {
     formData.set("text", text.value.replace(/^\/\//, "/")); // two slashes: no command, but a text that begins with one
   });

@@ -5,20 +5,26 @@
   const wanted = () => document.documentElement.dataset.follow === "on";
   let [following, last] = [!location.hash.startsWith("#msg-"), 0];
   const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; };
+  const isAtEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 64;
+  const offer = () => { newest.hidden = following || isAtEnd(); };
   const look = () => {
     // Only going up means leaving: text may have grown by more than a screen since the last look.
     const top = scroller.scrollTop;
-    const away = scroller.scrollHeight - top - scroller.clientHeight;
-    if (away < 64) following = wanted();
+    if (isAtEnd()) following = wanted();
     else if (top < last) following = false;
     last = top;
-    newest.hidden = following || away < 64;
+    offer();
   };
   scroller.addEventListener("scroll", look, { passive: true });
   newest.addEventListener("click", () => { following = wanted(); toEnd(); });
   scroller.addEventListener("click", ({ target }) => { following &&= !target.closest("summary"); }); // it is looked at
   document.getElementById("composer").addEventListener("submit", () => { following = true; });
-  new ResizeObserver(() => { if (following) toEnd(); else look(); }).observe(document.getElementById("turns"));
+  new ResizeObserver(() => { if (following) toEnd(); else offer(); }).observe(document.getElementById("turns"));
   new ResizeObserver(() => { if (following) toEnd(); }).observe(scroller);
   if (following) toEnd();
+  // What is shown anew begins where the page does, however many earlier messages were fetched.
+  document.addEventListener("htmx:config:request", ({ detail }) => {
+    const first = document.querySelector("#turns > article");
+    if (first) detail.ctx.request.headers["X-From"] = first.id.replace("msg-", "");
+  });
 }

@@ -54,6 +54,7 @@
       budget.value = argument;
       budget.dispatchEvent(new Event("change", { bubbles: true }));
     },
+    insert: (option) => write(option.dataset.text.replace(/^\//, "//")),
     post: (option, argument) => {
       option.querySelector("input").value = argument;
       option.dispatchEvent(new Event("run"));

@@ -10,10 +10,28 @@
     else article.dataset.seen = id;
   });
 
+  // The meter goes on from what was measured before the answer began.
+  document.addEventListener("progress", ({ detail }) => {
+    const count = document.querySelector(".gauge .count");
+    const { tokens } = JSON.parse(detail?.data ?? "{}");
+    if (!tokens || !count) return;
+    const [used, total] = [Number(count.dataset.used) + tokens, Number(count.dataset.total)];
+    count.textContent = `${used.toLocaleString("en")} / ${total.toLocaleString("en")}`;
+    const share = `${Math.min(100, Math.ceil((100 * used) / total))} 100`;
+    count.parentElement.querySelector("circle:last-child").setAttribute("stroke-dasharray", share);
+  });
+
   const mark = document.getElementById("status").classList;
   const lost = (isLost) => ({ target }) => target.closest?.("[aria-busy], #listening") && mark.toggle("lost", isLost);
   for (const kind of ["htmx:sse:error", "htmx:error"]) document.addEventListener(kind, lost(true));
   document.addEventListener("htmx:sse:after:connection", lost(false));
+
+  document.addEventListener("done", () => {
+    const wanted = document.hidden && document.documentElement.dataset.notify === "on";
+    if (!wanted || window.Notification?.permission !== "granted") return;
+    const note = new Notification(document.querySelector("h1").textContent, { tag: location.pathname });
+    note.onclick = () => focus();
+  });
 
   // Thoughts are open while they come and fold when they end, unless touched: then they, and the cards of tools, stay as
   // the reader left them.

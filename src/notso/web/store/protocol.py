@@ -13,6 +13,7 @@ from notso.smollm3 import Message
 MessageState = Literal["queued", "running", "done", "stopped", "failed", "interrupted"]
 MessageKind = Literal["turn", "summary"]
 ToolState = Literal["waiting", "running", "done", "failed", "denied", "interrupted"]
+PromptKind = Literal["message", "instructions"]
 SettingValue = str | int | float | bool
 Damage = Literal["", "unsound", "behind", "gone"]
 """`unsound`: the file fails its check. `behind`: commits are missing from it. `gone`: there is nothing left of it."""
@@ -24,7 +25,9 @@ class Chat:
     """One conversation. `prompt_date` is the day the model is told, frozen so that midnight changes no prompt.
 
     `created_ms` and `updated_ms` are milliseconds since 1970, UTC. `settings` holds what differs from the owner's
-    defaults. `chosen_root` is the first message of the branch last shown (None: the newest).
+    defaults. `chosen_root` is the first message of the branch last shown (None: the newest). `unread`: nobody has
+    looked since its answer ended. `archived` ones are kept out of the list; `temporary` ones are neither listed nor
+    found nor exported, and are deleted some time after their last use.
     """
 
     id: str
@@ -36,6 +39,18 @@ class Chat:
     pinned: bool = False
     settings: Mapping[str, SettingValue] = field(default_factory=dict)
     chosen_root: str | None = None
+    unread: bool = False
+    archived: bool = False
+    temporary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPrompt:
+    """A text that a person uses again and again, by a name: as a message, or as a chat's instructions."""
+
+    name: str
+    kind: PromptKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +282,24 @@ class ChatStore(Protocol):
     async def set_title(self, owner: str, chat_id: str, title: str) -> bool: ...
 
     async def set_pinned(self, owner: str, chat_id: str, pinned: bool) -> bool: ...
+
+    async def set_unread(self, owner: str, chat_id: str, unread: bool) -> bool: ...
+
+    async def set_archived(self, owner: str, chat_id: str, archived: bool) -> bool: ...
+
+    async def keep(self, owner: str, chat_id: str) -> bool:
+        """A temporary chat is one like others from now on."""
+
+    async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
+        """Temporary chats last used before that time, each as its owner and its id."""
+
+    async def prompts(self, owner: str) -> list[SavedPrompt]:
+        """Saved prompts by name."""
+
+    async def save_prompt(self, owner: str, prompt: SavedPrompt) -> None:
+        """Keep it, in the place of one of the same name."""
+
+    async def delete_prompt(self, owner: str, name: str) -> bool: ...
 
     async def set_settings(self, owner: str, chat_id: str, settings: Mapping[str, SettingValue]) -> bool: ...
 

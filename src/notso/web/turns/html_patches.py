@@ -25,7 +25,9 @@ def update_html(message_id: str, update: Update) -> str:
     for card_id, card in update.cards.items():
         parts.append(_partial(f"#call-{card_id}-state", "innerHTML", card.state))
         parts.append(_partial(f"#call-{card_id}-result", "innerHTML", card.result))
-    parts.append(_partial("#status-label", "textContent", escape(update.label)))
+    parts.append(
+        _partial("#status-label", "innerHTML", f'<span data-phase="{update.phase}">{escape(update.label)}</span>')
+    )
     if update.reasoning_label:
         parts.append(_partial(f"#msg-{message_id}-reasoning-label", "textContent", escape(update.reasoning_label)))
     parts.append(_partial(f"#msg-{message_id}-progress", "textContent", escape(update.detail)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -98,6 +98,7 @@ class TurnLog:
         self.error: str | None = None
         self.words = 0
         self.asking = ""
+        self.at_phase: Callable[[], None] | None = None
         self.cards: dict[str, Card] = {}
         self._card_numbers: dict[str, int] = {}
         self._channels: dict[ChannelName, _Channel] = {name: _Channel() for name in CHANNELS}
@@ -109,6 +110,11 @@ class TurnLog:
         self._notified_at = float("-inf")
         self._later: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody reads along."""
+        return self._readers > 0
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -154,9 +160,12 @@ class TurnLog:
         """All that is said about the state, at once."""
         new = (phase, label, reasoning_label, detail, progress)
         if new != (self.phase, self.label, self.reasoning_label, self.detail, self.progress):
+            moved = phase != self.phase
             self.phase, self.label, self.reasoning_label, self.detail, self.progress = new
             self.number += 1
             self._wake()
+            if moved and self.at_phase is not None:
+                self.at_phase()
 
     def finish(self, phase: str, label: str, error: str | None = None, stats: Mapping[str, Stat] | None = None) -> None:
         """The last entry. `error` is one line for a person; `stats` is what it all cost."""

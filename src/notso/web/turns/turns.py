@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
 
 from notso.web.engine.port import FinishReason, Usage
 from notso.web.engine.running import Prepared, RunningRequest, RunningRequests
@@ -24,12 +25,20 @@ logger = logging.getLogger("notso.web.turns")
 KEEP_FINISHED_SECONDS = 300.0
 MAX_FINISHED = 64
 
+Mark = Literal["waiting", "working", "asking"]
+"""A chat waits in line, is being answered, or waits for a person."""
+
+
+def mark_of(phase: str) -> Mark:
+    """What a phase of an answer means for who sees only its chat's title."""
+    return "asking" if phase in ("asking", "question") else "waiting" if phase in ("queued", "loading") else "working"
+
 
 class Turns:
     """Starts, finds, stops and follows turns. Everything here runs on the event loop.
 
     `at_end` is called with each turn that has ended, its usage and its finish reason (None where it failed);
-    `at_start` with each that begins.
+    `at_start` with each that begins; `at_mark` with each whose mark has changed.
     """
 
     def __init__(
@@ -42,6 +51,8 @@ class Turns:
     ) -> None:
         self.at_start: list[Callable[[Turn], None]] = []
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
+        self.at_mark: list[Callable[[Turn], None]] = []
+        self._marks: dict[str, Mark] = {}
         self._store = store
         self._requests = requests
         self._renderer = renderer
@@ -66,12 +77,26 @@ class Turns:
             prepared,
         )
         self._consumers[turn.id] = consumer
+        turn.log.at_phase = lambda: self._mark(turn)
+        self._marks[turn.message.chat_id] = mark_of(turn.log.phase)
         if not consumer.calls.open:
             phase = "loading" if self._requests.host.state == "loading" else "queued"
             turn.log.set_phase(phase, words[f"phase_{phase}"])  # it may be in a long step before it says a word
         task = asyncio.create_task(self._follow(consumer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    @property
+    def marks(self) -> Mapping[str, Mark]:
+        """The chats that are being answered, and what each waits for."""
+        return self._marks
+
+    def _mark(self, turn: Turn) -> None:
+        chat_id, mark = turn.message.chat_id, mark_of(turn.log.phase)
+        if self._marks.get(chat_id, mark) != mark:
+            self._marks[chat_id] = mark
+            for tell in self.at_mark:
+                tell(turn)
 
     @contextlib.contextmanager
     def expecting(self, generation_id: str) -> Iterator[None]:
@@ -165,6 +190,8 @@ class Turns:
             turn.log.finish("failed", words["phase_failed"], words["failed_inside"])
         finally:
             del self._consumers[turn.id]
+            turn.log.at_phase = None
+            self._marks.pop(turn.message.chat_id, None)
             self._keep(turn)
             for tell in self.at_end:
                 tell(turn, consumer.usage, consumer.finish_reason)

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 
 class Problem(Exception):
-    """Ends a request. `draft` is what the person had written, so that no page loses it."""
+    """Ends a request. `draft` is what the person had written, so that no page loses it. `full`: the context is, and the
+    page offers what helps."""
 
-    def __init__(self, status: int, sentence: str, *, draft: str = "", retry_after_seconds: int | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        sentence: str,
+        *,
+        draft: str = "",
+        retry_after_seconds: int | None = None,
+        full: bool = False,
+    ) -> None:
         super().__init__(sentence)
         self.status = status
         self.sentence = sentence
         self.draft = draft
         self.retry_after_seconds = retry_after_seconds
+        self.full = full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from notso.web.values.library_wording import LIBRARY_WORDS
 from notso.web.values.question_wording import QUESTION_WORDS
 
 words: dict[str, str] = {
@@ -12,9 +13,18 @@ words: dict[str, str] = {
     "no_chats": "Your chats will be listed here.",
     "menu": "Chats and settings",
     "close": "Close",
-    "greeting": "Hello, I'm SmolLM3, running on this machine. Nothing you type leaves it.",
-    "greeting_waiting": "Hello! Everything here runs on this machine. Nothing you type leaves it.",
-    "greeting_demo": "Hello, I'm a small demo model, running on this machine. Nothing you type leaves it.",
+    "greeting": "Hello, I'm SmolLM3. What shall we do?",
+    "greeting_waiting": "Hello! What shall we do?",
+    "greeting_demo": "Hello, I'm a small demo model: try me.",
+    "greeting_here": "All of it runs on this machine. Nothing you type leaves it.",
+    "start_explain": "Explain something",
+    "start_explain_text": "Explain in plain words: ",
+    "start_rewrite": "Improve a text",
+    "start_rewrite_text": "Make this text clearer and shorter, and keep its meaning:\n\n",
+    "start_plan": "Make a plan",
+    "start_plan_text": "Make a plan, step by step, for this: ",
+    "start_code": "Write code",
+    "start_code_text": "Write a program, with a short explanation, that does this: ",
     "examples": "Something to begin with",
     "example_1": "What can you do?",
     "example_2": "What is 27 + 48?",
@@ -138,7 +148,6 @@ words: dict[str, str] = {
     "weights_mmap": "the mapped file",
     "weights_hugepages": "2 MiB pages",
     "model_memory": "Memory",
-    "memory_now": "{size} of memory",
     "model_memory_used": "{held} in use, {resident} with the mapped file",
     "model_memory_plan": "planned {needed} of {available} that {source} left",
     "model_speed": "Speed",
@@ -395,6 +404,7 @@ words: dict[str, str] = {
     "tool_result": "Result",
     "tool_show_all": "Show all ({count} characters)",
     **QUESTION_WORDS,
+    **LIBRARY_WORDS,
     "part_results": "Tool calls and results",
     "set_tools": "Tools",
     "tools_chat": "Tools in this chat",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -12,12 +13,22 @@ from notso.web.chat.chat_view import read_chat, read_chat_if_any
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import MAX_TITLE_CHARACTERS, summarise
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, announce, back, find_chat, in_step_context, tab_of, to_page, turns_view
+from notso.web.chat.views import (
+    Owner,
+    announce,
+    back,
+    find_chat,
+    in_step_context,
+    list_context,
+    tab_of,
+    to_page,
+    turns_view,
+)
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
 from notso.web.turns.prompt import conversation_of, prompt_messages
-from notso.web.values.ids import is_generation_id, new_id
+from notso.web.values.ids import is_generation_id, is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
@@ -25,6 +36,8 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 MAX_HITS = 40
 MAX_QUERY_CHARACTERS = 200
+_MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
+"""Of Markdown: a line that is found is read, not laid out."""
 
 
 @router.get("/chats")
@@ -32,9 +45,9 @@ async def list_chats(request: Request, services: Services, owner: Owner, current
     """The list of chats in the sidebar; `current` is the one on the page."""
     if not is_fragment(request):
         return RedirectResponse("/", 303)
-    chats = await services.shared.store.chats(owner)
-    chat = next((each for each in chats if each.id == current), None)
-    return await services.pages.respond(request, "_chat_list.html", chats=chats, chat=chat, part=True)
+    chat = await services.shared.store.chat(owner, current) if is_id(current) else None
+    listed = await list_context(services, owner, chat)
+    return await services.pages.respond(request, "_chat_list.html", **listed, chat=chat, part=True)
 
 
 @router.get("/search")
@@ -48,6 +61,7 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
             "message_id": hit.message_id,
             "title": hit.title,
             "marked": _marked(hit.snippet),
+            "word": hit.snippet.partition(HIT_BEGINS)[2].partition(HIT_ENDS)[0],
         }
         for hit in found
     ]
@@ -95,6 +109,16 @@ async def pin(request: Request, services: Services, owner: Owner, chat_id: str) 
     return back(request, f"/chats/{chat.id}")
 
 
+@router.post("/chats/{chat_id}/keep")
+async def keep(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+    """A temporary chat is one like others from now on."""
+    chat = await find_chat(services, owner, chat_id)
+    await read_form(request)
+    await services.shared.store.keep(owner, chat.id)
+    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
+    return to_page(request, f"/chats/{chat.id}")
+
+
 @router.post("/chats/{chat_id}/delete")
 async def delete(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Delete a chat with everything in it, for good after a moment in which that can be undone."""
@@ -107,10 +131,10 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
     services.feed.announce(owner, chat.id, tab_of(request))
     if not is_fragment(request) or current == chat.id:
         return to_page(request, f"/?undo={trash_id}")
-    chats = await services.shared.store.chats(owner)  # another chat is on the page: it stays there
-    shown = next((each for each in chats if each.id == current), None)
+    shown = await services.shared.store.chat(owner, current) if is_id(current) else None  # it stays on the page
+    listed = await list_context(services, owner, shown)
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{trash_id}"}
-    return await services.pages.respond(request, "_chat_list.html", chats=chats, chat=shown, toast=toast, in_place=True)
+    return await services.pages.respond(request, "_chat_list.html", **listed, chat=shown, toast=toast, in_place=True)
 
 
 @router.post("/chats/{chat_id}/clear")
@@ -179,5 +203,5 @@ async def _empty(request: Request, services: ChatServices, owner: str, chat_id: 
 
 
 def _marked(snippet: str) -> Markup:
-    text = str(escape(snippet)).replace(HIT_BEGINS, "<mark>").replace(HIT_ENDS, "</mark>")
+    text = str(escape(_MARKS.sub("", snippet))).replace(HIT_BEGINS, "<mark>").replace(HIT_ENDS, "</mark>")
     return Markup(text)  # escaped first: only our own marks are markup

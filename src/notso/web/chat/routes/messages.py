@@ -9,9 +9,18 @@ from starlette.responses import PlainTextResponse
 
 from notso.web.chat.chat_view import ChatView, read_chat
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.submit import add_version, ask, write_on
+from notso.web.chat.submit import add_version, ask, branched, write_on
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import Owner, announce, find_chat, find_message, turn_view, turns_view
+from notso.web.chat.views import (
+    Owner,
+    announce,
+    find_chat,
+    find_message,
+    tab_of,
+    to_page,
+    turn_view,
+    turns_view,
+)
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import Attachment, TurnAccepted
@@ -108,6 +117,19 @@ async def choose(request: Request, services: Services, owner: Owner, chat_id: st
     await services.shared.store.choose(owner, chat_id, message.id)
     view = announce(request, services, owner, view)
     return await turns_view(request, services, owner, view, through=message.id)
+
+
+@router.post("/branch")
+async def branch(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
+    """A new chat that begins with everything down to this message; the old one stays as it is."""
+    await read_form(request)
+    view = await read_chat(services, owner, chat_id)
+    chat, copied = branched(view.chat, view.line_to(view.message(message_id).id))
+    if any(each.active for each in copied):
+        raise Problem(409, words["error_running"])
+    await services.shared.store.add_chat(owner, chat, copied)
+    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
+    return to_page(request, f"/chats/{chat.id}")
 
 
 @router.post("/unsummarize")

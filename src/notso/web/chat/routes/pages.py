@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import ask, new_chat
 from notso.web.chat.templates import is_fragment, reasoning_html
 from notso.web.chat.views import (
+    STARTS,
     Owner,
     announce,
     back,
@@ -21,6 +23,7 @@ from notso.web.chat.views import (
     details_context,
     find_chat,
     find_generation,
+    newest,
     status_context,
     tab_of,
     to_page,
@@ -34,6 +37,7 @@ from notso.web.store.tree import Shown
 from notso.web.turns.chat_settings import changed
 from notso.web.turns.sse import both, feed_events, finished_log, last_number, turn_events
 from notso.web.turns.turn_log import TurnLog
+from notso.web.values.errors import StorageError
 from notso.web.values.ids import is_generation_id, is_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -42,10 +46,13 @@ router = APIRouter(dependencies=[Depends(guarded)])
 
 
 @router.get("/")
-async def home(request: Request, services: Services, owner: Owner, undo: str = "") -> Response:
-    """A greeting and an empty composer."""
+async def home(
+    request: Request, services: Services, owner: Owner, undo: str = "", start: str = "", temporary: str = ""
+) -> Response:
+    """A greeting and an empty composer, or in it how a question may begin."""
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
-    return await chat_page(request, services, owner, None, toast=toast)
+    draft = words[f"start_{start}_text"] if start in STARTS else ""
+    return await chat_page(request, services, owner, None, draft=draft, temporary=temporary == "on", toast=toast)
 
 
 @router.post("/chats")
@@ -53,6 +60,7 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
     """The first message makes the chat."""
     fields = await read_form(request)
     chat = new_chat(fields.get("text", "") or fields.get("file-1-name", ""), thinking="thinking" in fields)
+    chat = replace(chat, temporary="temporary" in fields)
     if fields.get("thinking_budget"):
         chat = replace(chat, settings=_with_budget(chat, fields).settings)
     revision, defaults = services.feed.revision, await services.shared.store.defaults(owner)
@@ -64,12 +72,39 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
 
 @router.get("/chats/{chat_id}")
 async def show_chat(
-    request: Request, services: Services, owner: Owner, chat_id: str, at: str = "", undo: str = ""
+    request: Request, services: Services, owner: Owner, chat_id: str, at: str = "", undo: str = "", all: str = ""
 ) -> Response:
     """A chat with its messages; an unfinished answer attaches itself to its stream."""
     view = await read_chat(services, owner, chat_id)
+    if view.chat.unread:
+        with contextlib.suppress(StorageError):  # it is shown anyhow
+            await services.shared.store.set_unread(owner, chat_id, False)
+            services.feed.announce(owner, chat_id, "", turns=False)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
-    return await chat_page(request, services, owner, view, through=at if is_id(at) else None, toast=toast)
+    through = at if is_id(at) else None
+    if all == "on" and view.messages:
+        through = view.path()[0].message.id
+    return await chat_page(request, services, owner, view, through=through, toast=toast)
+
+
+@router.get("/chats/{chat_id}/earlier")
+async def show_earlier(request: Request, services: Services, owner: Owner, chat_id: str, before: str = "") -> Response:
+    """The messages above one that a page begins with, some of them at a time."""
+    view = await read_chat(services, owner, chat_id)
+    if not is_fragment(request):
+        return RedirectResponse(f"/chats/{chat_id}", 303)
+    path = view.path(view.message(before).id)
+    end = next(at for at, each in enumerate(path) if each.message.id == before)
+    path, earlier = newest(path[:end], None)
+    raw = view.settings.raw_user_messages
+    return await services.pages.respond(
+        request,
+        "_earlier.html",
+        chat=view.chat,
+        path=await services.kept_html.path(path, user_messages=not raw),
+        earlier=earlier,
+        raw_user_messages=raw,
+    )
 
 
 @router.post("/chats/{chat_id}/messages")

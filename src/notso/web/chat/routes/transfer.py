@@ -63,6 +63,7 @@ async def export_chat(request: Request, services: Services, owner: Owner, chat_i
 async def export_all(services: Services, owner: Owner) -> Response:
     """Every chat, as JSON; of a damaged database those that can be read, and the file's name says if not all can."""
     chats, name = await services.shared.store.chats(owner), "notso-chats.json"
+    chats = [chat for chat in chats if not chat.temporary]
     if services.shared.store.read_only:
         readable = [chat for chat in chats if await _can_be_read(services, owner, chat)]
         chats, name = readable, name if len(readable) == len(chats) else "notso-chats-not-all.json"

@@ -114,6 +114,19 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE responses ADD COLUMN input TEXT NOT NULL DEFAULT '[]';
     """,
+    # 6: chats that nobody has looked at since their answer ended, put away, or kept for a while only; saved prompts.
+    """
+    ALTER TABLE chats ADD COLUMN unread INTEGER NOT NULL DEFAULT 0 CHECK (unread IN (0, 1));
+    ALTER TABLE chats ADD COLUMN archived INTEGER NOT NULL DEFAULT 0 CHECK (archived IN (0, 1));
+    ALTER TABLE chats ADD COLUMN temporary INTEGER NOT NULL DEFAULT 0 CHECK (temporary IN (0, 1));
+    CREATE TABLE prompts (
+        owner TEXT NOT NULL,
+        name TEXT NOT NULL,
+        kind TEXT NOT NULL CHECK (kind IN ('message', 'instructions')),
+        text TEXT NOT NULL,
+        PRIMARY KEY (owner, name)
+    ) STRICT;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

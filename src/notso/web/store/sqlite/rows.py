@@ -48,6 +48,9 @@ def chat_of(row: sqlite3.Row) -> Chat:
         created_ms=row["created_ms"],
         updated_ms=row["updated_ms"],
         pinned=bool(row["pinned"]),
+        unread=bool(row["unread"]),
+        archived=bool(row["archived"]),
+        temporary=bool(row["temporary"]),
         settings=json.loads(row["settings"]),
         chosen_root=row["chosen_root"],
     )
@@ -72,10 +75,11 @@ def insert_chat(db: sqlite3.Connection, owner: str, chat: Chat) -> None:
     """A new chat."""
     db.execute(
         "INSERT INTO chats (id, owner, title, thinking, prompt_date, created_ms, updated_ms, pinned, settings,"
-        " chosen_root) VALUES (?,?,?,?,?,?,?,?,?,?)",
+        " chosen_root, unread, archived, temporary) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             *(chat.id, owner, chat.title, chat.thinking, chat.prompt_date.isoformat(), chat.created_ms),
             *(chat.updated_ms, chat.pinned, settings_text(chat.settings), chat.chosen_root),
+            *(chat.unread, chat.archived, chat.temporary),
         ),
     )
 

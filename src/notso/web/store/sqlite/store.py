@@ -17,6 +17,7 @@ from notso.web.store.protocol import (
     Damage,
     NewMessage,
     NewTurn,
+    SavedPrompt,
     SearchHit,
     SettingValue,
     StoredMessage,
@@ -167,6 +168,32 @@ class SQLiteStore:
     async def set_pinned(self, owner: str, chat_id: str, pinned: bool) -> bool:
         return await self._change("UPDATE chats SET pinned = ? WHERE id = ? AND owner = ?", pinned, chat_id, owner)
 
+    async def set_unread(self, owner: str, chat_id: str, unread: bool) -> bool:
+        return await self._change("UPDATE chats SET unread = ? WHERE id = ? AND owner = ?", unread, chat_id, owner)
+
+    async def set_archived(self, owner: str, chat_id: str, archived: bool) -> bool:
+        return await self._change("UPDATE chats SET archived = ? WHERE id = ? AND owner = ?", archived, chat_id, owner)
+
+    async def keep(self, owner: str, chat_id: str) -> bool:
+        return await self._change("UPDATE chats SET temporary = 0 WHERE id = ? AND owner = ?", chat_id, owner)
+
+    async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
+        rows = await self._read(
+            "SELECT owner, id FROM chats WHERE temporary = 1 AND trash_id IS NULL AND updated_ms < ?", before_ms
+        )
+        return [(row["owner"], row["id"]) for row in rows]
+
+    async def prompts(self, owner: str) -> list[SavedPrompt]:
+        rows = await self._read("SELECT name, kind, text FROM prompts WHERE owner = ? ORDER BY name", owner)
+        return [SavedPrompt(**row) for row in rows]
+
+    async def save_prompt(self, owner: str, prompt: SavedPrompt) -> None:
+        values = (owner, prompt.name, prompt.kind, prompt.text)
+        await self._change("INSERT OR REPLACE INTO prompts (owner, name, kind, text) VALUES (?, ?, ?, ?)", *values)
+
+    async def delete_prompt(self, owner: str, name: str) -> bool:
+        return await self._change("DELETE FROM prompts WHERE owner = ? AND name = ?", owner, name)
+
     async def set_settings(self, owner: str, chat_id: str, settings: Mapping[str, SettingValue]) -> bool:
         text = settings_text(settings)
         return await self._change("UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", text, chat_id, owner)
@@ -251,7 +278,7 @@ class SQLiteStore:
     async def _change(self, sql: str, *parameters: str | float | bool | None) -> bool:
         return await self._write(lambda db: db.execute(sql, parameters).rowcount > 0)
 
-    async def _read(self, sql: str, *parameters: str) -> list[sqlite3.Row]:
+    async def _read(self, sql: str, *parameters: str | int) -> list[sqlite3.Row]:
         return await self._look(lambda db: db.execute(sql, parameters).fetchall())
 
     async def _look(self, work: Callable[[sqlite3.Connection], T]) -> T:

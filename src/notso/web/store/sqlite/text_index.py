@@ -13,7 +13,7 @@ SELECT indexed.chat_id, indexed.message_id, chats.title,
        snippet(texts, 0, '{HIT_BEGINS}', '{HIT_ENDS}', '…', 14) AS snippet
 FROM texts
 JOIN indexed ON indexed.number = texts.rowid
-JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL
+JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND chats.temporary = 0
 LEFT JOIN messages ON messages.id = indexed.message_id
 WHERE texts MATCH ? AND indexed.owner = ? AND messages.trash_id IS NULL
 ORDER BY indexed.message_id IS NOT NULL, rank LIMIT ?

@@ -1,0 +1,90 @@
+"""All chats at once: the list, those that are put away among it, and what is done with several of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from notso.web.chat.services import ChatServices, Services
+from notso.web.chat.views import Owner, find_chat, tab_of, to_page
+from notso.web.edge.access import guarded
+from notso.web.edge.forms import read_form
+from notso.web.values.ids import is_id
+from notso.web.values.problems import Problem
+from notso.web.values.wording import words
+
+router = APIRouter(dependencies=[Depends(guarded)])
+
+MOST_CHOSEN = 2000
+ACTIONS = ("archive", "unarchive", "delete")
+
+
+@router.get("/archive")
+async def show_all(request: Request, services: Services, owner: Owner) -> Response:
+    """Every chat that is kept, with a box to choose it by."""
+    return await _page(request, services, owner)
+
+
+@router.post("/archive")
+async def change_many(request: Request, services: Services, owner: Owner) -> Response:
+    """Put the chosen chats away, take them out again, or delete them; deleting can be undone for a moment."""
+    fields = await read_form(request, most=MOST_CHOSEN)
+    action = fields.get("action", "")
+    chosen = [name.removeprefix("chat-") for name in fields if name.startswith("chat-")]
+    if action not in ACTIONS or not all(map(is_id, chosen)):
+        raise Problem(400, words["error_form"])
+    if not chosen:
+        return await _page(request, services, owner, problem=words["archive_none"])
+    thrown: list[str] = []
+    done = 0
+    for chat_id in chosen:
+        if action == "delete":
+            services.turns.stop_chat(chat_id)
+            trash_id = await services.shared.store.trash_chat(owner, chat_id)
+            thrown += [trash_id] if trash_id is not None else []
+            done += trash_id is not None
+        else:
+            done += await services.shared.store.set_archived(owner, chat_id, action == "archive")
+        services.feed.announce(owner, chat_id, tab_of(request), turns=action == "delete")
+    name = {"archive": "toast_archived", "unarchive": "toast_unarchived", "delete": "toast_deleted_many"}[action]
+    toast: dict[str, Any] = {"text": words[name].format(count=done), "undo_url": ""}
+    if thrown:
+        toast |= {"undo_url": "/undo", "undo_fields": thrown}
+    return await _page(request, services, owner, toast=toast)
+
+
+@router.post("/undo")
+async def undo_many(request: Request, services: Services, owner: Owner) -> Response:
+    """Take back the deletion of several chats."""
+    fields = await read_form(request, most=MOST_CHOSEN)
+    restored = [await services.shared.store.restore(owner, trash_id) for trash_id in fields if trash_id != "key"]
+    if not any(restored):
+        raise Problem(404, words["error_too_late"])
+    for chat_id in filter(None, restored):
+        services.feed.announce(owner, chat_id, "")
+    return to_page(request, "/archive")
+
+
+@router.post("/chats/{chat_id}/archive")
+async def archive(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
+    """Put one chat away: it leaves the list, and is found by searching as before."""
+    chat = await find_chat(services, owner, chat_id)
+    await read_form(request)
+    await services.shared.store.set_archived(owner, chat.id, True)
+    services.feed.announce(owner, chat.id, tab_of(request), turns=False)
+    return to_page(request, "/")
+
+
+async def _page(
+    request: Request,
+    services: ChatServices,
+    owner: str,
+    *,
+    problem: str = "",
+    toast: dict[str, Any] | None = None,
+) -> Response:
+    chats = [each for each in await services.shared.store.chats(owner) if not each.temporary]
+    return await services.pages.respond(
+        request, "archive.html", 400 if problem else 200, chats=chats, problem=problem, toast=toast
+    )

@@ -1,0 +1,93 @@
+"""What people write in Markdown beyond CommonMark, within one line: bare addresses, notes, boxes of task lists.
+
+Each is settled by its own line, so that a text that is still growing never changes a block that was shown. So a note
+leads nowhere: its mark is raised where it is meant and where it is explained.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+from markdown_it import MarkdownIt
+from markdown_it.rules_core import StateCore
+from markdown_it.rules_inline import StateInline
+
+_SCHEME = re.compile(r"(?:^|[^a-z0-9.+-])(https?)$", re.IGNORECASE)
+_REST = re.compile(r"://[^\s<>\"`|\\^{}]{1,2000}")
+_AFTERWARDS = ".,:;!?'*_~…。，"
+"""Belongs to the sentence where an address ends with it."""
+
+_NOTE = re.compile(r"\[\^([^\s\[\]^]{1,32})\](:?)(?!\()")
+_BOXES = {"[ ] ": "☐ ", "[x] ": "☑ ", "[X] ": "☑ "}
+
+
+def enable_inline_marks(parser: MarkdownIt) -> None:
+    """Teach a parser bare addresses (as links), the token `note` and boxes at the beginning of list items."""
+    parser.inline.ruler.after("text", "bare_address", _bare_address)
+    parser.inline.ruler.before("link", "note", _note)
+    parser.core.ruler.after("inline", "boxes", _boxes)
+
+
+def note_html(label: str) -> str:
+    """The mark of a note."""
+    return f"<sup>{escape(label)}</sup>"
+
+
+def _bare_address(state: StateInline, silent: bool) -> bool:
+    """`https://example.org`: found at its colon, where the plain text before it ends."""
+    if state.src[state.pos] != ":" or state.linkLevel > 0:
+        return False
+    scheme = _SCHEME.search(state.pending)
+    rest = _REST.match(state.src, state.pos) if scheme is not None else None
+    if scheme is None or rest is None:
+        return False
+    address = _without_end(scheme[1] + rest[0])
+    target = state.md.normalizeLink(address)
+    if len(address) <= len(scheme[1]) + 3 or not state.md.validateLink(target):
+        return False
+    if not silent:
+        state.pending = state.pending[: -len(scheme[1])]
+        state.push("link_open", "a", 1).attrs = {"href": target}
+        state.push("text", "", 0).content = address
+        state.push("link_close", "a", -1)
+    state.pos += len(address) - len(scheme[1])
+    return True
+
+
+def _without_end(address: str) -> str:
+    """Without what belongs to the sentence: its marks, and a bracket that was opened before the address."""
+    while address:
+        last = address[-1]
+        if last not in _AFTERWARDS and not _closes_nothing(address):
+            break
+        address = address[:-1]
+    return address
+
+
+def _closes_nothing(address: str) -> bool:
+    opening = {")": "(", "]": "["}.get(address[-1])
+    return opening is not None and address.count(address[-1]) > address.count(opening)
+
+
+def _note(state: StateInline, silent: bool) -> bool:
+    """`[^1]`, and where it is explained `[^1]:` at the beginning of a line."""
+    found = _NOTE.match(state.src, state.pos)
+    if found is None:
+        return False
+    begins = not state.src[: state.pos].rpartition("\n")[2].strip()
+    if not silent:
+        state.push("note", "", 0).content = found[1]
+    state.pos = found.end(2) if begins else found.end(1) + 1
+    return True
+
+
+def _boxes(state: StateCore) -> None:
+    for item, paragraph, inline in zip(state.tokens, state.tokens[1:], state.tokens[2:], strict=False):
+        if item.type != "list_item_open" or paragraph.type != "paragraph_open" or not inline.children:
+            continue
+        first = inline.children[0]
+        box = _BOXES.get(first.content[:4]) if first.type == "text" else None
+        if box is not None:
+            first.content = box + first.content[4:]
+            item.attrSet("class", "task")

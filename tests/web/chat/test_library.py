@@ -1,0 +1,281 @@
+"""Many chats and what is used again: earlier messages, marks, archive, branches, temporary chats, prompts, previews."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from notso.web.chat.routes import prompts as prompt_routes
+from notso.web.chat.views import NEWEST_MESSAGES
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
+
+
+@pytest.fixture
+def server(start: Start) -> Any:
+    return start(ScriptedEngine(lambda messages, thinking: say("an answer"))).ready()
+
+
+def imported(server: Any, count: int) -> str:
+    """A chat of so many messages. Its id."""
+    messages = [
+        {"role": "user" if at % 2 == 0 else "assistant", "content": f"message {at} of {count}"} for at in range(count)
+    ]
+    answer = server.client.post("/import", json={"messages": messages}, headers=FRAGMENT)
+    return str(answer.headers["hx-redirect"].removeprefix("/chats/"))
+
+
+def texts(html: str) -> list[int]:
+    """Which messages of an imported chat stand in it, in order."""
+    return [int(at) for at in re.findall(r"message (\d+) of \d+", html.partition('id="turns"')[2] or html)]
+
+
+def chats(server: Any) -> list[Any]:
+    found: list[Any] = server.on_loop(lambda: server.shared.store.chats("local"))
+    return found
+
+
+def test_a_page_begins_with_the_newest_messages_and_fetches_what_is_above(server: Any) -> None:
+    count = 3 * NEWEST_MESSAGES + 2
+    chat_id = imported(server, count)
+    page = server.client.get(f"/chats/{chat_id}").text
+    shown = texts(page)
+    assert shown == list(range(count - NEWEST_MESSAGES, count))
+    while "earlier?before=" in page:
+        before = re.findall(r"earlier\?before=([0-9a-f-]+)", page)
+        assert len(before) == 1 and f"{shown[0]} earlier messages" in page
+        page = server.client.get(f"/chats/{chat_id}/earlier?before={before[0]}", headers=FRAGMENT).text
+        assert len(texts(page)) <= NEWEST_MESSAGES
+        shown = texts(page) + shown
+    assert shown == list(range(count)), "each once, in order"
+    assert texts(server.client.get(f"/chats/{chat_id}?all=on").text) == list(range(count))
+
+
+def test_what_is_shown_anew_begins_where_the_page_does(server: Any) -> None:
+    count = NEWEST_MESSAGES + 20
+    chat_id = imported(server, count)
+    messages = server.on_loop(lambda: server.shared.store.messages("local", chat_id))
+    first = {"X-From": messages[4].id}
+    html = server.client.get(f"/chats/{chat_id}/turns", headers=FRAGMENT | first).text
+    assert texts(html) == list(range(4, count)) and "4 earlier messages" in html
+    assert texts(server.client.get(f"/chats/{chat_id}/turns", headers=FRAGMENT | {"X-From": new_id()}).text) == list(
+        range(20, count)
+    )
+    found = server.client.get(f"/chats/{chat_id}?at={messages[7].id}").text
+    assert texts(found) == list(range(7, count)), "from what was searched for on"
+
+
+def test_earlier_messages_of_nothing_are_unknown(server: Any) -> None:
+    chat_id = imported(server, 4)
+    for before in ("", "x", new_id()):
+        assert server.client.get(f"/chats/{chat_id}/earlier?before={before}", headers=FRAGMENT).status_code == 404
+
+
+def test_a_chat_is_marked_while_it_is_answered_and_until_it_is_looked_at(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("an answer"))
+    server = start(engine).ready()
+    engine.gate.clear()
+    asked = server.ask("Hello")
+    listed = server.client.get("/chats", headers=FRAGMENT).text
+    assert re.search(r'class="mark (waiting|working)"', listed)
+    here = server.client.get(f"/chats?current={asked.chat_id}", headers=FRAGMENT).text
+    assert re.search(r'hx-target="title" hx-swap="textContent">… Hello', here)
+    engine.gate.set()
+    server.finished(asked)
+    server.wait(lambda: chats(server)[0].unread)
+    listed = server.client.get("/chats", headers=FRAGMENT).text
+    assert 'class="mark unread"' in listed and ">(1) " in listed
+    page = server.client.get(f"/chats/{asked.chat_id}").text
+    assert 'class="mark' not in page and "(1)" not in page
+    assert not chats(server)[0].unread
+    assert 'class="mark' not in server.client.get("/chats", headers=FRAGMENT).text
+
+
+def test_an_answer_that_is_read_along_leaves_nothing_unread(start: Start) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("an answer"))
+    server = start(engine).ready()
+    engine.gate.clear()
+    asked = server.ask("Hello")
+
+    def released(event: Any) -> bool:
+        engine.gate.set()
+        return False
+
+    server.stream(asked, until=released)
+    server.finished(asked)
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    assert not chats(server)[0].unread
+
+
+def test_archived_chats_leave_the_list_and_are_found(server: Any) -> None:
+    kept, put = imported(server, 2), imported(server, 4)
+    assert server.client.post(f"/chats/{put}/archive").headers["location"] == "/"
+    listed = server.client.get("/chats", headers=FRAGMENT).text
+    assert kept in listed and put not in listed
+    assert put in server.client.get("/archive").text
+    assert put in server.client.get("/search?q=message", headers=FRAGMENT).text
+    assert put in server.client.get(f"/chats/{put}").text
+    back = server.client.post("/archive", data={"action": "unarchive", f"chat-{put}": "on"})
+    assert "Taken out of the archive: 1." in back.text
+    assert put in server.client.get("/chats", headers=FRAGMENT).text
+
+
+def test_many_chats_are_deleted_at_once_and_that_can_be_undone(server: Any) -> None:
+    ids = [imported(server, 2) for _ in range(5)]
+    chosen = {f"chat-{each}": "on" for each in ids[:3]}
+    done = server.client.post("/archive", data={"action": "delete"} | chosen)
+    assert "Chats deleted: 3." in done.text
+    assert {each.id for each in chats(server)} == set(ids[3:])
+    thrown = re.findall(r'<input type="hidden" name="([0-9a-f]+)">', done.text)
+    assert len(thrown) == 3
+    assert server.client.post("/undo", data=dict.fromkeys(thrown, "")).headers["location"] == "/archive"
+    assert {each.id for each in chats(server)} == set(ids)
+    assert server.client.post("/undo", data=dict.fromkeys(thrown, "")).status_code == 404
+
+
+@pytest.mark.parametrize("fields", [{"action": "burn"}, {"action": "delete", "chat-x": "on"}, {}])
+def test_what_is_no_choice_is_refused(server: Any, fields: dict[str, str]) -> None:
+    assert server.client.post("/archive", data=fields).status_code == 400
+
+
+def test_choosing_nothing_changes_nothing(server: Any) -> None:
+    imported(server, 2)
+    refused = server.client.post("/archive", data={"action": "delete"})
+    assert refused.status_code == 400 and "Choose some chats first." in refused.text
+    assert len(chats(server)) == 1
+
+
+def test_a_branch_is_a_chat_of_its_own(server: Any) -> None:
+    chat_id = imported(server, 6)
+    before = server.on_loop(lambda: server.shared.store.messages("local", chat_id))
+    to = server.client.post(f"/chats/{chat_id}/messages/{before[3].id}/branch").headers["location"]
+    branch = to.removeprefix("/chats/")
+    copied = server.on_loop(lambda: server.shared.store.messages("local", branch))
+    assert [each.content for each in copied] == [each.content for each in before[:4]]
+    assert not {each.id for each in copied} & {each.id for each in before}
+    assert [each.parent_id for each in copied] == [None, *(each.id for each in copied[:3])]
+    server.finished(server.ask("and on", branch))
+    assert server.on_loop(lambda: server.shared.store.messages("local", chat_id)) == before, "the old one is as it was"
+    assert any("(branch)" in each.title for each in chats(server))
+
+
+def test_an_answer_that_is_being_written_is_no_place_to_branch(start: Start) -> None:
+    engine = ScriptedEngine()
+    server = start(engine).ready()
+    engine.gate.clear()
+    asked = server.ask("Hello")
+    where = f"/chats/{asked.chat_id}/messages/{asked.message_id}/branch"
+    assert server.client.post(where, headers=FRAGMENT).status_code == 409
+    engine.gate.set()
+    server.finished(asked)
+
+
+def test_a_temporary_chat_is_neither_listed_nor_found_nor_exported_until_it_is_kept(server: Any) -> None:
+    assert 'name="temporary"' in server.client.get("/?temporary=on").text
+    assert 'name="temporary"' not in server.client.get("/").text
+    fields = {"text": "a secret word", "key": new_id(), "temporary": "on"}
+    chat_id = server.client.post("/chats", data=fields).headers["location"].removeprefix("/chats/")
+    server.finished(server.last(chat_id))
+
+    def places() -> list[bool]:
+        found = (
+            server.client.get("/chats", headers=FRAGMENT),
+            server.client.get("/search?q=secret", headers=FRAGMENT),
+            server.client.get("/archive"),
+            server.client.get("/export"),
+        )
+        return [chat_id in each.text or "a secret word" in each.text for each in found]
+
+    assert places() == [False] * 4
+    assert "deleted an hour after its last use" in server.client.get(f"/chats/{chat_id}").text
+    assert server.client.post(f"/chats/{chat_id}/keep").status_code == 303
+    assert places() == [True] * 4
+
+
+def test_temporary_chats_lapse_an_hour_after_their_last_use(server: Any) -> None:
+    fields = {"text": "for a while", "key": new_id()}
+    kept = server.client.post("/chats", data=fields).headers["location"].removeprefix("/chats/")
+    fields |= {"temporary": "on", "key": new_id()}
+    chat_id = server.client.post("/chats", data=fields).headers["location"].removeprefix("/chats/")
+    chat = next(each for each in chats(server) if each.id == chat_id)
+
+    def lapsed(at_ms: int) -> Any:
+        return server.on_loop(lambda: server.shared.store.lapsed(at_ms))
+
+    assert lapsed(chat.updated_ms) == [] and lapsed(chat.updated_ms + 1) == [("local", chat_id)]
+    server.on_loop(lambda: server.shared.store.keep("local", chat_id))
+    assert lapsed(chat.updated_ms + 10**9) == [] and kept in {each.id for each in chats(server)}
+
+
+def test_prompts_are_saved_renamed_and_deleted(server: Any) -> None:
+    def save(**fields: str) -> Any:
+        return server.client.post("/prompts", data={"name": "poem", "kind": "message", "text": "A poem on "} | fields)
+
+    assert save().status_code == 303
+    assert save(text="A short poem on ").status_code == 303
+    page = server.client.get("/").text
+    assert 'data-name="poem"' in page and 'data-text="A short poem on "' in page and "A poem on" not in page
+    assert save(name="verse", was="poem").status_code == 303
+    assert [each.name for each in prompts(server)] == ["verse"]
+    assert save(name="strict", kind="instructions", text="Answer in <b>one</b> word.").status_code == 303
+    page = server.client.get("/").text
+    assert 'name="system_prompt" value="Answer in &lt;b&gt;one&lt;/b&gt; word."' in page
+    assert server.client.post("/prompts/verse/delete").status_code == 303
+    assert server.client.post("/prompts/verse/delete").status_code == 404
+    assert [each.name for each in prompts(server)] == ["strict"]
+
+
+@pytest.mark.parametrize("name", ["", "Poem", "a b", "help", "x" * 33, "ä", "../x"])
+def test_a_prompt_needs_a_name_that_can_be_typed(server: Any, name: str) -> None:
+    refused = server.client.post("/prompts", data={"name": name, "kind": "message", "text": "long words I typed"})
+    assert refused.status_code == 400 and "A name is 1 to 32" in refused.text
+    assert "long words I typed" in refused.text, "what was typed stays"
+    assert prompts(server) == []
+
+
+def test_prompts_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_routes, "MAX_PROMPTS", 1)
+    monkeypatch.setattr(prompt_routes, "MAX_PROMPT_CHARACTERS", 10)
+
+    def status(name: str, text: str) -> int:
+        answer = server.client.post("/prompts", data={"name": name, "kind": "message", "text": text})
+        return int(answer.status_code)
+
+    assert [status("a", "x" * 11), status("a", " "), status("a", "x"), status("b", "x"), status("a", "y")] == [
+        *(400, 400, 303, 400, 303)
+    ]
+
+
+def prompts(server: Any) -> list[Any]:
+    found: list[Any] = server.on_loop(lambda: server.shared.store.prompts("local"))
+    return found
+
+
+def test_a_preview_holds_nothing_that_runs_or_leaves(server: Any) -> None:
+    hostile = (
+        "<h1 onclick='x()' style='color: red'>Hi</h1><script>alert(1)</script><style>h1 { margin: 0 }</style>"
+        "<link rel=preconnect href=https://evil.example><meta http-equiv=refresh content='0;url=https://evil.example'>"
+        "<img src=https://evil.example/x.png><a href='https://evil.example'>out</a><iframe src=//evil.example></iframe>"
+        "<form action=https://evil.example><input name=a></form><base href=https://evil.example>"
+        '<svg viewBox="0 0 9 9"><linearGradient id="g"></linearGradient><circle r="4" fill="url(#g)"/></svg>'
+    )
+    answer = server.client.post("/preview", data={"text": hostile})
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("sandbox; default-src 'none';") and "allow" not in policy and "http" not in policy
+    assert "evil.example" not in answer.text and "script" not in answer.text and "onclick" not in answer.text
+    assert 'style="color: red"' in answer.text and "<style>h1 { margin: 0 }</style>" in answer.text
+    assert "<linearGradient" in answer.text and 'viewBox="0 0 9 9"' in answer.text
+
+
+def test_what_was_found_is_marked_where_it_stands(server: Any) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "**bold** and `needle` & more"}]
+    server.client.post("/import", json={"messages": messages}, headers=FRAGMENT)
+    html = server.client.get("/search?q=needle", headers=FRAGMENT).text
+    assert ":~:text=needle" in html and "<mark>needle</mark>" in html
+    assert "**" not in html and "`" not in html, "read, not laid out"
