@@ -33,9 +33,9 @@ from notso.web.api.responses import stored as stored_responses
 from notso.web.api.server import adapters, health, models, monitoring, not_offered, openapi, server_facts, tokens
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
+from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_chat_if_any
 from notso.web.chat.kept_html import KeptHtml
-from notso.web.chat.list_marks import ListMarks
 from notso.web.chat.routes import archive, messages, preview, prompts, tools, transfer
 from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
@@ -58,6 +58,7 @@ from notso.web.engine.metrics import Metrics, RequestMetrics
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import EngineSource
 from notso.web.engine.running import RunningRequests
+from notso.web.languages.page_language import PageLanguage
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.services import Shared
 from notso.web.store.protocol import Conversation
@@ -131,6 +132,7 @@ def create_app(
             Middleware(RequestMetrics, metrics=parts.api.metrics),
             Middleware(SecurityHeaders),
             Middleware(ApiEdge),
+            Middleware(PageLanguage),
             Middleware(StrictHttp),
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossOriginAccess, rules=settings.allowed_origins),

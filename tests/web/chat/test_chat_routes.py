@@ -17,7 +17,7 @@ import pytest
 from notso.smollm3 import Event, Message
 from notso.web import app as app_module
 from notso.web.chat import views
-from notso.web.chat.day_groups import by_day
+from notso.web.chat.chat_list import by_day
 from notso.web.chat.suggestions import REQUEST, questions_in
 from notso.web.store.protocol import Chat
 from notso.web.testing.scripted_engine import ScriptedEngine, say

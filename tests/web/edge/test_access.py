@@ -48,6 +48,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
             "GET /status/details",
             "GET /",
             "GET /status",
+            "POST /language",
             "POST /chats",
             "GET /chats/{chat_id}",
             "POST /chats/{chat_id}/messages",

@@ -7,6 +7,7 @@ import gzip
 import json
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +16,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
-from notso.web.chat.day_groups import by_day
+from notso.web.chat.chat_list import by_day
 from notso.web.edge.assets import Assets
+from notso.web.languages.page_language import LANGUAGE_COOKIE
+from notso.web.rendering.labels import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import StoredMessage, ToolUse
 from notso.web.turns.tool_rounds import parts_of
@@ -24,7 +27,7 @@ from notso.web.turns.turn_log import CARD_MARK, Card
 from notso.web.values.ids import new_id
 from notso.web.values.shortcuts import SHORTCUTS
 from notso.web.values.slash_commands import commands_of
-from notso.web.values.wording import words
+from notso.web.values.wording import LANGUAGES, language, words
 
 MIN_PACKED_BYTES = 1024
 """Less fits into one packet as it is. That lengths tell of what is packed together harms nobody here: a stranger's page
@@ -55,6 +58,8 @@ class Pages:
             fresh_id=new_id,
             slash_commands=commands_of("page"),
             shortcuts=SHORTCUTS,
+            languages=LANGUAGES,
+            language=language.get,
         )
         self._environment.filters.update(
             answer_html=self.answer_html,
@@ -88,10 +93,11 @@ class Pages:
 
     def _render(self, request: Request, template: str, context: dict[str, Any]) -> bytes:
         context |= {"nonce": request.state.nonce, "has_key": not request.app.state.key_ring.open}
+        context["chosen_language"] = request.cookies.get(LANGUAGE_COOKIE, "")
         return self._environment.get_template(template).render(context).encode()
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._renderer, work)
+        return await asyncio.get_running_loop().run_in_executor(self._renderer, copy_context().run, work)
 
     def close(self) -> None:
         """Nothing more is rendered."""
@@ -115,7 +121,7 @@ class Pages:
             note = Markup("" if message.active else "<p><em>{}</em></p>\n").format(words["not_yet_laid_out"])
             parts = [note + Markup(render_plain(part)) if part else "" for part in parts_of(message)]
         html = "".join(part + self.card(use).whole for part, use in zip(parts, message.tool_uses, strict=False))
-        return Markup(html + parts[-1])  # it left our sanitiser, or was escaped by our template
+        return Markup(with_labels(html + parts[-1]))  # it left our sanitiser, or was escaped by our template
 
 
 def is_fragment(request: Request) -> bool:
@@ -126,7 +132,7 @@ def is_fragment(request: Request) -> bool:
 def reasoning_html(message: StoredMessage) -> Markup:
     """The thoughts' safe HTML: their text, plain, where they have no HTML yet."""
     if message.renderer == RENDERER_VERSION:
-        return Markup(message.reasoning_html)  # it left our sanitiser
+        return Markup(with_labels(message.reasoning_html))  # it left our sanitiser
     return Markup(render_plain(message.reasoning) if message.reasoning else "")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import TypeVar
 
 from notso.smollm3 import give_back_freed
@@ -52,7 +53,7 @@ class WorkLine:
 
     async def work(self, work: Callable[[], T]) -> T:
         """Do it in the thread; within a turn."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, _then_give_back, work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, _then_give_back, work)
 
     async def run(self, work: Callable[[], T], size: int) -> T:
         """Do it: in a turn of its own if it is of a large text, else at once in any thread."""

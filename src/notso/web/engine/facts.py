@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from notso.smollm3 import EngineStats, ModelInfo, ProcessMemory, process_memory
 from notso.web.engine.host import EngineHost
-from notso.web.values.wording import ordinal
+from notso.web.values.wording import ordinal, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,11 @@ class ModelFacts:
         """Counted from 1, in as few words as they allow: `every 4th (9 of 36)`."""
         layers = sorted(layer + 1 for layer in self.info.layers_without_rope)
         steps = {after - before for before, after in itertools.pairwise(layers)}
-        share = f"{len(layers)} of {self.info.num_hidden_layers}"
+        named = ", ".join(map(str, layers))
         if len(steps) == 1 and steps == {layers[0]}:
-            return f"every {ordinal(layers[0])} ({share})"
-        return f"{', '.join(map(str, layers))} ({share})" if layers else ""
+            named = words["model_every"].format(nth=ordinal(layers[0]))
+        share = words["model_share"].format(count=len(layers), total=self.info.num_hidden_layers)
+        return f"{named} ({share})" if layers else ""
 
     @property
     def cache_percent(self) -> int:

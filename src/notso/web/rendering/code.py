@@ -8,7 +8,7 @@ from pygments.token import STANDARD_TYPES  # type: ignore[import-untyped]
 
 from notso.web.rendering.budget import Deadline
 from notso.web.rendering.highlighter import Highlighter
-from notso.web.values.wording import words
+from notso.web.values.wording import table
 
 MAX_HIGHLIGHTED_CHARACTERS = 20_000
 MAX_UNFOLDED_LINES = 40
@@ -23,6 +23,7 @@ LANGUAGES: dict[str, str] = {
 """What a person or model may write after the fence, and the language meant."""
 
 HIGHLIGHTER = Highlighter()
+_WORDS = table("en")  # kept HTML is made once for all readers: see labels.py
 
 TOKEN_CLASSES: frozenset[str] = frozenset(name for name in STANDARD_TYPES.values() if name)
 """Every class the highlighter can write, and so every class the sanitiser lets through on a span."""
@@ -49,10 +50,10 @@ def code_block(code: str, info: str, *, deadline: Deadline, colour: bool) -> str
     if body is None:
         body = escape(code)
     long = code.count("\n") > MAX_UNFOLDED_LINES
-    tools = _button("copy-code", words["code_copy"]) + _button("wrap-code", words["code_wrap"])
-    tools += _button("preview-code", words["code_preview"]) if info.split()[:1] in (["html"], ["svg"]) else ""
-    tools += _button("whole-code", words["code_whole"]) if long else ""
-    label = f'<div class="code-label"><span>{language or words["code"]}</span>{tools}</div>'
+    tools = _button("copy-code", _WORDS["code_copy"]) + _button("wrap-code", _WORDS["code_wrap"])
+    tools += _button("preview-code", _WORDS["code_preview"]) if info.split()[:1] in (["html"], ["svg"]) else ""
+    tools += _button("whole-code", _WORDS["code_whole"]) if long else ""
+    label = f'<div class="code-label"><span>{language or _WORDS["code"]}</span>{tools}</div>'
     return f'<div class="code-block{" long" if long else ""}">{label}<pre><code>{body}</code></pre></div>\n'
 
 

@@ -6,6 +6,8 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -25,7 +27,7 @@ class FairQueue:
     async def run(self, chat_id: str, work: Callable[[], T]) -> T:
         """What `work` returns, called in the thread when it is this chat's turn. Work nobody waits for is dropped."""
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(chat_id, deque()).append((work, result))
+        self._waiting.setdefault(chat_id, deque()).append((partial(copy_context().run, work), result))
         if not self._working:
             self._next()
         return await result

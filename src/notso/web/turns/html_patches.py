@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from notso.web.rendering.labels import with_labels
 from notso.web.turns.turn_log import Update
 from notso.web.values.wording import words
 
@@ -17,11 +18,15 @@ def update_html(message_id: str, update: Update) -> str:
     for name, channel in update.channels.items():
         target = f"#msg-{message_id}-{name}"
         if update.snapshot or channel.append:
-            parts.append(_partial(f"{target}-closed", "innerHTML" if update.snapshot else "beforeend", channel.append))
+            parts.append(
+                _partial(
+                    f"{target}-closed", "innerHTML" if update.snapshot else "beforeend", with_labels(channel.append)
+                )
+            )
         if channel.tail is not None:
             # Where a block was closed the tail is another block: morphing would move the old one's elements about.
             anew = update.snapshot or channel.append
-            parts.append(_partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", channel.tail))
+            parts.append(_partial(f"{target}-tail", "innerHTML" if anew else "innerMorph", with_labels(channel.tail)))
     for card_id, card in update.cards.items():
         parts.append(_partial(f"#call-{card_id}-state", "innerHTML", card.state))
         parts.append(_partial(f"#call-{card_id}-result", "innerHTML", card.result))

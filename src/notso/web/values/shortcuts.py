@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from notso.web.values.wording import words
+
 
 class Shortcut(NamedTuple):
     """A key and the last element that it presses. `keys` begins with modifiers as KeyboardEvent names them.
@@ -13,25 +15,29 @@ class Shortcut(NamedTuple):
     """
 
     keys: str
-    does: str
     target: str = ""
     where: str = "anywhere"
 
+    @property
+    def does(self) -> str:
+        """What it does, in a few words."""
+        return words[f"shortcut_{self.keys}"]
+
 
 SHORTCUTS: tuple[Shortcut, ...] = (
-    Shortcut("Enter", "sends"),
-    Shortcut("Shift+Enter", "begins a new line"),
-    Shortcut("Escape", "stops the answer, leaves an edit", "[data-stop]"),
-    Shortcut("Shift+Escape", "goes to the input", "#text"),
-    Shortcut("Control+K", "searches all chats", ".sidebar-head [popovertarget=search]"),
-    Shortcut("Control+Shift+O", "begins a new chat", "#new-chat"),
-    Shortcut("Control+Enter", "answers the last question anew, sends an edit", "[data-regenerate]"),
-    Shortcut("Alt+Enter", "goes on with the last answer", "[data-continue]"),
-    Shortcut("Alt+ArrowLeft", "shows the version before", '[data-version="previous"]'),
-    Shortcut("Alt+ArrowRight", "shows the version after", '[data-version="next"]'),
-    Shortcut("Alt+ArrowUp", "goes to the question before", '[data-user-message="before"]'),
-    Shortcut("Alt+ArrowDown", "goes to the question after", '[data-user-message="after"]'),
-    Shortcut("ArrowUp", "in an empty input: edits the last question", "[data-edit]", "empty"),
-    Shortcut("Control+Shift+;", "copies the last code block", ".copy-code"),
-    Shortcut("?", "outside the input: shows this help", ".sidebar-foot [popovertarget=help]", "outside"),
+    Shortcut("Enter"),
+    Shortcut("Shift+Enter"),
+    Shortcut("Escape", "[data-stop]"),
+    Shortcut("Shift+Escape", "#text"),
+    Shortcut("Control+K", ".sidebar-head [popovertarget=search]"),
+    Shortcut("Control+Shift+O", "#new-chat"),
+    Shortcut("Control+Enter", "[data-regenerate]"),
+    Shortcut("Alt+Enter", "[data-continue]"),
+    Shortcut("Alt+ArrowLeft", '[data-version="previous"]'),
+    Shortcut("Alt+ArrowRight", '[data-version="next"]'),
+    Shortcut("Alt+ArrowUp", '[data-user-message="before"]'),
+    Shortcut("Alt+ArrowDown", '[data-user-message="after"]'),
+    Shortcut("ArrowUp", "[data-edit]", "empty"),
+    Shortcut("Control+Shift+;", ".copy-code"),
+    Shortcut("?", ".sidebar-foot [popovertarget=help]", "outside"),
 )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from notso.web.values.wording import words
+
 Place = Literal["page", "terminal"]
 
 BOTH: tuple[Place, ...] = ("page", "terminal")
@@ -25,48 +27,46 @@ class SlashCommand(NamedTuple):
 
     name: str
     usage: str
-    does: str
     places: tuple[Place, ...] = BOTH
     act: str = ""
     target: str = ""
     field: str = ""
     argument: str = ""
 
+    @property
+    def does(self) -> str:
+        """What it is for, in a few words."""
+        return words[f"command_{self.name}"]
+
 
 SLASH_COMMANDS: tuple[SlashCommand, ...] = (
-    SlashCommand("help", "", "commands and keys", act="open", target="help"),
-    SlashCommand("clear", "", "empties this chat and keeps its settings", act="post", target="clear"),
-    SlashCommand("reset", "", "empties this chat, settings back to their defaults", PAGE, "post", "reset"),
+    SlashCommand("help", "", act="open", target="help"),
+    SlashCommand("clear", "", act="post", target="clear"),
+    SlashCommand("reset", "", PAGE, "post", "reset"),
     SlashCommand(
         "thinking",
         "[on|off|N]",
-        "thinks before it answers, within N tokens",
         act="thinking",
         argument=r"on|off|\d{1,5}",
     ),
     SlashCommand(
         "temp",
         "[0..2]",
-        "sets the temperature; 0 is greedy",
         act="post",
         target="settings",
         field="temperature",
         argument=r"[01]?[.,]\d+|[012]|2[.,]0+",
     ),
-    SlashCommand("regenerate", "", "answers the last question anew", act="click", target="[data-regenerate]"),
-    SlashCommand("continue", "", "goes on with the last answer", PAGE, "click", "[data-continue]"),
-    SlashCommand("summarize", "", "puts a summary in place of older turns", PAGE, "post", "summarize"),
-    SlashCommand("export", "[md|json|html]", "downloads this chat", PAGE, "go", "export/", argument="md|json|html"),
-    SlashCommand("status", "", "shows model and how full the context is", act="open", target="status-details"),
-    SlashCommand(
-        "model", "[NAME]", "shows the models, or takes another one", PAGE, "post", "/models/switch", "model", r".{1,80}"
-    ),
-    SlashCommand(
-        "theme", "[light|dark|system]", "changes the look", PAGE, "choose", "theme", argument="light|dark|system"
-    ),
-    SlashCommand("settings", "", "opens the settings", PAGE, "open", "settings"),
-    SlashCommand("system", "[TEXT|-]", "shows, sets or (-) drops the instructions", TERMINAL),
-    SlashCommand("exit", "", "leaves", TERMINAL),
+    SlashCommand("regenerate", "", act="click", target="[data-regenerate]"),
+    SlashCommand("continue", "", PAGE, "click", "[data-continue]"),
+    SlashCommand("summarize", "", PAGE, "post", "summarize"),
+    SlashCommand("export", "[md|json|html]", PAGE, "go", "export/", argument="md|json|html"),
+    SlashCommand("status", "", act="open", target="status-details"),
+    SlashCommand("model", "[NAME]", PAGE, "post", "/models/switch", "model", r".{1,80}"),
+    SlashCommand("theme", "[light|dark|system]", PAGE, "choose", "theme", argument="light|dark|system"),
+    SlashCommand("settings", "", PAGE, "open", "settings"),
+    SlashCommand("system", "[TEXT|-]", TERMINAL),
+    SlashCommand("exit", "", TERMINAL),
 )
 
 

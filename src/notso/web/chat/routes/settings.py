@@ -20,14 +20,18 @@ from notso.web.chat.views import NamedChat, Owner, find_chat
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
+from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.store.folder import DataFolder, look_at
 from notso.web.store.protocol import Chat
 from notso.web.turns.attachments import attachments_from
 from notso.web.turns.chat_settings import ChatSettings, changed, settings_from, shown_defaults, shown_values
 from notso.web.turns.prompt import conversation_of, text_size
-from notso.web.values.wording import words
+from notso.web.values.problems import Problem
+from notso.web.values.wording import LANGUAGES, words
 
 router = APIRouter(dependencies=[Depends(guarded)])
+
+YEAR_SECONDS = 365 * 24 * 3600
 
 
 @router.get("/settings")
@@ -57,6 +61,22 @@ async def estimate(request: Request, services: Services, owner: Owner, chat_id: 
     if view is None and is_fragment(request):
         return Response(status_code=204)  # deleted a moment ago, and the page is about to leave it
     return await _estimate(request, services, owner, view or await read_chat(services, owner, chat_id))
+
+
+@router.post("/language")
+async def choose_language(request: Request) -> Response:
+    """This browser's pages speak another language from now on, or again the browser's own."""
+    chosen = (await read_form(request)).get("language", "")
+    if chosen and chosen not in LANGUAGES:
+        raise Problem(400, words["error_form"])
+    fragment = is_fragment(request)
+    response = Response(status_code=204, headers={"HX-Refresh": "true"}) if fragment else RedirectResponse("/", 303)
+    if chosen:
+        secure = request.scope["scheme"] == "https"
+        response.set_cookie(LANGUAGE_COOKIE, chosen, max_age=YEAR_SECONDS, samesite="strict", secure=secure)
+    else:
+        response.delete_cookie(LANGUAGE_COOKIE)
+    return response
 
 
 async def _show(

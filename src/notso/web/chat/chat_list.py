@@ -1,16 +1,43 @@
-"""The list of chats follows what is being answered: its marks are told as they change, and an answer that ends while
-nobody looks leaves its chat unread."""
+"""The list of chats: the heading of each by the day it was last used, and the marks that follow what is being answered.
+
+Marks are told as they change, and an answer that ends while nobody looks leaves its chat unread.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Iterable
+from datetime import date, datetime
 
-from notso.web.store.protocol import ChatStore
+from notso.web.store.protocol import Chat, ChatStore
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turn import Turn
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import StorageError
+from notso.web.values.wording import words
+
+
+def by_day(chats: Iterable[Chat], today: date | None = None) -> list[tuple[str, list[Chat]]]:
+    """(heading, chats) in the order the chats come; pinned ones have a heading of their own."""
+    today = today or date.today()
+    groups: dict[str, list[Chat]] = {}
+    for chat in chats:
+        groups.setdefault(_heading(chat, today), []).append(chat)
+    return list(groups.items())
+
+
+def _heading(chat: Chat, today: date) -> str:
+    if chat.pinned:
+        return words["day_pinned"]
+    used = min(chat.updated_ms / 1000, time.time())  # a clock that stood wrong may have written any time at all
+    days = (today - datetime.fromtimestamp(used).date()).days
+    if days <= 0:
+        return words["day_today"]
+    if days == 1:
+        return words["day_yesterday"]
+    return words["day_week" if days < 8 else "day_month" if days < 31 else "day_older"]
 
 
 class ListMarks:

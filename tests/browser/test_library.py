@@ -1,0 +1,193 @@
+"""Many chats and what is used again, by hand: starts, marks, saved prompts, previews, archive, branches, languages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from browser.conversation import answers, ask, begin, finished, last_answer, questions
+from browser.demo_engine import DemoEngine
+from playwright.sync_api import Page, expect
+
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.wording import LANGUAGES, table
+
+Serve = Callable[..., Any]
+Open = Callable[..., Page]
+Picture = Callable[..., None]
+
+HOSTILE = (
+    "```html\n<h1 id='it'>Seen</h1><script>document.getElementById('it').textContent = 'ran'</script>"
+    "<img src='http://example.org/x.png'><style>h1 { color: rgb(1, 2, 3) }</style>\n```\n"
+)
+
+
+def saying(text: str, **facts: Any) -> ScriptedEngine:
+    return ScriptedEngine(lambda messages, thinking: say(text), **facts)
+
+
+def test_a_start_is_put_into_the_input_and_the_rest_is_typed(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(saying("There you are.", is_demo=False)).url)
+    page.get_by_role("link", name=table("en")["start_explain"]).click()
+    expect(page.locator("#text")).to_have_value(table("en")["start_explain_text"])
+    expect(page.locator("#text")).to_be_focused()
+    page.keyboard.type("tides")
+    page.keyboard.press("Enter")
+    finished(page)
+    expect(questions(page)).to_contain_text("Explain in plain words: tides")
+
+
+def test_chats_at_work_and_unread_are_marked(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.dictate("An answer that takes its time. " * 5)
+    demo.hold("answer", 3)
+    ask(page, "Go on")
+    page.wait_for_url("**/chats/*")
+    expect(page.locator("#chat-list .mark.working")).to_be_visible()
+    expect(page).to_have_title(re.compile("^… "))
+    page.locator("#new-chat").click()
+    page.wait_for_url(re.compile(r"/$"))
+    expect(page.locator("#chat-list .mark.working")).to_be_visible()
+    picture(page, "working")
+    demo.release()
+    expect(page.locator("#chat-list .mark.unread")).to_be_visible()
+    expect(page).to_have_title(re.compile(r"^\(1\) "))
+    picture(page, "unread")
+    page.locator("#chat-list").get_by_role("link", name="Go on").click()
+    finished(page)
+    expect(page.locator("#chat-list .mark")).to_have_count(0)
+    expect(page).to_have_title("Go on · notso")
+
+
+def test_saved_prompts_are_at_hand_in_every_chat(serve: Serve, open_page: Open) -> None:
+    url = serve(saying("Yes.")).url
+    page = open_page(f"{url}prompts")
+    for name, kind, text in (("tidy", "message", "Tidy this up:\n/x "), ("brief", "instructions", "Be brief.")):
+        page.locator("#name-0").fill(name)
+        page.locator("#kind-0").select_option(kind)
+        page.locator("#text-0").fill(text)
+        page.get_by_role("button", name="Save").last.click()
+        expect(page.get_by_text(f"/{name}")).to_be_visible()
+    page.goto(url)
+    page.locator("#text").press_sequentially("/tid")
+    page.keyboard.press("Enter")
+    expect(page.locator("#text")).to_have_value("Tidy this up:\n/x ")
+    page.locator("#text").fill("Hello")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/chats/*")
+    finished(page)
+    page.locator("#text").press_sequentially("/brief")
+    page.keyboard.press("Enter")
+    expect(page.locator("#toasts")).to_contain_text("Instructions")
+    page.get_by_role("button", name="Settings").click()
+    expect(page.locator("#set-system_prompt")).to_have_value("Be brief.")
+
+
+def test_a_preview_runs_nothing_and_fetches_nothing(serve: Serve, open_page: Open, picture: Picture) -> None:
+    page = open_page(serve(saying(HOSTILE)).url)  # a request elsewhere or an error in the console fails the test
+    begin(page)
+    page.get_by_role("button", name="Preview").click()
+    frame = page.frame_locator("iframe[name=preview-frame]")
+    expect(frame.get_by_role("heading")).to_have_text("Seen")
+    expect(page.locator("iframe")).to_have_attribute("sandbox", "")
+    expect(frame.locator("img[src]")).to_have_count(0)
+    picture(page, dark=True)
+    page.keyboard.press("Escape")
+    expect(page.locator("#preview")).to_be_hidden()
+
+
+def test_many_chats_are_deleted_and_brought_back(serve: Serve, open_page: Open, picture: Picture) -> None:
+    url = serve(saying("Yes.")).url
+    page = open_page(url)
+    for text in ("One", "Two", "Three"):
+        page.goto(url)
+        begin(page, text)
+    page.get_by_role("link", name=table("en")["archive"]).click()
+    picture(page)
+    page.get_by_label("Choose Two").check()
+    page.get_by_role("button", name="Archive", exact=True).click()
+    expect(page.get_by_text("Archived: 1.")).to_be_visible()
+    expect(page.get_by_role("listitem").filter(has_text="Two")).to_contain_text("archived")
+    page.get_by_label(table("en")["archive_all"]).check()
+    page.get_by_role("button", name="Delete").click()
+    expect(page.get_by_text("Chats deleted: 3.")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    page.goto(url)
+    expect(page.locator("#chat-list a")).to_have_text(["Three", "One"])
+
+
+def test_a_branch_goes_on_in_a_new_chat(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(saying("Yes.")).url)
+    begin(page, "One")
+    ask(page, "Two")
+    finished(page, 2)
+    answers(page).first.hover()
+    answers(page).first.get_by_role("button", name=table("en")["branch"]).click()
+    expect(page.get_by_role("heading", name="One (branch)")).to_be_visible()
+    expect(questions(page)).to_have_count(1)
+    ask(page, "Another two")
+    finished(page, 2)
+    expect(page.locator("#chat-list a")).to_have_count(2)
+
+
+def test_a_temporary_chat_is_not_listed_until_it_is_kept(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(saying("Yes.")).url)
+    page.get_by_role("link", name=table("en")["temporary"]).click()
+    expect(page.get_by_text(table("en")["temporary_note"])).to_be_visible()
+    begin(page, "Quietly")
+    expect(page.locator("#chat-list a")).to_have_count(0)
+    page.get_by_role("button", name="Chat menu").click()
+    page.get_by_role("button", name=table("en")["temporary_keep"]).click()
+    expect(page.locator("#chat-list a")).to_have_text(["Quietly"])
+
+
+def test_what_is_written_is_told_by_sentence(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+    page = open_page(serve(demo.load).url)
+    demo.dictate("The first sentence. The second one goes on and on. The $x^2$ comes last\n\n```python\nx = 1\n```\n")
+    demo.hold("answer", 12)
+    ask(page, "Go on")
+    page.wait_for_url("**/chats/*")
+    expect(page.locator("#spoken p").first).to_contain_text("The first sentence.")
+    expect(page.locator("#spoken")).not_to_contain_text("last")
+    demo.release()
+    finished(page)
+    expect(page.locator("#spoken")).to_contain_text("x = 1")
+    told = " ".join(page.locator("#spoken p").all_inner_texts())
+    assert re.sub(r"\s+", " ", told) == ("The first sentence. The second one goes on and on. The x^2 comes last x = 1")
+
+
+@pytest.mark.parametrize("code", [code for code in LANGUAGES if code != "en"])
+def test_the_page_speaks_the_browsers_language(serve: Serve, open_page: Open, picture: Picture, code: str) -> None:
+    """At a phone's width nothing leaves the page, however long that language's words are."""
+    said = table(code)
+    page = open_page(serve(saying("Oui.")).url, locale=code, viewport={"width": 320, "height": 640})
+    expect(page.locator("html")).to_have_attribute("lang", code)
+    expect(page.locator("#text")).to_have_attribute("placeholder", said["placeholder"])
+    ask(page, "Bonjour")
+    page.wait_for_url("**/chats/*")
+    finished(page)
+    expect(page.locator("#announcer")).to_have_text(said["announce_done"].format(count=1))
+    picture(page)
+    for sheet in ("settings", "help", "sidebar", "chat-menu"):
+        page.evaluate("(sheet) => document.getElementById(sheet).showPopover()", sheet)
+        expect(page.locator(f"#{sheet}")).to_be_visible()
+        if sheet == "settings":
+            expect(page.locator("#model-settings form")).to_be_visible()
+            picture(page, sheet)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+        page.evaluate("(sheet) => document.getElementById(sheet).hidePopover()", sheet)
+
+
+def test_another_language_is_chosen_and_stays(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(saying("Yes.")).url, locale="fr-FR")
+    page.get_by_role("button", name=table("fr")["settings"]).click()
+    page.locator("#text").evaluate("(input) => { input.value = 'kept'; input.dispatchEvent(new Event('input')) }")
+    page.get_by_label(table("fr")["language"]).select_option("de")
+    expect(page.locator("html")).to_have_attribute("lang", "de")
+    expect(page.get_by_role("link", name=table("de")["new_chat"])).to_be_visible()
+    expect(page.locator("#text")).to_have_value("kept")
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("lang", "de")
+    assert last_answer(page).count() == 0

@@ -1,0 +1,52 @@
+"""Pages, what is patched into them and their errors speak the reader's language; programs are spoken to in English."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import unescape
+from typing import Any
+
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.wording import LANGUAGES, table
+
+Start = Callable[..., Any]
+FRENCH = {"Accept-Language": "fr-CA,fr;q=0.8"}
+CODE = "```html\n<b>x</b>\n```\n"
+
+
+def spoken(page: str) -> set[str]:
+    """The languages whose own labels stand in it."""
+    return {code for code in LANGUAGES if f">{table(code)['new_chat']}<" in page or table(code)["skip"] in page}
+
+
+def test_a_page_speaks_the_browsers_language_or_the_chosen_one(start: Start) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say(CODE))).ready()
+    for code in LANGUAGES:
+        page = server.client.get("/", headers={"Accept-Language": code}).text
+        assert spoken(page) == {code} and f'<html lang="{code}">' in page
+    answer = server.client.post("/language", data={"language": "it"}, headers=FRENCH)
+    assert answer.status_code == 303
+    assert spoken(server.client.get("/", headers=FRENCH).text) == {"it"}
+    assert 'value="it" lang="it" selected' in server.client.get("/settings", headers=FRENCH).text
+    server.client.post("/language", data={"language": ""})
+    assert spoken(server.client.get("/", headers=FRENCH).text) == {"fr"}
+    refused = server.client.post("/language", data={"language": "klingon"}, headers=FRENCH)
+    assert refused.status_code == 400 and table("fr")["error_form"] in unescape(refused.text)
+    assert server.client.get("/", headers={"Cookie": "notso-language=[];;=,", **FRENCH}).status_code == 200
+
+
+def test_what_a_stream_brings_and_kept_answers_are_in_it_too(start: Start) -> None:
+    server = start(ScriptedEngine(lambda messages, thinking: say(CODE))).ready()
+    asked = server.ask("hello")
+    server.finished(asked)
+    chat = f"/chats/{asked.chat_id}"
+    for code in ("fr", "de", "en"):
+        page = server.client.get(chat, headers={"Accept-Language": code}).text
+        assert f'<button class="copy-code" type="button">{table(code)["code_copy"]}</button>' in page
+        assert page.count('class="copy-code"') == 1
+    missing = server.client.get("/chats/nothing", headers=FRENCH)
+    assert missing.status_code == 404 and table("fr")["error_unknown_chat"] in unescape(missing.text)
+    program = server.client.post("/v1/chat/completions", json={"messages": "no"}, headers=FRENCH)
+    assert program.status_code == 400 and "messages" in program.json()["error"]["message"]
+    export = server.client.get(f"{chat}/export/html", headers=FRENCH).text
+    assert '<html lang="fr">' in export

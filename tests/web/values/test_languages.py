@@ -1,0 +1,69 @@
+"""Each language's table is whole, says the same things, and is the one a reader asked for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from notso.web.values.shortcuts import SHORTCUTS
+from notso.web.values.slash_commands import SLASH_COMMANDS
+from notso.web.values.wording import LANGUAGES, chosen_language, language, ordinal, table, words
+
+ENGLISH_ONLY = "tool_says_"
+"""The model reads these."""
+
+SAME_EVERYWHERE = 60
+"""Names, units and words that two languages share: more equal values would be a table that nobody finished."""
+
+OTHERS = sorted(set(LANGUAGES) - {"en"})
+
+
+def holes(text: str) -> list[str]:
+    return sorted(re.findall(r"\{[a-z_]+\}", text))
+
+
+@pytest.mark.parametrize("code", OTHERS)
+def test_a_table_is_complete_and_fills_in_the_same_things(code: str) -> None:
+    here, english = table(code), table("en")
+    assert set(here) == {name for name in english if not name.startswith(ENGLISH_ONLY)}
+    assert list(here) == [name for name in english if name in here], "in the same order, to be compared"
+    assert {name: text for name, text in here.items() if holes(text) != holes(english[name])} == {}
+    assert {name for name, text in here.items() if not text.strip() and english[name].strip()} == set()
+    edges = [name for name, text in here.items() if text[-1:].isspace() != english[name][-1:].isspace()]
+    assert edges == [] and [name for name in here if english[name][:1] == " " != here[name][:1]] == []
+    same = [name for name, text in here.items() if text == english[name]]
+    assert len(same) < SAME_EVERYWHERE, same
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_words_are_those_of_the_language_that_is_spoken(code: str) -> None:
+    spoken = language.set(code)
+    try:
+        assert words["chats"] == table(code)["chats"]
+        assert words["tool_says_none"] == table("en")["tool_says_none"]
+        assert all(command.does for command in SLASH_COMMANDS) and all(shortcut.does for shortcut in SHORTCUTS)
+        assert ordinal(2) == {"en": "2nd", "de": "2."}.get(code, "2")
+    finally:
+        language.reset(spoken)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "accepted", "expected"),
+    [
+        ("", "", "en"),
+        ("", "fr", "fr"),
+        ("", "de-AT,de;q=0.9,en;q=0.8", "de"),
+        ("", "ja,pt-BR;q=0.8,en;q=0.5", "pt"),
+        ("", "en;q=0.2,it;q=0.7", "it"),
+        ("", "es;q=nonsense,en", "en"),
+        ("", "*", "en"),
+        ("", "den,frx", "en"),
+        ("it", "fr", "it"),
+        ("xx", "fr", "fr"),
+        ("../en", "", "en"),
+        ("", "fr," * 100_000, "fr"),
+    ],
+)
+def test_the_chosen_language_counts_then_the_browsers(chosen: str, accepted: str, expected: str) -> None:
+    assert chosen_language(chosen, accepted) == expected
