@@ -40,7 +40,7 @@ def test_a_single_block_is_left_in_its_middle() -> None:
     ids=lambda text: repr(text[:8]),
 )
 def test_what_is_over_is_plain_and_says_so_once(text: str) -> None:
-    html = render_markdown("*first*\n\n" + text, budget=Budget(0.005))  # the least of these takes 20 ms, the first word a tenth of one
+    html = render_markdown("*first*\n\n" + text, budget=Budget(0.005))
     assert html.count(words["unformatted"]) == 1 and len(html) <= 3 * len(text)
     assert shown(html).endswith(text.strip()[-40:])
 
