@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from browser.conversation import AXE, finished
+from browser.conversation import AXE, begin, finished
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
@@ -36,6 +36,7 @@ STATES: dict[str, Show] = {
     "help": lambda page: page.evaluate("document.getElementById('help').showPopover()"),
     "search": lambda page: page.evaluate("document.getElementById('search').showPopover()"),
     "settings": lambda page: page.evaluate("document.getElementById('settings').showPopover()"),
+    "preview": lambda page: page.evaluate("document.getElementById('preview').showPopover()"),
     "edit": lambda page: page.locator("[data-edit]").click(),
 }
 
@@ -82,7 +83,8 @@ def test_nothing_is_out_of_reach(
 def test_the_other_pages_neither(serve: Callable[..., Any], open_page: Callable[..., Page], demo: DemoEngine) -> None:
     page = open_page(serve(demo.load).url, expected="status of 404", reduced_motion="reduce")
     root, found = page.url.rstrip("/"), {}
-    for path in ("/login", "/settings", "/search?q=x", "/models", "/nowhere"):
+    begin(page)
+    for path in ("/login", "/settings", "/tools", "/search?q=x", "/models", "/archive", "/prompts", "/nowhere"):
         page.goto(root + path)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # type: ignore[arg-type]

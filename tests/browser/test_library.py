@@ -168,7 +168,7 @@ def test_the_page_speaks_the_browsers_language(serve: Serve, open_page: Open, pi
     ask(page, "Bonjour")
     page.wait_for_url("**/chats/*")
     finished(page)
-    expect(page.locator("#announcer")).to_have_text(said["announce_done"].format(count=1))
+    expect(questions(page).locator("h2")).to_have_text(said["you"])
     picture(page)
     for sheet in ("settings", "help", "sidebar", "chat-menu"):
         page.evaluate("(sheet) => document.getElementById(sheet).showPopover()", sheet)
