@@ -58,7 +58,7 @@ def test_an_answer_is_drawn_anew_by_the_model_itself(serve: Serve, open_page: Op
 def test_edit_a_question(serve: Serve, open_page: Open, numbered: DemoEngine, picture: Picture) -> None:
     page = open_page(serve(numbered.load).url)
     begin(page, "First question")
-    questions(page).hover()
+    questions(page).locator(".bubble").hover()
     questions(page).get_by_role("link", name="Edit").click()
     area = page.locator("#edit-text")
     expect(area).to_have_value("First question")
@@ -161,7 +161,7 @@ def test_a_question_and_an_answer_are_copied_as_they_were_written(
     page = open_page(serve(demo.load).url, **CLIPBOARD)
     begin(page, "Show me some Markdown")
     for turn, said in ((questions(page), "Show me some Markdown"), (answers(page), "## ")):
-        turn.hover()
+        turn.locator(".bubble, .answer").first.hover()
         turn.get_by_role("button", name="Copy").click()
         expect(turn.locator("[data-copy]")).to_have_attribute("data-done", "")
         expect(page.locator("#announcer")).to_have_text("Copied")

@@ -130,7 +130,7 @@ def test_without_a_script_one_can_ask_read_search_and_export(serve: Serve, open_
     expect(page.locator("article.user .bubble")).to_have_text("What is SmolLM3?")
     page.get_by_role("link", name="Settings").click()
     page.locator("#set-temperature").fill("0.3")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save").first.click()
     expect(page.locator("#composer")).to_be_visible()
 
 
