@@ -96,6 +96,19 @@ def test_it_serves_at_once_until_told_to_stop(start: Process, imports_seconds: f
     assert children_seconds() - before < START_IMPORTS * imports_seconds
 
 
+def test_a_program_is_told_in_json_what_starts_and_where(start: Process, small_model: Path) -> None:
+    run = start("--port", "0", "--json", "--context", "64")
+    assert run.stdout is not None
+    starting, opened = json.loads(run.stdout.readline()), json.loads(run.stdout.readline())
+    assert starting["event"] == "starting" and starting["model"] == str(small_model) and not starting["is_demo"]
+    assert starting["context_tokens"] == 64 and starting["device"] == "cpu" and starting["kv"]
+    assert 0 < starting["needed_bytes"] < starting["available_bytes"]
+    assert opened["event"] == "open" and wait_until_healthy(opened["url"])
+    run.send_signal(signal.SIGTERM)
+    out, _ = run.communicate(timeout=60)
+    assert out == b"" and run.returncode == 0
+
+
 def test_a_port_in_use_is_exit_code_6(start: Process) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

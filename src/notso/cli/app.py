@@ -22,6 +22,7 @@ from notso.cli import (
     list,
     perplexity,
     pull,
+    rm,
     run,
     serve,
     synth,
@@ -81,6 +82,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "pull": pull.pull,
     "convert": convert.convert,
     "list": list.list_models,
+    "rm": rm.remove_model,
     "inspect": inspect.inspect,
     "verify": verify.verify,
     "perplexity": perplexity.perplexity,
@@ -90,7 +92,7 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 for _name, _module in zip(
     VERBS,
-    (serve, chat, run, batch, backup, pull, convert, list, inspect, verify, perplexity, synth, bench, doctor),
+    (serve, chat, run, batch, backup, pull, convert, list, rm, inspect, verify, perplexity, synth, bench, doctor),
     strict=True,
 ):
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])

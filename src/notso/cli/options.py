@@ -124,7 +124,8 @@ CacheDisk = Annotated[
         metavar="GB",
         min=0,
         max=1_000_000,
-        help="Room on disk for conversations already read; 0 keeps none.",
+        help="GB kept of what was read (NOTSO_CACHE_DISK).",
+        show_envvar=False,
     ),
 ]
 DataDir = Annotated[

@@ -10,7 +10,7 @@ import threading
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -100,6 +100,7 @@ def serve(
         ),
     ] = False,
     show_config: Annotated[bool, typer.Option("--show-config", help="Show each option and where it is from.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Say what starts, and where, as JSON.")] = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -137,8 +138,12 @@ def serve(
         cache_bytes=int(cache_disk * 10**9),
         adapters=tuple(adapter or ()),
     )
-    for line in introduction(path, config):
-        terminal.say(line)
+    starting = introduction(path, config)
+    if as_json:
+        terminal.say_json({"event": "starting", **starting.facts})
+    else:
+        for line in starting.lines:
+            terminal.say(line)
     engines.prepare_for_a_lost_file()
     from notso.web.engine.models import ModelRegistry
     from notso.web.server import serve as run_server
@@ -152,7 +157,10 @@ def serve(
         return Engine.load(replace(config, model=None if model_file is None else str(model_file)))
 
     def ready(address: str) -> None:
-        terminal.say(f"open     {address} (Ctrl-C stops)")
+        if as_json:
+            terminal.say_json({"event": "open", "url": address})
+        else:
+            terminal.say(f"open     {address} (Ctrl-C stops)")
         if wants_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
@@ -167,7 +175,14 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def introduction(path: Path | None, config: EngineConfig) -> list[str]:
+class Introduction(NamedTuple):
+    """What starts: for people, and for programs (sizes in bytes)."""
+
+    lines: list[str]
+    facts: dict[str, Any]
+
+
+def introduction(path: Path | None, config: EngineConfig) -> Introduction:
     """Which model will answer and what it will occupy. Raises what a damaged file or too little memory raises, so that
     a server that could not answer is not started."""
     from notso.smollm3.hub import registry as hub
@@ -178,13 +193,24 @@ def introduction(path: Path | None, config: EngineConfig) -> list[str]:
     else:
         model = [f"model    {path.name} ({terminal.gigabytes(path.stat().st_size)}) in {path.parent}"]
     reduced = " (reduced to fit)" if plan.reduced else ""
-    return [
+    lines = [
         *model,
         f"memory   {terminal.gigabytes(plan.needed_bytes)} of {terminal.gigabytes(plan.limit.available_bytes)} "
         f"that {plan.limit.source} leaves, for a context of {plan.context_tokens:,} tokens{reduced}, kept in "
         f"{plan.kv_format}",
         f"device   {device}{f', as {note}' if note else ''}",
     ]
+    facts = {
+        "model": str(path or hub.demo_path()),
+        "is_demo": path is None,
+        "needed_bytes": plan.needed_bytes,
+        "available_bytes": plan.limit.available_bytes,
+        "context_tokens": plan.context_tokens,
+        "reduced": plan.reduced,
+        "kv": str(plan.kv_format),
+        "device": str(device),
+    }
+    return Introduction(lines, facts)
 
 
 def better_model() -> str:

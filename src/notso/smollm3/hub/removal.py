@@ -1,0 +1,54 @@
+"""Taking a fetched model file out of the Hugging Face cache, so that its room is free."""
+
+from __future__ import annotations
+
+import contextlib
+
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.hub.registry import LocalModel, known_file, local_models
+
+OWNERS = {
+    "ollama": "`ollama rm` removes it",
+    "lm studio": "LM Studio removes it",
+    "llama.cpp": "delete the file itself",
+}
+"""Who removes what another program has fetched."""
+
+
+def fetched_model(name: str) -> LocalModel:
+    """The model of the cache that `notso list` or `notso pull` calls so, or that lies at this path.
+
+    Raises InvalidRequestError for what is not ours to remove.
+    """
+    wanted = {name.strip().lower()}
+    with contextlib.suppress(InvalidRequestError):
+        wanted.add(known_file(name).name.lower())
+    found = [model for model in local_models() if model.name.lower() in wanted or str(model.path) == name]
+    cached = [model for model in found if model.where == "cache"]
+    if len({model.path.resolve() for model in cached}) > 1:
+        raise InvalidRequestError(f"several files are called {name}; remove one by its path", param="name")
+    if cached:
+        return cached[0]
+    if not found:
+        raise InvalidRequestError(f"no model here is called {name!r}; `notso list` shows them", param="name")
+    if found[0].where == "built in":
+        raise InvalidRequestError("the demo model is part of the program", param="name")
+    whose = OWNERS.get(found[0].where, "delete the file itself")
+    raise InvalidRequestError(f"{name} was not fetched by `notso pull`: {whose}", param="name")
+
+
+def remove(model: LocalModel) -> int:
+    """Remove the file under all its names in its repository's folder. The bytes that are free now.
+
+    A program that has it open, as a server that runs it, keeps the bytes until it ends.
+    """
+    blob = model.path.resolve()
+    repository = model.path.parents[2]
+    freed = blob.stat().st_size
+    for name in [*repository.glob("snapshots/*/*")]:
+        if name.resolve() == blob:
+            name.unlink()
+            if not any(name.parent.iterdir()):
+                name.parent.rmdir()
+    blob.unlink(missing_ok=True)
+    return freed

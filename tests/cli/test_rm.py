@@ -1,0 +1,60 @@
+"""`notso rm`: what was fetched is gone under all its names, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.smollm3.hub import registry
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def fetched(fake_hub: Any, official_file: registry.KnownFile, notso: Run) -> Path:
+    return Path(notso("pull", "small").out.strip())
+
+
+@pytest.mark.parametrize("name", ["small:Q4_K_M", "Q4_K_M", "SMALL", "PATH"])
+def test_a_fetched_file_is_removed_and_can_be_fetched_again(notso: Run, fetched: Path, name: str) -> None:
+    blob, repository = fetched.resolve(), fetched.parents[2]
+    other = repository / "snapshots" / ("f" * 40) / "Another name.gguf"
+    other.parent.mkdir()
+    other.symlink_to(blob)
+    kept = fetched.with_name("README.md")
+    kept.write_text("kept")
+    result = notso("rm", str(fetched) if name == "PATH" else name, "--yes")
+    assert result.code == 0 and "3.0 MB are free" in result.err
+    assert not blob.exists() and not fetched.is_symlink() and not other.parent.exists()
+    assert kept.read_text() == "kept"
+    assert "small" not in notso("list").out
+    assert notso("pull", "small").code == 0 and fetched.resolve().is_file()
+
+
+def test_it_asks_and_where_nobody_can_be_asked_it_removes_nothing(notso: Run, fetched: Path) -> None:
+    result = notso("rm", "small")
+    assert result.code == 2 and "--yes" in result.err and fetched.is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("demo", "part of the program"), ("nothing", "no model here"), ("../x", "no model here")]
+)
+def test_what_is_not_there_or_not_ours_is_refused(notso: Run, own_home: Path, name: str, told: str) -> None:
+    result = notso("rm", name, "--yes")
+    assert result.code == 2 and told in result.err and result.err.count("\n") == 1
+
+
+def test_what_another_program_fetched_is_left_to_it(
+    notso: Run, own_home: Path, monkeypatch: pytest.MonkeyPatch, small_model: Path
+) -> None:
+    folder = own_home / ".lmstudio" / "models" / "somebody" / "SmolLM3-GGUF"
+    folder.mkdir(parents=True)
+    file = folder / "SmolLM3-X-Q4_K_M.gguf"
+    file.write_bytes(small_model.read_bytes())
+    listed = notso("list").out
+    assert "SmolLM3-X" in listed, listed
+    result = notso("rm", str(file), "--yes")
+    assert result.code == 2 and "LM Studio removes it" in result.err and file.is_file()
