@@ -26,6 +26,8 @@ from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 DIGEST_BYTES = 16
+RANK_STEP = 16
+"""Ranks are filled up to a multiple of what a vector of floats holds: the ragged end of short rows costs more."""
 
 _GGUF_NAME = re.compile(r"blk\.(\d{1,4})\.(\w+)\.weight\.lora_([ab])", re.ASCII)
 _PEFT_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d{1,4})\.\w+\.(\w+)\.lora_([AB])\.weight", re.ASCII)
@@ -148,13 +150,15 @@ def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], fa
                 f"layer {layer}, {role}: A is {a.shape} and B {b.shape}; for this model they are (r, {inputs}) and "
                 f"({outputs}, r), r from 1 to {MAX_RANK}"
             )
-        pair = LowRank(_times(a, factor / rank if by_rank else factor), _times(b, 1.0), rank)
+        padding = -rank % RANK_STEP
+        a, b = _widened(a, padding, 0), _widened(b, 0, padding)
+        pair = LowRank(_times(a, factor / rank if by_rank else factor), _times(b, 1.0), rank + padding)
         layers[layer][role] = pair
         for part in (pair.a, pair.b):
             digest.update(f"{layer} {role} {part.format} {part.shape}".encode())
             digest.update(part.data)
             nbytes += part.nbytes
-        most = max(most, rank)
+        most = max(most, pair.rank)
     if not most:
         raise ModelFileError("it changes nothing: it holds no tensors")
     return Adapter(name, digest.digest(), nbytes, most, tuple(layers))
@@ -168,6 +172,16 @@ def _pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTensor, Q
         if len(a.shape) != 2 or len(b.shape) != 2:
             raise ModelFileError(f"layer {layer}, {role}: A and B must be matrices")
         yield layer, role, a, b
+
+
+def _widened(tensor: QTensor, rows: int, columns: int) -> QTensor:
+    """With zeros below and beside it, which change no bit of a product."""
+    if not rows and not columns:
+        return tensor
+    height, width = tensor.shape
+    value_bytes = tensor.row_bytes // width
+    padded = np.pad(tensor.data.reshape(height, -1), ((0, rows), (0, columns * value_bytes)))
+    return QTensor(tensor.name, tensor.format, (height + rows, width + columns), padded.reshape(-1))
 
 
 def _times(tensor: QTensor, factor: float) -> QTensor:

@@ -21,7 +21,7 @@ class LowRank:
 
     a: Weight
     b: Weight
-    rank: int
+    rank: int  # a multiple of adapter_file.RANK_STEP
 
 
 @dataclass(frozen=True, slots=True, eq=False)
