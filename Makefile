@@ -9,7 +9,7 @@ ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock \
-  audit sbom wheels test-install test-aarch64
+  audit sbom wheels test-install test-arm
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -50,7 +50,7 @@ test-llama-cpp: $(VENV)/.run build/tools-clients-openai-2/.done  ## run llama.cp
 
 AARCH64_TESTS := tests/qtensor/test_neon.py tests/qtensor/test_neon_from_python.py tests/smollm3/engine/test_answers_on_aarch64.py
 
-test-aarch64: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twenty answers on an aarch64 that qemu plays (half an hour)
+test-arm: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twenty answers on an aarch64 that qemu plays (half an hour)
 	@LONG=native $(BIN)/python -m pytest -s $(AARCH64_TESTS) $(ARGS)
 
 build/aarch64-python/.done: supply/run.txt supply/aarch64_python.py | $(VENV)/.dev

@@ -90,7 +90,7 @@ VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 def python_missing() -> str:
     """Why no Python of aarch64 can run; empty where it can."""
-    return missing() or ("" if (PYTHON / ".done").exists() else "there is no Python of aarch64: make test-aarch64")
+    return missing() or ("" if (PYTHON / ".done").exists() else "there is no Python of aarch64: make test-arm")
 
 
 def install(to: Path) -> None:

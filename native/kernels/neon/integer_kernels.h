@@ -1,4 +1,4 @@
-// Small M: four rows of K-quants and up to four batch rows. A sub-block's four partial sums meet its scale in one
+// Small M: four rows of K-quants and one or two batch rows. A sub-block's four partial sums meet its scale in one
 // multiply-add of whole numbers; the offset of Q6_K comes off by the sums of the activations. All exact.
 #pragma once
 
@@ -87,14 +87,21 @@ struct FourBlocks<Quant> {
   }
 };
 
+// The pointer may not be read from before `sum` is there. Left alone, gcc loads and unpacks all rows at once and keeps
+// what does not fit the registers on the stack.
+QTENSOR_INLINE const uint8_t* after(const uint8_t* place, int32x4_t sum) {
+  __asm__("" : "+r"(place) : "w"(sum));
+  return place;
+}
+
 template <class Quant, int C, int M>
-QTENSOR_INLINE void add_pair(const uint8_t* const* place, const typename Quant::High* high,
-                             const FourBlocks<Quant>& blocks, const BlockQ8K* x, int64_t stride,
-                             int32x4_t (&sum)[M][4]) {
+QTENSOR_INLINE void add_pair(const uint8_t* const* place, const FourBlocks<Quant>& blocks, const BlockQ8K* x,
+                             int64_t stride, int32x4_t (&sum)[M][4]) {
 #pragma GCC unroll 4
   for (int r = 0; r < 4; r++) {
+    const uint8_t* const block = after(place[r], sum[M - 1][(r + 3) % 4]);
     int8x16_t q[4];
-    Quant::template pair<C>(place[r], high[r], q);
+    Quant::template pair<C>(block, Quant::high_of(block), q);
 #pragma GCC unroll 4
     for (int j = 0; j < M; j++) sum[j][r] = blocks.template step<C>(r, q, x[j * stride].q + 64 * C, sum[j][r]);
   }
@@ -102,6 +109,7 @@ QTENSOR_INLINE void add_pair(const uint8_t* const* place, const typename Quant::
 
 template <class Quant>
 struct KQuantRows {
+  static constexpr int most_batch = 2;  // with four the sums and scales do not fit the registers
   template <int M>
   static void rows(const MatmulTask& t, int64_t row, int rows, int64_t batch_row) {
     const int64_t blocks = t.blocks_per_row;
@@ -114,15 +122,13 @@ struct KQuantRows {
     for (int64_t b = 0; b < blocks; b++, x++) {
       ahead.ask(4 * Quant::bytes);
       const FourBlocks<Quant> four(place);
-      typename Quant::High high[4];
-      for (int r = 0; r < 4; r++) high[r] = Quant::high_of(place[r]);
       int32x4_t sum[M][4];
       for (auto& of_batch_row : sum)
         for (auto& s : of_batch_row) s = vdupq_n_s32(0);
-      add_pair<Quant, 0>(place, high, four, x, blocks, sum);
-      add_pair<Quant, 1>(place, high, four, x, blocks, sum);
-      add_pair<Quant, 2>(place, high, four, x, blocks, sum);
-      add_pair<Quant, 3>(place, high, four, x, blocks, sum);
+      add_pair<Quant, 0>(place, four, x, blocks, sum);
+      add_pair<Quant, 1>(place, four, x, blocks, sum);
+      add_pair<Quant, 2>(place, four, x, blocks, sum);
+      add_pair<Quant, 3>(place, four, x, blocks, sum);
       for (int r = 0; r < 4; r++) place[r] += Quant::bytes;
 #pragma GCC unroll 4
       for (int j = 0; j < M; j++) acc[j] = vfmaq_n_f32(acc[j], four.finish(sum[j], x[j * blocks]), x[j * blocks].d);

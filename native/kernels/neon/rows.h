@@ -8,7 +8,6 @@
 
 #include "kernel_table.h"
 #include "kernels/portable/always_inline.h"
-#include "tuning.h"
 
 namespace qtensor {
 namespace {
@@ -90,25 +89,18 @@ QTENSOR_INLINE void store_rows(float* y, float32x4_t value, int rows) {
   __builtin_memcpy(y, all, size_t(rows) * sizeof(float));
 }
 
-// Goes through four rows at a time, and with each four through kBatchGroup batch rows at a time:
+// Goes through four rows at a time, and with each four through up to Kernel::most_batch batch rows at a time:
 // Kernel::rows<M>(t, row, rows, first batch row).
 template <class Kernel>
 inline void for_each_four_rows(const MatmulTask& t) {
-  static_assert(kBatchGroup == 4);
   for (int64_t row = t.row_begin; row < t.row_end; row += 4) {
     const int rows = t.row_end - row < 4 ? int(t.row_end - row) : 4;
     int64_t j = 0;
-    for (; j + 4 <= t.m; j += 4) Kernel::template rows<4>(t, row, rows, j);
-    switch (t.m - j) {
-      case 3:
-        Kernel::template rows<3>(t, row, rows, j);
-        break;
-      case 2:
-        Kernel::template rows<2>(t, row, rows, j);
-        break;
-      case 1:
-        Kernel::template rows<1>(t, row, rows, j);
-    }
+    for (; j + Kernel::most_batch <= t.m; j += Kernel::most_batch)
+      Kernel::template rows<Kernel::most_batch>(t, row, rows, j);
+    if constexpr (Kernel::most_batch > 2)
+      for (; j + 2 <= t.m; j += 2) Kernel::template rows<2>(t, row, rows, j);
+    for (; j < t.m; j++) Kernel::template rows<1>(t, row, rows, j);
   }
 }
 

@@ -96,6 +96,7 @@ struct SubBlock<BlockMXFP4> : HalfInFront<BlockMXFP4> {
 
 template <class Block>
 struct SubBlockRows {
+  static constexpr int most_batch = 4;
   using Sub = SubBlock<Block>;
   template <int M>
   static void rows(const MatmulTask& t, int64_t row, int rows, int64_t batch_row) {

@@ -6,8 +6,6 @@ namespace {
 
 // Of attention over halves: vectors of scores and of values, and queries that share them.
 constexpr int kScoreLanes = 2, kValueLanes = 2, kQueryGroup = 2;
-// Of products of small M: batch rows that share an unpacked row.
-constexpr int kBatchGroup = 4;
 // See AheadInOrder.
 inline bool touches_farther() { return false; }
 
