@@ -9,7 +9,7 @@ ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock \
-  audit sbom wheels test-install
+  audit sbom wheels test-install test-arm
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -47,6 +47,14 @@ test-clients: $(VENV)/.run $(CLIENTS) build/npm-ai_sdk/.done build/npm-agents/.d
 
 test-llama-cpp: $(VENV)/.run build/tools-clients-openai-2/.done  ## run llama.cpp's own server tests against the server (LLAMA_CPP=CLONE)
 	@LLAMA_CPP="$(LLAMA_CPP)" build/tools-clients-openai-2/bin/python tests/clients/llama_cpp/suite.py $(ARGS)
+
+AARCH64_TESTS := tests/qtensor/test_neon.py tests/qtensor/test_neon_from_python.py tests/smollm3/engine/test_answers_on_aarch64.py
+
+test-arm: $(VENV)/.dev build/aarch64-python/.done  ## run kernel tests and twenty answers on an aarch64 that qemu plays (half an hour)
+	@LONG=native $(BIN)/python -m pytest -s $(AARCH64_TESTS) $(ARGS)
+
+build/aarch64-python/.done: supply/run.txt supply/aarch64_python.py | $(VENV)/.dev
+	@$(BIN)/python supply/aarch64_python.py || echo "no Python of aarch64 could be made: its tests will be skipped"
 
 build/npm-%/.done: tests/clients/%/package.json tests/clients/%/package-lock.json
 	@mkdir -p $(@D)

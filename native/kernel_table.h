@@ -176,5 +176,9 @@ extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAmxKernels;
 #endif
+#if defined(QTENSOR_ARM64)
+extern const KernelTable kNeonKernels;
+extern const KernelTable kNeonI8mmKernels;
+#endif
 
 }  // namespace qtensor

@@ -14,6 +14,7 @@ include_directories(${CMAKE_CURRENT_LIST_DIR})
 set(GENERIC_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/generic)
 set(AVX2_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/avx2)
 set(AVX512_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/avx512)
+set(NEON_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/neon)
 set(AMX_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/amx ${AVX512_HEADERS})
 
 add_library(kernels_generic OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/generic/table.cpp)
@@ -43,6 +44,20 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
     target_include_directories(kernels_amx_emulated PRIVATE ${AMX_HEADERS})
     target_compile_definitions(kernels_amx_emulated PRIVATE QTENSOR_X86)
   endif()
+endif()
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64" AND NOT QTENSOR_GENERIC_ONLY)
+  set(ARM64 ON)
+  set(NEON -march=armv8.2-a+dotprod)
+  set(NEON_I8MM -march=armv8.2-a+dotprod+i8mm)
+  foreach(family neon neon_i8mm)  # one source: what i8mm adds, its header asks for
+    string(TOUPPER ${family} flags)
+    add_library(kernels_${family} OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/neon/table.cpp)
+    target_compile_options(kernels_${family} PRIVATE ${EXACT} ${${flags}})
+    target_include_directories(kernels_${family} PRIVATE ${NEON_HEADERS})
+    target_compile_definitions(kernels_${family} PRIVATE QTENSOR_ARM64)
+    list(APPEND KERNELS $<TARGET_OBJECTS:kernels_${family}>)
+  endforeach()
 endif()
 
 # For tests as well: the CUDA kernels as ordinary C++ over emulated warps and blocks.

@@ -5,6 +5,11 @@
 #if defined(QTENSOR_X86)
 #include <cpuid.h>
 #endif
+#if defined(QTENSOR_ARM64) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(QTENSOR_ARM64) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 #if defined(QTENSOR_X86) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -46,6 +51,24 @@ CpuFeatures detect_cpu_features() {
   f.amx_int8 = f.avx512_vnni && bit(c, 1) && tiles && bit(d, 24) && bit(d, 25) && bit(d, 22) && tiles_granted();
   return f;
 }
+#elif defined(QTENSOR_ARM64)
+CpuFeatures detect_cpu_features() {
+  CpuFeatures f;
+#if defined(__linux__)
+  constexpr unsigned long dotprod = 1ul << 20, i8mm = 1ul << 13;  // HWCAP_ASIMDDP, HWCAP2_I8MM: old headers lack them
+  f.dotprod = getauxval(AT_HWCAP) & dotprod;
+  f.i8mm = f.dotprod && (getauxval(AT_HWCAP2) & i8mm);
+#elif defined(__APPLE__)
+  const auto has = [](const char* name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+  };
+  f.dotprod = has("hw.optional.arm.FEAT_DotProd");
+  f.i8mm = f.dotprod && has("hw.optional.arm.FEAT_I8MM");
+#endif
+  return f;
+}
 #else
 CpuFeatures detect_cpu_features() { return {}; }
 #endif
@@ -55,6 +78,8 @@ std::vector<std::string> CpuFeatures::names() const {
   if (avx2) all.emplace_back("avx2");
   if (avx512_vnni) all.emplace_back("avx512_vnni");
   if (amx_int8) all.emplace_back("amx_int8");
+  if (dotprod) all.emplace_back("dotprod");
+  if (i8mm) all.emplace_back("i8mm");
   return all;
 }
 

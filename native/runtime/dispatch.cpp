@@ -28,6 +28,10 @@ const std::vector<Family>& families() {
         {&kAvx512Kernels, cpu.avx512_vnni},
         {&kAvx2Kernels, cpu.avx2},
 #endif
+#if defined(QTENSOR_ARM64)
+        {&kNeonI8mmKernels, cpu.i8mm},
+        {&kNeonKernels, cpu.dotprod},
+#endif
 #if defined(QTENSOR_EMULATED_TILES)
         {&kAmxEmulatedKernels, cpu.avx512_vnni},  // never the first: there is avx512 before it
 #endif

@@ -12,13 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
+import aarch64
 import pytest
 
 NATIVE = Path(__file__).parents[2] / "native"
 CONTRACTS = sorted(NATIVE.glob("*.h"))
 KERNELS = sorted((NATIVE / "kernels").rglob("*.h"))
+ON_X86 = platform.machine() in ("x86_64", "AMD64")
+ON_ARM64 = platform.machine() in ("aarch64", "arm64")
 # What every family shares is compiled for one that has all of it.
-SHARED = {"portable": "avx512", "x86": "avx512"}
+SHARED = {"portable": "neon" if ON_ARM64 else "avx512", "x86": "avx512"}
 
 
 def named(path: Path) -> str:
@@ -43,12 +46,19 @@ def flags(path: Path) -> list[str]:
     """Of the family whose folder the header stands in."""
     folder = path.parent.name if path.parent != NATIVE else "generic"
     family = SHARED.get(folder, folder).upper()
-    options = [] if family == "GENERIC" else [*settings()[family], "-DQTENSOR_X86"]
+    known = "-DQTENSOR_ARM64" if family == "NEON" else "-DQTENSOR_X86"
+    options = [] if family == "GENERIC" else [*settings()[family], known]
     return [*options, "-I", str(NATIVE), *(word for at in settings()[f"{family}_HEADERS"] for word in ("-I", at))]
 
 
+def compiler(path: Path) -> list[str]:
+    """A cross compiler for another machine's headers."""
+    cross = aarch64.compiler() if path.parent.name == "neon" and not ON_ARM64 else None
+    return [cross] if cross else compiler_of_this_machine()
+
+
 @cache
-def compiler() -> list[str]:
+def compiler_of_this_machine() -> list[str]:
     found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if not found:
         pytest.skip("there is no C++ compiler")
@@ -57,21 +67,33 @@ def compiler() -> list[str]:
 
 def complaints(path: Path, text: str) -> str:
     """What the compiler says about a file of this text that stands where `path` does."""
-    command = [*compiler(), "-std=c++20", "-fsyntax-only", "-x", "c++", *flags(path), "-iquote", str(path.parent), "-"]
+    command = [
+        *compiler(path),
+        "-std=c++20",
+        "-fsyntax-only",
+        "-x",
+        "c++",
+        *flags(path),
+        "-iquote",
+        str(path.parent),
+        "-",
+    ]
     run = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
     return "" if run.returncode == 0 else run.stderr[:2000] or "failed"
 
 
 def headers_of_this_machine() -> list[Path]:
-    on_x86 = platform.machine() in ("x86_64", "AMD64")
-    return [*CONTRACTS, *(path for path in KERNELS if on_x86 or path.parent.name == "generic")]
+    """Those of its processor, and of aarch64 where there is a cross compiler."""
+    folders = {"generic"} | ({"portable", "x86", "avx2", "avx512", "amx"} if ON_X86 else set())
+    folders |= {"portable", "neon"} if ON_ARM64 else {"neon"} if aarch64.compiler() else set()
+    return [*CONTRACTS, *(path for path in KERNELS if path.parent.name in folders)]
 
 
 @pytest.mark.long("native")
 def test_every_header_compiles_alone() -> None:
     headers = headers_of_this_machine()
     assert len(CONTRACTS) == 4 and len(KERNELS) > 40
-    compiler()
+    compiler_of_this_machine()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         said = list(pool.map(lambda path: complaints(path, f'#include "{named(path)}"\n'), headers))
     wrong = [f"{named(path)}: {words}" for path, words in zip(headers, said, strict=True) if words]

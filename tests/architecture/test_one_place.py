@@ -47,12 +47,13 @@ def test_batch_rows_of_a_tile() -> None:
 
 
 def test_the_documents_say_from_how_many_batch_rows_on_there_are_tiles() -> None:
-    amx, avx512, avx2 = (
+    amx, avx512, avx2, neon = (
         int(stated(f"kernels/{family}/table.cpp", r"tile_entries\([^,]+, (\d+),"))
-        for family in ("amx", "avx512", "avx2")
+        for family in ("amx", "avx512", "avx2", "neon")
     )
     assert f"From {amx} batch rows on" in (DOCS / "tiles-amx.md").read_text("utf-8")
     assert f"from {avx512} or {avx2} batch rows on" in (DOCS / "README.md").read_text("utf-8")
+    assert f"from {neon} batch rows on" in (DOCS / "neon.md").read_text("utf-8")
     few = f"{avx2 - 1} batch rows go this way (AVX-512: {avx512 - 1}, AMX: {amx - 1})"
     assert few in (DOCS / "gemv.md").read_text("utf-8")
 

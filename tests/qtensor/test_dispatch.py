@@ -18,7 +18,7 @@ from notso.qtensor.errors import KernelChoiceError
 ROOT = Path(__file__).parents[2]
 
 # Families in the order of preference, and the name under which cpu_features lists what each needs.
-NEEDS = {"amx": "amx_int8", "avx512": "avx512_vnni", "avx2": "avx2"}
+NEEDS = {"amx": "amx_int8", "avx512": "avx512_vnni", "avx2": "avx2", "neon_i8mm": "i8mm", "neon": "dotprod"}
 
 
 def test_generic_is_always_there_and_last() -> None:
@@ -38,11 +38,13 @@ def test_available_are_those_the_cpu_has_best_first() -> None:
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="the system does not list the CPU's features")
 def test_features_agree_with_the_system() -> None:
-    flags = set(re.findall(r"^flags\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[:1] or [""])
+    flags = set(re.findall(r"^(?:flags|Features)\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[:1] or [""])
     words = set(" ".join(flags).split())
     assert ("avx2" in kernel_choice.cpu_features()) == ({"avx2", "fma", "f16c"} <= words)
     vnni = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
     assert ("avx512_vnni" in kernel_choice.cpu_features()) == (vnni <= words and "avx2" in words)
+    assert ("dotprod" in kernel_choice.cpu_features()) == ("asimddp" in words)
+    assert ("i8mm" in kernel_choice.cpu_features()) == ({"asimddp", "i8mm"} <= words)
 
 
 def test_every_available_family_can_be_forced() -> None:

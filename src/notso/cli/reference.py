@@ -40,8 +40,8 @@ An option beats its environment variable, which beats the default. The result go
 stderr. `NO_COLOR`, `TERM=dumb` and `--plain` (or `NOTSO_PLAIN=1`) take colour and bars away, a pipe does too. A
 failure is one line on stderr that says what and how to mend it; `--debug` (or `NOTSO_DEBUG=1`) adds the traceback.
 
-`NOTSO_KERNELS=generic|avx2|avx512|amx` forces a kernel family, `NOTSO_ATTENTION=vectors|tiles` how prompts attend on
-AMX. What the CPU lacks is refused with the choices."""
+`NOTSO_KERNELS=generic|avx2|avx512|amx|neon|neon_i8mm` forces a kernel family, `NOTSO_ATTENTION=vectors|tiles` how
+prompts attend on AMX. What the CPU lacks is refused with the choices."""
 
 
 def _help(*verb: str) -> str:

@@ -30,7 +30,7 @@ __all__ = [
 
 
 def cpu_features() -> list[str]:
-    """Instruction sets that this CPU has and the operating system lets us use: avx2, avx512_vnni, amx_int8."""
+    """Instruction sets that this CPU has and the operating system lets us use, such as avx2, amx_int8 or dotprod."""
     return list(native.cpu_features())
 
 

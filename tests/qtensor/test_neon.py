@@ -1,0 +1,101 @@
+"""The kernels of aarch64, compiled by a cross compiler and run by qemu: every one gives the bits of the generic ones.
+
+tests/native/family_bits.cpp compares them; the first build takes a minute and is kept in build/. What it takes is said
+where it is missing.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import aarch64
+import pytest
+from aarch64 import DOTPROD, I8MM, PLAIN
+
+SEED, ROUNDS = "1", "20"
+FAMILIES = {I8MM: ["neon_i8mm", "neon", "generic"], DOTPROD: ["neon", "generic"], PLAIN: ["generic"]}
+
+pytestmark = [
+    pytest.mark.skipif(bool(aarch64.missing()), reason=aarch64.missing() or "-"),
+    pytest.mark.timeout(1200),
+]
+
+
+@pytest.fixture(scope="module")
+def family_bits() -> Path:
+    return aarch64.cross_build("family_bits")
+
+
+@pytest.fixture(scope="module")
+def digest_of_this_machine() -> str:
+    """Of what this machine's own generic kernels give for the same inputs."""
+    program = aarch64.build("family_bits")
+    run = subprocess.run([program, SEED, ROUNDS], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return digests(run.stdout)["generic"]
+
+
+def digests(printed: str) -> dict[str, str]:
+    return dict(re.findall(r"^(\w+): \d+ values, digest (\w+)$", printed, re.MULTILINE))
+
+
+@pytest.mark.parametrize("cpu", FAMILIES)
+def test_every_kernel_gives_the_bits_of_generic(cpu: str, family_bits: Path, digest_of_this_machine: str) -> None:
+    """Those that the processor has are taken, best first, and all results are those of this machine's as well."""
+    run = aarch64.run(cpu, family_bits, SEED, ROUNDS)
+    assert run.returncode == 0, run.stdout + run.stderr
+    found = digests(run.stdout)
+    assert list(found) == FAMILIES[cpu]
+    assert set(found.values()) == {digest_of_this_machine}
+
+
+@pytest.mark.parametrize("fault", ["matmul", "tiles", "rows", "attention"])
+def test_a_bit_turned_over_is_noticed(fault: str, family_bits: Path) -> None:
+    """Else the tests above prove nothing."""
+    run = aarch64.run(DOTPROD, family_bits, SEED, ROUNDS, fault)
+    assert run.returncode == 1 and "neon differs from generic" in run.stdout, run.stdout + run.stderr
+
+
+def test_operations_and_threads() -> None:
+    """Whole operations on threads, families put in force at run time, in arrays that end at forbidden pages."""
+    driver = aarch64.cross_build("driver")
+    for cpu, families in FAMILIES.items():
+        run = aarch64.run(cpu, driver, "kernels", SEED, "0")
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert run.stdout.startswith(f"kernels: {' '.join(families)}, "), run.stdout
+    run = aarch64.run(I8MM, driver, "threads", SEED, "1")
+    assert run.returncode == 0 and "threads: " in run.stdout, run.stdout + run.stderr
+
+
+# What a core may lack must stand in the objects of its family alone.
+INSTRUCTIONS = {
+    "generic": (set(), {"sdot", "udot", "smmla"}),
+    "neon": ({"sdot", "udot"}, {"smmla", "ummla", "usdot"}),
+    "neon_i8mm": ({"sdot", "udot", "smmla"}, set()),
+}
+
+
+def output_of(tool: str, *arguments: str) -> str:
+    return subprocess.run(
+        [aarch64.PREFIX + tool, *arguments], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+
+
+@pytest.mark.parametrize("family", INSTRUCTIONS)
+def test_kernel_objects_keep_to_their_instructions(family: str, family_bits: Path) -> None:
+    (path,) = family_bits.parent.glob(f"CMakeFiles/kernels_{family}.dir/**/table.cpp.o")
+    code = set(
+        re.findall(r"^\s*[0-9a-f]+:\s+([a-z]\w*)", output_of("objdump", "-d", "--no-show-raw-insn", str(path)), re.M)
+    )
+    wanted, unwanted = INSTRUCTIONS[family]
+    assert "ret" in code and wanted <= code and not unwanted & code
+
+
+@pytest.mark.parametrize("family", INSTRUCTIONS)
+def test_kernel_objects_share_nothing(family: str, family_bits: Path) -> None:
+    (path,) = family_bits.parent.glob(f"CMakeFiles/kernels_{family}.dir/**/table.cpp.o")
+    defined = [line.split() for line in output_of("nm", "--defined-only", str(path)).splitlines() if line.strip()]
+    shown = [words[2] for words in defined if len(words) == 3 and (words[1].isupper() or words[1] in "vw")]
+    assert len(shown) == 1 and "Kernels" in shown[0], f"{path.name} shows {shown}, not its table alone"

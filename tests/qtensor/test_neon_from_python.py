@@ -1,0 +1,28 @@
+"""The kernel tests of this folder as they stand, run by a Python of aarch64 under qemu, with all of its families."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aarch64
+import pytest
+from aarch64 import I8MM
+
+TESTS = Path(__file__).parent
+# Only what stands in this folder: the conftest above it wants tools that are not there.
+ALONE = ("-c", "/dev/null", "--rootdir", str(TESTS), "--confcutdir", str(TESTS), "--import-mode=importlib")
+
+pytestmark = [
+    pytest.mark.long("native"),
+    pytest.mark.skipif(bool(aarch64.python_missing()), reason=aarch64.python_missing() or "-"),
+    pytest.mark.timeout(7200),
+]
+
+
+def test_every_kernel_test_passes(tmp_path: Path) -> None:
+    aarch64.install(tmp_path)
+    files = sorted(str(path) for path in TESTS.glob("test_kernels_*.py"))
+    assert len(files) == 6
+    run = aarch64.run_python(I8MM, tmp_path, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *ALONE, *files)
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
+    print(run.stdout.strip().splitlines()[-1])
