@@ -9,7 +9,7 @@ ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock \
-  audit sbom wheels test-install
+  audit sbom wheels test-install docs
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -130,6 +130,9 @@ test-install: $(BIN)/python  ## install the built wheels in bare Debians without
 
 sbom: $(VENV)/.dev  ## write build/sbom.json: what the program is made of, as CycloneDX
 	@$(BIN)/python supply/sbom.py build/sbom.json
+
+docs: build/tools-docs/.done  ## write the documentation as a site into build/handbook/site; a broken link fails
+	@build/tools-docs/bin/python supply/handbook.py
 
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis artifacts
