@@ -107,7 +107,18 @@ def booted(mirror: list[str]) -> str:
     wanted = root / "etc/systemd/system/multi-user.target.wants"
     wanted.mkdir(exist_ok=True)
     (wanted / "trial.service").symlink_to("../trial.service")
-    command = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network", "--boot", "-D", root]
+    command = [
+        "timeout",
+        "300",
+        "systemd-nspawn",
+        "--quiet",
+        "--register=no",
+        "--keep-unit",
+        "--private-network",
+        "--boot",
+        "-D",
+        root,
+    ]
     subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     said = (root / "said").read_text()
     if said.count("27 + 48 = 75") != 2 or not said.endswith("done\n"):
