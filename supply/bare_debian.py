@@ -1,0 +1,61 @@
+"""Debians without a compiler, made by debootstrap, to try packages in. Needs root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from target import ROOT
+
+ROOTS = ROOT / "build" / "roots"
+USER = "me"
+NOBODY = "61184"  # the first number that systemd gives to a DynamicUser
+
+
+def bare_root(suite: str, mirror: list[str]) -> Path:
+    """A Debian with Python and no compiler, and a user."""
+    root = ROOTS / suite
+    if not (root / "home" / USER).is_dir():
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
+        command = ["debootstrap", "--variant=minbase", "--include=python3,python3-venv", suite, root, *mirror]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["chroot", root, "useradd", "--create-home", USER], check=True)
+    return root
+
+
+def copy_of(root: Path, name: str) -> Path:
+    """A root to spoil."""
+    copy = ROOTS / name
+    shutil.rmtree(copy, ignore_errors=True)
+    subprocess.run(["cp", "--archive", "--reflink=auto", root, copy], check=True)
+    return copy
+
+
+def confined(root: Path, writable: Mapping[str, Path], variables: Mapping[str, str], command: Sequence[str]) -> str:
+    """What a command says there as a user of no name, without capabilities, where only `writable` can be written.
+
+    writable: folder there -> folder here, which is made and given to that user.
+    """
+    mounts = [f"mount --bind {root} {root}"]
+    for inside, outside in writable.items():
+        outside.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["chown", "--recursive", f"{NOBODY}:{NOBODY}", outside], check=True)
+        (root / inside.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        mounts.append(f"mount --bind {outside} {root}{inside}")
+    mounts += [f"mount -o remount,bind,ro {root}", f"mount -t proc proc {root}/proc", f"mount -t tmpfs tmp {root}/tmp"]
+    become = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"]
+    become += ["--inh-caps=-all", "--bounding-set=-all", "env", "-i", *(f"{k}={v}" for k, v in variables.items())]
+    script = " && ".join([*mounts, f'exec chroot {root} "$@"'])
+    done = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh", *become, *command],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{root.name}: {' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout.strip()

@@ -1,0 +1,51 @@
+"""The Debians that packages are made for and tried in, and what their Python takes of the package index."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
+
+
+def version() -> str:
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def commit_time() -> str:
+    """When the commit was made, in seconds: the only time that a package holds."""
+    said = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return said.stdout.strip()
+
+
+def our_wheel(python: str) -> Path:
+    """The one in dist/ for that Python. Ends the program where there is none."""
+    tag = "cp311-cp311" if python == "3.11" else "cp312-abi3"
+    found = list((ROOT / "dist").glob(f"*-{version()}-{tag}-*.whl"))
+    if not found:
+        raise SystemExit(f"dist has no wheel of {version()} for Python {python}: `make wheels` builds it")
+    return found[0]
+
+
+def pip_target(python: str) -> list[str]:
+    """Options for pip, to take archives for that Python on x86-64 whatever runs here."""
+    options = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    for abi in (f"cp{python.replace('.', '')}", "abi3", "none"):
+        options += ["--abi", abi]
+    for glibc in range(17, 37):
+        options += ["--platform", f"manylinux_2_{glibc}_x86_64"]
+    return [*options, "--platform", "manylinux2014_x86_64"]
+
+
+def fetch(python: str, folder: Path) -> None:
+    """Ours and all it needs into that folder, made anew: the archives that the lock files name by their hashes."""
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "download", "-q", "-d", folder, *pip_target(python), "--require-hashes"]
+    both = [part for name in ("build.txt", "run.txt") for part in ("-r", ROOT / "supply" / name)]  # they do not overlap
+    subprocess.run([*pip, "--no-deps", *both], check=True)
+    shutil.copy(our_wheel(python), folder)

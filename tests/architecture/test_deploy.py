@@ -1,0 +1,70 @@
+"""What is deployed fits the program: the walls and options of the service, its settings, what the package holds."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import deb
+import pytest
+import typer
+from target import ROOT, version
+from try_deb import of_unit
+
+from notso.cli.app import app
+from notso.cli.config_file import read_config
+
+UNIT = ROOT / "deploy" / "notso.service"
+MOST_EXPOSURE = 20  # of systemd-analyze security, in tenths
+GROUP: Any = typer.main.get_command(app)
+
+
+def test_the_service_is_walled_in() -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd-analyze is not here")
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={MOST_EXPOSURE}", UNIT]
+    said = subprocess.run(command, capture_output=True, text=True)
+    assert said.returncode == 0, said.stdout[-300:] + said.stderr
+
+
+def test_the_service_runs_a_command_that_exists() -> None:
+    command, variables, folders = of_unit(UNIT.read_text())
+    assert command[:2] == ["/usr/bin/notso", "serve"]
+    known = {name for each in GROUP.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
+    assert set(command[2:]) <= known
+    kept = [variables[name] for name in ("NOTSO_DATA_DIR", "HF_HOME", "XDG_CACHE_HOME")]
+    assert all(any(path.startswith(folder) for folder in folders) for path in kept)
+
+
+def test_the_settings_shown_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = (ROOT / "deploy" / "config.toml").read_text()
+    used = tmp_path / "config.toml"
+    monkeypatch.setenv("NOTSO_CONFIG", str(used))
+    used.write_text(shown)
+    assert read_config(GROUP) == {"serve": {}}
+    used.write_text(re.sub(r"^# (?=[a-z-]+ = )", "", shown, flags=re.MULTILINE))
+    assert {"model", "port", "host", "api_key_file", "allow_host"} == set(read_config(GROUP)["serve"])
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not here")
+def test_the_package_holds_what_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_packages(house: Path, python: str) -> None:
+        deb.put(house / "pyvenv.cfg", python)
+
+    monkeypatch.setattr(deb, "environment", no_packages)
+    monkeypatch.setattr(deb, "STAGES", tmp_path / "stages")
+    made = deb.build("trixie", tmp_path)
+    again = deb.build("trixie", tmp_path / "again")
+    assert made.read_bytes() == again.read_bytes()
+    listed = subprocess.run(["dpkg-deb", "--contents", made], capture_output=True, text=True, check=True).stdout
+    rows = {line.split()[5]: line.split()[:2] for line in listed.splitlines()}
+    assert all(owner == "root/root" for _, owner in rows.values())
+    assert rows["./usr/bin/notso"][0] == "-rwxr-xr-x" and rows["./etc/notso/config.toml"][0] == "-rw-r--r--"
+    assert "./usr/lib/systemd/system/notso.service" in rows and "./usr/lib/notso/pyvenv.cfg" in rows
+    control = subprocess.run(["dpkg-deb", "--field", made], capture_output=True, text=True, check=True).stdout
+    assert f"Version: {version()}-1~trixie\n" in control and "python3 (>= 3.13), python3 (<< 3.14)" in control
+    for name in deb.SCRIPTS:
+        subprocess.run(["sh", "-n", tmp_path / "stages" / "trixie" / "DEBIAN" / name], check=True)

@@ -1,0 +1,64 @@
+"""`notso doctor --from URL`, the check of a container: 0 where a question would be answered, 1 everywhere else."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+Answers = Callable[[int, bytes], str]
+
+
+@pytest.fixture
+def answers() -> Iterator[Answers]:
+    """Where a server is that gives this answer to all that is asked."""
+    servers: list[HTTPServer] = []
+
+    def start(status: int, body: bytes) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                assert self.path == "/health"
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        servers.append(HTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[0].serve_forever, args=(0.01,), daemon=True).start()
+        return f"http://127.0.0.1:{servers[0].server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "told"),
+    [
+        (200, b'{"status": "ok", "model": "notso demo"}', 0, "answers with notso demo"),
+        (503, b'{"status": "loading"}', 1, "loading"),
+        (200, b"<html>somebody else</html>", 1, "no server of ours"),
+        (200, b"[]", 1, "no server of ours"),
+    ],
+)
+def test_it_says_what_the_server_says(
+    notso: Run, answers: Answers, status: int, body: bytes, code: int, told: str
+) -> None:
+    result = notso("doctor", "--json", "--from", answers(status, body) + "/")
+    (finding,) = json.loads(result.out)
+    assert result.code == code and told in finding["message"]
+    assert finding["status"] == ("fail" if code else "ok")
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "nothing", "ftp:///x"])
+def test_nobody_there_is_a_failure(notso: Run, address: str) -> None:
+    result = notso("doctor", "--from", address)
+    assert result.code == 1 and result.out.startswith("fail  server") and result.out.count("\n") == 1
