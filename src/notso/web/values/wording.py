@@ -62,7 +62,7 @@ def chosen_language(wanted: str, accepted: str) -> str:
     """The language that was chosen, or else the first of an Accept-Language header that there is a table for."""
     if wanted in LANGUAGES:
         return wanted
-    ranked = []
+    ranked: list[tuple[float, int, str]] = []
     for part in accepted[:500].split(","):
         name, _, weight = part.strip().partition(";q=")
         code = name[:2].lower()
