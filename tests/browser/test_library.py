@@ -71,18 +71,85 @@ def test_saved_prompts_are_at_hand_in_every_chat(serve: Serve, open_page: Open) 
         page.get_by_role("button", name="Save").last.click()
         expect(page.get_by_text(f"/{name}")).to_be_visible()
     page.goto(url)
-    page.locator("#text").press_sequentially("/tid")
+    page.locator("#text").press_sequentially("/tidy The Moon")
     page.keyboard.press("Enter")
-    expect(page.locator("#text")).to_have_value("Tidy this up:\n/x ")
+    expect(page.locator("#text")).to_have_value("Tidy this up:\n/x  The Moon")
     page.locator("#text").fill("Hello")
     page.keyboard.press("Enter")
     page.wait_for_url("**/chats/*")
     finished(page)
-    page.locator("#text").press_sequentially("/brief")
+    page.locator("#text").press_sequentially("/brief So be it")
     page.keyboard.press("Enter")
+    expect(page.locator("#text")).to_have_value("So be it")
     expect(page.locator("#toasts")).to_contain_text("Instructions")
     page.get_by_role("button", name="Settings").click()
     expect(page.locator("#set-system_prompt")).to_have_value("Be brief.")
+
+
+def test_instructions_by_name_go_with_a_new_chat_alone(serve: Serve, open_page: Open) -> None:
+    url = serve(saying("Yes.")).url
+    page = open_page(f"{url}prompts")
+    page.locator("#name-0").fill("pirate")
+    page.locator("#kind-0").select_option("instructions")
+    page.locator("#text-0").fill("Speak as a pirate.")
+    page.get_by_role("button", name="Save").last.click()
+    page.goto(url)
+    page.locator("#text").fill("/pirate Who are you?")
+    page.keyboard.press("Enter")
+    expect(page.locator("#carried")).to_contain_text("/pirate")
+    expect(page.locator("#text")).to_have_value("Who are you?")
+    page.keyboard.press("Enter")
+    finished(page)
+    page.get_by_role("button", name="Settings").click()
+    expect(page.locator("#set-system_prompt")).to_have_value("Speak as a pirate.")
+    page.goto(f"{url}settings")
+    expect(page.locator("#set-system_prompt")).to_have_value("")
+
+
+def test_a_command_in_a_new_chat_leaves_thinking_as_it_is(serve: Serve, open_page: Open) -> None:
+    page = open_page(serve(saying("Yes.")).url)
+    toggle = page.get_by_role("switch", name="Thinking").first
+    for on in (True, False):
+        toggle.set_checked(on, force=True)
+        page.locator("#text").fill(f"/temp 0.{5 + on}")
+        page.keyboard.press("Enter")
+        expect(page.locator("#toasts")).to_contain_text(f"0.{5 + on}")
+        expect(toggle).to_be_checked(checked=on)
+
+
+def test_what_is_typed_behind_a_question_that_was_not_sent_is_kept_with_it(
+    serve: Serve, open_page: Open, demo: DemoEngine
+) -> None:
+    page = open_page(serve(demo.load).url, expected="ERR_FAILED|htmx:error|Failed to fetch")
+    begin(page, "One")
+    held: list[Any] = []
+    page.route("**/messages", lambda route: held.append(route))
+    ask(page, "A long question")
+    page.locator("#text").press_sequentially("my next idea")
+    assert len(held) == 1
+    held[0].abort()
+    expect(page.locator("#composer-problem")).to_contain_text("Your text is still here")
+    expect(page.locator("#text")).to_have_value("A long question\n\nmy next idea")
+    page.reload()
+    expect(page.locator("#text")).to_have_value("A long question\n\nmy next idea")
+
+
+@pytest.mark.parametrize(("width", "height"), [(320, 256), (360, 420), (740, 360)])
+def test_send_is_in_reach_however_little_there_is_to_see(
+    serve: Serve, open_page: Open, picture: Picture, width: int, height: int
+) -> None:
+    page = open_page(serve(saying("Yes.")).url, viewport={"width": width, "height": height})
+    begin(page)
+    files = [{"name": f"file {n}.txt", "mimeType": "text/plain", "buffer": b"text"} for n in range(8)]
+    page.locator("#files").set_input_files(files)  # type: ignore[arg-type]
+    page.locator("#text").fill("line\n" * 20)
+    send = page.get_by_role("button", name="Send")
+    send.scroll_into_view_if_needed()
+    box = send.bounding_box()
+    assert box and box["y"] >= 0 and box["y"] + box["height"] <= height
+    picture(page)
+    send.click()
+    finished(page, 2)
 
 
 def test_a_preview_runs_nothing_and_fetches_nothing(serve: Serve, open_page: Open, picture: Picture) -> None:
@@ -162,9 +229,11 @@ def test_what_is_written_is_told_by_sentence(serve: Serve, open_page: Open, demo
 def test_the_page_speaks_the_browsers_language(serve: Serve, open_page: Open, picture: Picture, code: str) -> None:
     """At a phone's width nothing leaves the page, however long that language's words are."""
     said = table(code)
-    page = open_page(serve(saying("Oui.")).url, locale=code, viewport={"width": 320, "height": 640})
+    page = open_page(serve(saying("Oui.")).url, locale=code, viewport={"width": 360, "height": 640})
     expect(page.locator("html")).to_have_attribute("lang", code)
     expect(page.locator("#text")).to_have_attribute("placeholder", said["placeholder"])
+    attach, send = page.locator(".icon:has(#files)").bounding_box(), page.locator("#composer-action").bounding_box()
+    assert attach and send and abs(attach["y"] - send["y"]) < 4, "one row"
     ask(page, "Bonjour")
     page.wait_for_url("**/chats/*")
     finished(page)
@@ -176,7 +245,7 @@ def test_the_page_speaks_the_browsers_language(serve: Serve, open_page: Open, pi
         if sheet == "settings":
             expect(page.locator("#model-settings form")).to_be_visible()
             picture(page, sheet)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
         page.evaluate("(sheet) => document.getElementById(sheet).hidePopover()", sheet)
 
 

@@ -218,14 +218,18 @@ def test_prompts_are_saved_renamed_and_deleted(server: Any) -> None:
         return server.client.post("/prompts", data={"name": "poem", "kind": "message", "text": "A poem on "} | fields)
 
     assert save().status_code == 303
-    assert save(text="A short poem on ").status_code == 303
+    taken = save(text="A short poem on ")
+    assert taken.status_code == 400 and "is there already" in taken.text and "A short poem on" in taken.text
+    assert save(text="A short poem on ", was="poem").status_code == 303
     page = server.client.get("/").text
     assert 'data-name="poem"' in page and 'data-text="A short poem on "' in page and "A poem on" not in page
     assert save(name="verse", was="poem").status_code == 303
     assert [each.name for each in prompts(server)] == ["verse"]
     assert save(name="strict", kind="instructions", text="Answer in <b>one</b> word.").status_code == 303
     page = server.client.get("/").text
-    assert 'name="system_prompt" value="Answer in &lt;b&gt;one&lt;/b&gt; word."' in page
+    assert 'data-act="carry" data-text="Answer in &lt;b&gt;one&lt;/b&gt; word."' in page, "for a new chat alone"
+    chat = server.client.get(f"/chats/{imported(server, 2)}").text
+    assert 'name="system_prompt" value="Answer in &lt;b&gt;one&lt;/b&gt; word."' in chat
     assert server.client.post("/prompts/verse/delete").status_code == 303
     assert server.client.post("/prompts/verse/delete").status_code == 404
     assert [each.name for each in prompts(server)] == ["strict"]
@@ -247,9 +251,7 @@ def test_prompts_are_bounded(server: Any, monkeypatch: pytest.MonkeyPatch) -> No
         answer = server.client.post("/prompts", data={"name": name, "kind": "message", "text": text})
         return int(answer.status_code)
 
-    assert [status("a", "x" * 11), status("a", " "), status("a", "x"), status("b", "x"), status("a", "y")] == [
-        *(400, 400, 303, 400, 303)
-    ]
+    assert [status("a", "x" * 11), status("a", " "), status("a", "x"), status("b", "x")] == [400, 400, 303, 400]
 
 
 def prompts(server: Any) -> list[Any]:

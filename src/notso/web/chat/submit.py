@@ -176,7 +176,8 @@ def branched(chat: Chat, line: Sequence[StoredMessage]) -> tuple[Chat, list[Stor
 
 def title_of(text: str) -> str:
     """The first line that says something, cut at a word."""
-    line = " ".join(next((line for line in text.splitlines() if line.strip()), "").split())
+    lines = (line.strip() for line in text.splitlines())
+    line = " ".join(next((line for line in lines if line and not line.startswith("```")), "").split())
     if len(line) <= TITLE_WIDTH:
         return line or words["new_chat"]
     cut = line[:TITLE_WIDTH]

@@ -40,12 +40,17 @@
   try { found = JSON.parse(sessionStorage.getItem(kept)) ?? []; } catch { /* a browser that keeps nothing */ }
   for (const [name, content] of found) attach(name, content);
   restored = true;
+  const forget = () => { for (const note of list.querySelectorAll("p")) note.remove(); };
+  text.addEventListener("input", forget);
   const take = async (files) => {
-    for (const note of list.querySelectorAll("p")) note.remove();
+    forget();
     for (const file of files) {
       if (file.size > BYTES) { refuse(file.name, "tooBig"); continue; }
       try {
-        const content = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+        const bytes = await file.arrayBuffer();
+        const mark = String(new Uint8Array(bytes.slice(0, 2))); // of UTF-16
+        const encoding = { "255,254": "utf-16le", "254,255": "utf-16be" }[mark] ?? "utf-8";
+        const content = new TextDecoder(encoding, { fatal: true }).decode(bytes);
         if (content.includes("\0")) throw new TypeError();
         attach(file.name, content);
       } catch { refuse(file.name, "notText"); }

@@ -34,6 +34,9 @@
   new MutationObserver(look).observe(document.getElementById("turns"), { childList: true, subtree: true });
   look();
 
+  document.getElementById("preview").addEventListener("toggle", ({ newState }) => {
+    if (newState === "closed") document.getElementById("preview-place").replaceChildren();
+  });
   const announcer = document.getElementById("announcer");
   const copy = async (button, content) => {
     try { await navigator.clipboard.writeText(content); }

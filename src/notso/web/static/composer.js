@@ -7,13 +7,14 @@
   const problem = document.getElementById("composer-problem");
   let [pending, sent, drafts, held] = [null, "", null, null];
   try { drafts = sessionStorage; } catch { /* a browser that keeps nothing */ }
-  const draft = `draft ${location.pathname}`;
+  let draft = `draft ${location.pathname}`;
   const remember = (name, value) => {
     try { value ? drafts?.setItem(name, value) : drafts?.removeItem(name); } catch { /* no room: it stays on the page */ }
   };
-  const keep = () => remember(draft, text.value);
+  const both = () => [sent, text.value].filter(Boolean).join("\n\n"); // until the server has what was sent
+  const keep = () => remember(draft, both());
   text.value ||= drafts?.getItem(draft) ?? "";
-  const giveBack = () => { text.value ||= sent; keep(); };
+  const giveBack = () => { [text.value, sent] = [both(), ""]; keep(); };
   text.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.ctrlKey || event.altKey || event.isComposing) return;
     if (document.documentElement.dataset.enter === "off" || matchMedia("(pointer: coarse)").matches) return;
@@ -51,6 +52,11 @@
     const taken = response.status === 200 || response.status === 204; // 204: a new chat, whose page comes
     if (response.status !== 204) pending.remove(); // the answer is put in its place before the next paint
     if (taken) document.getElementById("attachments").replaceChildren();
+    if (response.status === 204) { // what is typed until the new chat's page is there is typed into that chat
+      remember(draft, "");
+      draft = `draft ${response.headers.get("HX-Redirect") ?? location.pathname}`;
+    }
+    if (taken) sent = "";
     taken ? keep() : giveBack();
     form.dispatchEvent(new Event("change", { bubbles: true }));
   });
@@ -65,8 +71,8 @@
   const edited = () => document.getElementById("edit-text");
   const restore = () => { if (edited()) edited().value = drafts?.getItem(edited().form.action) ?? edited().value; };
   document.addEventListener("input", ({ target }) => { if (target === edited()) remember(target.form.action, target.value); });
-  document.addEventListener("click", ({ target }) => {
-    if (target.closest(".edit [data-stop]")) remember(target.closest(".edit").action, "");
+  document.addEventListener("click", ({ target, isTrusted }) => { // Escape leaves it as it is
+    if (isTrusted && target.closest(".edit [data-stop]")) remember(target.closest(".edit").action, "");
   });
   document.addEventListener("htmx:after:request", ({ detail: { ctx } }) => {
     if (ctx.sourceElement.matches(".edit") && ctx.response.status === 200) remember(ctx.sourceElement.action, "");

@@ -54,15 +54,24 @@
       budget.value = argument;
       budget.dispatchEvent(new Event("change", { bubbles: true }));
     },
-    insert: (option) => write(option.dataset.text.replace(/^\//, "//")),
-    post: (option, argument) => {
+    insert: (option, _, rest) => write([option.dataset.text.replace(/^\//, "//"), rest].filter(Boolean).join(" ")),
+    carry: (option, _, rest) => { // a new chat's instructions: they go with its first question
+      const line = document.getElementById("carried");
+      line.hidden = line.querySelector("input").disabled = false;
+      line.querySelector("input").value = option.dataset.text;
+      line.querySelector("span").textContent = `/${option.dataset.name}`;
+      write(rest);
+    },
+    post: (option, argument, rest) => {
       option.querySelector("input").value = argument;
+      for (const each of option.querySelectorAll("[name=thinking]")) each.disabled = !form.querySelector("[role=switch]").checked;
       option.dispatchEvent(new Event("run"));
+      if ("keeps" in option.dataset) write(rest);
     },
   };
   const complete = (option, more) => write(`/${option.dataset.name}${typed()?.[2] ? ` ${typed()[2]}` : more}`);
   const run = (option) => {
-    const [, name, argument = ""] = typed();
+    const [, name, argument = ""] = typed(), rest = argument.trim().replace(/^\//, "//");
     const said = argument.trim().toLowerCase(), fits = new RegExp(`^(?:${option.dataset.takes})?$`).test(said);
     const unknown = !option.dataset.name.startsWith(name.toLowerCase());
     if (unknown && fits) return complete(option, " "); // offered, not run
@@ -70,7 +79,7 @@
     if (unknown) return [refused, closed] = [text.value, true], draw();
     problem.textContent = option.dataset.refused ?? (fits ? "" : option.dataset.misused);
     if (fits) write(""); // what does not fit stays to be mended
-    if (!problem.textContent) acts[(!said && option.dataset.bare) || option.dataset.act](option, said);
+    if (!problem.textContent) acts[(!said && option.dataset.bare) || option.dataset.act](option, said, rest);
   };
   text.addEventListener("input", () => { [closed, refused] = [false, null]; draw(); });
   text.addEventListener("keydown", (event) => {

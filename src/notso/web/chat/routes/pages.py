@@ -62,7 +62,8 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
     chat = new_chat(fields.get("text", "") or fields.get("file-1-name", ""), thinking="thinking" in fields)
     chat = replace(chat, temporary="temporary" in fields)
     if fields.get("thinking_budget"):
-        chat = replace(chat, settings=_with_budget(chat, fields).settings)
+        chat = replace(chat, settings=_with_field(chat, fields, "thinking_budget").settings)
+    chat = _with_field(chat, fields, "system_prompt")
     revision, defaults = services.feed.revision, await services.shared.store.defaults(owner)
     view = ChatView(chat, defaults, (), revision)
     accepted, _ = await ask(services, owner, view, fields, is_new=True)
@@ -76,10 +77,7 @@ async def show_chat(
 ) -> Response:
     """A chat with its messages; an unfinished answer attaches itself to its stream."""
     view = await read_chat(services, owner, chat_id)
-    if view.chat.unread:
-        with contextlib.suppress(StorageError):  # it is shown anyhow
-            await services.shared.store.set_unread(owner, chat_id, False)
-            services.feed.announce(owner, chat_id, "", turns=False)
+    await _seen(services, owner, view.chat)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
     through = at if is_id(at) else None
     if all == "on" and view.messages:
@@ -193,6 +191,9 @@ async def feed(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
     """What other tabs do: `chats` when the list of chats changed, `turns` when this chat did."""
+    view = await read_chat_if_any(services, owner, chat)
+    if view is not None:  # a short answer may have ended before its page was there to read it
+        await _seen(services, owner, view.chat)
     events = feed_events(services.feed, last_event_id or after, owner, chat, tab)
     return CountedStream(services.page_streams, owner, events)
 
@@ -217,6 +218,14 @@ async def status_details(request: Request, services: Services, owner: Owner, cha
     return await services.pages.respond(request, "_status_watch.html", **context, delay_ms=1000 if path else 3000)
 
 
+async def _seen(services: ChatServices, owner: str, chat: Chat) -> None:
+    if not chat.unread:
+        return
+    with contextlib.suppress(StorageError):  # it is shown anyhow
+        await services.shared.store.set_unread(owner, chat.id, False)
+        services.feed.announce(owner, chat.id, "", turns=False)
+
+
 async def _path_if_any(services: ChatServices, owner: str, chat_id: str) -> list[Shown]:
     view = await read_chat_if_any(services, owner, chat_id)
     return view.path() if view is not None else []
@@ -227,16 +236,16 @@ async def _with_toggle(services: ChatServices, owner: str, chat: Chat, fields: d
     if chat.thinking != ("thinking" in fields):
         chat = replace(chat, thinking="thinking" in fields)
         await services.shared.store.set_thinking(owner, chat.id, chat.thinking)
-    with_budget = _with_budget(chat, fields)
+    with_budget = _with_field(chat, fields, "thinking_budget")
     if with_budget.settings != chat.settings:
         await services.shared.store.set_settings(owner, chat.id, with_budget.settings)
     return with_budget
 
 
-def _with_budget(chat: Chat, fields: dict[str, str]) -> Chat:
-    if "thinking_budget" not in fields:
+def _with_field(chat: Chat, fields: dict[str, str], name: str) -> Chat:
+    if name not in fields:
         return chat
-    settings, problems = changed(chat.settings, {"thinking_budget": fields["thinking_budget"]})
+    settings, problems = changed(chat.settings, {name: fields[name]})
     if problems:
-        raise Problem(400, problems["thinking_budget"], draft=fields.get("text", ""))
+        raise Problem(400, problems[name], draft=fields.get("text", ""))
     return replace(chat, settings=settings)

@@ -50,12 +50,24 @@ _ATTRIBUTES = {
     *("stop-opacity", "gradientUnits", "gradientTransform", "font-size", "font-family", "font-weight", "text-anchor"),
     *("dominant-baseline", "clip-path", "preserveAspectRatio", "href", "stroke-opacity", "letter-spacing"),
 }
+_CALM = (  # what can be drawn so slowly that the page around it stands still
+    "<style>@layer calm { * { filter: none !important; backdrop-filter: none !important; "
+    "mix-blend-mode: normal !important } }</style>"
+)
+
+
+def _kept(tag: str, attribute: str, value: str) -> str | None:
+    """Links lead to parts of the same drawing (#gradient) and nowhere else."""
+    return value if attribute != "href" or value.startswith("#") else None
+
+
 _CLEANER = nh3.Cleaner(
     tags=_HTML | _SVG,
     clean_content_tags={"script"},
     attributes={"*": _ATTRIBUTES},
     url_schemes={"data"},
-    url_relative="pass_through",  # a part of the same drawing: #gradient
+    url_relative="pass_through",
+    attribute_filter=_kept,
     generic_attribute_prefixes={"aria-"},
     link_rel=None,
 )
@@ -66,5 +78,5 @@ async def show_preview(request: Request) -> Response:
     """What the text draws."""
     text = (await read_form(request)).get("text", "")
     html = await asyncio.to_thread(_CLEANER.clean, text)
-    page = f'<!doctype html><meta charset="utf-8"><title>preview</title>{html}'
+    page = f'<!doctype html><meta charset="utf-8"><title>preview</title>{_CALM}{html}'
     return HTMLResponse(page, headers={"Content-Security-Policy": POLICY, "X-DNS-Prefetch-Control": "off"})

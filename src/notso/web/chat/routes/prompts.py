@@ -44,6 +44,8 @@ async def save_prompt(request: Request, services: Services, owner: Owner) -> Res
         problem = words["error_prompt_text"].format(limit=f"{MAX_PROMPT_CHARACTERS:,}")
         return await _page(request, services, owner, problem, typed)
     saved, was = {each.name for each in await services.shared.store.prompts(owner)}, fields.get("was", "")
+    if name in saved and name != was:
+        return await _page(request, services, owner, words["error_prompt_taken"].format(name=name), typed)
     if len(saved | {name}) > MAX_PROMPTS:
         return await _page(request, services, owner, words["error_prompts"].format(limit=MAX_PROMPTS), typed)
     await services.shared.store.save_prompt(owner, typed)
