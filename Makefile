@@ -10,7 +10,7 @@ ARGS   ?=
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock \
   audit sbom wheels test-install docs \
-  deb test-deb
+  deb test-deb test-image
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -134,6 +134,9 @@ deb: $(BIN)/python  ## pack the built wheel as a Debian package into dist/ (ARGS
 
 test-deb: $(BIN)/python  ## install that package in a bare Debian, run its service, ask, remove it (needs root and debootstrap; ARGS="--boot")
 	@$(BIN)/python supply/try_deb.py $(ARGS)
+
+test-image: $(BIN)/python  ## do what deploy/Containerfile says without docker, measure and run it (needs root and debootstrap)
+	@$(BIN)/python supply/try_image.py $(ARGS)
 
 sbom: $(VENV)/.dev  ## write build/sbom.json: what the program is made of, as CycloneDX
 	@$(BIN)/python supply/sbom.py build/sbom.json
