@@ -102,7 +102,9 @@ def run(root: Path, text: str) -> dict[str, object]:
     command = [*json.loads(said["ENTRYPOINT"]), *json.loads(said["CMD"])]
     shutil.copy(ROOT / "supply" / "first_question.py", root)
     script = "if touch /var/written 2>&-; then exit 9; fi; "
-    script += f'"$@" >&2 & until {shlex.join(check)} >&2; do kill -0 $! && sleep 1 || exit 8; done; '
+    script += (
+        f'"$@" >&2 & i=0; until {shlex.join(check)} >&2; do i=$((i + 1)); [ $i -lt 60 ] || exit 8; sleep 1; done; '
+    )
     script += "python3 /first_question.py; kill $!; wait $!"
     told = confined(
         root, writable, variables, ["sh", "-c", script, "sh", *command], user=said["USER"].partition(":")[0]
