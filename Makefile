@@ -9,7 +9,7 @@ ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock \
-  audit sbom wheels test-install test-arm docs deb test-deb
+  audit sbom wheels test-install test-arm docs deb test-deb test-image release
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -142,11 +142,17 @@ deb: $(BIN)/python  ## pack the built wheel as a Debian package into dist/ (ARGS
 test-deb: $(BIN)/python  ## install that package in a bare Debian, run its service, ask, remove it (needs root and debootstrap; ARGS="--boot")
 	@$(BIN)/python supply/try_deb.py $(ARGS)
 
+test-image: $(BIN)/python  ## do what deploy/Containerfile says without docker, measure and run it (needs root and debootstrap)
+	@$(BIN)/python supply/try_image.py $(ARGS)
+
 sbom: $(VENV)/.dev  ## write build/sbom.json: what the program is made of, as CycloneDX
 	@$(BIN)/python supply/sbom.py build/sbom.json
 
 docs: build/tools-docs/.done  ## write the documentation as a site into build/handbook/site; a broken link fails
 	@build/tools-docs/bin/python supply/handbook.py
+
+release: $(BIN)/python  ## commit, build and tag a version: make release VERSION=0.2.0 (ARGS="--dry-run")
+	@$(BIN)/python supply/release.py $(ARGS) $(VERSION)
 
 clean:  ## remove everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis artifacts

@@ -35,23 +35,29 @@ def copy_of(root: Path, name: str) -> Path:
     return copy
 
 
-def confined(root: Path, writable: Mapping[str, Path], variables: Mapping[str, str], command: Sequence[str]) -> str:
+def confined(
+    root: Path,
+    writable: Mapping[str, Path],
+    variables: Mapping[str, str],
+    command: Sequence[str],
+    user: str = NOBODY,
+) -> str:
     """What a command says there as a user of no name, without capabilities, where only `writable` can be written.
 
     writable: folder there -> folder here, which is made and given to that user.
     """
-    mounts = [f"mount --bind {root} {root}"]
+    mounts = ["ip link set lo up", f"mount --bind {root} {root}"]
     for inside, outside in writable.items():
         outside.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["chown", "--recursive", f"{NOBODY}:{NOBODY}", outside], check=True)
+        subprocess.run(["chown", "--recursive", f"{user}:{user}", outside], check=True)
         (root / inside.lstrip("/")).mkdir(parents=True, exist_ok=True)
         mounts.append(f"mount --bind {outside} {root}{inside}")
     mounts += [f"mount -o remount,bind,ro {root}", f"mount -t proc proc {root}/proc", f"mount -t tmpfs tmp {root}/tmp"]
-    become = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", "--no-new-privs"]
+    become = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs"]
     become += ["--inh-caps=-all", "--bounding-set=-all", "env", "-i", *(f"{k}={v}" for k, v in variables.items())]
     script = " && ".join([*mounts, f'exec chroot {root} "$@"'])
     done = subprocess.run(
-        ["unshare", "--mount", "--pid", "--fork", "sh", "-c", script, "sh", *become, *command],
+        ["unshare", "--mount", "--net", "--pid", "--fork", "sh", "-c", script, "sh", *become, *command],
         capture_output=True,
         text=True,
         env={"PATH": os.environ["PATH"]},

@@ -103,10 +103,10 @@ def build(suite: str, out: Path) -> Path:
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
     out.mkdir(parents=True, exist_ok=True)
-    made = out / f"notso_{full}_amd64.deb"
+    made = STAGES / f"notso_{full}_amd64.deb"
     steady = os.environ | {"SOURCE_DATE_EPOCH": commit_time()}
     subprocess.run(["dpkg-deb", "--root-owner-group", "--build", stage, made], check=True, env=steady, stdout=2)
-    return made
+    return made.rename(out / made.name)  # whole or not at all
 
 
 def main() -> None:

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
         Usage,
     )
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = [
     "Engine",
     "Event",
@@ -43,6 +44,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("notso-smollm3-bot")
     # Loaded when first asked for, so that `notso --help` need not wait for numpy and the kernels.
     if name in __all__:
         import notso.smollm3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,8 +12,10 @@ from typing import Any
 import deb
 import pytest
 import typer
+import yaml
 from target import ROOT, version
 from try_deb import of_unit
+from try_image import settings
 
 from notso.cli.app import app
 from notso.cli.config_file import read_config
@@ -68,3 +71,27 @@ def test_the_package_holds_what_it_should(tmp_path: Path, monkeypatch: pytest.Mo
     assert f"Version: {version()}-1~trixie\n" in control and "python3 (>= 3.13), python3 (<< 3.14)" in control
     for name in deb.SCRIPTS:
         subprocess.run(["sh", "-n", tmp_path / "stages" / "trixie" / "DEBIAN" / name], check=True)
+
+
+def test_the_image_runs_a_command_that_exists_and_keeps_to_its_volumes() -> None:
+    said = settings((ROOT / "deploy" / "Containerfile").read_text())
+    command = [*json.loads(said["ENTRYPOINT"]), *json.loads(said["CMD"])]
+    check = json.loads(said["HEALTHCHECK"].partition("CMD ")[2])
+    assert command[:2] == ["notso", "serve"] and check[:2] == ["notso", "doctor"]
+    for words in (command, check):
+        known = {name for each in GROUP.commands[words[1]].params for name in (*each.opts, *each.secondary_opts)}
+        assert {word for word in words if word.startswith("--")} <= known
+    assert int(said["USER"].partition(":")[0]) > 0
+    kept = dict(each.split("=") for each in said["ENV"].split())
+    folders = [kept[name] for name in ("HOME", "NOTSO_DATA_DIR", "HF_HOME", "XDG_CACHE_HOME")]
+    assert {path.split("/")[1] for path in folders} == {each.strip("/") for each in said["VOLUME"].split()}
+
+
+def test_the_compose_file_agrees_with_the_image() -> None:
+    said = settings((ROOT / "deploy" / "Containerfile").read_text())
+    service = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]["notso"]
+    assert (ROOT / "deploy" / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+    assert [each.partition(":")[2] for each in service["volumes"]] == said["VOLUME"].split()
+    assert [each.split(":")[-1] for each in service["ports"]] == [said["EXPOSE"]]
+    assert service["read_only"] and service["cap_drop"] == ["ALL"]
+    assert all(each.startswith("127.0.0.1:") for each in service["ports"])

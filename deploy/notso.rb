@@ -1,0 +1,31 @@
+# Homebrew on Linux. `make release` fills in the name and the sum of the sources; whoever publishes them puts the address
+# of their folder before the name. The packages come by the hashes of supply/, which the sources hold.
+class Notso < Formula
+  include Language::Python::Virtualenv
+
+  desc "Chat page and API for SmolLM3-3B that multiplies quantised blocks as they are"
+  url "@SOURCES@"
+  sha256 "@SHA256@"
+  license "Apache-2.0"
+
+  depends_on arch: :x86_64
+  depends_on :linux
+  depends_on "python@3.13"
+
+  def install
+    virtualenv_create(libexec, "python3.13")
+    pip = ["python3.13", "-m", "pip", "--python", libexec/"bin/python", "install", "--no-deps"]
+    system(*pip, "--require-hashes", "-r", "supply/build.txt", "-r", "supply/run.txt")
+    system(*pip, "--no-build-isolation", ".")
+    bin.install_symlink libexec/"bin/notso"
+  end
+
+  service do
+    run [opt_bin/"notso", "serve", "--no-browser", "--plain"]
+    keep_alive crashed: true
+  end
+
+  test do
+    assert_match "75", shell_output("#{bin}/notso run --temperature 0 'What is 27 + 48?'")
+  end
+end
