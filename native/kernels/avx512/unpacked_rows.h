@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "blocks.h"
 #include "kernel_table.h"
@@ -14,9 +13,15 @@ namespace qtensor {
 namespace {
 
 template <class Block>
-constexpr bool kHasLevels = std::is_same_v<Block, BlockIQ4_XS>;
+constexpr bool kHasLevels = false;
+template <>
+constexpr bool kHasLevels<BlockIQ4_XS> = true;
 template <class Block>
-constexpr bool kInFours = kHasLevels<Block> || std::is_same_v<Block, BlockQ2_K> || std::is_same_v<Block, BlockQ3_K>;
+constexpr bool kInFours = kHasLevels<Block>;
+template <>
+constexpr bool kInFours<BlockQ2_K> = true;
+template <>
+constexpr bool kInFours<BlockQ3_K> = true;
 
 template <class Block, int M>
 inline void unpacked_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_row) {
