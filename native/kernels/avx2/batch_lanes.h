@@ -124,6 +124,7 @@ int64_t packed_bytes(int64_t blocks, int64_t m) { return (m + 15) / 16 * blocks 
 void matmul_tiles_q4_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithMins<Q4_K256, 15>>(t); }
 void matmul_tiles_q5_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithMins<Q5_K256, 31>>(t); }
 void matmul_tiles_q6_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithOffset<Q6_K256, 63>>(t); }
+TileKernel tile_kernel_256(Format) { return nullptr; }
 
 }  // namespace
 }  // namespace qtensor
