@@ -164,6 +164,11 @@ struct KernelTable {
   void (*matmul_tiles_q4_k)(const TileTask&);
   void (*matmul_tiles_q5_k)(const TileTask&);
   void (*matmul_tiles_q6_k)(const TileTask&);
+  // The same for other weights in blocks of 256; the kernel is null for formats without tiles, and the packing where
+  // pack_block's serves them as well.
+  int64_t (*packed_bytes_lanes)(int64_t blocks, int64_t m);
+  void (*pack_block_lanes)(const PackTask&, int64_t tile, int64_t block);
+  TileKernel (*tile_kernel_256)(Format);
   // The same for weights in blocks of 32 whose rows are whole super-blocks.
   int64_t (*packed_bytes_32)(int64_t blocks, int64_t m);
   void (*pack_block_32)(const PackTask&, int64_t tile, int64_t block);

@@ -38,13 +38,21 @@ MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
   }
 }
 
-bool has_tiles(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
+bool is_k_quant(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
 
 TileKernel tile_kernel(const KernelTable& table, Format format) {
-  if (has_blocks_of_32(format)) return table.tile_kernel_32(format);
-  return format == Format::Q4_K   ? table.matmul_tiles_q4_k
-         : format == Format::Q5_K ? table.matmul_tiles_q5_k
-                                  : table.matmul_tiles_q6_k;
+  switch (format) {
+    case Format::Q4_K:
+      return table.matmul_tiles_q4_k;
+    case Format::Q5_K:
+      return table.matmul_tiles_q5_k;
+    case Format::Q6_K:
+      return table.matmul_tiles_q6_k;
+    default:
+      return has_blocks_of_32(format) ? table.tile_kernel_32(format)
+             : is_float(format)       ? nullptr
+                                      : table.tile_kernel_256(format);
+  }
 }
 
 // A quarter of so many rows is nowhere near a multiple of a page in the usual formats and widths: four rows that are
@@ -86,10 +94,10 @@ struct MatmulRun {
   const KernelTable& table;
   const Matmul& op;
   int64_t blocks = 0;
-  const float* x = nullptr;                         // m x k, normed if that was asked for
-  BlockQ8K* quantised = nullptr;                    // m x blocks
-  BlockQ8x32* quantised_32 = nullptr;               // the same for blocks of 32
-  uint8_t *packed = nullptr, *packed_32 = nullptr;  // either in tiles
+  const float* x = nullptr;                                                  // m x k, normed if that was asked for
+  BlockQ8K* quantised = nullptr;                                             // m x blocks
+  BlockQ8x32* quantised_32 = nullptr;                                        // the same for blocks of 32
+  uint8_t *packed = nullptr, *packed_lanes = nullptr, *packed_32 = nullptr;  // each kind of weights' in tiles
   uint8_t* tile_scratch = nullptr;
   int64_t tile_scratch_bytes = 0;
 
@@ -97,8 +105,9 @@ struct MatmulRun {
   void product(const Weight& w, int64_t begin, int64_t end, float* y, int64_t y_stride, bool past_cache, int worker) {
     const int64_t row_bytes = bytes_per_row(w.format, op.k);
     const uint8_t* weight = w.data + begin * row_bytes;
-    const uint8_t* const tiles = has_tiles(w.format) ? packed : has_blocks_of_32(w.format) ? packed_32 : nullptr;
-    const int64_t tiled = tiles != nullptr ? (end - begin) / 16 * 16 : 0;
+    const uint8_t* const tiles = is_k_quant(w.format) ? packed : has_blocks_of_32(w.format) ? packed_32 : packed_lanes;
+    const TileKernel by_tiles = tiles != nullptr ? tile_kernel(table, w.format) : nullptr;
+    const int64_t tiled = by_tiles != nullptr ? (end - begin) / 16 * 16 : 0;
     if (tiled > 0) {
       TileTask t{};
       t.weight = weight;
@@ -111,7 +120,7 @@ struct MatmulRun {
       t.row_end = tiled;
       t.past_cache = past_cache && y_stride % 16 == 0 && reinterpret_cast<uintptr_t>(y) % 64 == 0;
       t.scratch = tile_scratch + tile_scratch_bytes * worker;
-      tile_kernel(table, w.format)(t);
+      by_tiles(t);
     }
     if (tiled == end - begin) return;
     const MatmulKernel kernel = matmul_kernel(table, w.format);
@@ -145,7 +154,7 @@ Step matmul(Matmul op) {
     any_32 |= of_32;
     any_256 |= !of_32 && !is_float(product.weight.format);
     any_signed |= product.weight.format == Format::Q6_K;
-    any_mins |= has_tiles(product.weight.format) && product.weight.format != Format::Q6_K;
+    any_mins |= is_k_quant(product.weight.format) && product.weight.format != Format::Q6_K;
   }
   return [=](ThreadPool& pool) {
     const KernelTable& table = kernels();
@@ -166,27 +175,39 @@ Step matmul(Matmul op) {
       }
     });
     const bool large = table.tiles_from_m > 0 && m >= table.tiles_from_m;
-    const bool tiles_256 = large && (any_mins || any_signed), tiles_32 = large && any_32 && k % kSuperBlock == 0;
-    if (tiles_256 || tiles_32) {
+    bool tiles_256 = large && (any_mins || any_signed), tiles_lanes = false;
+    const bool tiles_32 = large && any_32 && k % kSuperBlock == 0;
+    for (const auto& product : op.products) {
+      const Format f = product.weight.format;
+      const bool other = large && !is_k_quant(f) && !has_blocks_of_32(f) && tile_kernel(table, f) != nullptr;
+      (table.pack_block_lanes == nullptr ? tiles_256 : tiles_lanes) |= other;
+    }
+    const bool any_tiles = tiles_256 || tiles_lanes || tiles_32;
+    if (any_tiles) {
       const int64_t tiles = (m + 15) / 16;
       const int64_t bytes = tiles_256 ? page_stride(table.packed_bytes(run.blocks, m)) : 0;
+      const int64_t bytes_lanes = tiles_lanes ? page_stride(table.packed_bytes_lanes(run.blocks, m)) : 0;
       const int64_t bytes_32 = tiles_32 ? page_stride(table.packed_bytes_32(run.blocks, m)) : 0;
       run.tile_scratch_bytes = page_stride(table.tile_scratch_bytes(m));
       run.tile_scratch = static_cast<uint8_t*>(
-          memory(Use::packed).get(size_t(run.tile_scratch_bytes * pool.size() + bytes + bytes_32)));
+          memory(Use::packed).get(size_t(run.tile_scratch_bytes * pool.size() + bytes + bytes_lanes + bytes_32)));
       uint8_t* const packed = run.tile_scratch + run.tile_scratch_bytes * pool.size();
       if (tiles_256) run.packed = packed;
-      if (tiles_32) run.packed_32 = packed + bytes;
+      if (tiles_lanes) run.packed_lanes = packed + bytes;
+      if (table.pack_block_lanes == nullptr) run.packed_lanes = run.packed;
+      if (tiles_32) run.packed_32 = packed + bytes + bytes_lanes;
       PackTask packing{run.quantised, run.quantised_32, run.blocks, m, any_mins, any_signed, packed};
-      PackTask packing_32 = packing;
+      PackTask packing_lanes = packing, packing_32 = packing;
+      packing_lanes.packed = run.packed_lanes;
       packing_32.packed = run.packed_32;
       auto pack = [&](int64_t index, int) {
         if (tiles_256) table.pack_block(packing, index / run.blocks, index % run.blocks);
+        if (tiles_lanes) table.pack_block_lanes(packing_lanes, index / run.blocks, index % run.blocks);
         if (tiles_32) table.pack_block_32(packing_32, index / run.blocks, index % run.blocks);
       };
       run_tasks(pool, tiles * run.blocks, m * k * 64, pack);
     }
-    const std::vector<WorkItem> plan = plan_work(op, pool.size(), tiles_256 || tiles_32 ? table.tile_rows : 0);
+    const std::vector<WorkItem> plan = plan_work(op, pool.size(), any_tiles ? table.tile_rows : 0);
     int64_t longest = 0;
     for (const WorkItem& item : plan) longest = std::max(longest, item.end - item.begin);
     const int64_t item_floats = (longest * m + 15) / 16 * 16;

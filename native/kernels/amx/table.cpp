@@ -5,6 +5,7 @@
 #include "kernels/avx512/batch_lanes_32.h"
 #include "kernels/avx512/four_block_rows.h"
 #include "kernels/avx512/integer_kernels.h"
+#include "kernels/avx512/unscaled_lanes.h"
 #include "kernels/portable/tile_entries.h"
 #include "kernels/x86/matmul.h"
 #include "kernels/x86/unpacked_matmul.h"
@@ -20,8 +21,16 @@ void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }
 void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K512>(t); }
 void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
 
+// What has no tiles of AMX has AVX-512's, for which batch rows are packed otherwise.
+constexpr KernelTable amx_entries() {
+  KernelTable t = tile_entries(QTENSOR_TABLE_NAME, 4, 16 * kNTileTiles, 32);
+  t.packed_bytes_lanes = packed_bytes_lanes;
+  t.pack_block_lanes = pack_block_lanes;
+  return t;
+}
+
 }  // namespace
 
-constinit const KernelTable kAmxKernels = tile_entries(QTENSOR_TABLE_NAME, 4, 16 * kNTileTiles, 32);
+constinit const KernelTable kAmxKernels = amx_entries();
 
 }  // namespace qtensor

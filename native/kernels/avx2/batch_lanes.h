@@ -52,7 +52,7 @@ struct BatchLanes256 {
   template <class Rows, int ROWS, int HALVES>
   static QTENSOR_INLINE void some_rows(const RowBlocks& rows, int row, const PackedBatch& x, float* acc) {
     constexpr int fit = 32767 / (2 * Rows::largest * 127);  // vpmaddubsw results that 16 bits hold
-    constexpr int steps = fit >= 8 ? 8 : fit >= 4 ? 4 : 2;
+    constexpr int steps = fit >= 8 && Rows::group == 32 ? 8 : fit >= 4 ? 4 : 2;
     static_assert(fit >= 2 && Rows::group / 4 % steps == 0);
     __m256i total[ROWS][HALVES];
     for (auto& halves : total)
@@ -96,9 +96,9 @@ struct BatchLanes256 {
   static QTENSOR_INLINE void finish(const RowBlocks& rows, int row, const PackedBatch& x, int h, __m256i total,
                                     float* acc) {
     __m256i side = _mm256_setzero_si256();
-    for (int i = 0; i < (Rows::has_min ? 4 : 8); i++) {
-      const int16_t* pairs = Rows::has_min ? rows.min_pairs[row] : rows.scale_pairs[row];
-      const auto* sums = Rows::has_min ? (const __m256i*)x.sums32[i] : (const __m256i*)x.sums16[i];
+    for (int i = 0; i < (Rows::group == 32 ? 4 : 8); i++) {
+      const int16_t* pairs = Rows::group == 32 ? rows.min_pairs[row] : rows.scale_pairs[row];
+      const auto* sums = Rows::group == 32 ? (const __m256i*)x.sums32[i] : (const __m256i*)x.sums16[i];
       side =
           _mm256_add_epi32(side, _mm256_madd_epi16(_mm256_load_si256(sums + h), _mm256_set1_epi32(dword_at(pairs, i))));
     }
@@ -108,7 +108,7 @@ struct BatchLanes256 {
       f = _mm256_mul_ps(_mm256_cvtepi32_ps(total), d);
       f = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(side), _mm256_set1_ps(rows.dmin[row]), f);
     } else {
-      f = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(total, _mm256_slli_epi32(side, 5))), d);
+      f = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(total, _mm256_slli_epi32(side, Rows::offset_bits))), d);
     }
     _mm256_store_ps(acc, _mm256_fmadd_ps(f, _mm256_load_ps(x.d + 8 * h), _mm256_load_ps(acc)));
   }
@@ -123,7 +123,7 @@ void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_batch<Bat
 int64_t packed_bytes(int64_t blocks, int64_t m) { return (m + 15) / 16 * blocks * int64_t(sizeof(PackedBatch)); }
 void matmul_tiles_q4_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithMins<Q4_K256, 15>>(t); }
 void matmul_tiles_q5_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithMins<Q5_K256, 31>>(t); }
-void matmul_tiles_q6_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsWithOffset<Q6_K256, 63>>(t); }
+void matmul_tiles_q6_k(const TileTask& t) { matmul_batch_lanes<BatchLanes256, RowsOfGroups<Q6_K256, 63>>(t); }
 
 }  // namespace
 }  // namespace qtensor

@@ -109,9 +109,8 @@ struct BatchLanes32 {
       }
   }
 
-  template <class Rows, int HALVES>
-  static QTENSOR_INLINE void block_sums(const RowBlocks32& rows, const Packed& x, int j,
-                                        __m256i (&sum)[kTileRows][HALVES]) {
+  template <class Rows, int HALVES, class BLOCKS, class PACKED>
+  static QTENSOR_INLINE void block_sums(const BLOCKS& rows, const PACKED& x, int j, __m256i (&sum)[kTileRows][HALVES]) {
     constexpr int fit = Rows::largest == 0 ? 1 : 32767 / (2 * Rows::largest * 127);  // results that 16 bits hold
     constexpr int steps = fit >= 8 ? 8 : fit >= 4 ? 4 : 1;
     const __m256i ones = _mm256_set1_epi16(1);

@@ -31,8 +31,8 @@ QTENSOR_INLINE void add_pair(const uint8_t* block, const typename Quant::Scales&
   const __m256i scale0 = Quant::template scale<2 * C>(scales), scale1 = Quant::template scale<2 * C + 1>(scales);
   for (int j = 0; j < M; j++) {
     const auto* q = (const __m256i*)x[j * stride].q + 2 * C;
-    const __m256i a = _mm256_madd_epi16(_mm256_maddubs_epi16(even, _mm256_load_si256(q)), scale0);
-    const __m256i b = _mm256_madd_epi16(_mm256_maddubs_epi16(odd, _mm256_load_si256(q + 1)), scale1);
+    const __m256i a = _mm256_madd_epi16(Quant::products(even, _mm256_load_si256(q)), scale0);
+    const __m256i b = _mm256_madd_epi16(Quant::products(odd, _mm256_load_si256(q + 1)), scale1);
     sum[j] = _mm256_add_epi32(sum[j], _mm256_add_epi32(a, b));
     in_register(sum[j]);
   }
@@ -57,6 +57,7 @@ struct OneRow256 {
     typename Quant::Scales scales;
     __m128i min;
   };
+  static __m256i products(__m256i q, __m256i x) { return _mm256_maddubs_epi16(q, x); }
   static __m256i dot(const Unpacked& w, const BlockQ8K& x) {
     __m256i sum[1];
     row_sums<Quant>(w.block, w.scales, &x, 0, sum);
@@ -108,12 +109,31 @@ struct Q5_K256 : WithMins256<Q5_K256>, OneRow256<Q5_K256> {
   }
 };
 
-struct Q6_K256 : OneRow256<Q6_K256> {
-  static constexpr int64_t bytes = sizeof(BlockQ6_K);
-  static constexpr bool has_min = false;
+// Sixteen scales, of groups of 16.
+struct Groups256 {
   struct Scales {
     __m256i all, low, high;  // sixteen words; the first eight in both lanes; the others
   };
+  static Scales spread(__m128i bytes) {
+    const __m256i all = _mm256_cvtepi8_epi16(bytes);
+    return {all, _mm256_permute4x64_epi64(all, 0x44), _mm256_permute4x64_epi64(all, 0xee)};
+  }
+  template <int J>  // two groups of 16: words 2J and 2J + 1 of all
+  static __m256i scale(const Scales& scales) {
+    constexpr int word = 2 * J % 8, first = 2 * word | (2 * word + 1) << 8;
+    const __m256i order = _mm256_set_m128i(_mm_set1_epi16(short(first + 0x0202)), _mm_set1_epi16(short(first)));
+    return _mm256_shuffle_epi8(J < 4 ? scales.low : scales.high, order);
+  }
+  static __m256i start(const Scales& scales, const BlockQ8K& x, int offset_bits) {
+    const __m256i sums = _mm256_madd_epi16(scales.all, _mm256_load_si256((const __m256i*)x.sums16));
+    return _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(sums, offset_bits));
+  }
+};
+
+struct Q6_K256 : Groups256, OneRow256<Q6_K256> {
+  static constexpr int64_t bytes = sizeof(BlockQ6_K), d_at = offsetof(BlockQ6_K, d);
+  static constexpr bool has_min = false;
+  static constexpr int offset_bits = 5;
   template <int C>  // sub-blocks 2C and 2C + 1: low nibbles of 64 bytes, or their high nibbles
   static QTENSOR_INLINE void pair(const uint8_t* block, __m256i& even, __m256i& odd) {
     constexpr int n = C / 2;
@@ -131,20 +151,10 @@ struct Q6_K256 : OneRow256<Q6_K256> {
     odd = _mm256_or_si256(_mm256_and_si256(low1, four), _mm256_and_si256(bits1, two));
   }
   static Scales scales_of(const uint8_t* block) {
-    const __m256i all = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockQ6_K, scales))));
-    return {all, _mm256_permute4x64_epi64(all, 0x44), _mm256_permute4x64_epi64(all, 0xee)};
+    return spread(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockQ6_K, scales))));
   }
   static Unpacked unpack(const uint8_t* block) { return {block, scales_of(block), _mm_setzero_si128()}; }
-  static __m256i start(const Scales& scales, const BlockQ8K& x) {  // the offset of 32
-    const __m256i sums = _mm256_madd_epi16(scales.all, _mm256_load_si256((const __m256i*)x.sums16));
-    return _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_slli_epi32(sums, 5));
-  }
-  template <int J>  // two groups of 16: words 2J and 2J + 1 of all
-  static __m256i scale(const Scales& scales) {
-    constexpr int word = 2 * J % 8, first = 2 * word | (2 * word + 1) << 8;
-    const __m256i order = _mm256_set_m128i(_mm_set1_epi16(short(first + 0x0202)), _mm_set1_epi16(short(first)));
-    return _mm256_shuffle_epi8(J < 4 ? scales.low : scales.high, order);
-  }
+  static __m256i start(const Scales& scales, const BlockQ8K& x) { return Groups256::start(scales, x, offset_bits); }
   static RowScales row_scales(const uint8_t* block) {
     return {half_at(block + offsetof(BlockQ6_K, d)), _mm_setzero_ps()};
   }

@@ -18,7 +18,7 @@ constexpr int kTileRows = 4;
 struct alignas(64) RowBlocks {
   uint8_t q[kTileRows][256];
   int32_t scale[kTileRows][16];        // of each sub-block, or each group of 16, in both words
-  int16_t scale_pairs[kTileRows][16];  // the same, two to a dword
+  int16_t scale_pairs[kTileRows][16];  // the same, two to a dword; or the mins of groups of 16
   int16_t min_pairs[kTileRows][8];
   float d[kTileRows], dmin[kTileRows];
 };
@@ -48,7 +48,7 @@ template <class Quant, int LARGEST>
 struct RowsWithMins {
   static constexpr bool has_min = true;
   using Unpacked = RowBlocks;
-  static constexpr int group = 32, largest = LARGEST;
+  static constexpr int group = 32, largest = LARGEST, offset_bits = 0;
   static constexpr int64_t bytes = Quant::bytes;
   static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks& to) {
 #pragma GCC unroll 4
@@ -70,23 +70,28 @@ struct RowsWithMins {
 };
 
 template <class Quant, int LARGEST>
-struct RowsWithOffset {
-  static constexpr bool has_min = false;
+struct RowsOfGroups {
+  static constexpr bool has_min = Quant::has_min;
   using Unpacked = RowBlocks;
-  static constexpr int group = 16, largest = LARGEST;
+  static constexpr int group = 16, largest = LARGEST, offset_bits = Quant::offset_bits;
   static constexpr int64_t bytes = Quant::bytes;
   static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks& to) {
 #pragma GCC unroll 4
     for (int r = 0; r < kTileRows; r++) {
       const uint8_t* const block = place[r];
-      const __m256i scale =
-          _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockQ6_K, scales))));
+      const __m256i scale = Quant::scales_of(block).all;
       _mm256_store_si256((__m256i*)to.scale_pairs[r], scale);
+      if constexpr (has_min) {
+        _mm256_store_si256((__m256i*)to.scale_pairs[r], Quant::mins_of(block));
+        half dmin;
+        __builtin_memcpy(&dmin, block + Quant::d_at + 2, 2);
+        to.dmin[r] = half_to_float(dmin);
+      }
       store_scales(_mm256_castsi256_si128(scale), to.scale[r]);
       store_scales(_mm256_extracti128_si256(scale, 1), to.scale[r] + 8);
       store_values<Quant>(block, to.q[r]);
       half d;
-      __builtin_memcpy(&d, block + offsetof(BlockQ6_K, d), 2);
+      __builtin_memcpy(&d, block + Quant::d_at, 2);
       to.d[r] = half_to_float(d);
     }
   }

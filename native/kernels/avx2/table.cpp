@@ -7,6 +7,7 @@
 #include "kernels/portable/tile_entries.h"
 #include "kernels/x86/matmul.h"
 #include "kernels/x86/unpacked_matmul.h"
+#include "unpacked_lanes.h"
 
 namespace qtensor {
 namespace {

@@ -304,14 +304,12 @@ struct BatchLanes512 {
   }
 };
 
-void pack_block(const PackTask& t, int64_t tile, int64_t block) { pack_batch<BatchLanes512>(t, t.x, tile, block); }
-int64_t tile_scratch_bytes(int64_t m) { return lanes_scratch_bytes<RowBlocks>(m); }
-int64_t packed_bytes(int64_t blocks, int64_t m) {
+int64_t packed_bytes_lanes(int64_t blocks, int64_t m) {
   return (m + 15) / 16 * blocks * int64_t(sizeof(BatchLanes512::Packed));
 }
-void matmul_tiles_q4_k(const TileTask& t) { matmul_batch_lanes<BatchLanes512, RowsWithMins<Q4_K512, 15>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_batch_lanes<BatchLanes512, RowsWithMins<Q5_K512, 31>>(t); }
-void matmul_tiles_q6_k(const TileTask& t) { matmul_batch_lanes<BatchLanes512, RowsWithOffset<Q6_K512, 63>>(t); }
+void pack_block_lanes(const PackTask& t, int64_t tile, int64_t block) {
+  pack_batch<BatchLanes512>(t, t.x, tile, block);
+}
 
 }  // namespace
 }  // namespace qtensor

@@ -107,19 +107,9 @@ inline void four_block_rows(const MatmulTask& t, FourRows rows, int64_t batch_ro
 // Rows of whole super-blocks, four at a time; the others block by block.
 template <class Block>
 inline void matmul_four_blocks(const MatmulTask& t) {
-  const int64_t groups = t.k % kSuperBlock == 0 ? (t.row_end - t.row_begin) / 4 : 0;
-  const bool quarters = reads_quarters();
-  for (int64_t group = 0; group < groups; group++) {
-    const FourRows rows = four_rows(t, group, quarters);
-    int64_t j = 0;
-    for (; j + kFourBlocksM <= t.m; j += kFourBlocksM) four_block_rows<Block, kFourBlocksM>(t, rows, j);
-    if (t.m - j == 3) four_block_rows<Block, 3>(t, rows, j);
-    if (t.m - j == 2) four_block_rows<Block, 2>(t, rows, j);
-    if (t.m - j == 1) four_block_rows<Block, 1>(t, rows, j);
-  }
-  MatmulTask others = t;
-  others.row_begin += 4 * groups;
-  matmul_sub_blocks<Block>(others);
+  if (t.k % kSuperBlock != 0) return matmul_sub_blocks<Block>(t);
+  matmul_sub_blocks<Block>(by_four_rows<kFourBlocksM>(
+      t, [&]<int M>(Together<M>, FourRows rows, int64_t j) { four_block_rows<Block, M>(t, rows, j); }));
 }
 
 MatmulKernel kernel_32(Format format) {

@@ -1,5 +1,4 @@
 // Kernels for AVX-512 with VNNI (and BW, DQ, VL).
-#include "batch_lanes.h"
 #include "batch_lanes_32.h"
 #include "four_block_rows.h"
 #include "integer_kernels.h"
@@ -8,6 +7,7 @@
 #include "kernels/portable/tile_entries.h"
 #include "kernels/x86/matmul.h"
 #include "kernels/x86/unpacked_matmul.h"
+#include "tile_matmul.h"
 
 namespace qtensor {
 namespace {

@@ -15,6 +15,7 @@ void pack_block(const PackTask& t, int64_t tile, int64_t block);
 void matmul_tiles_q4_k(const TileTask& t);
 void matmul_tiles_q5_k(const TileTask& t);
 void matmul_tiles_q6_k(const TileTask& t);
+TileKernel tile_kernel_256(Format format);
 int64_t packed_bytes_32(int64_t blocks, int64_t m);
 void pack_block_32(const PackTask& t, int64_t tile, int64_t block);
 TileKernel tile_kernel_32(Format format);
@@ -31,6 +32,7 @@ constexpr KernelTable tile_entries(const char* name, int64_t tiles_from_m, int64
   t.matmul_tiles_q4_k = matmul_tiles_q4_k;
   t.matmul_tiles_q5_k = matmul_tiles_q5_k;
   t.matmul_tiles_q6_k = matmul_tiles_q6_k;
+  t.tile_kernel_256 = tile_kernel_256;
   t.packed_bytes_32 = packed_bytes_32;
   t.pack_block_32 = pack_block_32;
   t.tile_kernel_32 = tile_kernel_32;

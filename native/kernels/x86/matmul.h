@@ -39,20 +39,9 @@ inline void k_quant_row(const MatmulTask& t, int64_t row, int64_t batch_row) {
 
 template <class Quant>
 inline void matmul_k_quant(const MatmulTask& t) {
-  const int64_t groups = (t.row_end - t.row_begin) / 4;
-  const bool quarters = reads_quarters();
-  for (int64_t group = 0; group < groups; group++) {
-    const FourRows rows = four_rows(t, group, quarters);
-    int64_t j = 0;
-    for (; j + kBatchGroup <= t.m; j += kBatchGroup) k_quant_four_rows<Quant, kBatchGroup>(t, rows, j);
-    if (j + 3 == t.m) {  // read once for all three
-      k_quant_four_rows<Quant, 3>(t, rows, j);
-      continue;
-    }
-    for (; j + 2 <= t.m; j += 2) k_quant_four_rows<Quant, 2>(t, rows, j);
-    for (; j < t.m; j++) k_quant_four_rows<Quant, 1>(t, rows, j);
-  }
-  for (int64_t row = t.row_begin + 4 * groups; row < t.row_end; row++)
+  const MatmulTask left = by_four_rows<kBatchGroup>(
+      t, [&]<int M>(Together<M>, FourRows rows, int64_t j) { k_quant_four_rows<Quant, M>(t, rows, j); });
+  for (int64_t row = left.row_begin; row < left.row_end; row++)
     for (int64_t j = 0; j < t.m; j++) k_quant_row<Quant>(t, row, j);
 }
 

@@ -94,6 +94,32 @@ inline void store_four_rows(float* y, FourRows rows, __m128 value) {
   for (int r = 0; r < 4; r++) y[rows.first + r * rows.stride] = all[r];
 }
 
+// Calls product(Together<M>, four rows, the first of M batch rows), M up to MOST, until all batch rows have met all
+// rows but the last few, and returns what is left. Three batch rows at the end are taken together: rows are read once
+// for all.
+template <int M>
+struct Together {};
+template <int MOST, class Product>
+QTENSOR_INLINE MatmulTask by_four_rows(const MatmulTask& t, Product product) {
+  static_assert(MOST >= 3);
+  const int64_t groups = (t.row_end - t.row_begin) / 4;
+  const bool quarters = reads_quarters();
+  for (int64_t group = 0; group < groups; group++) {
+    const FourRows rows = four_rows(t, group, quarters);
+    int64_t j = 0;
+    for (; j + MOST <= t.m; j += MOST) product(Together<MOST>(), rows, j);
+    if (j + 3 == t.m) {
+      product(Together<3>(), rows, j);
+      continue;
+    }
+    for (; j + 2 <= t.m; j += 2) product(Together<2>(), rows, j);
+    for (; j < t.m; j++) product(Together<1>(), rows, j);
+  }
+  MatmulTask left = t;
+  left.row_begin += 4 * groups;
+  return left;
+}
+
 template <int64_t BLOCK_BYTES>
 class Ahead {
  public:

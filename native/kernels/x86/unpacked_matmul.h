@@ -11,6 +11,8 @@
 #include "kernels/portable/unpacked_blocks.h"
 #include "kernels/x86/rows.h"
 #include "kernels/x86/sub_blocks.h"
+#include "tuning.h"
+#include "unpacked_rows.h"
 
 namespace qtensor {
 namespace {
@@ -76,9 +78,15 @@ inline void unpacked_rows(const MatmulTask& t, int64_t row, int64_t first, int c
   for (int j = 0; j < count; j++) t.y[(first + j) * t.y_stride + row] = acc[j];
 }
 
+// Where the family has the format four rows at a time (its unpacked_rows.h), only the last few rows go one by one.
 template <class F>
 void matmul_unpacked(const MatmulTask& t) {
-  for (int64_t row = t.row_begin; row < t.row_end; row++)
+  using Block = typename F::Block;
+  MatmulTask left = t;
+  if constexpr (kInFours<Block>)
+    left = by_four_rows<kBatchGroup>(
+        t, [&]<int M>(Together<M>, FourRows rows, int64_t j) { unpacked_four_rows<Block, M>(t, rows, j); });
+  for (int64_t row = left.row_begin; row < left.row_end; row++)
     for (int64_t j = 0; j < t.m; j += kTogether)
       unpacked_rows<F>(t, row, j, int(t.m - j < kTogether ? t.m - j : kTogether));
 }
