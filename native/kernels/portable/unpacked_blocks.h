@@ -1,4 +1,4 @@
-// Every block format but the K-quants that have kernels of their own, taken apart into signed bytes and whole scales.
+// Every block format but Q4_K, Q5_K and Q6_K, taken apart into signed bytes and whole scales.
 // What multiplies them knows two kinds of block alone, so a format is nothing but its `unpack`.
 // Source of the layouts: ggml's ggml-common.h and ggml-quants.c.
 #pragma once

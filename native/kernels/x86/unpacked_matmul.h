@@ -1,5 +1,5 @@
-// Products of the formats in blocks of 256 that have no kernels of their own (kernels/portable/unpacked_blocks.h), for
-// AVX2 and AVX-512. A block of one weight row is taken apart once and meets up to kTogether batch rows.
+// Products of the formats of kernels/portable/unpacked_blocks.h in blocks of 256, for AVX2 and AVX-512: four rows at a
+// time where the family has that. Else a block of one row is taken apart once and meets up to kTogether batch rows.
 #pragma once
 
 #include <immintrin.h>
