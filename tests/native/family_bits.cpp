@@ -152,13 +152,18 @@ TileKernel tile_kernel_of(const KernelTable& t, Format f) {
     case Format::Q6_K:
       return t.matmul_tiles_q6_k;
     default:
-      return has_blocks_of_32(f) ? t.tile_kernel_32(f) : nullptr;
+      return has_blocks_of_32(f) ? t.tile_kernel_32(f) : t.tile_kernel_256(f);
   }
 }
 
 // ---- cases ----
 
-bool has_tiles(Format f) { return has_blocks_of_32(f) || f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
+// In some family.
+bool has_tiles(Format f) {
+  for (const Format some : {Format::Q2_K, Format::Q3_K, Format::Q4_K, Format::Q5_K, Format::Q6_K, Format::IQ4_XS})
+    if (f == some) return true;
+  return has_blocks_of_32(f);
+}
 
 // Sizes as they come, or those of tiles, in which a family without tiles takes the same products row by row.
 void matmul_case(Format f, bool tiles, Random& random) {
@@ -188,7 +193,7 @@ void matmul_case(Format f, bool tiles, Random& random) {
   const std::string what = "format " + std::to_string(int(f)) + (tiles ? " tiles" : "") + ", M " + std::to_string(m) +
                            ", rows " + std::to_string(rows) + ", K " + std::to_string(k);
   Random later{random.bits()};  // families shall not differ in what they leave of the other
-  if (!tiles || tested.tiles_from_m == 0) {
+  if (!tiles || tested.tiles_from_m == 0 || tile_kernel_of(tested, f) == nullptr) {
     task.y = out.data();
     task.row_end = later.below(rows);
     kernel_of(tested, f)(task);
@@ -198,11 +203,17 @@ void matmul_case(Format f, bool tiles, Random& random) {
     return same(what, out.data(), expected.data(), m * rows);
   }
   const bool of_32 = has_blocks_of_32(f);
-  Guarded<uint8_t> packed(of_32 ? tested.packed_bytes_32(blocks, m) : tested.packed_bytes(blocks, m), later, 64);
+  const bool of_256 = !of_32 && f != Format::Q4_K && f != Format::Q5_K && f != Format::Q6_K;
+  const bool lanes = of_256 && tested.pack_block_lanes != nullptr;
+  Guarded<uint8_t> packed((of_32   ? tested.packed_bytes_32
+                           : lanes ? tested.packed_bytes_lanes
+                                   : tested.packed_bytes)(blocks, m),
+                          later, 64);
   Guarded<uint8_t> scratch(tested.tile_scratch_bytes(m), later, 64);
   const PackTask packing{q.data(), q32.data(), blocks, m, f != Format::Q6_K, f == Format::Q6_K, packed.data()};
   for (int64_t tile = 0; tile < (m + 15) / 16; tile++)
-    for (int64_t b = 0; b < blocks; b++) (of_32 ? tested.pack_block_32 : tested.pack_block)(packing, tile, b);
+    for (int64_t b = 0; b < blocks; b++)
+      (of_32 ? tested.pack_block_32 : lanes ? tested.pack_block_lanes : tested.pack_block)(packing, tile, b);
   tile_kernel_of(tested, f)(
       {weight.data(), row_bytes, blocks, packed.data(), m, out.data(), rows, 0, rows, false, scratch.data()});
   same(what, out.data(), expected.data(), m * rows);
