@@ -127,6 +127,7 @@ FAILURES = [
     (model.ContextLengthError(10, 5), 1, "--context"),
     (model.EngineError("a logit is not finite"), 1, "a logit is not finite"),
     (PermissionError(errno.EACCES, "Permission denied", "x"), 1, "x: Permission denied"),
+    (RuntimeError("Could not determine home directory."), 1, "Set HOME"),
     (ZeroDivisionError("division by zero"), 1, "--debug"),
     (KeyboardInterrupt(), 130, ""),
 ]

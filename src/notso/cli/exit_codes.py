@@ -62,6 +62,8 @@ def _classify(error: BaseException) -> tuple[int, str, str]:
             return code, str(error) or _plain_name(error), advice
     if isinstance(error, OSError):
         return _classify_os_error(error)
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # of pathlib, for a user nobody knows
+        return FAILED, "this user has no home directory", "Set HOME to a folder that can be written."
     message = f"something unexpected went wrong ({_plain_name(error)}: {error})"
     return FAILED, message, "Run it again with --debug for the details."
 
