@@ -297,7 +297,7 @@ def test_text_files_go_along_and_others_are_refused(
         (tmp_path / name).write_bytes(content)
     page.locator("#files").set_input_files([tmp_path / name for name in ("notes.md", "picture.png", "big.txt")])
     expect(page.locator("#attachments .attached")).to_have_text(["notes.md"])
-    expect(page.locator("#attachments")).to_contain_text("picture.png is no text. Images")
+    expect(page.locator("#attachments")).to_contain_text("picture.png is no text in UTF-8. Images")
     expect(page.locator("#attachments")).to_contain_text("big.txt is larger than 200 kB")
     picture(page)
     begin(page, "What is the word?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,21 @@ def test_a_start_is_put_into_the_input_and_the_rest_is_typed(serve: Serve, open_
     page.keyboard.press("Enter")
     finished(page)
     expect(questions(page)).to_contain_text("Explain in plain words: tides")
+
+
+def test_what_the_empty_page_offers_follows_the_model_that_comes(serve: Serve, open_page: Open) -> None:
+    let_go = threading.Event()
+
+    def load() -> ScriptedEngine:
+        let_go.wait(60)
+        return saying("Yes.")
+
+    page = open_page(serve(load).url)
+    expect(page.get_by_role("link", name=table("en")["start_explain"])).to_be_visible()
+    page.locator("#text").fill("typed meanwhile")
+    let_go.set()
+    expect(page.get_by_role("button", name="What can you do?")).to_be_visible()
+    expect(page.locator("#text")).to_have_value("typed meanwhile")
 
 
 def test_chats_at_work_and_unread_are_marked(serve: Serve, open_page: Open, demo: DemoEngine, picture: Picture) -> None:

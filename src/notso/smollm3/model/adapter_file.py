@@ -158,7 +158,7 @@ def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], fa
             digest.update(f"{layer} {role} {part.format} {part.shape}".encode())
             digest.update(part.data)
             nbytes += part.nbytes
-        most = max(most, pair.rank)
+        most = max(most, rank)
     if not most:
         raise ModelFileError("it changes nothing: it holds no tensors")
     return Adapter(name, digest.digest(), nbytes, most, tuple(layers))

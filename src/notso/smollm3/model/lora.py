@@ -32,7 +32,7 @@ class Adapter:
     name: str
     digest: bytes
     nbytes: int
-    rank: int  # the largest
+    rank: int  # the largest that its file has
     layers: tuple[Mapping[str, LowRank], ...]
 
     def on(self, backend: Backend) -> Adapter:
