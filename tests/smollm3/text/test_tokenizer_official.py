@@ -6,7 +6,8 @@ import random
 import re
 import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,18 +123,29 @@ def test_entries_that_no_merge_reaches_are_single_tokens(
     assert all(whole)
 
 
-def test_it_builds_in_well_under_a_second(official_metadata: dict[str, Any]) -> None:
-    """About 0.27 s on the reference machine, and no second thread to hide the work in."""
+def _seconds(work: Callable[[], object]) -> float:
+    """The least processor time of three turns, threads included."""
     best = float("inf")
     for _ in range(3):
         start = time.process_time()
-        Tokenizer.from_gguf(official_metadata)
+        work()
         best = min(best, time.process_time() - start)
-    assert best < 0.9  # a busy machine's caches cost CPU time too
+    return best
 
 
-def test_a_megabyte_takes_two_seconds_at_most(official_tokenizer: Tokenizer) -> None:
+def test_it_builds_about_as_fast_as_the_library(
+    official_metadata: dict[str, Any], official_oracle: tokenizers.Tokenizer
+) -> None:
+    """0.3 s beside the library's 0.45 s where this was written; a slow machine is slow for both."""
+    file = official_oracle.to_str()
+    ours = _seconds(lambda: Tokenizer.from_gguf(official_metadata))
+    assert ours < 2 * _seconds(lambda: tokenizers.Tokenizer.from_str(file))
+
+
+def test_a_megabyte_costs_what_its_eighths_cost(official_tokenizer: Tokenizer) -> None:
+    """Eight times the text: the square of the length would cost 64 times as much."""
     for text in ("a", " ", "e\u0301", "\n "):
-        start = time.process_time()
-        official_tokenizer.encode(text * (2**20 // len(text.encode())))
-        assert time.process_time() - start < 2
+        short, long = (
+            _seconds(partial(official_tokenizer.encode, text * (size // len(text.encode())))) for size in (2**17, 2**20)
+        )
+        assert long < 24 * short
