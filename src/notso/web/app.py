@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from notso.smollm3 import give_back_freed
 from notso.web.api.chat_completions import routes as chat_completions
@@ -31,6 +32,7 @@ from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
 from notso.web.api.server import adapters, health, models, monitoring, not_offered, openapi, server_facts, tokens
+from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
 from notso.web.chat.chat_list import ListMarks
@@ -60,6 +62,8 @@ from notso.web.engine.port import EngineSource
 from notso.web.engine.running import RunningRequests
 from notso.web.languages.page_language import PageLanguage
 from notso.web.rendering.fair_queue import FairQueue
+from notso.web.replicas.joining import counters_at, exchange_at
+from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
 from notso.web.store.protocol import Conversation
 from notso.web.store.sqlite.store import SQLiteStore
@@ -110,6 +114,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await parts.shared.store.open()
+        parts.shared.exchange.start()
         parts.shared.engine.start(asyncio.get_running_loop())
         if parts.mcp is not None:
             parts.mcp.start()
@@ -128,6 +133,7 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         middleware=[
+            Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)),
             Middleware(InPieces),
             Middleware(RequestMetrics, metrics=parts.api.metrics),
             Middleware(SecurityHeaders),
@@ -137,13 +143,13 @@ def create_app(
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossOriginAccess, rules=settings.allowed_origins),
             Middleware(CrossSiteGuard),
-            Middleware(RateLimit, per_minute=settings.rate),
+            Middleware(RateLimit, per_minute=settings.rate, counters=counters_at(settings.valkey_url)),
             Middleware(RequestLimits),
         ],
     )
     app.state.parts = parts
     app.state.chat, app.state.api, app.state.large_work = parts.chat, parts.api, parts.shared.large_work
-    app.state.key_ring = KeyRing(settings.api_key)
+    app.state.key_ring = KeyRing(settings.api_key, book=parts.shared.exchange)
     chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer)
     for router in (
         health.router,
@@ -180,7 +186,12 @@ def create_app(
 
 
 async def begin_stopping(parts: Parts) -> None:
-    """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved."""
+    """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved.
+
+    Where there is a proxy that asks /health, it hears first that this server is going.
+    """
+    parts.shared.leaving = True
+    await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = True
     parts.chat.turns.interrupt_all(asking_only=True)  # nobody would see the question in time
     try:
@@ -225,7 +236,7 @@ def _parts(engine_source: EngineSource, settings: Settings, model_registry: Mode
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
-    shared = Shared(settings, store, engine, requests)
+    shared = Shared(settings, store, engine, requests, exchange=exchange_at(settings.valkey_url))
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
         shared,
@@ -235,11 +246,12 @@ def _parts(engine_source: EngineSource, settings: Settings, model_registry: Mode
         assets,
         pages,
         kept_html,
+        TurnRelay(shared.exchange, turns, feed, store),
         feed,
         model_registry=model_registry,
         toolbox=toolbox,
     )
-    return Parts(shared, chat, ApiServices(shared, metrics), mcp)
+    return Parts(shared, chat, ApiServices(shared, metrics, ResumableStreams(shared.exchange)), mcp)
 
 
 async def _purge_now_and_then(parts: Parts) -> None:
@@ -285,6 +297,8 @@ async def _shut_down(parts: Parts) -> None:
         logger.warning("the engine did not stop in time; what was saved stays saved")
     if parts.mcp is not None:
         await parts.mcp.close()
+    await parts.chat.relay.close()
+    await parts.shared.exchange.close()
     await asyncio.to_thread(parts.shared.engine.join, ENGINE_EXIT_SECONDS)
     await asyncio.to_thread(parts.chat.downloads.close, DOWNLOAD_EXIT_SECONDS)
     await parts.shared.store.close()

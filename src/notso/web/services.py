@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from notso.web.edge.work_line import WorkLine
 from notso.web.engine.host import EngineHost
 from notso.web.engine.running import RunningRequests
+from notso.web.replicas.exchange import Alone, Exchange
 from notso.web.store.protocol import ChatStore
 from notso.web.values.settings import Settings
 
@@ -14,7 +15,8 @@ from notso.web.values.settings import Settings
 @dataclass(slots=True)
 class Shared:
     """Made once per application. `requests` is the way into the engine. `stopping` is set when the server was told to
-    end: it answers, but admits nothing new. `large_work` is what large bodies and prompts wait in.
+    end: it answers, but admits nothing new; before that it may be `leaving`. `exchange` is how it speaks with other
+    servers over the same store. `large_work` is what large bodies and prompts wait in.
     """
 
     settings: Settings
@@ -22,4 +24,6 @@ class Shared:
     engine: EngineHost
     requests: RunningRequests
     large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))
+    exchange: Exchange = field(default_factory=Alone)
+    leaving: bool = False
     stopping: bool = False

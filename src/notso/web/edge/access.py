@@ -11,8 +11,9 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from fastapi import HTTPException, Request
 
@@ -22,6 +23,8 @@ SESSION_SECONDS = 30 * 86_400.0
 """Then a browser shows the key again, however often it came: a stolen cookie does not last for ever."""
 SESSION_IDLE_SECONDS = 7 * 86_400.0
 """Not used for so long, a cookie was left behind on a machine or a backup of one."""
+SHARE_SECONDS = 3600.0
+"""Other servers are told so often that a cookie is in use."""
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
 """Set in the scope of a request that showed a key which is none: what is counted by whom it comes from."""
@@ -36,20 +39,42 @@ class NeedsKey(HTTPException):
 
 @dataclass(slots=True)
 class _Session:
-    """When it began and was last used, in seconds of the wall clock: a machine that slept gets older too."""
+    """When it began, was last used, and others were told so, in seconds of the wall clock: a machine that slept gets
+    older too."""
 
     began: float
     used: float
+    shared: float
 
     def over(self, now: float) -> bool:
         return now - self.began >= SESSION_SECONDS or now - self.used >= SESSION_IDLE_SECONDS
 
 
-class KeyRing:
-    """The server's key, kept as a hash, and the browsers that have shown it."""
+class SessionBook(Protocol):
+    """Where servers over one store keep their browsers' sessions together."""
 
-    def __init__(self, api_key: str | None, clock: Callable[[], float] = time.time) -> None:
+    async def remember(self, name: str, value: str, seconds: float) -> None: ...
+
+    async def recall(self, name: str) -> str | None: ...
+
+    async def forget(self, name: str) -> None: ...
+
+    def tell(self, kind: str, **body: Any) -> None: ...
+
+    def hear(self, kind: str, heard: Callable[[Mapping[str, Any]], None]) -> None: ...
+
+
+class KeyRing:
+    """The server's key, kept as a hash, and the browsers that have shown it: to this server, or to another that writes
+    in the same `book`."""
+
+    def __init__(
+        self, api_key: str | None, clock: Callable[[], float] = time.time, book: SessionBook | None = None
+    ) -> None:
         self._clock = clock
+        self._book = book
+        if book is not None:
+            book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._digest = _digest(api_key) if api_key is not None else None
         self._sessions: dict[bytes, _Session] = {}
 
@@ -62,37 +87,62 @@ class KeyRing:
         """Compare in constant time."""
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
-    def new_session(self) -> str:
+    async def new_session(self) -> str:
         """A cookie value for a browser that has shown the key. The oldest browser is forgotten past the limit."""
-        while len(self._sessions) >= MAX_BROWSER_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
         token = secrets.token_urlsafe(32)
         now = self._clock()
-        self._sessions[_digest(token)] = _Session(now, now)
+        session = self._add(_digest(token), _Session(now, now, now))
+        await self._share(_digest(token), session)
         return token
 
-    def end_session(self, token: str) -> None:
+    async def end_session(self, token: str) -> None:
         """This cookie value admits nobody any more."""
-        self._sessions.pop(_digest(token), None)
+        digest = _digest(token)
+        self._drop(digest)
+        if self._book is not None:
+            self._book.tell("logout", session=digest.hex())
+            await self._book.forget(_named(digest))
 
-    def admits(self, request: Request) -> bool:
+    async def admits(self, request: Request) -> bool:
         """Whether this request may pass."""
         if self.open:
             return True
         if shown := _keys_shown(request):
             return all(map(self.fits, shown))
-        return self._continues(request.cookies.get(COOKIE, ""))
+        return await self._continues(request.cookies.get(COOKIE, ""))
 
-    def _continues(self, token: str) -> bool:
-        session = self._sessions.get(_digest(token))
+    async def _continues(self, token: str) -> bool:
+        digest, now = _digest(token), self._clock()
+        session = self._sessions.get(digest) or (await self._recalled(digest) if token else None)
         if session is None:
             return False
-        now = self._clock()
         if session.over(now):
-            self.end_session(token)
+            await self.end_session(token)
             return False
         session.used = now
+        if now - session.shared >= SHARE_SECONDS:
+            session.shared = now
+            await self._share(digest, session)
         return True
+
+    def _add(self, digest: bytes, session: _Session) -> _Session:
+        while len(self._sessions) >= MAX_BROWSER_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        self._sessions[digest] = session
+        return session
+
+    def _drop(self, digest: bytes) -> None:
+        self._sessions.pop(digest, None)
+
+    async def _share(self, digest: bytes, session: _Session) -> None:
+        if self._book is not None:
+            left = min(SESSION_IDLE_SECONDS, session.began + SESSION_SECONDS - session.used)
+            await self._book.remember(_named(digest), repr(session.began), left)
+
+    async def _recalled(self, digest: bytes) -> _Session | None:
+        """One that another server began: it is in the book as long as it is good."""
+        began = await self._book.recall(_named(digest)) if self._book is not None else None
+        return self._add(digest, _Session(float(began), self._clock(), 0.0)) if began is not None else None
 
 
 async def public() -> None:
@@ -102,7 +152,7 @@ async def public() -> None:
 async def guarded(request: Request) -> None:
     """Only whoever holds the key, where there is one."""
     ring: KeyRing = request.app.state.key_ring
-    if not ring.admits(request):
+    if not await ring.admits(request):
         if _keys_shown(request):
             request.scope[WRONG_KEY] = True
         raise NeedsKey
@@ -120,6 +170,10 @@ def _keys_shown(request: Request) -> list[str]:
         scheme, _, token = value.partition(" ")
         keys.append(token.strip() if scheme.lower() == "bearer" else "")
     return keys
+
+
+def _named(digest: bytes) -> str:
+    return f"session:{digest.hex()}"
 
 
 def _digest(text: str) -> bytes:
