@@ -14,6 +14,7 @@ from typing import TypeVar
 from limits import RateLimitItemPerMinute
 from limits.aio.storage import RedisStorage
 from limits.aio.strategies import MovingWindowRateLimiter
+from valkey.asyncio import BlockingConnectionPool
 from valkey.exceptions import ValkeyError
 
 from notso.web.edge.rate_limit import Counters, OwnCounters
@@ -22,8 +23,9 @@ logger = logging.getLogger("notso.web.replicas")
 
 T = TypeVar("T")
 
-ANSWER_SECONDS = 0.25
+ANSWER_SECONDS = 1.0
 """A request waits no longer for being counted."""
+MOST_CONNECTIONS = 4
 RETRY_SECONDS = 1.0
 
 
@@ -33,13 +35,14 @@ class ValkeyCounters:
     def __init__(self, url: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._own: Counters = OwnCounters()
-        storage = RedisStorage(
+        pool = BlockingConnectionPool.from_url(
             url,
-            implementation="valkey",
-            key_prefix="notso:limit",
+            max_connections=MOST_CONNECTIONS,
+            timeout=ANSWER_SECONDS,
             socket_timeout=ANSWER_SECONDS,
             socket_connect_timeout=ANSWER_SECONDS,
         )
+        storage = RedisStorage(url, implementation="valkey", key_prefix="notso:limit", connection_pool=pool)
         self._limiter = MovingWindowRateLimiter(storage)
         self._away_until = float("-inf")
         self._away = False
