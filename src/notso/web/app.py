@@ -65,6 +65,7 @@ from notso.web.store.protocol import Conversation
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.tools.toolbox import Toolbox
+from notso.web.turns.leases import Leases
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
@@ -93,6 +94,7 @@ class Parts:
     shared: Shared
     chat: ChatServices
     api: ApiServices
+    leases: Leases
     mcp: McpServers | None
 
 
@@ -110,6 +112,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await parts.shared.store.open()
+        parts.leases.start()
         parts.shared.engine.start(asyncio.get_running_loop())
         if parts.mcp is not None:
             parts.mcp.start()
@@ -239,7 +242,7 @@ def _parts(engine_source: EngineSource, settings: Settings, model_registry: Mode
         model_registry=model_registry,
         toolbox=toolbox,
     )
-    return Parts(shared, chat, ApiServices(shared, metrics), mcp)
+    return Parts(shared, chat, ApiServices(shared, metrics), Leases(store, turns), mcp)
 
 
 async def _purge_now_and_then(parts: Parts) -> None:
@@ -287,6 +290,7 @@ async def _shut_down(parts: Parts) -> None:
         await parts.mcp.close()
     await asyncio.to_thread(parts.shared.engine.join, ENGINE_EXIT_SECONDS)
     await asyncio.to_thread(parts.chat.downloads.close, DOWNLOAD_EXIT_SECONDS)
+    parts.leases.stop()
     await parts.shared.store.close()
     parts.chat.renderer.close()
     parts.chat.pages.close()

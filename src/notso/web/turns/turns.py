@@ -68,6 +68,11 @@ class Turns:
         """Turns that run or wait."""
         return len(self._consumers)
 
+    @property
+    def generations(self) -> frozenset[str]:
+        """Their generation ids."""
+        return frozenset(self._consumers)
+
     def start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None = None) -> None:
         """Hand a stored turn to the engine, as the request it was admitted as, and as it was `prepared`."""
         for tell in self.at_start:
