@@ -69,6 +69,7 @@ from notso.web.store.protocol import Conversation
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.tools.toolbox import Toolbox
+from notso.web.turns.leases import Leases
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
@@ -97,6 +98,7 @@ class Parts:
     shared: Shared
     chat: ChatServices
     api: ApiServices
+    leases: Leases
     mcp: McpServers | None
 
 
@@ -115,6 +117,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await parts.shared.store.open()
         parts.shared.exchange.start()
+        parts.leases.start()
         parts.shared.engine.start(asyncio.get_running_loop())
         if parts.mcp is not None:
             parts.mcp.start()
@@ -251,7 +254,9 @@ def _parts(engine_source: EngineSource, settings: Settings, model_registry: Mode
         model_registry=model_registry,
         toolbox=toolbox,
     )
-    return Parts(shared, chat, ApiServices(shared, metrics, ResumableStreams(shared.exchange)), mcp)
+    leases = Leases(store, turns)
+    leases.at_orphan.append(chat.relay.ended)
+    return Parts(shared, chat, ApiServices(shared, metrics, ResumableStreams(shared.exchange)), leases, mcp)
 
 
 async def _purge_now_and_then(parts: Parts) -> None:
@@ -301,6 +306,7 @@ async def _shut_down(parts: Parts) -> None:
     await parts.shared.exchange.close()
     await asyncio.to_thread(parts.shared.engine.join, ENGINE_EXIT_SECONDS)
     await asyncio.to_thread(parts.chat.downloads.close, DOWNLOAD_EXIT_SECONDS)
+    parts.leases.stop()
     await parts.shared.store.close()
     parts.chat.renderer.close()
     parts.chat.pages.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from notso.web.store.protocol import Chat, NewTurn, Numbers, StoredMessage, TurnAccepted, TurnRefused
+from notso.web.store.protocol import Chat, Heartbeat, NewTurn, Numbers, StoredMessage, TurnAccepted, TurnRefused
 from notso.web.store.sqlite import connection as connection_module
 from notso.web.store.sqlite import migrations
 from notso.web.store.sqlite.store import SQLiteStore
@@ -130,6 +130,23 @@ def test_an_unfinished_answer_is_interrupted_at_the_next_start(tmp_path: Path) -
 
     run(tmp_path, crash)
     run(tmp_path, look)
+
+
+def test_a_late_save_writes_only_what_it_was_asked_for(tmp_path: Path) -> None:
+    async def work(store: SQLiteStore) -> None:
+        chat = a_chat()
+        turn = a_turn(chat)
+        await store.add_turn(OWNER, turn, chat)
+        first = replace(turn.assistant_message, content="first", state="stopped")
+        await store.save_message(first)
+        resumed = await store.resume_message(OWNER, chat.id, first.id, new_generation_id())
+        assert isinstance(resumed, TurnAccepted)
+        await store.save_message(replace(first, content="late"))
+        await store.save_message(replace(resumed.assistant_message, chat_id=new_id(), content="of another chat"))
+        assert [(m.content, m.state) for m in await store.messages(OWNER, chat.id)][1] == ("first", "queued")
+        assert await store.heartbeat([resumed.assistant_message.generation_id or ""]) == Heartbeat()
+
+    run(tmp_path, work)
 
 
 def test_one_turn_per_chat_and_one_message_per_key(tmp_path: Path) -> None:

@@ -261,9 +261,9 @@ def _request(
 
 
 async def _once_free(services: ChatServices, store: StoreCall) -> TurnAccepted | TurnRefused:
-    """Store, once more if the chat was held by a turn that nobody runs."""
+    """Store, once more if the chat was held by a turn of this process that nobody runs."""
     outcome = await store()
-    if isinstance(outcome, TurnRefused) and outcome.running is not None:
+    if isinstance(outcome, TurnRefused) and outcome.running is not None and outcome.held_here:
         await _end_lost(services, outcome.running)
         outcome = await store()
     return outcome

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import cast
 
 from notso.web.replicas.exchange import Body, Exchange
-from notso.web.store.protocol import ChatStore, StoredMessage
+from notso.web.store.protocol import ChatStore, Orphan, StoredMessage
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.tool_calls import PERMISSIONS, Permission
 from notso.web.turns.turn import Turn
@@ -80,11 +80,11 @@ class TurnRelay:
             await asyncio.wait_for(copy.first.wait(), FIRST_SECONDS)
         return copy.log
 
-    def ended(self, owner: str, chat_id: str, generation_id: str) -> None:
-        """A turn was interrupted by us because its replica is gone: whoever reads a copy of it should know."""
-        self._look(generation_id)
-        self._exchange.tell("ended", generation=generation_id)
-        self._feed.announce(owner, chat_id, "")
+    def ended(self, orphan: Orphan) -> None:
+        """A turn was interrupted here because its replica is gone: whoever reads a copy of it should know."""
+        self._look(orphan.generation_id)
+        self._exchange.tell("ended", generation=orphan.generation_id)
+        self._feed.announce(orphan.owner, orphan.chat_id, "")
 
     async def close(self) -> None:
         """Let go of all copies."""

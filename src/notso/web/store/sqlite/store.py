@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from notso.web.store.protocol import (
     Chat,
     Conversation,
     Damage,
+    Heartbeat,
     NewMessage,
     NewTurn,
     SavedPrompt,
@@ -66,6 +67,11 @@ class SQLiteStore:
         """See ChatStore."""
         return bool(self.damage)
 
+    @property
+    def is_shared(self) -> bool:
+        """See ChatStore: one process owns the directory."""
+        return False
+
     async def open(self) -> None:
         """Lock the directory, bring the schema up to date, mark what a crash left running as interrupted.
 
@@ -84,6 +90,10 @@ class SQLiteStore:
         await loop.run_in_executor(self._write_thread, self._close_writer)
         self._read_thread.shutdown()
         self._write_thread.shutdown()
+
+    async def heartbeat(self, running: Collection[str]) -> Heartbeat:
+        """See ChatStore: nobody else is there, and what a crash left was interrupted when this was opened."""
+        return Heartbeat()
 
     async def chats(self, owner: str) -> list[Chat]:
         rows = await self._read(

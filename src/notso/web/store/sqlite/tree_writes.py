@@ -130,9 +130,12 @@ def remove_summary(db: sqlite3.Connection, owner: str, chat_id: str, message_id:
 
 def save_message(db: sqlite3.Connection, assistant_message: StoredMessage) -> None:
     """See ChatStore. A finished answer becomes findable."""
-    if update_message(db, assistant_message) and not assistant_message.active:
-        owner = db.execute("SELECT owner FROM messages WHERE id = ?", (assistant_message.id,)).fetchone()[0]
-        index_message(db, owner, assistant_message)
+    row = db.execute(
+        "SELECT owner FROM messages WHERE id = ? AND chat_id = ? AND generation_id = ?",
+        (assistant_message.id, assistant_message.chat_id, assistant_message.generation_id),
+    ).fetchone()
+    if row is not None and update_message(db, assistant_message) and not assistant_message.active:
+        index_message(db, row["owner"], assistant_message)
 
 
 def keep_html(db: sqlite3.Connection, messages: Iterable[StoredMessage]) -> None:
