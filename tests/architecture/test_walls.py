@@ -120,7 +120,9 @@ def test_libraries_of_a_floor(name: str) -> None:
 def test_libraries_are_declared() -> None:
     """A module that comes only because another library brings it may go with that library."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    lines = project["dependencies"] + project["optional-dependencies"]["mcp"] + project["optional-dependencies"]["valkey"]
+    lines = (
+        project["dependencies"] + project["optional-dependencies"]["mcp"] + project["optional-dependencies"]["valkey"]
+    )
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in lines}
     used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}
     missing = {name for name in used if DISTRIBUTIONS.get(name, name).replace("_", "-").lower() not in declared}
