@@ -61,8 +61,8 @@ from notso.web.engine.running import RunningRequests
 from notso.web.languages.page_language import PageLanguage
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.services import Shared
+from notso.web.store.opening import store_at
 from notso.web.store.protocol import Conversation
-from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.leases import Leases
@@ -213,7 +213,7 @@ def _mcp_servers(path: Path | None) -> McpServers | None:
 
 
 def _parts(engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None) -> Parts:
-    store = SQLiteStore(settings.directory)
+    store = store_at(settings.directory, settings.database_url)
     engine = EngineHost(engine_source)
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue()

@@ -173,7 +173,7 @@ def test_only_one_thread_ever_writes(tmp_path: Path) -> None:
 def test_a_slow_write_does_not_hold_up_readers(tmp_path: Path) -> None:
     async def work(store: SQLiteStore) -> None:
         release = threading.Event()
-        slow = asyncio.ensure_future(store._write(lambda db: release.wait(30)))
+        slow = asyncio.ensure_future(store.write(lambda db: release.wait(30)))
         await asyncio.sleep(0.02)
         await asyncio.wait_for(store.chats(OWNER), 20)
         release.set()

@@ -53,6 +53,9 @@ class PostgresDatabase(Database):
             self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield
 
+    def parents_may_follow(self) -> None:
+        self.execute("SET CONSTRAINTS ALL DEFERRED")
+
     # ---- words
 
     def index_title(self, owner: str, chat_id: str, title: str) -> None:

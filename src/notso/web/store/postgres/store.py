@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from notso.web.store.postgres.connection import Connections
 from notso.web.store.postgres.database import PostgresDatabase
-from notso.web.store.protocol import Conversation, Damage, Heartbeat
+from notso.web.store.protocol import BACKUP_ELSEWHERE, Conversation, Damage, Heartbeat
 from notso.web.store.sql.database import Database
 from notso.web.store.sql.store import SQLStore
-from notso.web.values.errors import StorageError
+from notso.web.values.errors import DataDirectoryBusyError, StorageError
 
 T = TypeVar("T")
 
@@ -66,9 +66,10 @@ class PostgresStore(SQLStore):
     async def heartbeat(self, running: Collection[str]) -> Heartbeat:
         return await self._in(self._lease_thread, lambda: self._connections.write(lambda db: db.heartbeat(running)))
 
-    async def others(self) -> int:
-        """How many other processes use the same database."""
-        return await self._in(self._lease_thread, lambda: self._connections.look(PostgresDatabase.others))
+    async def refuse_company(self) -> None:
+        if await self._in(self._lease_thread, lambda: self._connections.look(PostgresDatabase.others)):
+            raise DataDirectoryBusyError("a server is using the database of conversations: stop it first")
+        await self.heartbeat(())
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
         """Also what others have deleted for good: caches of this process may hold it."""
@@ -81,12 +82,12 @@ class PostgresStore(SQLStore):
 
     async def backup(self, target: Path) -> None:
         """Raises StorageError: PostgreSQL has its own."""
-        raise StorageError("the conversations are in PostgreSQL, whose own pg_dump makes backups of them")
+        raise StorageError(BACKUP_ELSEWHERE)
 
-    async def _write(self, work: Callable[[Database], T]) -> T:
+    async def write(self, work: Callable[[Database], T]) -> T:
         return await self._in(self._write_threads, lambda: self._connections.write(work))
 
-    async def _look(self, work: Callable[[Database], T]) -> T:
+    async def look(self, work: Callable[[Database], T]) -> T:
         return await self._in(self._read_threads, lambda: self._connections.look(work))
 
     async def _in(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:

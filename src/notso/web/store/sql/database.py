@@ -41,6 +41,10 @@ class Database(ABC):
     def snapshot(self) -> AbstractContextManager[None]:
         """What is read within it is as of one moment."""
 
+    @abstractmethod
+    def parents_may_follow(self) -> None:
+        """Until the transaction ends a message may come before the one that it follows."""
+
     # ---- words to be found
 
     @abstractmethod

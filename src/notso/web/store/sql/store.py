@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from notso.web.store.protocol import (
@@ -39,11 +40,32 @@ class SQLStore(ABC):
         self._in_trash: dict[str, float] = {}
 
     @abstractmethod
-    async def _write(self, work: Callable[[Database], T]) -> T:
+    async def open(self) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    async def refuse_company(self) -> None:
+        """Raise StorageError where others use the open database, or it is damaged. What those who have gone left
+        unfinished is interrupted."""
+
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Open, and close again: nobody else uses the database at the beginning. Raises StorageError."""
+        await self.open()
+        try:
+            await self.refuse_company()
+            yield
+        finally:
+            await self.close()
+
+    @abstractmethod
+    async def write(self, work: Callable[[Database], T]) -> T:
         """Run `work` in one transaction, off the event loop. What it changed is on disk when this returns."""
 
     @abstractmethod
-    async def _look(self, work: Callable[[Database], T]) -> T:
+    async def look(self, work: Callable[[Database], T]) -> T:
         """Run `work`, which only reads, off the event loop."""
 
     def _message(self, row: Any) -> StoredMessage:
@@ -70,7 +92,7 @@ class SQLStore(ABC):
                 return None
             return WholeChat(chat_of(chat), _settings_in(defaults), tuple(map(self._message, messages)))
 
-        return await self._look(read)
+        return await self.look(read)
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
         return [self._message(row) for row in await self._read(_MESSAGES, chat_id, owner)]
@@ -91,27 +113,27 @@ class SQLStore(ABC):
         return self._message(rows[0]) if rows else None
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        return await self._look(lambda db: db.find(owner, query, limit))
+        return await self.look(lambda db: db.find(owner, query, limit))
 
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
-        return await self._write(lambda db: tree_writes.add_turn(db, owner, turn, new_chat))
+        return await self.write(lambda db: tree_writes.add_turn(db, owner, turn, new_chat))
 
     async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
-        return await self._write(lambda db: tree_writes.add_message(db, owner, new))
+        return await self.write(lambda db: tree_writes.add_message(db, owner, new))
 
     async def resume_message(
         self, owner: str, chat_id: str, message_id: str, generation_id: str
     ) -> TurnAccepted | TurnRefused:
-        return await self._write(lambda db: tree_writes.resume_message(db, owner, chat_id, message_id, generation_id))
+        return await self.write(lambda db: tree_writes.resume_message(db, owner, chat_id, message_id, generation_id))
 
     async def edit_message(self, owner: str, chat_id: str, message_id: str, content: str) -> bool:
-        return await self._write(lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content))
+        return await self.write(lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content))
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
-        return await self._write(lambda db: tree_writes.choose(db, owner, chat_id, message_id))
+        return await self.write(lambda db: tree_writes.choose(db, owner, chat_id, message_id))
 
     async def remove_summary(self, owner: str, chat_id: str, message_id: str) -> bool:
-        return await self._write(lambda db: tree_writes.remove_summary(db, owner, chat_id, message_id))
+        return await self.write(lambda db: tree_writes.remove_summary(db, owner, chat_id, message_id))
 
     async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool:
         return await self._change("UPDATE chats SET thinking = ? WHERE id = ? AND owner = ?", thinking, chat_id, owner)
@@ -123,7 +145,7 @@ class SQLStore(ABC):
                 db.index_title(owner, chat_id, title)
             return found.rowcount > 0
 
-        return await self._write(write)
+        return await self.write(write)
 
     async def set_pinned(self, owner: str, chat_id: str, pinned: bool) -> bool:
         return await self._change("UPDATE chats SET pinned = ? WHERE id = ? AND owner = ?", pinned, chat_id, owner)
@@ -173,31 +195,31 @@ class SQLStore(ABC):
         await self._change(sql, owner, settings_text(settings))
 
     async def trash_chat(self, owner: str, chat_id: str) -> str | None:
-        return await self._write(lambda db: trash.trash_chat(db, owner, chat_id))
+        return await self.write(lambda db: trash.trash_chat(db, owner, chat_id))
 
     async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
-        return await self._write(lambda db: trash.trash_messages(db, owner, chat_id, reset=reset))
+        return await self.write(lambda db: trash.trash_messages(db, owner, chat_id, reset=reset))
 
     async def restore(self, owner: str, trash_id: str) -> str | None:
-        return await self._write(lambda db: trash.restore(db, owner, trash_id))
+        return await self.write(lambda db: trash.restore(db, owner, trash_id))
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
-        return await self._write(lambda db: trash.thrown_away(db, trash.due(db, self._in_trash, seconds, now)))
+        return await self.write(lambda db: trash.thrown_away(db, trash.due(db, self._in_trash, seconds, now)))
 
     async def purge(self, seconds: float, now: float | None = None) -> int:
-        return await self._write(lambda db: trash.purge(db, trash.due(db, self._in_trash, seconds, now)))
+        return await self.write(lambda db: trash.purge(db, trash.due(db, self._in_trash, seconds, now)))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
-        await self._write(lambda db: tree_writes.add_chat(db, owner, chat, messages))
+        await self.write(lambda db: tree_writes.add_chat(db, owner, chat, messages))
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
-        await self._write(lambda db: tree_writes.save_message(db, assistant_message))
+        await self.write(lambda db: tree_writes.save_message(db, assistant_message))
 
     async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
-        await self._write(lambda db: tree_writes.keep_html(db, messages))
+        await self.write(lambda db: tree_writes.keep_html(db, messages))
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
-        await self._write(lambda db: responses.save_response(db, owner, response))
+        await self.write(lambda db: responses.save_response(db, owner, response))
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None:
         rows = await self._read("SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
@@ -207,10 +229,10 @@ class SQLStore(ABC):
         return await self._change("DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
 
     async def _change(self, sql: str, *parameters: Value) -> bool:
-        return await self._write(lambda db: db.execute(sql, parameters).rowcount > 0)
+        return await self.write(lambda db: db.execute(sql, parameters).rowcount > 0)
 
     async def _read(self, sql: str, *parameters: Value) -> list[Any]:
-        return await self._look(lambda db: db.execute(sql, parameters).fetchall())
+        return await self.look(lambda db: db.execute(sql, parameters).fetchall())
 
 
 def _settings_in(row: Any) -> dict[str, SettingValue]:

@@ -26,6 +26,9 @@ class SQLiteDatabase(Database):
     def snapshot(self) -> AbstractContextManager[None]:
         return snapshot(self._connection)
 
+    def parents_may_follow(self) -> None:
+        self.execute("PRAGMA defer_foreign_keys=ON")
+
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
         text_index.index_title(self._connection, owner, chat_id, title)
 

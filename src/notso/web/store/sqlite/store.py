@@ -72,6 +72,11 @@ class SQLiteStore(SQLStore):
         self._read_thread.shutdown()
         self._write_thread.shutdown()
 
+    async def refuse_company(self) -> None:
+        """The directory's lock has done so."""
+        if self.read_only:
+            raise StorageDamagedError(said_of(self.damage))
+
     async def heartbeat(self, running: Collection[str]) -> Heartbeat:
         """See ChatStore: nobody else is there, and what a crash left was interrupted when this was opened."""
         return Heartbeat()
@@ -86,7 +91,7 @@ class SQLiteStore(SQLStore):
 
     # ---- threads
 
-    async def _write(self, work: Callable[[Database], T]) -> T:
+    async def write(self, work: Callable[[Database], T]) -> T:
         loop = asyncio.get_running_loop()
         result = await loop.run_in_executor(self._write_thread, lambda: self._require_writer().write(work))
         self._fold_when_idle()
@@ -116,7 +121,7 @@ class SQLiteStore(SQLStore):
             raise StorageError("the conversations cannot be read or written just now")
         return self._writer
 
-    async def _look(self, work: Callable[[Database], T]) -> T:
+    async def look(self, work: Callable[[Database], T]) -> T:
         def run() -> T:
             with storage_errors():
                 if self._reader is None:
