@@ -25,6 +25,7 @@ from notso.cli import (
     rm,
     run,
     serve,
+    store,
     synth,
     terminal,
     verify,
@@ -79,6 +80,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "batch": batch.batch,
     "backup": backup.backup,
+    "store": store.store,
     "pull": pull.pull,
     "convert": convert.convert,
     "list": list.list_models,
@@ -90,11 +92,8 @@ VERBS: dict[str, Callable[..., None]] = {
     "bench": bench.bench,
     "doctor": doctor.doctor,
 }
-for _name, _module in zip(
-    VERBS,
-    (serve, chat, run, batch, backup, pull, convert, list, rm, inspect, verify, perplexity, synth, bench, doctor),
-    strict=True,
-):
+_MODULES = (serve, chat, run, batch, backup, store, pull, convert, list, rm, inspect, verify, perplexity, synth, bench)
+for _name, _module in zip(VERBS, (*_MODULES, doctor), strict=True):
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
 
 

@@ -138,6 +138,17 @@ DataDir = Annotated[
         show_envvar=False,
     ),
 ]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        envvar="DATABASE_URL",
+        metavar="URL",
+        help="PostgreSQL for conversations (DATABASE_URL).",
+        show_envvar=False,
+        show_default=False,
+    ),
+]
 ApiKeyFile = Annotated[
     Path | None,
     typer.Option(

@@ -59,6 +59,7 @@ def serve(
     max_num_seqs: options.MaxNumSeqs = None,
     cache_disk: options.CacheDisk = 4.0,
     data_dir: options.DataDir = None,
+    database_url: options.DatabaseUrl = None,
     api_key_file: options.ApiKeyFile = None,
     allow_host: Annotated[
         list[str] | None,
@@ -139,6 +140,7 @@ def serve(
         port=port,
         ollama_port=ollama_port,
         data_dir=data_dir,
+        database_url=database_url or None,
         mcp_config=mcp_config,
         adapter_dir=adapter_dir,
         allowed_hosts=tuple(allow_host or ()),

@@ -65,8 +65,8 @@ from notso.web.rendering.fair_queue import FairQueue
 from notso.web.replicas.joining import counters_at, exchange_at
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
+from notso.web.store.opening import store_at
 from notso.web.store.protocol import Conversation
-from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.leases import Leases
@@ -224,7 +224,7 @@ def _mcp_servers(path: Path | None) -> McpServers | None:
 
 
 def _parts(engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None) -> Parts:
-    store = SQLiteStore(settings.directory)
+    store = store_at(settings.directory, settings.database_url)
     engine = EngineHost(engine_source)
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue()

@@ -18,6 +18,7 @@ SettingValue = str | int | float | bool
 Damage = Literal["", "unsound", "behind", "gone"]
 """`unsound`: the file fails its check. `behind`: commits are missing from it. `gone`: there is nothing left of it."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
+BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: pg_dump makes backups of it, and pg_restore brings them back"
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 3.0
 """An unfinished turn belongs to the process that computes it. One that has not renewed its lease for so long, by the
@@ -366,7 +367,7 @@ class ChatStore(Protocol):
         """Store a whole chat; parents come before their children."""
 
     async def backup(self, target: Path) -> None:
-        """Write everything, as it is at one moment, to a new file."""
+        """Write everything, as it is at one moment, to a new file. A shared store has other ways: StorageError."""
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
         """Write text, tool calls, state, note, numbers and HTML of an answer. A deleted one stays deleted, and one that

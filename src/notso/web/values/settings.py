@@ -31,6 +31,7 @@ class Settings:
     port: 0 takes a free one.
     ollama_port: a second port, where Ollama's clients look; None for none, 0 takes a free one.
     data_dir: holds the conversations; None keeps them where the platform keeps user data.
+    database_url: a PostgreSQL database that holds them instead, for several servers; the data directory keeps the rest.
     mcp_config: names MCP servers whose tools chats may use; None for none.
     adapter_dir: from where programs may load adapters; None: they may load none.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
@@ -55,6 +56,7 @@ class Settings:
     port: int = DEFAULT_PORT
     ollama_port: int | None = None
     data_dir: Path | None = None
+    database_url: str | None = field(default=None, repr=False)
     mcp_config: Path | None = None
     adapter_dir: Path | None = None
     allowed_hosts: tuple[str, ...] = ()
@@ -83,6 +85,8 @@ class Settings:
             raise UnsafeBindError(
                 f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
             )
+        if self.database_url is not None and not is_postgres(self.database_url):
+            raise SettingsError("the address of the database begins with postgresql://", setting="database_url")
         try:
             OriginRules(self.allowed_origins)
         except ValueError as error:
@@ -132,6 +136,11 @@ class Settings:
     def directory(self) -> Path:
         """Where the conversations are kept."""
         return self.data_dir if self.data_dir is not None else default_data_dir()
+
+
+def is_postgres(url: str) -> bool:
+    """Whether it is the address of a PostgreSQL database."""
+    return url.startswith(("postgresql://", "postgres://"))
 
 
 def is_loopback(host: str) -> bool:
