@@ -5,21 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
 from limits import RateLimitItemPerMinute
 from valkey_server import ValkeyServer
 
 from notso.web.edge.rate_limit import REQUESTS, WRONG_KEYS
-from notso.web.replicas import valkey_counters
 from notso.web.replicas.valkey_counters import ValkeyCounters
 
 SIXTY = RateLimitItemPerMinute(60)
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow the machine is, the server is there until it is stopped."""
-    monkeypatch.setattr(valkey_counters, "ANSWER_SECONDS", 60.0)
 
 
 def test_sixty_a_minute_over_three_replicas_are_sixty(valkey: ValkeyServer) -> None:

@@ -42,7 +42,7 @@ class ValkeyCounters:
             socket_timeout=ANSWER_SECONDS,
             socket_connect_timeout=ANSWER_SECONDS,
         )
-        storage = RedisStorage(url, implementation="valkey", key_prefix="notso:limit", connection_pool=pool)
+        storage = RedisStorage(url, implementation="valkey", key_prefix="notso:limit", connection_pool=pool)  # type: ignore[arg-type]
         self._limiter = MovingWindowRateLimiter(storage)
         self._away_until = float("-inf")
         self._away = False
