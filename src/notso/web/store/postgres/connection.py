@@ -222,8 +222,11 @@ def _check(connection: Connection[Any]) -> None:
 
 def _version(connection: Connection[Any]) -> int:
     """Of the schema; 0 where there is none."""
-    there = connection.execute("SELECT to_regclass(%s)", (f"{SCHEMA}.schema_version",)).fetchone()
-    if there is None or there[0] is None:
+    # Not by to_regclass, which may remember from before a lock was waited for that there was none.
+    there = connection.execute(
+        "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'", (SCHEMA,)
+    )
+    if there.fetchone() is None:
         return 0
     row = connection.execute(f"SELECT version FROM {SCHEMA}.schema_version".encode()).fetchone()
     return int(row[0]) if row is not None else 0
