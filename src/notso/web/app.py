@@ -339,18 +339,24 @@ async def _show_problem(request: Request, error: Exception) -> Response:
     elif problem.draft and (page := await _page_with_draft(request, services, problem)) is not None:
         response = page
     else:
-        response = await services.pages.respond(request, "problem.html", problem.status, problem=problem.sentence)
+        response = await services.pages.respond(
+            request, "problem.html", problem.status, problem=problem.sentence, draft=problem.draft
+        )
     response.headers.update(headers)
     return response
 
 
 async def _page_with_draft(request: Request, services: ChatServices, problem: Problem) -> Response | None:
+    """None where there is no such chat, or it cannot be read either."""
     owner = owner_of(request)
     chat_id = request.path_params.get("chat_id", "")
-    view = await read_chat_if_any(services, owner, chat_id)
-    if chat_id and view is None:
+    try:
+        view = await read_chat_if_any(services, owner, chat_id)
+        if chat_id and view is None:
+            return None
+        return await views.chat_page(request, services, owner, view, problem=problem)
+    except StorageError:
         return None
-    return await views.chat_page(request, services, owner, view, problem=problem)
 
 
 async def _ask_for_key(request: Request) -> Response:

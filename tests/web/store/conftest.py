@@ -52,3 +52,10 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     from notso.web.store.postgres.store import PostgresStore
 
     return Kept("postgres", lambda: PostgresStore(url))
+
+
+@pytest.fixture
+def restarted() -> Iterator[PostgresServer]:
+    """A server of this test's own, which syncs to disk, to be stopped and started."""
+    with postgres_server(durable=True) as server:
+        yield server

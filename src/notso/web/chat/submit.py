@@ -50,7 +50,7 @@ async def ask(
     chat = view.chat
     text = fields.get("text", "").strip("\n")
     limit = services.shared.settings.max_message_characters
-    try:
+    with keeping(text):
         attachments = attachments_from(fields, limit)
         _check_text(text, limit, may_be_empty=bool(attachments))
         with _admitted(services, owner) as running:
@@ -67,12 +67,19 @@ async def ask(
             )
         if accepted.repeated and accepted.user_message.content != text:
             raise Problem(409, words["error_sent_before"])  # its answer was lost on the way, and the text changed since
-    except (Problem, StorageError) as error:
-        error.draft = text
-        raise
     if accepted.user_message.chat_id != chat.id and not is_new:
         raise Problem(400, words["error_form"])  # the key of another chat's message
     return accepted, view
+
+
+@contextlib.contextmanager
+def keeping(text: str) -> Iterator[None]:
+    """What is raised within says what a person had written, so that no page loses it."""
+    try:
+        yield
+    except (Problem, StorageError) as error:
+        error.draft = text
+        raise
 
 
 async def add_version(

@@ -21,6 +21,7 @@ from notso.web.store.postgres.migrations import MIGRATIONS, SCHEMA_VERSION
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError, StorageFullError
 
 logger = logging.getLogger("notso.web.store")
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # each attempt to reach a database that is away
 
 T = TypeVar("T")
 
@@ -28,7 +29,8 @@ SCHEMA = "notso"
 OLDEST_VERSION = 130_000
 CONNECT_SECONDS = 3
 PATIENCE_SECONDS = 3.0  # for a connection
-SHORT_PATIENCE_SECONDS = 0.2  # while the database is known to be away, so that nobody waits in a line for it
+SHORT_PATIENCE_SECONDS = 0.5  # while the database is known to be away, so that nobody waits in a line for it
+RECONNECT_SECONDS = 0.2  # the pool tries for so long; then whoever asks next has it try again
 TRIES = 3
 MIGRATION_LOCK = 0x6E6F74736F  # any number that every release knows
 
@@ -88,7 +90,7 @@ class Connections:
             open=False,
             configure=_configure,
             timeout=PATIENCE_SECONDS,
-            reconnect_timeout=1.0,  # then whoever asks next has it tried again
+            reconnect_timeout=RECONNECT_SECONDS,
             name="notso",
         )
 
@@ -192,7 +194,8 @@ def storage_errors() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        logger.error("database: %s (%s)", type(error).__name__, error.sqlstate or "no state")
+        if not isinstance(error, PoolTimeout):  # that the database is away was said already
+            logger.error("database: %s (%s)", type(error).__name__, error.sqlstate or "no state")
         raise _storage_error(error) from error
 
 
@@ -222,8 +225,11 @@ def _check(connection: Connection[Any]) -> None:
 
 def _version(connection: Connection[Any]) -> int:
     """Of the schema; 0 where there is none."""
-    there = connection.execute("SELECT to_regclass(%s)", (f"{SCHEMA}.schema_version",)).fetchone()
-    if there is None or there[0] is None:
+    # Not by to_regclass, which may remember from before a lock was waited for that there was none.
+    there = connection.execute(
+        "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'", (SCHEMA,)
+    )
+    if there.fetchone() is None:
         return 0
     row = connection.execute(f"SELECT version FROM {SCHEMA}.schema_version".encode()).fetchone()
     return int(row[0]) if row is not None else 0

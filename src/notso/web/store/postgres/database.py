@@ -19,10 +19,6 @@ from notso.web.store.sql.database import Database, Rows, Value
 
 FORGOTTEN_DAYS = 30  # caches on the disk of a process that has been away longer are its operator's
 
-_GONE = (
-    "holder NOT IN (SELECT id FROM replicas WHERE greatest(expires, pg_postmaster_start_time()"
-    f" + interval '{LEASE_SECONDS} seconds') > clock_timestamp())"
-)
 _UNFINISHED = "state IN ('queued', 'running')"
 
 _FIND = """
@@ -98,7 +94,7 @@ class PostgresDatabase(Database):
         """It becomes an orphan, which the next heartbeat of any process finds."""
         self.execute(
             "WITH ended AS (UPDATE messages SET state = 'interrupted', holder = NULL"
-            f" WHERE chat_id = ? AND owner = ? AND {_UNFINISHED} AND holder <> ? AND {_GONE} RETURNING *)"
+            f" WHERE chat_id = ? AND owner = ? AND {_UNFINISHED} AND holder <> ? AND {_gone()} RETURNING *)"
             " INSERT INTO orphans (generation_id, owner, chat_id, message_id)"
             " SELECT generation_id, owner, chat_id, id FROM ended ON CONFLICT DO NOTHING",
             (chat_id, owner, self._replica),
@@ -114,7 +110,7 @@ class PostgresDatabase(Database):
     def renew(self) -> None:
         """This process is there for so long more."""
         self.execute(
-            f"INSERT INTO replicas (id, expires) VALUES (?, clock_timestamp() + interval '{LEASE_SECONDS} seconds')"
+            f"INSERT INTO replicas (id, expires) VALUES (?, clock_timestamp() + {_lease()})"
             " ON CONFLICT (id) DO UPDATE SET expires = excluded.expires",
             (self._replica,),
         )
@@ -124,7 +120,7 @@ class PostgresDatabase(Database):
         self.renew()
         ended = self.execute(
             "UPDATE messages SET state = CASE WHEN " + _UNFINISHED + " THEN 'interrupted' ELSE state END, holder = NULL"
-            f" WHERE id IN (SELECT id FROM messages WHERE holder IS NOT NULL AND {_GONE} FOR UPDATE SKIP LOCKED)"
+            f" WHERE id IN (SELECT id FROM messages WHERE holder IS NOT NULL AND {_gone()} FOR UPDATE SKIP LOCKED)"
             " RETURNING owner, chat_id, id AS message_id, generation_id"
         ).fetchall()
         ended += self.execute(
@@ -172,3 +168,12 @@ class PostgresDatabase(Database):
         return self.execute(
             "SELECT number, owner, first_message_id FROM forgotten WHERE number > ? ORDER BY number", (after,)
         ).fetchall()
+
+
+def _lease() -> str:
+    return f"interval '{LEASE_SECONDS} seconds'"
+
+
+def _gone() -> str:
+    alive = f"greatest(expires, pg_postmaster_start_time() + {_lease()}) > clock_timestamp()"
+    return f"holder NOT IN (SELECT id FROM replicas WHERE {alive})"
