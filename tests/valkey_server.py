@@ -28,7 +28,8 @@ class ValkeyServer:
     def start(self) -> None:
         assert PROGRAM is not None and self._process is None
         options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._directory)]
-        self._process = subprocess.Popen([PROGRAM, *options], stdout=subprocess.DEVNULL)
+        ends_with_us = ["setpriv", "--pdeathsig", "KILL"]
+        self._process = subprocess.Popen([*ends_with_us, PROGRAM, *options], stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + 60
         while not self._answers():
             assert time.monotonic() < deadline and self._process.poll() is None, "the Valkey server did not start"

@@ -67,7 +67,7 @@ class Crowd:
             turn += 1
             path = await self._ask(path, f"{number}.{turn} {words}")
             if path:
-                _, page = await self._request("GET", path)
+                page = await self._page(path)
                 if streams := _STREAM.findall(page):
                     reading = [self._read(streams[-1].decode(), first=not each) for each in range(readers)]
                     await asyncio.gather(*reading)
@@ -86,6 +86,14 @@ class Crowd:
                     return answer.headers["location"]
                 if answer.status == 409 and self.over:
                     return ""
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _page(self, path: str) -> bytes:
+        while True:
+            with suppress(OSError, EOFError):
+                answer, page = await self._request("GET", path)
+                if answer.status == 200:
+                    return page
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _read(self, generation: str, *, first: bool) -> None:

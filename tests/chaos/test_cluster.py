@@ -5,19 +5,25 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 from chaos.cluster import NAMES, Cluster
 from chaos.cluster_crowd import Crowd
 from chaos.ledger import LONG, Ledger
 
+from notso.web.values.ids import new_id
+
 CHATS, READERS = (30, 10) if LONG else (4, 3)
 KILLS = 60 if LONG else 3
-RESUME_SECONDS, INTERRUPTED_SECONDS = 2.0, 5.0
+STOPS = 100 if LONG else 3
+AWAY_SECONDS = 10.0 if LONG else 0.0
+RESUME_SECONDS, INTERRUPTED_SECONDS, STOP_MS = 2.0, 5.0, 500
 WORDS = "a *question* of `several` words,\n\nand a second paragraph. " * 2
 
 
@@ -174,4 +180,64 @@ def test_rolling_update(cluster: Cluster, ledger: Ledger) -> None:
         f" acknowledged questions, {sum(crowd.statuses.values())} responses",
         len(wrong) + faults,
         {"resume max s": max(crowd.resumed, default=0.0)},
+    )
+
+
+def test_valkey_away(cluster: Cluster, ledger: Ledger) -> None:
+    """While it is away questions are asked, answered and read; once it is back, a reader elsewhere follows again."""
+    inspector = Inspector(cluster.database)
+    meanwhile = 0
+
+    def take_away(crowd: Crowd) -> None:
+        nonlocal meanwhile
+        wait_for_some(crowd, CHATS)
+        cluster.valkey.stop()
+        before, began = len(crowd.asked), time.monotonic()
+        wait_for_some(crowd, CHATS)
+        time.sleep(max(0.0, began + AWAY_SECONDS - time.monotonic()))
+        meanwhile = len(crowd.asked) - before
+        cluster.valkey.start()
+        wait_for_some(crowd, CHATS)
+
+    crowd = asyncio.run(under_load(cluster, inspector, take_away))
+    wrong = inspector.wrong(crowd)
+    inspector.close()
+    faults = sum(count for status, count in crowd.statuses.items() if status >= 500)
+    for number in range(len(NAMES)):
+        log = cluster.log(number)
+        wrong += [] if "Valkey cannot be reached" in log and "Valkey is there again" in log else [("log", number)]
+    print(*wrong, dict(crowd.statuses), dict(crowd.ends), sep="\n")
+    ledger.note(
+        "cluster",
+        "Valkey is gone and comes back empty: a question refused, lost or doubled, an answer that does not end for a"
+        " reader, a response of 5xx",
+        f"away for {AWAY_SECONDS:g} s under {CHATS * READERS} readers of {CHATS} chats; {meanwhile} questions"
+        f" acknowledged meanwhile, {len(crowd.asked)} in all",
+        len(wrong) + faults + (set(crowd.ends) != {"done"}),
+    )
+
+
+def test_stops_elsewhere(cluster: Cluster, ledger: Ledger) -> None:
+    """An answer is read where it is computed, and stopped at another replica."""
+    urls = [f"http://127.0.0.1:{port}" for port in cluster.ports]
+    taken: list[float] = []
+    with httpx.Client(timeout=60) as client:
+        for number in range(STOPS):
+            here, there = urls[number % len(urls)], urls[(number + 1) % len(urls)]
+            path = client.post(f"{here}/chats", data={"text": WORDS * 20, "key": new_id()}).headers["location"]
+            [generation] = set(re.findall(r"/generations/([\w-]+)/events", client.get(here + path).text))
+            with client.stream("GET", f"{here}/generations/{generation}/events") as events:
+                lines = events.iter_lines()
+                next(line for line in lines if line.startswith("data: <hx-partial"))
+                began = time.monotonic()
+                assert client.post(f"{there}/generations/{generation}/stop").status_code == 303
+                assert next(line for line in lines if '"state": "stopped"' in line)
+                taken.append(1000 * (time.monotonic() - began))
+    late = sum(milliseconds > STOP_MS for milliseconds in taken) if LONG else 0
+    ledger.note(
+        "cluster",
+        f"a stop at another replica than the one that computes: not there within {STOP_MS} ms",
+        f"{STOPS} answers stopped, timed from the request to the end that a reader is told",
+        late,
+        {"p50 ms": percentile(taken, 0.5), "p99 ms": percentile(taken, 0.99)},
     )

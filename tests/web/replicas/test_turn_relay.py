@@ -113,7 +113,7 @@ def test_what_is_done_at_one_replica_is_heard_at_the_other(replica: Replica, eve
 
 
 def test_a_reader_of_a_copy_is_told_of_the_end_though_valkey_is_gone(
-    replica: Replica, gate: Gate, valkey: ValkeyServer
+    replica: Replica, gate: Gate, valkey: ValkeyServer, screen: Any
 ) -> None:
     here, there = replica(ScriptedEngine(gate)), replica(ScriptedEngine(gate))
     joined(here, there)
@@ -126,6 +126,9 @@ def test_a_reader_of_a_copy_is_told_of_the_end_though_valkey_is_gone(
         return False
 
     events = there.stream(asked, until=goes)
+    for event in events:
+        screen.apply(event)
+    assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER), "its last words are the database's"
     assert (events[-1].event, json.loads(events[-1].data)["state"]) == ("done", "done")
     assert here.finished(asked).content == ANSWER
     again = here.ask("Again", asked.chat_id, thinking=False)

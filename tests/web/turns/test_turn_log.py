@@ -69,3 +69,16 @@ def test_a_copy_tells_its_readers_of_news() -> None:
             assert await copy.wait(0, 60)
 
     asyncio.run(run())
+
+
+def test_what_is_said_otherwise_replaces_what_every_reader_has() -> None:
+    async def run() -> None:
+        log = TurnLog()
+        log.write("answer", "<p>one</p>", "<p>tw")
+        seen = log.number
+        log.restate({"answer": "<p>one</p><p>two</p>", "reasoning": ""})
+        for update in (log.since(seen), log.since(None), log.since(0)):
+            assert update.snapshot and update.channels["answer"].append == "<p>one</p><p>two</p>"
+        assert not log.since(log.number).snapshot and not log.since(log.number).channels
+
+    asyncio.run(run())

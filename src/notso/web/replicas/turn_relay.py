@@ -144,6 +144,8 @@ class TurnRelay:
             if message is None:  # it was deleted, or is written on under another name
                 copy.log.finish("interrupted", words["phase_interrupted"])
                 return
+            if message.renderer and not message.tool_uses:  # where the last words of it never came
+                copy.log.restate({"answer": message.answer_html, "reasoning": message.reasoning_html})
             copy.log.words = len(message.content.split())
             error = message.note if message.state == "failed" else None
             copy.log.finish(message.state, words[f"phase_{message.state}"], error, asdict(message.numbers))

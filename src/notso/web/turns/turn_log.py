@@ -88,6 +88,7 @@ class TurnLog:
 
     def __init__(self) -> None:
         self.number = 0
+        self._from = 0  # who is further back gets a snapshot
         self.finished = False
         self.phase = "queued"
         self.label = ""
@@ -177,6 +178,15 @@ class TurnLog:
         self.number += 1
         self._wake()
 
+    def restate(self, html: Mapping[ChannelName, str]) -> None:
+        """Say all of it otherwise: every reader gets a snapshot."""
+        self.number += 1
+        self._from = self.number
+        for name, channel in self._channels.items():
+            channel.closed = [(self.number, html[name], "")] if html[name] else []
+            channel.tail, channel.tail_number = "", self.number
+        self._wake()
+
     def html(self, channel: ChannelName) -> str:
         """All of a channel, closed and open, with a mark in the place of each card."""
         target = self._channels[channel]
@@ -184,7 +194,7 @@ class TurnLog:
 
     def since(self, number: int | None) -> Update:
         """Everything after `number`. None, or a number this log never gave, gets a snapshot."""
-        snapshot = number is None or not 0 <= number <= self.number
+        snapshot = number is None or not self._from <= number <= self.number
         start = -1 if snapshot or number is None else number
         channels: dict[ChannelName, ChannelUpdate] = {}
         fresh: set[str] = set()
