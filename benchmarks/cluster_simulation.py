@@ -149,6 +149,7 @@ class Simulation:
         self.outcome = Outcome(machines, routing)
         self._rng = random.Random(seed)  # who comes when is the same for every routing
         self._luck = random.Random(seed + 1)
+        self._fate = random.Random(seed + 2)  # and which machine dies when
         self._costs, self._seconds = costs, seconds
         self._machines = [Machine(number) for number in range(machines)]
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
@@ -161,7 +162,7 @@ class Simulation:
         self._life_s = life_seconds
         self._at(self._rng.expovariate(1 / self._arrivals_s), self._arrive)
         for machine in self._machines:
-            self._at(self._luck.expovariate(1 / life_seconds), lambda now, machine=machine: self._die(machine, now))
+            self._at(self._fate.expovariate(1 / life_seconds), lambda now, machine=machine: self._die(machine, now))
 
     def run(self) -> Outcome:
         while self._events and self._events[0][0] < self._seconds:
@@ -265,7 +266,7 @@ class Simulation:
 
     def _come_back(self, machine: Machine, now: float) -> None:
         machine.up = True
-        self._at(now + self._luck.expovariate(1 / self._life_s), lambda later: self._die(machine, later))
+        self._at(now + self._fate.expovariate(1 / self._life_s), lambda later: self._die(machine, later))
 
 
 def _hashed(text: str) -> int:

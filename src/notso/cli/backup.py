@@ -35,10 +35,16 @@ def backup(
     """Copy all conversations to one file.
 
     To go back to it, stop the server and put the file in the data directory as notso.db, with no notso.db-wal there.
+    Conversations in PostgreSQL (DATABASE_URL) are its own pg_dump's to back up.
     """
     from notso.web.store.sqlite.backup import back_up
     from notso.web.values.settings import default_data_dir
 
+    if os.environ.get("DATABASE_URL") and server is None and data_dir is None:
+        from notso.web.store.protocol import BACKUP_ELSEWHERE
+        from notso.web.values.errors import StorageError
+
+        raise StorageError(BACKUP_ELSEWHERE)
     target = file or Path(f"notso-backup-{date.today().isoformat()}.db")
     if server is None:
         with _new(target):

@@ -54,8 +54,8 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     return Kept("postgres", lambda: PostgresStore(url))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def restarted() -> Iterator[PostgresServer]:
-    """A server of this test's own, which syncs to disk, to be stopped and started."""
+    """A server that syncs to disk, to be stopped, and started again, by the tests of a file."""
     with postgres_server(durable=True) as server:
         yield server

@@ -15,6 +15,7 @@ DEFAULT_PORT = 3000
 MAX_REQUESTS_PER_MINUTE = 1_000_000
 RATE_BEYOND_LOOPBACK = 600
 VALKEY_SCHEMES = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
+NO_POSTGRES = "the address of the database begins with postgresql://"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -86,7 +87,7 @@ class Settings:
                 f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
             )
         if self.database_url is not None and not is_postgres(self.database_url):
-            raise SettingsError("the address of the database begins with postgresql://", setting="database_url")
+            raise SettingsError(NO_POSTGRES, setting="database_url")
         try:
             OriginRules(self.allowed_origins)
         except ValueError as error:

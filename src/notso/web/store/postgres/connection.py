@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import psycopg
@@ -97,12 +97,8 @@ class Connections:
     def open(self) -> None:
         """Reach the database and bring its schema up to date. Raises DataDirectoryNewerError, too."""
         with storage_errors():
-            try:
-                connection = Connection.connect(self._url, **_defaults_for(self._url), autocommit=True)
-            except psycopg.OperationalError as error:
-                raise StorageError(f"the database of conversations cannot be reached: {_reason(error)}") from error
-            with connection:
-                _check(connection)
+            with connect(self._url) as connection:
+                check(connection)
                 migrate(connection)
             self._pool.open()
 
@@ -164,6 +160,22 @@ class Connections:
             logger.warning("the database of conversations %s", "is away" if is_away else "is back")
 
 
+def connect(url: str) -> Connection[tuple[Any, ...]]:
+    """One connection, by itself. Raises StorageError, which says why there is none."""
+    try:
+        return Connection.connect(url, **_defaults_for(url), autocommit=True)
+    except psycopg.OperationalError as error:
+        raise StorageError(f"the database of conversations cannot be reached: {_reason(error)}") from error
+
+
+def ask_server(url: str, settings: Sequence[str]) -> list[str]:
+    """How those are set, where this program may use the database at all. Raises StorageError."""
+    with storage_errors(), connect(url) as connection:
+        check(connection)
+        rows = [connection.execute("SELECT current_setting(%s)", (name,)).fetchone() for name in settings]
+    return [str(row[0]) for row in rows if row is not None]
+
+
 def migrate(connection: Connection[Any]) -> None:
     """Run the steps that are missing, each in one transaction, while no other process does. A schema that is up to date
     is not touched. Raises DataDirectoryNewerError."""
@@ -215,7 +227,8 @@ def _storage_error(error: psycopg.Error) -> StorageError:
             return StorageError(FAILED)
 
 
-def _check(connection: Connection[Any]) -> None:
+def check(connection: Connection[Any]) -> None:
+    """Raise StorageError where the server is too old, or the database cannot hold every text."""
     if connection.info.server_version < OLDEST_VERSION:
         raise StorageError("the database of conversations needs PostgreSQL 13 or newer")
     encoding = connection.info.parameter_status("server_encoding")
@@ -259,4 +272,4 @@ def _defaults_for(url: str) -> dict[str, Any]:
 def _reason(error: psycopg.Error) -> str:
     """The first line of what the library says, which may name host, user and database, and no password."""
     lines = str(error).strip().splitlines()
-    return lines[-1].strip() if lines else type(error).__name__
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__
