@@ -29,6 +29,7 @@ LIBRARIES = {
         "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
         "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
         "mcp", "anyio", "httpx2",  # asked for by three modules, and only where a configuration names servers
+        "psycopg", "psycopg_pool",  # likewise, where a database is named
     },
     "cli": {"typer", "rich", "prompt_toolkit", "platformdirs"},
 }  # fmt: skip
@@ -119,7 +120,8 @@ def test_libraries_of_a_floor(name: str) -> None:
 def test_libraries_are_declared() -> None:
     """A module that comes only because another library brings it may go with that library."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    lines = project["dependencies"] + project["optional-dependencies"]["mcp"]
+    extras = project["optional-dependencies"]
+    lines = project["dependencies"] + extras["mcp"] + extras["postgres"]
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in lines}
     used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}
     missing = {name for name in used if DISTRIBUTIONS.get(name, name).replace("_", "-").lower() not in declared}

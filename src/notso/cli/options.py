@@ -36,7 +36,7 @@ Model = Annotated[
         "-m",
         envvar="NOTSO_MODEL",
         metavar="FILE",
-        help="File, folder or name in `list` (NOTSO_MODEL).",
+        help="File, folder, or listed (NOTSO_MODEL).",
         show_envvar=False,
         show_default=False,
     ),
@@ -134,7 +134,7 @@ DataDir = Annotated[
         "--data-dir",
         envvar="NOTSO_DATA_DIR",
         metavar="FOLDER",
-        help="Where conversations are kept (NOTSO_DATA_DIR).",
+        help="Where chats are kept (NOTSO_DATA_DIR).",
         show_envvar=False,
     ),
 ]

@@ -61,11 +61,11 @@ from notso.web.engine.running import RunningRequests
 from notso.web.languages.page_language import PageLanguage
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.services import Shared
+from notso.web.store.leases import Leases
 from notso.web.store.opening import store_at
 from notso.web.store.protocol import Conversation
 from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.tools.toolbox import Toolbox
-from notso.web.turns.leases import Leases
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
