@@ -21,6 +21,7 @@ from notso.cli import (
     inspect,
     list,
     perplexity,
+    plugin,
     pull,
     rm,
     run,
@@ -87,12 +88,16 @@ VERBS: dict[str, Callable[..., None]] = {
     "verify": verify.verify,
     "perplexity": perplexity.perplexity,
     "synth": synth.synthesise,
+    "plugin": plugin.plugin,
     "bench": bench.bench,
     "doctor": doctor.doctor,
 }
 for _name, _module in zip(
     VERBS,
-    (serve, chat, run, batch, backup, pull, convert, list, rm, inspect, verify, perplexity, synth, bench, doctor),
+    (
+        *(serve, chat, run, batch, backup, pull, convert, list, rm, inspect, verify, perplexity, synth),
+        *(plugin, bench, doctor),
+    ),
     strict=True,
 ):
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])

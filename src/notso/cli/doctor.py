@@ -56,8 +56,8 @@ def doctor(
 ) -> None:
     """Check this machine; each line says ok, warn or fail.
 
-    Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, network, versions; a warning comes with a fix.
-    Exit code 1 if a line is fail.
+    Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, plugins, network, versions; a warning comes
+    with a fix. Exit code 1 if a line is fail.
     """
     findings = [_answering(server)] if server else examine(port)
     if as_json:
@@ -103,6 +103,7 @@ def examine(port: int) -> list[Finding]:
         ("data", _data),
         ("port", lambda: _port(port)),
         ("sqlite", _sqlite),
+        ("plugins", _plugins),
         ("network", _network),
         ("versions", _versions),
     )
@@ -258,6 +259,18 @@ def _sqlite() -> Iterator[Finding]:
         yield Finding("ok", "sqlite", f"{version}; one connection writes, so its WAL fault cannot strike")
     else:
         yield Finding("ok", "sqlite", version)
+
+
+def _plugins() -> Iterator[Finding]:
+    from notso.plugins.loading import installed
+    from notso.web.tools.built_in import BuiltInTools
+
+    tools = ", ".join(tool.name for tool in BuiltInTools.TOOLS)
+    yield Finding("ok", "plugins", f"built in: {tools}")
+    for each in installed():
+        yield Finding(
+            "ok", "plugin", f"{each.name} of {each.distribution} {each.version}: `serve --plugin {each.name}`"
+        )
 
 
 def _network() -> Iterator[Finding]:

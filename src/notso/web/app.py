@@ -20,6 +20,8 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
+from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import PluginProcess
 from notso.smollm3 import give_back_freed
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import routes as text_completions
@@ -40,12 +42,13 @@ from notso.web.chat.routes import archive, messages, preview, prompts, tools, tr
 from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
+from notso.web.chat.routes import plugins as plugin_routes
 from notso.web.chat.routes import settings as settings_routes
 from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.edge.access import KeyRing, owner_of
+from notso.web.edge.access import KeyRing, SignIn, owner_of
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
@@ -61,10 +64,13 @@ from notso.web.engine.running import RunningRequests
 from notso.web.languages.page_language import PageLanguage
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.services import Shared
-from notso.web.store.protocol import Conversation
+from notso.web.sign_in.plugin_sign_in import PluginSignIn
+from notso.web.store.plugin_store import plugin_store
+from notso.web.store.protocol import ChatStore, Conversation
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.mcp_config import read_mcp_config
-from notso.web.tools.toolbox import Toolbox
+from notso.web.tools.plugin_tools import PluginTools
+from notso.web.tools.toolbox import Toolbox, ToolSource
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
@@ -97,18 +103,23 @@ class Parts:
 
 
 def create_app(
-    engine_source: EngineSource, settings: Settings | None = None, *, model_registry: ModelRegistry | None = None
+    engine_source: EngineSource,
+    settings: Settings | None = None,
+    *,
+    model_registry: ModelRegistry | None = None,
+    plugins: Plugins | None = None,
 ) -> FastAPI:
     """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs;
-    `model_registry` loads the others that a person may switch to.
+    `model_registry` loads the others that a person may switch to; `plugins` are those that were switched on.
 
     Starting it may raise StorageError (the data directory is busy, unreadable, or of a newer release).
     """
     settings = settings or Settings()
-    parts = _parts(engine_source, settings, model_registry)
+    parts = _parts(engine_source, settings, model_registry, plugins or Plugins())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(parts.shared.plugins.start)
         await parts.shared.store.open()
         parts.shared.engine.start(asyncio.get_running_loop())
         if parts.mcp is not None:
@@ -143,8 +154,8 @@ def create_app(
     )
     app.state.parts = parts
     app.state.chat, app.state.api, app.state.large_work = parts.chat, parts.api, parts.shared.large_work
-    app.state.key_ring = KeyRing(settings.api_key)
-    chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer)
+    app.state.key_ring = KeyRing(settings.api_key, sign_ins=_sign_ins(settings, parts.shared.plugins))
+    chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
     for router in (
         health.router,
         monitoring.router,
@@ -209,23 +220,49 @@ def _mcp_servers(path: Path | None) -> McpServers | None:
     return McpServers(entries)
 
 
-def _parts(engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None) -> Parts:
-    store = SQLiteStore(settings.directory)
+def _named_plugin(plugins: Plugins, name: str, setting: str) -> PluginProcess:
+    process = plugins.find(name)
+    if process is None:
+        raise SettingsError(
+            f"the plugin {name} has a role but is not switched on: add --plugin {name}", setting=setting
+        )
+    return process
+
+
+def _sign_ins(settings: Settings, plugins: Plugins) -> tuple[SignIn, ...]:
+    """Raises SettingsError: the plugin that is to sign people in was not switched on."""
+    if settings.sign_in_plugin is None:
+        return ()
+    return (PluginSignIn(_named_plugin(plugins, settings.sign_in_plugin, "sign_in_plugin")),)
+
+
+def _store(settings: Settings, plugins: Plugins) -> ChatStore:
+    """Raises SettingsError: the plugin that is to keep the conversations was not switched on."""
+    if settings.store_plugin is None:
+        return SQLiteStore(settings.directory)
+    return plugin_store(_named_plugin(plugins, settings.store_plugin, "store_plugin"), settings.directory)
+
+
+def _parts(
+    engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None, plugins: Plugins
+) -> Parts:
+    store = _store(settings, plugins)
     engine = EngineHost(engine_source)
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue()
     assets = Assets()
-    pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"))
+    pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"), plugins)
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
     suggestions, feed = Suggestions(requests, turns), Feed()
     mcp = _mcp_servers(settings.mcp_config)
-    toolbox = Toolbox(mcp)
+    others: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
+    toolbox = Toolbox(PluginTools(plugins), *others)
     titles = Titles(requests, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
-    shared = Shared(settings, store, engine, requests)
+    shared = Shared(settings, store, engine, requests, plugins)
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
         shared,
@@ -286,6 +323,7 @@ async def _shut_down(parts: Parts) -> None:
     if parts.mcp is not None:
         await parts.mcp.close()
     await asyncio.to_thread(parts.shared.engine.join, ENGINE_EXIT_SECONDS)
+    await asyncio.to_thread(parts.shared.plugins.close)
     await asyncio.to_thread(parts.chat.downloads.close, DOWNLOAD_EXIT_SECONDS)
     await parts.shared.store.close()
     parts.chat.renderer.close()

@@ -16,17 +16,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
+from notso.plugins.plugin_set import Plugins
 from notso.web.chat.chat_list import by_day
 from notso.web.edge.assets import Assets
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.rendering.labels import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import StoredMessage, ToolUse
+from notso.web.tools.plugin_view import PluginView
 from notso.web.turns.tool_rounds import parts_of
 from notso.web.turns.turn_log import CARD_MARK, Card
 from notso.web.values.ids import new_id
 from notso.web.values.shortcuts import SHORTCUTS
-from notso.web.values.slash_commands import commands_of
 from notso.web.values.wording import LANGUAGES, language, localised, number, words
 
 MIN_PACKED_BYTES = 1024
@@ -42,7 +43,8 @@ TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 class Pages:
     """Renders templates; partials begin with an underscore and also serve as answers to htmx."""
 
-    def __init__(self, assets: Assets, renderer: Executor) -> None:
+    def __init__(self, assets: Assets, renderer: Executor, plugins: Plugins | None = None) -> None:
+        view = PluginView(plugins or Plugins())
         self._renderer = renderer
         self._environment = Environment(
             loader=FileSystemLoader(TEMPLATE_DIRECTORY),
@@ -56,7 +58,8 @@ class Pages:
             asset=assets.url,
             icon=_icons(assets),
             fresh_id=new_id,
-            slash_commands=commands_of("page"),
+            slash_commands=view.commands,
+            plugins=view.rows,
             shortcuts=SHORTCUTS,
             languages=LANGUAGES,
             language=language.get,

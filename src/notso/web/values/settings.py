@@ -32,6 +32,8 @@ class Settings:
     data_dir: holds the conversations; None keeps them where the platform keeps user data.
     mcp_config: names MCP servers whose tools chats may use; None for none.
     adapter_dir: from where programs may load adapters; None: they may load none.
+    store_plugin: the plugin that keeps the conversations; None: SQLite does, in `data_dir`.
+    sign_in_plugin: the plugin that says who sent a request; None: none does.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
     allowed_origins: whose pages may use the API (see OriginRules); none but the server's own if empty.
     api_key: what guarded routes demand; None for a server only this machine reaches.
@@ -53,6 +55,8 @@ class Settings:
     data_dir: Path | None = None
     mcp_config: Path | None = None
     adapter_dir: Path | None = None
+    store_plugin: str | None = None
+    sign_in_plugin: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
@@ -72,7 +76,7 @@ class Settings:
             raise SettingsError("ollama_port must be from 0 to 65535", setting="ollama_port")
         if not self.host or any(character.isspace() or character == "/" for character in self.host):
             raise SettingsError("host must be a name or an address", setting="host")
-        if not is_loopback(self.host) and not self.api_key:
+        if not is_loopback(self.host) and not self.asks_who:
             raise UnsafeBindError(
                 f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
             )
@@ -103,6 +107,11 @@ class Settings:
         if not _is_wildcard(self.host):
             names.add(self.host.lower().strip("[]"))
         return frozenset(names)
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether requests must show a key, or be known in another way."""
+        return bool(self.api_key or self.sign_in_plugin)
 
     @property
     def rate(self) -> int:
