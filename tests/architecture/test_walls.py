@@ -31,6 +31,7 @@ LIBRARIES = {
         "mcp", "anyio", "httpx2",  # asked for by three modules, and only where a configuration names servers
         "psycopg", "psycopg_pool",  # likewise, where a database is named
     },
+    "plugins": {"numpy"},  # in the plugin's own process, for a row of logits
     "cli": {"typer", "rich", "prompt_toolkit", "platformdirs"},
 }  # fmt: skip
 
@@ -153,6 +154,7 @@ def test_only_the_web_knows_an_event_loop() -> None:
 
 
 DYNAMIC = {"__import__", "exec", "eval", "compile"}
+LOADS_PLUGINS = SOURCE / "notso" / "plugins" / "loading.py"
 
 
 def test_no_dynamic_imports_and_no_evaluated_text() -> None:
@@ -164,8 +166,31 @@ def test_no_dynamic_imports_and_no_evaluated_text() -> None:
                 wrong.append(place(path, node.lineno))
         for line, module, names in imports(path):
             full = {module, *(f"{module}.{name}" for name in names)}
+            if path != LOADS_PLUGINS and any(
+                name.startswith("importlib.metadata.") and "ntry" in name for name in full
+            ):
+                wrong.append(place(path, line))
             if full & {"importlib.import_module", "importlib.util", "importlib.machinery", "runpy", "imp", "pickle"}:
                 wrong.append(place(path, line))
+    assert not wrong
+
+
+def test_one_module_loads_plugins_and_only_in_their_own_process() -> None:
+    """`load` runs what another distribution says: the child of `notso.plugins.child` calls it, and nobody else."""
+    loads = [path for path in MODULES if re.search(r"\b(point|entry\w*)\.load\(", path.read_text("utf-8"))]
+    assert loads == [LOADS_PLUGINS]
+    users = {
+        path.relative_to(SOURCE / "notso").as_posix()
+        for path, _, module, names in all_imports()
+        if module.startswith("notso.plugins")
+        and ("loading" in names or (module.endswith("loading") and "load" in names))
+    }
+    assert users == {"plugins/child.py"}
+    child = {
+        path.name for path, _, module, names in all_imports() if "child" in names or module.endswith("plugins.child")
+    }
+    assert not child  # it is started, never imported
+    wrong = [p.name for p in MODULES if p != LOADS_PLUGINS and "metadata.entry_points" in p.read_text("utf-8")]
     assert not wrong
 
 
@@ -179,7 +204,7 @@ def test_libraries_do_not_print() -> None:
     wrong = [
         place(path, node.lineno)
         for path in MODULES
-        if floor(path) in ("qtensor", "smollm3", "web")
+        if floor(path) in ("qtensor", "smollm3", "plugins", "web")
         for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]

@@ -1,8 +1,8 @@
 """Every route says who may use it, `public` or `guarded`; a test walks the table and fails on one that says nothing.
 
-Without an API key the server listens on loopback only and a guarded route is open to whoever passed the Host and
-cross-site guards. With one, a program shows the key as a bearer token or as `x-api-key`, whichever its client library
-sends, and a browser swaps it once for a random cookie.
+Without a key and without another way to sign in, the server listens on loopback only and a guarded route is open to
+whoever passed the Host and cross-site guards. Else a program shows a key as a bearer token or as `x-api-key`, whichever
+its client library sends, and a browser swaps it once for a random cookie; or a way to sign in knows who it is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from fastapi import HTTPException, Request
 
@@ -25,6 +26,28 @@ SESSION_IDLE_SECONDS = 7 * 86_400.0
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
 """Set in the scope of a request that showed a key which is none: what is counted by whom it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. `owner`: whose conversations these are; `name`: for people to read; `is_operator`: may see
+    what concerns everybody."""
+
+    owner: str
+    name: str
+    is_operator: bool = False
+
+
+LOCAL = Caller(LOCAL_OWNER, LOCAL_OWNER, is_operator=True)
+"""Whoever is at this machine, or holds the server's own key."""
+NOBODY = Caller("nobody", "nobody")
+
+
+class SignIn(Protocol):
+    """A way to know who sent a request, besides the server's key."""
+
+    async def __call__(self, request: Request) -> Caller | None:
+        """None: this way does not know. It takes bounded time and raises nothing."""
 
 
 class NeedsKey(HTTPException):
@@ -40,6 +63,7 @@ class _Session:
 
     began: float
     used: float
+    caller: Caller
 
     def over(self, now: float) -> bool:
         return now - self.began >= SESSION_SECONDS or now - self.used >= SESSION_IDLE_SECONDS
@@ -48,51 +72,60 @@ class _Session:
 class KeyRing:
     """The server's key, kept as a hash, and the browsers that have shown it."""
 
-    def __init__(self, api_key: str | None, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, api_key: str | None, clock: Callable[[], float] = time.time, *, sign_ins: tuple[SignIn, ...] = ()
+    ) -> None:
         self._clock = clock
+        self._sign_ins = sign_ins
         self._digest = _digest(api_key) if api_key is not None else None
         self._sessions: dict[bytes, _Session] = {}
 
     @property
     def open(self) -> bool:
-        """Whether no key is asked for."""
-        return self._digest is None
+        """Whether nobody is asked who they are."""
+        return self._digest is None and not self._sign_ins
 
     def fits(self, key: str) -> bool:
         """Compare in constant time."""
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
-    def new_session(self) -> str:
-        """A cookie value for a browser that has shown the key. The oldest browser is forgotten past the limit."""
+    def new_session(self, caller: Caller = LOCAL) -> str:
+        """A cookie value for a browser of that caller. The oldest browser is forgotten past the limit."""
         while len(self._sessions) >= MAX_BROWSER_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         token = secrets.token_urlsafe(32)
         now = self._clock()
-        self._sessions[_digest(token)] = _Session(now, now)
+        self._sessions[_digest(token)] = _Session(now, now, caller)
         return token
 
     def end_session(self, token: str) -> None:
         """This cookie value admits nobody any more."""
         self._sessions.pop(_digest(token), None)
 
-    def admits(self, request: Request) -> bool:
-        """Whether this request may pass."""
+    async def caller(self, request: Request) -> Caller | None:
+        """Who sent this request; None for nobody who may pass. A key that is shown must be one."""
         if self.open:
-            return True
-        if shown := _keys_shown(request):
-            return all(map(self.fits, shown))
-        return self._continues(request.cookies.get(COOKIE, ""))
+            return LOCAL
+        shown = _keys_shown(request)
+        if shown and all(map(self.fits, shown)):
+            return LOCAL
+        if not shown and (caller := self._continues(request.cookies.get(COOKIE, ""))) is not None:
+            return caller
+        for sign_in in self._sign_ins:
+            if (caller := await sign_in(request)) is not None:
+                return caller
+        return None
 
-    def _continues(self, token: str) -> bool:
+    def _continues(self, token: str) -> Caller | None:
         session = self._sessions.get(_digest(token))
         if session is None:
-            return False
+            return None
         now = self._clock()
         if session.over(now):
             self.end_session(token)
-            return False
+            return None
         session.used = now
-        return True
+        return session.caller
 
 
 async def public() -> None:
@@ -100,17 +133,25 @@ async def public() -> None:
 
 
 async def guarded(request: Request) -> None:
-    """Only whoever holds the key, where there is one."""
+    """Only who is known, where anybody is asked."""
     ring: KeyRing = request.app.state.key_ring
-    if not ring.admits(request):
+    caller = await ring.caller(request)
+    if caller is None:
         if _keys_shown(request):
             request.scope[WRONG_KEY] = True
         raise NeedsKey
+    request.state.caller = caller
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sent a request that has passed `guarded`."""
+    caller: Caller = getattr(request.state, "caller", NOBODY)
+    return caller
 
 
 def owner_of(request: Request) -> str:
-    """Whose conversations this request may see. One person uses a local server; the store is ready for more."""
-    return LOCAL_OWNER
+    """Whose conversations this request may see."""
+    return caller_of(request).owner
 
 
 def _keys_shown(request: Request) -> list[str]:
