@@ -33,7 +33,7 @@ test-long: $(VENV)/.dev  ## run all tests, those that take minutes too, and reco
 # The tests in four parts that run beside one another: one computes while the others wait.
 PARTS := test-engine test-doors test-browser test-chaos
 test-engine: FOLDERS := tests/architecture tests/fuzz tests/parity tests/qtensor tests/smollm3
-test-doors: FOLDERS := tests/cli tests/web
+test-doors: FOLDERS := tests/cli tests/plugins tests/web
 test-chaos: FOLDERS := tests/chaos
 test-browser: FOLDERS := tests/browser
 

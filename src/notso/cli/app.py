@@ -21,6 +21,7 @@ from notso.cli import (
     inspect,
     list,
     perplexity,
+    plugin,
     pull,
     rm,
     run,
@@ -89,11 +90,18 @@ VERBS: dict[str, Callable[..., None]] = {
     "verify": verify.verify,
     "perplexity": perplexity.perplexity,
     "synth": synth.synthesise,
+    "plugin": plugin.plugin,
     "bench": bench.bench,
     "doctor": doctor.doctor,
 }
-_MODULES = (serve, chat, run, batch, backup, store, pull, convert, list, rm, inspect, verify, perplexity, synth, bench)
-for _name, _module in zip(VERBS, (*_MODULES, doctor), strict=True):
+for _name, _module in zip(
+    VERBS,
+    (
+        *(serve, chat, run, batch, backup, store, pull, convert, list, rm, inspect, verify, perplexity, synth),
+        *(plugin, bench, doctor),
+    ),
+    strict=True,
+):
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
 
 

@@ -56,8 +56,8 @@ def doctor(
 ) -> None:
     """Check this machine; each line says ok, warn or fail.
 
-    Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, PostgreSQL, network, versions; a warning comes
-    with a fix. Exit code 1 if a line is fail.
+    Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, PostgreSQL, plugins, network, versions; a
+    warning comes with a fix. Exit code 1 if a line is fail.
     """
     findings = [_answering(server)] if server else examine(port)
     if as_json:
@@ -104,6 +104,7 @@ def examine(port: int) -> list[Finding]:
         ("port", lambda: _port(port)),
         ("sqlite", _sqlite),
         ("postgresql", _postgres),
+        ("plugins", _plugins),
         ("network", _network),
         ("versions", _versions),
     )
@@ -284,6 +285,18 @@ def _postgres() -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "postgresql", message)
+
+
+def _plugins() -> Iterator[Finding]:
+    from notso.plugins.loading import installed
+    from notso.web.tools.built_in import BuiltInTools
+
+    tools = ", ".join(tool.name for tool in BuiltInTools.TOOLS)
+    yield Finding("ok", "plugins", f"built in: {tools}")
+    for each in installed():
+        yield Finding(
+            "ok", "plugin", f"{each.name} of {each.distribution} {each.version}: `serve --plugin {each.name}`"
+        )
 
 
 def _network() -> Iterator[Finding]:

@@ -112,6 +112,7 @@ def serve(
             show_envvar=False,
         ),
     ] = None,
+    plugin: options.Plugins = None,
     keep_volatile: Annotated[
         bool, typer.Option("--keep-volatile", help="The model reads clients' billing lines too.")
     ] = False,
@@ -135,6 +136,7 @@ def serve(
             terminal.say(line)
         return
     path = model_file(model)
+    chosen = options.plugins(plugin)
     settings = Settings(
         host=host,
         port=port,
@@ -143,6 +145,8 @@ def serve(
         database_url=database_url or None,
         mcp_config=mcp_config,
         adapter_dir=adapter_dir,
+        store_plugin=chosen.store,
+        sign_in_plugin=chosen.sign_in,
         allowed_hosts=tuple(allow_host or ()),
         allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
@@ -164,6 +168,9 @@ def serve(
         cache_bytes=int(cache_disk * 10**9),
         adapters=tuple(adapter or ()),
     )
+    from notso.plugins.plugin_set import Plugins
+
+    plugins = Plugins(chosen.names)
     starting = introduction(path, config)
     if as_json:
         terminal.say_json({"event": "starting", **starting.facts})
@@ -180,7 +187,8 @@ def serve(
         from notso.smollm3.engine.engine import Engine
 
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Engine.load(replace(config, model=None if model_file is None else str(model_file)))
+        configured = replace(config, model=None if model_file is None else str(model_file))
+        return Engine.load(configured, find_processor=plugins.logits_processor)
 
     def ready(address: str) -> None:
         if as_json:
@@ -191,7 +199,7 @@ def serve(
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     model_registry = ModelRegistry(load, folder=path.parent if model is not None and path is not None else None)
-    run_server(lambda: load(path), settings, model_registry=model_registry, on_ready=ready)
+    run_server(lambda: load(path), settings, model_registry=model_registry, plugins=plugins, on_ready=ready)
 
 
 def has_display() -> bool:

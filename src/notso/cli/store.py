@@ -23,10 +23,10 @@ def store(
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Copy all conversations of a data directory to PostgreSQL, or back, while no server uses either.
+    """Copy all conversations to PostgreSQL, or back.
 
-    They are read back and compared before they are kept: all of them, or none. A password belongs in ~/.pgpass or in
-    PGPASSWORD, not on a command line that others can see.
+    No server may use either side. They are read back and compared before they are kept: all of them, or none. A
+    password belongs in ~/.pgpass or in PGPASSWORD, not on a command line that others can see.
     """
     from notso.web.store.copy import copy_conversations
 

@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from notso.plugins.plugin_set import Plugins
 from notso.smollm3 import give_back_freed
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import routes as text_completions
@@ -42,11 +43,13 @@ from notso.web.chat.routes import archive, messages, preview, prompts, tools, tr
 from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
+from notso.web.chat.routes import plugins as plugin_routes
 from notso.web.chat.routes import settings as settings_routes
 from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
+from notso.web.choices import sign_ins_of, store_of
 from notso.web.edge.access import KeyRing, owner_of
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
@@ -65,11 +68,11 @@ from notso.web.rendering.fair_queue import FairQueue
 from notso.web.replicas.joining import counters_at, exchange_at
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
-from notso.web.store.opening import store_at
+from notso.web.store.leases import Leases
 from notso.web.store.protocol import Conversation
 from notso.web.tools.mcp_config import read_mcp_config
-from notso.web.tools.toolbox import Toolbox
-from notso.web.turns.leases import Leases
+from notso.web.tools.plugin_tools import PluginTools
+from notso.web.tools.toolbox import Toolbox, ToolSource
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
@@ -103,18 +106,23 @@ class Parts:
 
 
 def create_app(
-    engine_source: EngineSource, settings: Settings | None = None, *, model_registry: ModelRegistry | None = None
+    engine_source: EngineSource,
+    settings: Settings | None = None,
+    *,
+    model_registry: ModelRegistry | None = None,
+    plugins: Plugins | None = None,
 ) -> FastAPI:
     """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs;
-    `model_registry` loads the others that a person may switch to.
+    `model_registry` loads the others that a person may switch to; `plugins` are those that were switched on.
 
     Starting it may raise StorageError (the data directory is busy, unreadable, or of a newer release).
     """
     settings = settings or Settings()
-    parts = _parts(engine_source, settings, model_registry)
+    parts = _parts(engine_source, settings, model_registry, plugins or Plugins())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(parts.shared.plugins.start)
         await parts.shared.store.open()
         parts.shared.exchange.start()
         parts.leases.start()
@@ -152,8 +160,9 @@ def create_app(
     )
     app.state.parts = parts
     app.state.chat, app.state.api, app.state.large_work = parts.chat, parts.api, parts.shared.large_work
-    app.state.key_ring = KeyRing(settings.api_key, book=parts.shared.exchange)
-    chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer)
+    sign_ins = sign_ins_of(settings, parts.shared.plugins)
+    app.state.key_ring = KeyRing(settings.api_key, sign_ins=sign_ins, book=parts.shared.exchange)
+    chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
     for router in (
         health.router,
         monitoring.router,
@@ -223,23 +232,26 @@ def _mcp_servers(path: Path | None) -> McpServers | None:
     return McpServers(entries)
 
 
-def _parts(engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None) -> Parts:
-    store = store_at(settings.directory, settings.database_url)
+def _parts(
+    engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None, plugins: Plugins
+) -> Parts:
+    store = store_of(settings, plugins)
     engine = EngineHost(engine_source)
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue()
     assets = Assets()
-    pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"))
+    pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"), plugins)
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
     suggestions, feed = Suggestions(requests, turns), Feed()
     mcp = _mcp_servers(settings.mcp_config)
-    toolbox = Toolbox(mcp)
+    others: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
+    toolbox = Toolbox(PluginTools(plugins), *others)
     titles = Titles(requests, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
-    shared = Shared(settings, store, engine, requests, exchange=exchange_at(settings.valkey_url))
+    shared = Shared(settings, store, engine, requests, plugins, exchange=exchange_at(settings.valkey_url))
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
         shared,
@@ -305,6 +317,7 @@ async def _shut_down(parts: Parts) -> None:
     await parts.chat.relay.close()
     await parts.shared.exchange.close()
     await asyncio.to_thread(parts.shared.engine.join, ENGINE_EXIT_SECONDS)
+    await asyncio.to_thread(parts.shared.plugins.close)
     await asyncio.to_thread(parts.chat.downloads.close, DOWNLOAD_EXIT_SECONDS)
     parts.leases.stop()
     await parts.shared.store.close()

@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from notso.plugins.plugin_set import Plugins
 from notso.web.app import begin_stopping, create_app
 from notso.web.edge.client_connection import ClientConnection, Lane
 from notso.web.edge.door import Door, room_for_connections
@@ -34,12 +35,13 @@ def serve(
     settings: Settings,
     *,
     model_registry: ModelRegistry | None = None,
+    plugins: Plugins | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; returns after everything is saved.
 
-    `model_registry` loads the other models that the page offers. `on_ready` gets the address of the page once it
-    answers (the engine may still load), in the server's thread.
+    `model_registry` loads the other models that the page offers; `plugins` are switched on. `on_ready` gets the
+    address of the page once it answers (the engine may still load), in the server's thread.
     A first signal lets running answers go on for `drain_seconds`; a second ends them at once.
     Raises AddressInUseError, StorageError.
     """
@@ -48,7 +50,7 @@ def serve(
         if settings.ollama_port is not None:
             listeners.append(listening.enter_context(listen(settings, settings.ollama_port, "--ollama-port")))
         sys.setswitchinterval(SWITCH_SECONDS)
-        app = create_app(engine_source, settings, model_registry=model_registry)
+        app = create_app(engine_source, settings, model_registry=model_registry, plugins=plugins)
         ChatServer(app, address_of(listeners[0], settings), on_ready).run(sockets=listeners)
 
 

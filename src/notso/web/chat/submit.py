@@ -24,7 +24,7 @@ from notso.web.turns.turn import Turn
 from notso.web.values.errors import StorageError
 from notso.web.values.ids import is_id, new_generation_id, new_id
 from notso.web.values.problems import Problem
-from notso.web.values.wording import words
+from notso.web.values.wording import number, words
 
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
@@ -317,4 +317,4 @@ def _check_text(text: str, limit: int, *, may_be_empty: bool) -> None:
     if not text.strip() and not may_be_empty:
         raise Problem(400, words["error_empty"])
     if len(text) > limit:
-        raise Problem(400, words["error_too_long"].format(length=f"{len(text):,}", limit=f"{limit:,}"))
+        raise Problem(400, words["error_too_long"].format(length=number(len(text)), limit=number(limit)))

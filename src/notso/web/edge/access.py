@@ -1,18 +1,19 @@
 """Every route says who may use it, `public` or `guarded`; a test walks the table and fails on one that says nothing.
 
-Without an API key the server listens on loopback only and a guarded route is open to whoever passed the Host and
-cross-site guards. With one, a program shows the key as a bearer token or as `x-api-key`, whichever its client library
-sends, and a browser swaps it once for a random cookie.
+Without a key and without another way to sign in, the server listens on loopback only and a guarded route is open to
+whoever passed the Host and cross-site guards. Else a program shows a key as a bearer token or as `x-api-key`, whichever
+its client library sends, and a browser swaps it once for a random cookie; or a way to sign in knows who it is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 from fastapi import HTTPException, Request
@@ -30,6 +31,28 @@ WRONG_KEY = "notso.wrong_key"
 """Set in the scope of a request that showed a key which is none: what is counted by whom it comes from."""
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. `owner`: whose conversations these are; `name`: for people to read; `is_operator`: may see
+    what concerns everybody."""
+
+    owner: str
+    name: str
+    is_operator: bool = False
+
+
+LOCAL = Caller(LOCAL_OWNER, LOCAL_OWNER, is_operator=True)
+"""Whoever is at this machine, or holds the server's own key."""
+NOBODY = Caller("nobody", "nobody")
+
+
+class SignIn(Protocol):
+    """A way to know who sent a request, besides the server's key."""
+
+    async def __call__(self, request: Request) -> Caller | None:
+        """None: this way does not know. It takes bounded time and raises nothing."""
+
+
 class NeedsKey(HTTPException):
     """401: this route is guarded and the request showed no key."""
 
@@ -45,6 +68,7 @@ class _Session:
     began: float
     used: float
     shared: float
+    caller: Caller
 
     def over(self, now: float) -> bool:
         return now - self.began >= SESSION_SECONDS or now - self.used >= SESSION_IDLE_SECONDS
@@ -65,13 +89,19 @@ class SessionBook(Protocol):
 
 
 class KeyRing:
-    """The server's key, kept as a hash, and the browsers that have shown it: to this server, or to another that writes
-    in the same `book`."""
+    """The server's key, kept as a hash, and the browsers that have shown it: to this server, or to another with the
+    same key that writes in the same `book`."""
 
     def __init__(
-        self, api_key: str | None, clock: Callable[[], float] = time.time, book: SessionBook | None = None
+        self,
+        api_key: str | None,
+        clock: Callable[[], float] = time.time,
+        *,
+        sign_ins: tuple[SignIn, ...] = (),
+        book: SessionBook | None = None,
     ) -> None:
         self._clock = clock
+        self._sign_ins = sign_ins
         self._book = book
         if book is not None:
             book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
@@ -80,19 +110,18 @@ class KeyRing:
 
     @property
     def open(self) -> bool:
-        """Whether no key is asked for."""
-        return self._digest is None
+        """Whether nobody is asked who they are."""
+        return self._digest is None and not self._sign_ins
 
     def fits(self, key: str) -> bool:
         """Compare in constant time."""
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
-    async def new_session(self) -> str:
-        """A cookie value for a browser that has shown the key. The oldest browser is forgotten past the limit."""
+    async def new_session(self, caller: Caller = LOCAL) -> str:
+        """A cookie value for a browser of that caller. The oldest browser is forgotten past the limit."""
         token = secrets.token_urlsafe(32)
         now = self._clock()
-        session = self._add(_digest(token), _Session(now, now, now))
-        await self._share(_digest(token), session)
+        await self._share(_digest(token), self._add(_digest(token), _Session(now, now, now, caller)))
         return token
 
     async def end_session(self, token: str) -> None:
@@ -103,27 +132,33 @@ class KeyRing:
             self._book.tell("logout", session=digest.hex())
             await self._book.forget(_named(digest))
 
-    async def admits(self, request: Request) -> bool:
-        """Whether this request may pass."""
+    async def caller(self, request: Request) -> Caller | None:
+        """Who sent this request; None for nobody who may pass. A key that is shown must be one."""
         if self.open:
-            return True
-        if shown := _keys_shown(request):
-            return all(map(self.fits, shown))
-        return await self._continues(request.cookies.get(COOKIE, ""))
+            return LOCAL
+        shown = _keys_shown(request)
+        if shown and all(map(self.fits, shown)):
+            return LOCAL
+        if not shown and (caller := await self._continues(request.cookies.get(COOKIE, ""))) is not None:
+            return caller
+        for sign_in in self._sign_ins:
+            if (caller := await sign_in(request)) is not None:
+                return caller
+        return None
 
-    async def _continues(self, token: str) -> bool:
+    async def _continues(self, token: str) -> Caller | None:
         digest, now = _digest(token), self._clock()
         session = self._sessions.get(digest) or (await self._recalled(digest) if token else None)
         if session is None:
-            return False
+            return None
         if session.over(now):
             await self.end_session(token)
-            return False
+            return None
         session.used = now
         if now - session.shared >= SHARE_SECONDS:
             session.shared = now
             await self._share(digest, session)
-        return True
+        return session.caller
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
         while len(self._sessions) >= MAX_BROWSER_SESSIONS:
@@ -135,14 +170,22 @@ class KeyRing:
         self._sessions.pop(digest, None)
 
     async def _share(self, digest: bytes, session: _Session) -> None:
+        """Write it in the book, signed with the key: who can write there makes none."""
         if self._book is not None:
             left = min(SESSION_IDLE_SECONDS, session.began + SESSION_SECONDS - session.used)
-            await self._book.remember(_named(digest), repr(session.began), left)
+            text = json.dumps([session.began, *astuple(session.caller)])
+            await self._book.remember(_named(digest), self._signature(digest, text) + text, left)
 
     async def _recalled(self, digest: bytes) -> _Session | None:
         """One that another server began: it is in the book as long as it is good."""
-        began = await self._book.recall(_named(digest)) if self._book is not None else None
-        return self._add(digest, _Session(float(began), self._clock(), 0.0)) if began is not None else None
+        found = await self._book.recall(_named(digest)) if self._book is not None else None
+        if found is None or not hmac.compare_digest(found[:64].encode(), self._signature(digest, found[64:]).encode()):
+            return None
+        began, *caller = json.loads(found[64:])
+        return self._add(digest, _Session(began, self._clock(), 0.0, Caller(*caller)))
+
+    def _signature(self, digest: bytes, text: str) -> str:
+        return hmac.new(self._digest or b"", digest + text.encode(), hashlib.sha256).hexdigest()
 
 
 async def public() -> None:
@@ -150,17 +193,25 @@ async def public() -> None:
 
 
 async def guarded(request: Request) -> None:
-    """Only whoever holds the key, where there is one."""
+    """Only who is known, where anybody is asked."""
     ring: KeyRing = request.app.state.key_ring
-    if not await ring.admits(request):
+    caller = await ring.caller(request)
+    if caller is None:
         if _keys_shown(request):
             request.scope[WRONG_KEY] = True
         raise NeedsKey
+    request.state.caller = caller
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sent a request that has passed `guarded`."""
+    caller: Caller = getattr(request.state, "caller", NOBODY)
+    return caller
 
 
 def owner_of(request: Request) -> str:
-    """Whose conversations this request may see. One person uses a local server; the store is ready for more."""
-    return LOCAL_OWNER
+    """Whose conversations this request may see."""
+    return caller_of(request).owner
 
 
 def _keys_shown(request: Request) -> list[str]:

@@ -18,9 +18,7 @@ SettingValue = str | int | float | bool
 Damage = Literal["", "unsound", "behind", "gone"]
 """`unsound`: the file fails its check. `behind`: commits are missing from it. `gone`: there is nothing left of it."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
-BACKUP_ELSEWHERE = (
-    "the conversations are in PostgreSQL: pg_dump --format=custom makes a backup of them"
-)
+BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: pg_dump --format=custom makes a backup of them"
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 3.0
 """An unfinished turn belongs to the process that computes it. One that has not renewed its lease for so long, by the

@@ -35,6 +35,8 @@ class Settings:
     database_url: a PostgreSQL database that holds them instead, for several servers; the data directory keeps the rest.
     mcp_config: names MCP servers whose tools chats may use; None for none.
     adapter_dir: from where programs may load adapters; None: they may load none.
+    store_plugin: the plugin that keeps the conversations; None: SQLite does, in `data_dir`.
+    sign_in_plugin: the plugin that says who sent a request; None: none does.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
     allowed_origins: whose pages may use the API (see OriginRules); none but the server's own if empty.
     api_key: what guarded routes demand; None for a server only this machine reaches.
@@ -60,6 +62,8 @@ class Settings:
     database_url: str | None = field(default=None, repr=False)
     mcp_config: Path | None = None
     adapter_dir: Path | None = None
+    store_plugin: str | None = None
+    sign_in_plugin: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
@@ -82,12 +86,14 @@ class Settings:
             raise SettingsError("ollama_port must be from 0 to 65535", setting="ollama_port")
         if not self.host or any(character.isspace() or character == "/" for character in self.host):
             raise SettingsError("host must be a name or an address", setting="host")
-        if not is_loopback(self.host) and not self.api_key:
+        if not is_loopback(self.host) and not self.asks_who:
             raise UnsafeBindError(
                 f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
             )
         if self.database_url is not None and not is_postgres(self.database_url):
             raise SettingsError(NO_POSTGRES, setting="database_url")
+        if self.database_url is not None and self.store_plugin is not None:
+            raise SettingsError("a database and a plugin cannot both keep the conversations", setting="store_plugin")
         try:
             OriginRules(self.allowed_origins)
         except ValueError as error:
@@ -125,6 +131,11 @@ class Settings:
         if not _is_wildcard(self.host):
             names.add(self.host.lower().strip("[]"))
         return frozenset(names)
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether requests must show a key, or be known in another way."""
+        return bool(self.api_key or self.sign_in_plugin)
 
     @property
     def rate(self) -> int:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 from notso.web.store.protocol import HEARTBEAT_SECONDS, ChatStore, Orphan
-from notso.web.turns.turns import Turns
 from notso.web.values.errors import StorageError
 
-logger = logging.getLogger("notso.web.turns")
+logger = logging.getLogger("notso.web.store")
+
+
+class RunningTurns(Protocol):
+    """What this process computes."""
+
+    @property
+    def generations(self) -> Collection[str]: ...
+
+    def stop(self, generation_id: str, *, interrupted: bool = False) -> bool: ...
 
 
 class Leases:
     """Sends heartbeats while the server runs. `at_orphan` is called with each turn of another process that one of them
     has interrupted: in this process only."""
 
-    def __init__(self, store: ChatStore, turns: Turns) -> None:
+    def __init__(self, store: ChatStore, turns: RunningTurns) -> None:
         self.at_orphan: list[Callable[[Orphan], None]] = []
         self._store = store
         self._turns = turns

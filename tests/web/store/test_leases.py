@@ -10,11 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from notso.web.store import leases as leases_module
+from notso.web.store.leases import Leases, RunningTurns
 from notso.web.store.protocol import ChatStore, Heartbeat, Orphan
 from notso.web.testing.scripted_engine import ScriptedEngine, say
-from notso.web.turns import leases as leases_module
-from notso.web.turns.leases import Leases
-from notso.web.turns.turns import Turns
 from notso.web.values.errors import StorageError
 
 Start = Callable[..., Any]
@@ -50,7 +49,7 @@ def test_heartbeats_go_on_though_the_database_is_away(
     async def work() -> None:
         away = StorageError("the database does not answer")
         others = OtherProcesses(Heartbeat(), away, away, Heartbeat((orphan,)))
-        leases = Leases(cast(ChatStore, others), cast(Turns, SimpleNamespace(generations=frozenset({"mine"}))))
+        leases = Leases(cast(ChatStore, others), cast(RunningTurns, SimpleNamespace(generations=frozenset({"mine"}))))
         leases.at_orphan.append(told.append)
         leases.start()
         await others.all_said.wait()
@@ -58,7 +57,7 @@ def test_heartbeats_go_on_though_the_database_is_away(
         leases.stop()
         assert set(others.asked) == {frozenset({"mine"})}
 
-    with caplog.at_level(logging.WARNING, "notso.web.turns"):
+    with caplog.at_level(logging.WARNING, "notso.web.store"):
         asyncio.run(work())
     assert told == [orphan]
     assert [record.message.partition(":")[0] for record in caplog.records] == [
