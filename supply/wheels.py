@@ -122,9 +122,11 @@ def wheel(python: Path, machine: str, out: Path) -> Path:
     repaired = BUILD / "repaired"
     shutil.rmtree(repaired, ignore_errors=True)
     platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine}"  # manylinux2014 by its newer name
-    command = [python, "-m", "auditwheel", "repair", "--plat", platform, "-w", repaired, made]
+    command = [python, "-m", "auditwheel", "repair", "-w", repaired, made]  # --plat takes this machine's names only
     subprocess.run(command, env=environment(python, machine), check=True, stderr=subprocess.DEVNULL)
     (made,) = repaired.glob("*.whl")
+    if platform not in made.name:
+        raise SystemExit(f"{made.name} is not for {platform}")
     return made.replace(out / made.name)
 
 
