@@ -13,6 +13,7 @@ import deb
 import pytest
 import typer
 import yaml
+from emulation import DEBIAN_NAMES
 from target import ROOT, version
 from try_deb import of_unit
 from try_image import settings
@@ -54,7 +55,7 @@ def test_the_settings_shown_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not here")
 def test_the_package_holds_what_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_packages(house: Path, python: str) -> None:
+    def no_packages(house: Path, python: str, machine: str) -> None:
         deb.put(house / "pyvenv.cfg", python)
 
     monkeypatch.setattr(deb, "environment", no_packages)
@@ -70,7 +71,12 @@ def test_the_package_holds_what_it_should(tmp_path: Path, monkeypatch: pytest.Mo
     control = subprocess.run(["dpkg-deb", "--field", made], capture_output=True, text=True, check=True).stdout
     assert f"Version: {version()}-1~trixie\n" in control and "python3 (>= 3.13), python3 (<< 3.14)" in control
     for name in deb.SCRIPTS:
-        subprocess.run(["sh", "-n", tmp_path / "stages" / "trixie" / "DEBIAN" / name], check=True)
+        (script,) = (tmp_path / "stages").glob(f"trixie-*/DEBIAN/{name}")
+        subprocess.run(["sh", "-n", script], check=True)
+    for machine, architecture in DEBIAN_NAMES.items():
+        made = deb.build("trixie", tmp_path, machine)
+        control = subprocess.run(["dpkg-deb", "--field", made], capture_output=True, text=True, check=True).stdout
+        assert made.name.endswith(f"_{architecture}.deb") and f"Architecture: {architecture}\n" in control
 
 
 def test_the_image_runs_a_command_that_exists_and_keeps_to_its_volumes() -> None:
