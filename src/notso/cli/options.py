@@ -159,7 +159,8 @@ ApiKeyFile = Annotated[
         "--api-key-file",
         envvar="NOTSO_API_KEY_FILE",
         metavar="FILE",
-        help="Holds the server's key. Or NOTSO_API_KEY holds it.",
+        help="Holds NOTSO_API_KEY (NOTSO_API_KEY_FILE).",
+        show_envvar=False,
     ),
 ]
 Temperature = Annotated[

@@ -30,7 +30,15 @@ def serve(
     context_of_verb: typer.Context,
     model: options.Model = None,
     host: Annotated[
-        str, typer.Option("--host", envvar="NOTSO_HOST", metavar="HOST", help="Address to listen on.")
+        str,
+        typer.Option(
+            "--host",
+            envvar="NOTSO_HOST",
+            metavar="HOST",
+            help="Address; 127.0.0.1 by default (NOTSO_HOST).",
+            show_envvar=False,
+            show_default=False,
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
@@ -75,9 +83,8 @@ def serve(
             "--rate-limit",
             envvar="NOTSO_RATE_LIMIT",
             metavar="N",
-            min=0,
-            max=1_000_000,
-            help="API requests a minute per address, 0: any.",
+            help="Of an address, a minute (NOTSO_RATE_LIMIT).",
+            show_envvar=False,
             show_default=False,
         ),
     ] = None,
@@ -87,20 +94,18 @@ def serve(
             "--valkey-url",
             envvar="VALKEY_URL",
             metavar="URL",
-            help="Valkey for several servers; needs the extra valkey.",
+            help="Valkey, for several servers (VALKEY_URL).",
             show_envvar=False,
             show_default=False,
         ),
     ] = None,
     trust_proxy: Annotated[
         list[str] | None,
-        typer.Option("--trust-proxy", metavar="ADDRESS", help="Proxy whose X-Forwarded-For is true, repeatable."),
+        typer.Option("--trust-proxy", metavar="ADDRESS", help="Whose X-Forwarded-For counts, repeatable."),
     ] = None,
     leave_seconds: Annotated[
         float,
-        typer.Option(
-            "--leave-seconds", metavar="S", min=0, max=600, help="Answer on so long while /health says it is going."
-        ),
+        typer.Option("--leave-seconds", metavar="S", help="Notice that a proxy gets at the end.", show_default=False),
     ] = 0.0,
     mcp_config: Annotated[
         Path | None,

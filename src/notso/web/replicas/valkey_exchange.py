@@ -62,7 +62,7 @@ class _Published:
 
 
 @dataclass(slots=True, eq=False)
-class _Follower:
+class _Copy:
     """`at` is the entry that it took last."""
 
     take: Take
@@ -86,7 +86,7 @@ class ValkeyExchange:
         self._published: dict[str, _Published] = {}
         self._changed: dict[str, None] = {}
         self._heard: dict[str, list[Heard]] = {}
-        self._followers: dict[str, list[_Follower]] = {}
+        self._copies: dict[str, list[_Copy]] = {}
         self._claims: dict[str, str] = {}
         self._at_gap: list[Callable[[], None]] = []
         self._at: bytes | None = None
@@ -119,16 +119,16 @@ class ValkeyExchange:
 
     @contextmanager
     def following(self, name: str, take: Take) -> Iterator[None]:
-        key, follower = f"notso:log:{name}", _Follower(take)
-        self._followers.setdefault(key, []).append(follower)
+        key, copy = f"notso:log:{name}", _Copy(take)
+        self._copies.setdefault(key, []).append(copy)
         self._ring = True  # the reading connection waits, and must look at one stream more
         self._work.set()
         try:
             yield
         finally:
-            self._followers[key].remove(follower)
-            if not self._followers[key]:
-                del self._followers[key]
+            self._copies[key].remove(copy)
+            if not self._copies[key]:
+                del self._copies[key]
 
     async def claim(self, name: str, holder: str) -> str:
         key = f"notso:claim:{name}"
@@ -275,8 +275,8 @@ class ValkeyExchange:
             last: list[Entry] = await self._reader.xrevrange(self._bus, count=1)
             self._at = last[0][0] if last else b"0-0"
         streams: dict[Any, Any] = {self._bus: self._at, self._bell: self._bell_at}
-        for key, followers in self._followers.items():
-            streams[key] = b"%d-%d" % min(each.at for each in followers)
+        for key, copies in self._copies.items():
+            streams[key] = b"%d-%d" % min(each.at for each in copies)
         found = await self._reader.xread(streams, block=int(1000 * BLOCK_SECONDS))
         if self._missed:
             self._missed = False
@@ -296,11 +296,11 @@ class ValkeyExchange:
                 if body.get("from") != self._replica:
                     for heard in self._heard.get(str(body.get("kind")), ()):
                         _safely(heard, body)
-        for follower in list(self._followers.get(key, ())):
-            new = [entry for entry in entries if _number(entry) > follower.at]
-            follower.at = _number(entries[-1])
-            if not all(_safely(follower.take, body) for body in _bodies(new)):
-                follower.at = 0, 0
+        for copy in list(self._copies.get(key, ())):
+            new = [entry for entry in entries if _number(entry) > copy.at]
+            copy.at = _number(entries[-1])
+            if not all(_safely(copy.take, body) for body in _bodies(new)):
+                copy.at = 0, 0
 
     async def _renew(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Answers that another replica writes, read and stopped here: copies of the frames it has written."""
+"""Answers that another replica writes, read and stopped here: copies of what its stream says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PING_SECONDS = 15.0
 
 
 class AnswerLog:
-    """The frames of one answer: those of the stream's events in order, and what the whole is called until it is there.
+    """One answer: the events of its stream in order, and what the whole is called until it is there.
 
     `id` names the answer; `body` is JSON.
     """
@@ -29,19 +29,19 @@ class AnswerLog:
     def __init__(self, id: str = "", body: Any = None) -> None:
         self.id = id
         self.body = body
-        self.frames: list[bytes] = []
+        self.sse_events: list[bytes] = []
         self.finished = False
         self.at_change: Callable[[], None] | None = None
         self._changed = asyncio.Event()
 
     @property
     def number(self) -> int:
-        """Frames, and one more for the end."""
-        return len(self.frames) + self.finished
+        """Events, and one more for the end."""
+        return len(self.sse_events) + self.finished
 
-    def add(self, frames: Iterable[bytes]) -> None:
-        """Frames that follow."""
-        self.frames += frames
+    def add(self, sse_events: Iterable[bytes]) -> None:
+        """Events that follow."""
+        self.sse_events += sse_events
         self._wake()
 
     def finish(self, body: Any) -> None:
@@ -51,17 +51,17 @@ class AnswerLog:
 
     def changes(self, after: int) -> Body:
         """What came after that number; -1 for everything."""
-        frames = [frame.decode() for frame in self.frames[max(0, after) :]]
-        return {"id": self.id, "frames": frames, "body": self.body if after < 0 or self.finished else None}
+        sse_events = [event.decode() for event in self.sse_events[max(0, after) :]]
+        return {"id": self.id, "sse_events": sse_events, "body": self.body if after < 0 or self.finished else None}
 
     def take(self, changes: Body) -> bool:
         """Make this a copy. The first changes of another answer of the same name begin it anew."""
         after = max(0, changes["after"])
         if changes["after"] < 0 and changes["id"] != self.id:
-            self.id, self.frames, self.finished, self.body = changes["id"], [], False, changes["body"]
-        if changes["id"] != self.id or after > len(self.frames):
+            self.id, self.sse_events, self.finished, self.body = changes["id"], [], False, changes["body"]
+        if changes["id"] != self.id or after > len(self.sse_events):
             return False
-        self.frames += [frame.encode() for frame in changes["frames"][len(self.frames) - after :]]
+        self.sse_events += [event.encode() for event in changes["sse_events"][len(self.sse_events) - after :]]
         if changes["finished"]:
             self.body, self.finished = changes["body"], True
         self._wake()
@@ -100,17 +100,17 @@ class AnswerElsewhere:
         self._exchange.tell("stop answer", name=self._name)
 
     async def events(self, start: int, ping: bytes) -> AsyncIterator[bytes]:
-        """The frames from number `start` on, as they come, each with its number as the event's id; a ping now and
+        """The events from number `start` on, as they come, each with its number as the event's id; a ping now and
         then, where nothing comes."""
         number, silent_s = start, 0.0
         while True:
-            for frame in self.log.frames[number:]:
-                yield b"id: " + str(number).encode() + b"\n" + frame
+            for event in self.log.sse_events[number:]:
+                yield b"id: " + str(number).encode() + b"\n" + event
                 number += 1
                 silent_s = 0.0
-            if self.log.finished and number >= len(self.log.frames):
+            if self.log.finished and number >= len(self.log.sse_events):
                 return
-            if not await self.log.wait(len(self.log.frames), SILENT_SECONDS):
+            if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS):
                 if await self._is_abandoned():
                     yield data_event(_gone().body_for("/v1/"))
                     return
@@ -122,7 +122,7 @@ class AnswerElsewhere:
     async def whole(self) -> Any:
         """The whole, when it is there. Raises ApiError (503) if its replica is gone."""
         while not self.log.finished:
-            if not await self.log.wait(len(self.log.frames), SILENT_SECONDS) and await self._is_abandoned():
+            if not await self.log.wait(len(self.log.sse_events), SILENT_SECONDS) and await self._is_abandoned():
                 raise _gone()
         return self.log.body
 

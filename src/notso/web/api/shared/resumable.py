@@ -51,10 +51,10 @@ class ResumableStream:
             if self.log is not None:
                 self.log.finish(serializer.body())
 
-    def _tell(self, frames: Iterable[bytes]) -> None:
-        frames = list(frames)
+    def _tell(self, sse_events: Iterable[bytes]) -> None:
+        sse_events = list(sse_events)
         if self.log is not None:
-            self.log.add(frames)
+            self.log.add(sse_events)
 
 
 class ResumableStreams:
