@@ -89,7 +89,7 @@ def test_what_was_acknowledged_is_there(restarted: PostgresServer, how: signal.S
         await asyncio.gather(*writing)
         with pytest.raises(StorageError, match=AWAY):
             await store.chats(OWNER)
-        await asyncio.to_thread(restarted.start)
+        restarted.start()
         async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(StorageError):

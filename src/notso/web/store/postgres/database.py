@@ -7,7 +7,7 @@ also counts from the moment the database was started, for while that is away nob
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from psycopg import Connection
@@ -115,7 +115,7 @@ class PostgresDatabase(Database):
             (self._replica,),
         )
 
-    def heartbeat(self, running: Collection[str]) -> Heartbeat:
+    def heartbeat(self, running: frozenset[str]) -> Heartbeat:
         """See ChatStore. Of two that find the same orphan one gets it."""
         self.renew()
         ended = self.execute(
@@ -148,7 +148,7 @@ class PostgresDatabase(Database):
         ).fetchone()
         return int(row["n"])
 
-    def _lost(self, running: Collection[str]) -> frozenset[str]:
+    def _lost(self, running: frozenset[str]) -> frozenset[str]:
         if not running:
             return frozenset()
         rows = self._connection.execute(
