@@ -26,7 +26,7 @@ from notso.web.store.protocol import (
     TurnRefused,
 )
 from notso.web.store.sql.database import Database
-from notso.web.values.errors import DataDirectoryNewerError, SettingsError, StorageError
+from notso.web.values.errors import DataDirectoryNewerError, StorageError
 from notso.web.values.ids import new_generation_id, new_id
 
 psycopg = pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
@@ -366,17 +366,6 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
     nameless = [sql for sql in nameless if not re.search(r"INSERT INTO \w+ \(.*owner", sql)]
     nameless = [sql for sql in nameless if not NOT_OF_A_REQUEST.search(sql) and not BY_AN_ID_OF_ITS_OWN.search(sql)]
     assert not nameless, "\n".join(nameless)
-
-
-def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    from pathlib import Path
-
-    from notso.web.store.opening import store_at
-
-    monkeypatch.setitem(sys.modules, "notso.web.store.postgres.store", None)
-    with pytest.raises(SettingsError, match=r"notso-smollm3-bot\[postgres\]"):
-        store_at(Path(), "postgresql://x")
 
 
 def test_a_restart_of_the_database_interrupts_nobody(
