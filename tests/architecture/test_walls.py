@@ -29,6 +29,7 @@ LIBRARIES = {
         "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
         "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
         "mcp", "anyio", "httpx2",  # asked for by three modules, and only where a configuration names servers
+        "valkey",  # by two, and only where an address names a server
         "psycopg", "psycopg_pool",  # likewise, where a database is named
     },
     "plugins": {"numpy"},  # in the plugin's own process, for a row of logits
@@ -122,7 +123,7 @@ def test_libraries_are_declared() -> None:
     """A module that comes only because another library brings it may go with that library."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    lines = project["dependencies"] + extras["mcp"] + extras["postgres"]
+    lines = project["dependencies"] + extras["mcp"] + extras["postgres"] + extras["valkey"]
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in lines}
     used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}
     missing = {name for name in used if DISTRIBUTIONS.get(name, name).replace("_", "-").lower() not in declared}

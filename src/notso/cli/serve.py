@@ -81,6 +81,27 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    valkey_url: Annotated[
+        str | None,
+        typer.Option(
+            "--valkey-url",
+            envvar="VALKEY_URL",
+            metavar="URL",
+            help="Valkey for several servers; needs the extra valkey.",
+            show_envvar=False,
+            show_default=False,
+        ),
+    ] = None,
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option("--trust-proxy", metavar="ADDRESS", help="Proxy whose X-Forwarded-For is true, repeatable."),
+    ] = None,
+    leave_seconds: Annotated[
+        float,
+        typer.Option(
+            "--leave-seconds", metavar="S", min=0, max=600, help="Answer on so long while /health says it is going."
+        ),
+    ] = 0.0,
     mcp_config: Annotated[
         Path | None,
         typer.Option(
@@ -132,6 +153,9 @@ def serve(
         requests_per_minute=rate_limit,
         strict_fields=strict_fields,
         keep_volatile=keep_volatile,
+        valkey_url=valkey_url,
+        trusted_proxies=tuple(trust_proxy or ()),
+        leave_seconds=leave_seconds,
     )
     config = EngineConfig(
         context_tokens=context,

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from notso.plugins.plugin_set import Plugins
 from notso.smollm3 import give_back_freed
@@ -32,6 +33,7 @@ from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
 from notso.web.api.server import adapters, health, models, monitoring, not_offered, openapi, server_facts, tokens
+from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
 from notso.web.chat.chat_list import ListMarks
@@ -63,6 +65,8 @@ from notso.web.engine.port import EngineSource
 from notso.web.engine.running import RunningRequests
 from notso.web.languages.page_language import PageLanguage
 from notso.web.rendering.fair_queue import FairQueue
+from notso.web.replicas.joining import counters_at, exchange_at
+from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
 from notso.web.store.leases import Leases
 from notso.web.store.protocol import Conversation
@@ -86,7 +90,7 @@ ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 TEMPORARY_SECONDS = 3600.0  # after its last use
 UNDO_SECONDS = 15.0  # the page offers it for 10
-PURGE_SECONDS = 5.0
+PURGE_SECONDS = 10.0
 GIVE_BACK_SECONDS = 60.0
 
 
@@ -120,6 +124,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(parts.shared.plugins.start)
         await parts.shared.store.open()
+        parts.shared.exchange.start()
         parts.leases.start()
         parts.shared.engine.start(asyncio.get_running_loop())
         if parts.mcp is not None:
@@ -139,6 +144,7 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         middleware=[
+            Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)),
             Middleware(InPieces),
             Middleware(RequestMetrics, metrics=parts.api.metrics),
             Middleware(SecurityHeaders),
@@ -148,13 +154,14 @@ def create_app(
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossOriginAccess, rules=settings.allowed_origins),
             Middleware(CrossSiteGuard),
-            Middleware(RateLimit, per_minute=settings.rate),
+            Middleware(RateLimit, per_minute=settings.rate, counters=counters_at(settings.valkey_url)),
             Middleware(RequestLimits),
         ],
     )
     app.state.parts = parts
     app.state.chat, app.state.api, app.state.large_work = parts.chat, parts.api, parts.shared.large_work
-    app.state.key_ring = KeyRing(settings.api_key, sign_ins=sign_ins_of(settings, parts.shared.plugins))
+    sign_ins = sign_ins_of(settings, parts.shared.plugins)
+    app.state.key_ring = KeyRing(settings.api_key, sign_ins=sign_ins, book=parts.shared.exchange)
     chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
     for router in (
         health.router,
@@ -191,7 +198,12 @@ def create_app(
 
 
 async def begin_stopping(parts: Parts) -> None:
-    """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved."""
+    """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved.
+
+    Where there is a proxy that asks /health, it hears first that this server is going.
+    """
+    parts.shared.leaving = True
+    await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = True
     parts.chat.turns.interrupt_all(asking_only=True)  # nobody would see the question in time
     try:
@@ -239,7 +251,7 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
-    shared = Shared(settings, store, engine, requests, plugins)
+    shared = Shared(settings, store, engine, requests, plugins, exchange=exchange_at(settings.valkey_url))
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
         shared,
@@ -249,11 +261,14 @@ def _parts(
         assets,
         pages,
         kept_html,
+        TurnRelay(shared.exchange, turns, feed, store),
         feed,
         model_registry=model_registry,
         toolbox=toolbox,
     )
-    return Parts(shared, chat, ApiServices(shared, metrics), Leases(store, turns), mcp)
+    leases = Leases(store, turns)
+    leases.at_orphan.append(chat.relay.ended)
+    return Parts(shared, chat, ApiServices(shared, metrics, ResumableStreams(shared.exchange)), leases, mcp)
 
 
 async def _purge_now_and_then(parts: Parts) -> None:
@@ -299,6 +314,8 @@ async def _shut_down(parts: Parts) -> None:
         logger.warning("the engine did not stop in time; what was saved stays saved")
     if parts.mcp is not None:
         await parts.mcp.close()
+    await parts.chat.relay.close()
+    await parts.shared.exchange.close()
     await asyncio.to_thread(parts.shared.engine.join, ENGINE_EXIT_SECONDS)
     await asyncio.to_thread(parts.shared.plugins.close)
     await asyncio.to_thread(parts.chat.downloads.close, DOWNLOAD_EXIT_SECONDS)

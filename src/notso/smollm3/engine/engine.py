@@ -17,7 +17,7 @@ from notso.smollm3.engine.adapters import Adapters
 from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
-from notso.smollm3.engine.memory_plan import plan_engine, step_rows
+from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, plan_engine, step_rows
 from notso.smollm3.engine.model_description import model_info
 from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
@@ -101,6 +101,7 @@ class Engine:
             kv_format=plan.kv_format,
             window_blocks=plan.window_blocks,
             windows=self._pool.windows,
+            large_pages=plan.kv_bytes >= LARGE_CACHE_BYTES,
         )
         weights = weights.on(backend)
         self._placement = WeightPlacement(file, weights, signal, backend, wanted=config.weights)

@@ -14,6 +14,7 @@ from notso.web.values.origin_rules import OriginRules
 DEFAULT_PORT = 3000
 MAX_REQUESTS_PER_MINUTE = 1_000_000
 RATE_BEYOND_LOOPBACK = 600
+VALKEY_SCHEMES = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
 NO_POSTGRES = "the address of the database begins with postgresql://"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
@@ -46,6 +47,9 @@ class Settings:
     max_waiting_turns: questions that may wait for the engine before new ones are refused.
     max_message_characters: longest question. max_answer_characters: an answer that grows past this is stopped.
     drain_seconds: how long a running answer may go on after the server was told to stop.
+    leave_seconds: how long, told to stop, it goes on admitting while /health says no: a proxy takes it out meanwhile.
+    valkey_url: a Valkey server through which replicas over one store tell each other what is short-lived.
+    trusted_proxies: addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.
     send_timeout_seconds: a reader that takes nothing for so long is dropped; it may come back and resume.
 
     Raises SettingsError, whose `setting` names the field.
@@ -70,6 +74,9 @@ class Settings:
     max_message_characters: int = 200_000
     max_answer_characters: int = 262_144
     drain_seconds: float = 10.0
+    leave_seconds: float = 0.0
+    valkey_url: str | None = field(default=None, repr=False)
+    trusted_proxies: tuple[str, ...] = ()
     send_timeout_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -104,6 +111,16 @@ class Settings:
                 raise SettingsError(f"{name} must be at least 1", setting=name)
         if not 0 <= self.drain_seconds <= 600:
             raise SettingsError("drain_seconds must be from 0 to 600", setting="drain_seconds")
+        if not 0 <= self.leave_seconds <= 600:
+            raise SettingsError("leave_seconds must be from 0 to 600", setting="leave_seconds")
+        if self.valkey_url is not None and not self.valkey_url.startswith(VALKEY_SCHEMES):
+            raise SettingsError(f"valkey_url begins with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                message = f"trusted_proxies: {proxy!r} is no address and no network"
+                raise SettingsError(message, setting="trusted_proxies") from None
         if not 0 < self.send_timeout_seconds <= 600:
             raise SettingsError("send_timeout_seconds must be above 0, at most 600", setting="send_timeout_seconds")
 

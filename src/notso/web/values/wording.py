@@ -61,8 +61,7 @@ words: Mapping[str, str] = _Words()
 
 def localised(figure: str) -> str:
     """A number as Python writes it, '1,234.5', with the separators of the language: '1.234,5' in German."""
-    group, point = SEPARATORS[language.get()]
-    return figure.translate(str.maketrans({",": group, ".": point}))
+    return figure.translate(str.maketrans(",.", "".join(SEPARATORS[language.get()])))
 
 
 def number(value: float, decimals: int = 0) -> str:

@@ -158,6 +158,9 @@ async def attached(services: Services, owner: Owner, generation_id: str) -> tupl
     if turn is not None:
         return message, turn.log
     message = await find_generation(services, owner, generation_id)  # it may have ended between the two looks
+    log = await services.relay.log_of(owner, message) if message.active else None
+    if log is not None:
+        return message, log
     [message] = await services.kept_html.messages([message])
     html = await asyncio.to_thread(lambda: (str(services.pages.answer_html(message)), str(reasoning_html(message))))
     return message, finished_log(message, *html)
