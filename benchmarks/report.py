@@ -153,6 +153,27 @@ def kv_quality(result: dict[str, Any]) -> str:
     )
 
 
+def simulation(result: dict[str, Any]) -> str:
+    """benchmarks/cluster_simulation.py."""
+    rows = [
+        [
+            f"{row['machines']}, {row['routing']}",
+            f"{100 * row['cached_share']:.0f} %",
+            f"{row['first_token_p50_s']:.1f}",
+            f"{row['first_token_p99_s']:.1f}",
+            str(row["deaths"]),
+        ]
+        for row in result["rows"]
+    ]
+    head = ["machines, routing", "prompt tokens found in a cache", "first token p50, s", "p99, s", "deaths"]
+    return (
+        "## Simulated: many machines\n\nNo machine ran this: it is simulated from the step costs above, "
+        f"{result['minutes']:g} minutes, {result['people']:g} conversations begun a minute for each machine, which "
+        f"lives {result['life_minutes']:g} minutes in the mean and is replaced after one, seed {result['seed']} "
+        "(`python benchmarks/cluster_simulation.py`).\n\n" + table(head, rows)
+    )
+
+
 def server(result: dict[str, Any]) -> str:
     """benchmarks/server.py."""
     rows = [
@@ -310,7 +331,7 @@ def main() -> None:
     """Every JSON file by what it holds."""
     before, _, rest = README.read_text().partition(BEGIN)
     README.write_text(before + BEGIN + readme_table() + END + rest.partition(END)[2])
-    order = ("chats", "speculation", "server", "stream_readers", "kernels", "kv")
+    order = ("chats", "speculation", "server", "stream_readers", "simulation", "kernels", "kv")
     parts: dict[str, list[str]] = {kind: [] for kind in ("bench", *order)}
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
@@ -318,6 +339,8 @@ def main() -> None:
             parts["kernels"].append(kernels(result))
         elif "formats" in result:
             parts["kv"].append(kv_quality(result))
+        elif "simulated" in result:
+            parts["simulation"].append(simulation(result))
         elif "chats" in result:
             parts["chats"].append(chats(result))
         elif "speculation" in result:
