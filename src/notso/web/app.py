@@ -253,8 +253,8 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
-    exchange = exchange_at(settings.valkey_url)
-    shared = Shared(settings, store, engine, requests, plugins, model_registry, exchange=exchange)
+    at = exchange_at(settings.valkey_url)
+    shared = Shared(settings, store, engine, requests, plugins, model_registry, exchange=at)
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
         shared,
@@ -283,12 +283,10 @@ async def _purge_now_and_then(parts: Parts) -> None:
             now = time.monotonic()
             await _throw_away_lapsed(parts)
             unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
-            engines = [served.engine for served in host.loaded() if served.engine is not None]
-            if unforgotten and not engines:
+            if unforgotten and not host.loaded():
                 host.want(host.default)
-            for each in list(unforgotten) if engines else ():
-                for engine in engines:
-                    await asyncio.to_thread(engine.clear_cache, each.owner, each.first_message_id)
+            for each in list(unforgotten) if host.loaded() else ():
+                await host.clear_cache(each.owner, each.first_message_id)
                 del unforgotten[each]
             await store.purge(UNDO_SECONDS, now)
         await asyncio.sleep(PURGE_SECONDS)

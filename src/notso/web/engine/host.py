@@ -84,6 +84,12 @@ class EngineHost:
         """Those that occupy memory."""
         return [each for each in self.models() if each.engine is not None]
 
+    async def clear_cache(self, owner: str, conversation: str) -> None:
+        """Remove what any of them has cached of a conversation, in memory and on disk."""
+        for each in self.loaded():
+            if each.engine is not None:
+                await asyncio.to_thread(each.engine.clear_cache, owner, conversation)
+
     def model(self, key: str | None) -> ServedModel:
         """The one that a request's model stands for; None: the default, whichever that is now."""
         return self.default if key is None else self._models[key]

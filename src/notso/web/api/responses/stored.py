@@ -107,9 +107,7 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
         await asyncio.shield(running.following)
         services.resumable_streams.forget(owner, response_id)
     await services.shared.store.delete_response(owner, response_id)
-    for served in services.shared.engine.loaded():
-        if served.engine is not None:
-            await asyncio.to_thread(served.engine.clear_cache, owner, response_id)
+    await services.shared.engine.clear_cache(owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
