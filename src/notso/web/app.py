@@ -39,6 +39,7 @@ from notso.web.chat import entry, views
 from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_chat_if_any
 from notso.web.chat.kept_html import KeptHtml
+from notso.web.chat.routes import adapters as adapter_pages
 from notso.web.chat.routes import archive, messages, preview, prompts, tools, transfer
 from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
@@ -184,6 +185,7 @@ def create_app(
         entry.router,
         entry.sessions,
         model_pages.router,
+        adapter_pages.router,
         *(part.router for part in chats),
     ):
         app.include_router(router)
@@ -236,7 +238,7 @@ def _parts(
     engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None, plugins: Plugins
 ) -> Parts:
     store = store_of(settings, plugins)
-    engine = EngineHost(engine_source)
+    engine = EngineHost(engine_source, settings.keep_alive_seconds)
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue()
     assets = Assets()
@@ -251,7 +253,8 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
-    shared = Shared(settings, store, engine, requests, plugins, exchange=exchange_at(settings.valkey_url))
+    at = exchange_at(settings.valkey_url)
+    shared = Shared(settings, store, engine, requests, plugins, model_registry, exchange=at)
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
         shared,
@@ -263,7 +266,6 @@ def _parts(
         kept_html,
         TurnRelay(shared.exchange, turns, feed, store),
         feed,
-        model_registry=model_registry,
         toolbox=toolbox,
     )
     leases = Leases(store, turns)
@@ -281,10 +283,11 @@ async def _purge_now_and_then(parts: Parts) -> None:
             now = time.monotonic()
             await _throw_away_lapsed(parts)
             unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
-            if host.engine is not None:
-                for each in list(unforgotten):
-                    await asyncio.to_thread(host.engine.clear_cache, each.owner, each.first_message_id)
-                    del unforgotten[each]
+            if unforgotten and not host.loaded():
+                host.want(host.default)
+            for each in list(unforgotten) if host.loaded() else ():
+                await host.clear_cache(each.owner, each.first_message_id)
+                del unforgotten[each]
             await store.purge(UNDO_SECONDS, now)
         await asyncio.sleep(PURGE_SECONDS)
 

@@ -56,7 +56,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("GET /chats/{chat_id}/messages/{message_id}", "POST /chats/{chat_id}/thinking"),
         *("POST /chats/{chat_id}/title", "POST /chats/{chat_id}/delete"),
         *("GET /models", "GET /models/download", "POST /models/download", "POST /models/download/stop"),
-        *("POST /models/switch", "GET /metrics"),
+        *("POST /models/switch", "POST /models/adapters/load", "POST /models/adapters/unload", "GET /metrics"),
         *("GET /v1/models", "GET /v1/models/{name:path}", "POST /v1/chat/completions"),
         *("POST /completion", "POST /completions", "POST /chat/completions/input_tokens"),
         "POST /v1/chat/completions/input_tokens",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +45,8 @@ class Settings:
         reach the server, no limit where only this one does.
     strict_fields: fields of programs' requests that would be ignored are refused.
     keep_volatile: the model reads lines of clients that change with every request (see volatile_lines), too.
+    keep_alive_seconds: how long a model stays loaded without requests, negative: for ever; None: the default one for
+        ever, others for five minutes.
     max_waiting_turns: questions that may wait for the engine before new ones are refused.
     max_message_characters: longest question. max_answer_characters: an answer that grows past this is stopped.
     drain_seconds: how long a running answer may go on after the server was told to stop.
@@ -70,6 +73,7 @@ class Settings:
     requests_per_minute: int | None = None
     strict_fields: bool = False
     keep_volatile: bool = False
+    keep_alive_seconds: float | None = None
     max_waiting_turns: int = 32
     max_message_characters: int = 200_000
     max_answer_characters: int = 262_144
@@ -106,6 +110,8 @@ class Settings:
             raise SettingsError(
                 f"requests_per_minute must be from 0 to {MAX_REQUESTS_PER_MINUTE}", setting="requests_per_minute"
             )
+        if self.keep_alive_seconds is not None and not math.isfinite(self.keep_alive_seconds):
+            raise SettingsError("keep_alive_seconds must be a number", setting="keep_alive_seconds")
         for name in ("max_waiting_turns", "max_message_characters", "max_answer_characters"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} must be at least 1", setting=name)
