@@ -124,6 +124,10 @@ def serve(
         ),
     ] = None,
     plugin: options.Plugins = None,
+    sign_in: Annotated[
+        Path | None,
+        typer.Option("--sign-in", metavar="FILE", help="Who may use it, as TOML.", show_default=False),
+    ] = None,
     keep_volatile: Annotated[
         bool, typer.Option("--keep-volatile", help="The model reads clients' billing lines too.")
     ] = False,
@@ -141,6 +145,7 @@ def serve(
     """Serve the chat page and the API on this machine, until Ctrl-C."""
     from notso.smollm3.values.engine_config import EngineConfig
     from notso.web.values.settings import Settings
+    from notso.web.values.sign_in import SignInSettings, read_sign_in
 
     if show_config:
         for line in config_file.shown(context_of_verb):
@@ -159,6 +164,7 @@ def serve(
         store_plugin=chosen.store,
         sign_in_plugin=chosen.sign_in,
         keep_alive_seconds=None if keep_alive is None else options.duration(keep_alive, "--keep-alive"),
+        sign_in=read_sign_in(sign_in) if sign_in is not None else SignInSettings(),
         allowed_hosts=tuple(allow_host or ()),
         allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),

@@ -41,6 +41,8 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
             "GET /static/{path:path}",
             "GET /login",
             "POST /login",
+            "GET /login/oidc",
+            "GET /login/oidc/callback",
         )
     }
     assert {path for path, mark in declared.items() if mark == "guarded"} == {
@@ -92,6 +94,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("GET /archive", "POST /archive", "POST /undo", "POST /preview"),
         *("GET /prompts", "POST /prompts", "POST /prompts/{name}/delete"),
         "POST /logout",
+        "GET /operator",
         *("POST /plugins/{name}/start", "POST /plugins/{name}/commands/{command}"),
         *(f"{verb} /plugins/{{name}}/pages/{{path:path}}" for verb in ("GET", "POST")),
         *("GET /tools", "POST /tools", "GET /chats/{chat_id}/tools", "POST /chats/{chat_id}/tools"),

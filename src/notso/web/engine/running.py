@@ -211,12 +211,14 @@ class RunningRequest:
 
     def _notify_ends(self) -> None:
         for number, generation in enumerate(self._generations):
-            if self._on_end is not None and number not in self._notified and generation.finished:
+            if number not in self._notified and generation.finished:
                 self._notified.add(number)
                 events = generation.read()
                 usage = next((event.usage for event in events if event.kind == "usage"), None)
                 reason = next((event.finish_reason for event in events if event.kind == "end"), None)
-                if reason is not None:
+                for told in self._among.at_end:
+                    told(self.owner, usage)
+                if reason is not None and self._on_end is not None:
                     self._on_end(usage, reason)
 
 
@@ -226,6 +228,7 @@ class RunningRequests:
     def __init__(self, host: EngineHost, most_waiting: int) -> None:
         self.host = host
         self.wakes = Wakes()
+        self.at_end: list[Callable[[str, Usage | None], None]] = []  # told of each generation's owner and cost
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
         self._one_less = asyncio.Event()

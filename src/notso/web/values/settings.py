@@ -11,6 +11,7 @@ import platformdirs
 
 from notso.web.values.errors import SettingsError, UnsafeBindError
 from notso.web.values.origin_rules import OriginRules
+from notso.web.values.sign_in import SignInSettings
 
 DEFAULT_PORT = 3000
 MAX_REQUESTS_PER_MINUTE = 1_000_000
@@ -38,6 +39,7 @@ class Settings:
     adapter_dir: from where programs may load adapters; None: they may load none.
     store_plugin: the plugin that keeps the conversations; None: SQLite does, in `data_dir`.
     sign_in_plugin: the plugin that says who sent a request; None: none does.
+    sign_in: who may use it, where many do.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
     allowed_origins: whose pages may use the API (see OriginRules); none but the server's own if empty.
     api_key: what guarded routes demand; None for a server only this machine reaches.
@@ -67,6 +69,7 @@ class Settings:
     adapter_dir: Path | None = None
     store_plugin: str | None = None
     sign_in_plugin: str | None = None
+    sign_in: SignInSettings = field(default_factory=SignInSettings)
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
@@ -139,9 +142,14 @@ class Settings:
         return frozenset(names)
 
     @property
+    def many_use_it(self) -> bool:
+        """Whether people are told apart."""
+        return self.sign_in_plugin is not None or self.sign_in.asks_who
+
+    @property
     def asks_who(self) -> bool:
         """Whether requests must show a key, or be known in another way."""
-        return bool(self.api_key or self.sign_in_plugin)
+        return bool(self.api_key) or self.many_use_it
 
     @property
     def rate(self) -> int:
