@@ -147,7 +147,9 @@ def run_llama_cpp(path: Path, lists: list[list[int]], one_by_one: bool) -> tuple
 
     batch = {"n_batch": 1, "n_ubatch": 1} if one_by_one else {}
     longest = max(map(len, lists))
-    model = llama_cpp.Llama(str(path), n_ctx=longest, logits_all=True, n_threads=1, verbose=False, **batch)
+    model = llama_cpp.Llama(
+        str(path), n_ctx=longest, logits_all=True, n_threads=1, n_threads_batch=1, verbose=False, **batch
+    )
     logits = []
     for ids in lists:
         model.reset()

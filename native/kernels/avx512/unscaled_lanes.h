@@ -209,7 +209,7 @@ TileKernel tile_kernel_256(Format format) {
   return with_format_256(
       format,
       []<class F>(F) -> TileKernel {
-        if constexpr (kInFours<typename F::Block>)
+        if constexpr (kInFours<typename F::Block> && !kHasGrid<typename F::Block>)
           return matmul_batch_lanes<UnscaledLanes512, Rows256<typename F::Block>>;
         else
           return nullptr;
