@@ -163,18 +163,8 @@ def block_types(result: dict[str, Any]) -> str:
             cells += [f"{found['ours']['tok_s']:.4g}", f"{found['theirs']['tok_s']:.4g}"]
             cells += [f"**{found['ratio']:.2f}**", f"{found['best_ratio']:.2f}"]
         rows.append(cells)
-    head = [
-        "type",
-        "bits",
-        "decode",
-        "llama.cpp",
-        "ratio",
-        "of the best",
-        "prompt",
-        "llama.cpp",
-        "ratio",
-        "of the best",
-    ]
+    beside = ("llama.cpp", "ratio", "of the best")
+    head = ["type", "bits", "decode", *beside, "prompt", *beside]
     first = result["block_types"][0]
     text = (
         "## Each block type beside llama.cpp\n\n"
@@ -191,10 +181,11 @@ def block_types(result: dict[str, Any]) -> str:
     if "pair" in result:
         pair = result["pair"]
         (first_name, ours), (second_name, other) = pair["decode"].items()
+        other_name = second_name.replace("official", "the Q4_K_M mix")
         text += (
-            f"\n{first_name} beside {second_name.replace('official', 'the Q4_K_M mix')}, {pair['layers']} layers, in "
-            f"turns: decode {ours['tok_s']:.4g} and {other['tok_s']:.4g} tokens/s, **{pair['ratio']:.2f}** (of the best "
-            f"steps {pair['best_ratio']:.2f}); {ours['bytes'] / 1e9:.2f} and {other['bytes'] / 1e9:.2f} GB.\n"
+            f"\n{first_name} beside {other_name}, {pair['layers']} layers, in turns: decode {ours['tok_s']:.4g} and "
+            f"{other['tok_s']:.4g} tokens/s, **{pair['ratio']:.2f}** (of the best steps {pair['best_ratio']:.2f}); "
+            f"{ours['bytes'] / 1e9:.2f} and {other['bytes'] / 1e9:.2f} GB.\n"
         )
     return text
 
@@ -208,8 +199,8 @@ def type_scores(result: dict[str, Any]) -> str:
     ]
     return (
         "## Each block type's answers beside llama.cpp's\n\n"
-        f"{result['date']}, {result['library']}. The demo model with all matrices in the type, by llama.cpp's quantiser: "
-        f"nats for each of {result['type_scores'][0]['tokens']} tokens of its own answers, and the divergence from float "
+        f"{result['date']}, {result['library']}. The demo model with all matrices in the type, by llama.cpp's "
+        f"quantiser: nats for each of {result['type_scores'][0]['tokens']} tokens of its own answers, and the divergence from float "
         "arithmetic on the same file's numbers.\n\n"
         + table(["type", "exact", "notso", "llama.cpp", "notso's divergence", "llama.cpp's"], rows)
     )

@@ -89,7 +89,8 @@ bool ThreadPool::join() {
 int64_t ThreadPool::left() const {
   int64_t left = 0;
   for (int owner = 0; owner < size_; owner++)
-    left += std::max<int64_t>(0, tasks_ * (owner + 1) / size_ - next_[size_t(owner)].value.load(std::memory_order_relaxed));
+    left +=
+        std::max<int64_t>(0, tasks_ * (owner + 1) / size_ - next_[size_t(owner)].value.load(std::memory_order_relaxed));
   return left;
 }
 

@@ -76,7 +76,7 @@ class ThreadPool {
 // The pool in force, and the lock that whoever runs work on it holds. Before the first set_thread_count it has 1
 // thread.
 ThreadPool& thread_pool();
-int thread_count();  // of that pool, without the lock
+int thread_count();                  // of that pool, without the lock
 std::vector<int64_t> work_shares();  // with it
 void set_thread_count(int threads);
 std::mutex& engine_mutex();

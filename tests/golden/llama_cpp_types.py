@@ -3,9 +3,9 @@
     python llama_cpp_types.py blocks OUT.npz TYPE ...
     python llama_cpp_types.py file MODEL.gguf OUT.gguf TYPE
 
-Run by a Python that has `llama_cpp`; nothing of ours is imported. MODEL is in F32; a TYPE is named as GGUF names it, and
-all matrices become it. Where a type wants an importance matrix, all columns of a file are of like importance, and those
-of the blocks are not.
+Run by a Python that has `llama_cpp`; nothing of ours is imported. MODEL is in F32; a TYPE is named as GGUF names it,
+and all matrices become it. Where a type wants an importance matrix, all columns of a file are of like importance, and
+those of the blocks are not.
 
 OUT.npz: source (4, 256) float32 and importance (256,), which all types get; for each type NAME.blocks (4, bytes) uint8
 and NAME.values (4, 256) float32, as llama.cpp reads its own blocks.

@@ -48,7 +48,8 @@ std::vector<int64_t> shares(ThreadPool& pool, int runs, int64_t tasks, const std
 void any_number_of_threads() {
   for (const int threads : {1, 2, 3, 4, 16, 64, 128}) {
     ThreadPool pool(threads);
-    for (const int64_t tasks : {int64_t(1), int64_t(2), int64_t(threads - 1), int64_t(threads), int64_t(8 * threads + 3)})
+    for (const int64_t tasks :
+         {int64_t(1), int64_t(2), int64_t(threads - 1), int64_t(threads), int64_t(8 * threads + 3)})
       if (tasks > 0) shares(pool, 40, tasks, [](int) {});
   }
 }
@@ -71,8 +72,7 @@ void a_core_that_only_holds_up() {
   const auto later = shares(pool, 100, 32, item);
   require(later[1] <= 20, "it is hardly asked", later[1]);
   int64_t again = 0;
-  for (int tries = 0; again == 0 && tries < 2000; tries++)
-    again = shares(pool, 20, 32, [](int) { sleep_us(100); })[1];
+  for (int tries = 0; again == 0 && tries < 2000; tries++) again = shares(pool, 20, 32, [](int) { sleep_us(100); })[1];
   require(again > 0, "and asked again", again);
 }
 

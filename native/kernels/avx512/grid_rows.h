@@ -1,6 +1,6 @@
 // Four rows of the formats with grids (IQ1, IQ2, IQ3) and one to four batch rows with VNNI. Rows of a large grid go
-// straight from its table into registers; a grid of up to 512 rows is looked up in registers, as codes of two bytes that
-// are spread out after. Signs are masks, by which activations are negated.
+// straight from its table into registers; a grid of up to 512 rows is looked up in registers, as codes of two bytes
+// that are spread out after. Signs are masks, by which activations are negated.
 #pragma once
 
 #include <immintrin.h>
@@ -44,8 +44,8 @@ template <int N>
 QTENSOR_INLINE __m512i codes_of(const uint16_t (&codes)[N], __m512i numbers) {
   __m512i found[N / 64];
   for (int i = 0; i < N / 64; i++)
-    found[i] = _mm512_permutex2var_epi16(_mm512_loadu_si512(codes + 64 * i), numbers,
-                                         _mm512_loadu_si512(codes + 64 * i + 32));
+    found[i] =
+        _mm512_permutex2var_epi16(_mm512_loadu_si512(codes + 64 * i), numbers, _mm512_loadu_si512(codes + 64 * i + 32));
   for (int left = N / 128, bit = 64; left > 0; left /= 2, bit *= 2) {
     const __mmask32 second = _mm512_test_epi16_mask(numbers, _mm512_set1_epi16(short(bit)));
     for (int i = 0; i < left; i++) found[i] = _mm512_mask_blend_epi16(second, found[2 * i], found[2 * i + 1]);
@@ -55,8 +55,7 @@ QTENSOR_INLINE __m512i codes_of(const uint16_t (&codes)[N], __m512i numbers) {
 // Eight values to a code, two bits each. They are looked up where they stand in their nibble.
 QTENSOR_INLINE void spread_pairs(__m512i codes, GridRow& to) {
   constexpr int8_t a = kLevelsIQ2[0], b = kLevelsIQ2[1], c = kLevelsIQ2[2];
-  const __m512i levels =
-      _mm512_broadcast_i32x4(_mm_setr_epi8(a, b, c, 0, b, 0, 0, 0, c, 0, 0, 0, 0, 0, 0, 0));
+  const __m512i levels = _mm512_broadcast_i32x4(_mm_setr_epi8(a, b, c, 0, b, 0, 0, 0, c, 0, 0, 0, 0, 0, 0, 0));
   const __m512i lane = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
   for (int n = 0; n < 4; n++) {
     const __m512i two = _mm512_permutexvar_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(4 * n)), codes);
@@ -92,8 +91,8 @@ QTENSOR_INLINE void signs_from(__m256i bytes, GridRow& to) {
 // Seven bits in each byte; the eighth makes their number even.
 QTENSOR_INLINE void even_signs_from(__m256i seven, GridRow& to) {
   const char one = char(128);
-  const __m256i odd_number = _mm256_broadcastsi128_si256(
-      _mm_setr_epi8(0, one, one, 0, one, 0, 0, one, one, 0, 0, one, 0, one, one, 0));
+  const __m256i odd_number =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, one, one, 0, one, 0, 0, one, one, 0, 0, one, 0, one, one, 0));
   const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(seven, 4), _mm256_set1_epi8(15));
   const __m256i eighth =
       _mm256_xor_si256(_mm256_shuffle_epi8(odd_number, seven), _mm256_shuffle_epi8(odd_number, upper));
@@ -150,9 +149,9 @@ struct Grid<BlockIQ2_S> {
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
     int64_t high;  // two bits for each row of the grid
     __builtin_memcpy(&high, block + offsetof(BlockIQ2_S, qh), 8);
-    const __m512i byte_of_four = _mm512_setr_epi64(0, 0x0001000100010001, 0x0002000200020002, 0x0003000300030003,
-                                                   0x0004000400040004, 0x0005000500050005, 0x0006000600060006,
-                                                   0x0007000700070007);
+    const __m512i byte_of_four =
+        _mm512_setr_epi64(0, 0x0001000100010001, 0x0002000200020002, 0x0003000300030003, 0x0004000400040004,
+                          0x0005000500050005, 0x0006000600060006, 0x0007000700070007);
     const __m512i words = _mm512_permutexvar_epi16(
         byte_of_four, _mm512_castsi128_si512(_mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)high))));
     const __m512i moved = _mm512_sllv_epi16(words, _mm512_set1_epi64(0x0002000400060008));
@@ -189,8 +188,7 @@ struct Grid<BlockIQ3_S> {
     signs_from(_mm256_loadu_si256((const __m256i*)(block + offsetof(BlockIQ3_S, signs))), to);
     int scales;
     __builtin_memcpy(&scales, block + offsetof(BlockIQ3_S, scales), 4);
-    const __m256i nibble =
-        _mm256_srlv_epi32(_mm256_set1_epi32(scales), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    const __m256i nibble = _mm256_srlv_epi32(_mm256_set1_epi32(scales), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
     to.scales = odd(twice(_mm256_and_si256(nibble, _mm256_set1_epi32(15))));
   }
 };
@@ -211,9 +209,9 @@ template <>
 struct Grid<BlockIQ1_S> : ShiftedGrid {
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
     const __m128i qh = _mm_loadu_si128((const __m128i*)(block + offsetof(BlockIQ1_S, qh)));
-    const __m512i word_of_four = _mm512_setr_epi64(0, 0x0001000100010001, 0x0002000200020002, 0x0003000300030003,
-                                                   0x0004000400040004, 0x0005000500050005, 0x0006000600060006,
-                                                   0x0007000700070007);
+    const __m512i word_of_four =
+        _mm512_setr_epi64(0, 0x0001000100010001, 0x0002000200020002, 0x0003000300030003, 0x0004000400040004,
+                          0x0005000500050005, 0x0006000600060006, 0x0007000700070007);
     const __m512i high = _mm512_permutexvar_epi16(word_of_four, _mm512_castsi128_si512(qh));
     // three bits each; what is moved by 16 or more is gone
     const __m512i moved = _mm512_or_si512(_mm512_sllv_epi16(high, _mm512_set1_epi64(0x0010000200050008)),
@@ -228,11 +226,10 @@ struct Grid<BlockIQ1_S> : ShiftedGrid {
 template <>
 struct Grid<BlockIQ1_M> : ShiftedGrid {
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
-    const __m256i bytes =
-        _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockIQ1_M, qh))));
+    const __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockIQ1_M, qh))));
     const __m512i both = _mm512_cvtepu16_epi32(bytes);  // each twice
-    const __m512i high = _mm512_sllv_epi16(_mm512_or_si512(both, _mm512_slli_epi32(both, 16)),
-                                           _mm512_set1_epi32(0x00040008));
+    const __m512i high =
+        _mm512_sllv_epi16(_mm512_or_si512(both, _mm512_slli_epi32(both, 16)), _mm512_set1_epi32(0x00040008));
     int64_t scales;
     __builtin_memcpy(&scales, block + offsetof(BlockIQ1_M, scales), 8);
     const __m256i words = _mm256_cvtepu16_epi64(_mm_cvtsi64_si128((long long)scales));
@@ -272,9 +269,9 @@ inline void grid_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_row
   for (int j = 0; j < M; j++) acc[j] = _mm_setzero_ps();
   const __m512i zero = _mm512_setzero_si512();
   // the order that pack gives sixteen values' sums
-  const __m512i first = _mm512_setr_epi64(0x0000000000000000, 0x0004000400040004, 0x0001000100010001,
-                                          0x0005000500050005, 0x0002000200020002, 0x0006000600060006,
-                                          0x0003000300030003, 0x0007000700070007);
+  const __m512i first =
+      _mm512_setr_epi64(0x0000000000000000, 0x0004000400040004, 0x0001000100010001, 0x0005000500050005,
+                        0x0002000200020002, 0x0006000600060006, 0x0003000300030003, 0x0007000700070007);
   const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(8));
   const BlockQ8K* x = t.blocks + batch_row * blocks;
   for (int64_t b = 0; b < blocks; b++, x++) {

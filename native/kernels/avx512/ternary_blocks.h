@@ -68,12 +68,14 @@ struct Folded<BlockTQ1_0> : FoldedTernary<BlockTQ1_0> {
     int last;
     __builtin_memcpy(&last, block + 48, 4);  // four values 4 apart
     const __m512i then = _mm512_inserti64x4(first, _mm256_broadcastsi128_si256(more), 1);
-    q[2] = digits(times(then, _mm512_inserti64x4(_mm512_set1_epi8(81), _mm256_setr_epi64x(0x0101010101010101,
-                            0x0101010101010101, 0x0303030303030303, 0x0303030303030303), 1)));
+    q[2] = digits(times(then, _mm512_inserti64x4(_mm512_set1_epi8(81),
+                                                 _mm256_setr_epi64x(0x0101010101010101, 0x0101010101010101,
+                                                                    0x0303030303030303, 0x0303030303030303),
+                                                 1)));
     const __m512i end = _mm512_inserti32x4(_mm512_broadcast_i32x4(more), _mm_set1_epi32(last), 3);
-    q[3] = digits(times(end, _mm512_setr_epi64(0x0909090909090909, 0x0909090909090909, 0x1b1b1b1b1b1b1b1b,
-                                               0x1b1b1b1b1b1b1b1b, 0x5151515151515151, 0x5151515151515151,
-                                               0x0303030301010101, 0x1b1b1b1b09090909)));
+    q[3] = digits(
+        times(end, _mm512_setr_epi64(0x0909090909090909, 0x0909090909090909, 0x1b1b1b1b1b1b1b1b, 0x1b1b1b1b1b1b1b1b,
+                                     0x5151515151515151, 0x5151515151515151, 0x0303030301010101, 0x1b1b1b1b09090909)));
   }
 };
 

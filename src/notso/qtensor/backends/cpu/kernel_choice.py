@@ -83,7 +83,7 @@ def set_threads(count: int) -> None:
 
 
 def work_shares() -> list[int]:
-    """How many work items each thread has done since `set_threads`, the calling thread first. Waits for running work."""
+    """Work items that each thread has done since `set_threads`, the calling thread first. Waits for running work."""
     return list(native.work_shares())
 
 
