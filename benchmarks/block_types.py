@@ -4,16 +4,19 @@
     python benchmarks/block_types.py --pair IQ4_XS official --layers 36
 
 Random weights in the 3B's shapes, of few layers, with all matrices in the type. Both engines are loaded beside each
-other and measured in turns; llama.cpp in the fastest of its configurations (NOTSO_PEER_PYTHON names its Python). A
-rate is that of the median step of all rounds; `best` is that of the least, which says more where other programs work.
---pair measures two of our own files in turns. What is kept already in --out stays, if its type is not measured anew.
+other and measured in turns, on one thread each and by the processor time that their process takes, so that other work
+on the machine matters little; llama.cpp by its defaults, weights repacked where it can (NOTSO_PEER_PYTHON names its
+Python). Rates are of the median round. --pair measures two of our own files in turns, by the clock. What is kept
+already in --out stays, if its type is not measured anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,7 +30,7 @@ from notso.smollm3.diagnostics.synth import write_synthetic
 
 TYPES = [format.name for format in FORMATS.values() if not format.is_float]
 CONTEXT = 1024
-DECODE: Task = ("decode", 16, 0)
+DECODED = 16
 
 
 def load(file: Path, threads: int | None) -> Engine:
@@ -49,37 +52,47 @@ class Rate:
         return {"tok_s": self.tokens / statistics.median(self.steps), "best": self.tokens / min(self.steps)}
 
 
+def processor_time(pid: int) -> float:
+    """Seconds that all threads of a process have run."""
+    return time.clock_gettime(~pid << 3 | 2)  # the clock id that clock_getcpuclockid(3) makes of it
+
+
 def beside_peer(name: str, file: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """One type's row."""
-    prompt: Task = ("prefill", given.prompt, 0)
-    tasks = {"decode": (DECODE, 1), "prefill": (prompt, given.prompt)}
-    engine = load(file, given.threads)
+    """One type's row. Decoding is what more tokens take beyond the first, so that no prompt is in it."""
+    engine = load(file, 1)
     try:
-        with PeerProcess("llama.cpp", file, CONTEXT, engine.info.threads) as peer:
-            peer.tune([task for task, _ in tasks.values()])
+        with PeerProcess("llama.cpp", file, CONTEXT, 1) as peer:
             meter = EngineMeter(engine, 1)
-            ours = {kind: Rate(tokens) for kind, (_, tokens) in tasks.items()}
-            theirs = {kind: Rate(tokens) for kind, (_, tokens) in tasks.items()}
-            for number in range(given.rounds):
-                for kind, (task, _) in tasks.items():
-                    turns = [(ours, meter.measure), (theirs, peer.measure)]
-                    for rates, measure in turns if number % 2 == 0 else reversed(turns):
-                        rates[kind].steps += measure(task)
+            sides = {"ours": (meter.measure, os.getpid()), "theirs": (peer.measure, peer.pid)}
+
+            def spent(side: str, task: Task) -> float:
+                measure, pid = sides[side]
+                before = processor_time(pid)
+                measure(task)
+                return processor_time(pid) - before
+
+            rates = {(side, kind): Rate(1) for side in sides for kind in ("decode", "prefill")}
+            for number in range(given.rounds + 1):
+                for side in sides if number % 2 else reversed(sides):
+                    decode = spent(side, ("decode", DECODED + 1, 0)) - spent(side, ("decode", 1, 0))
+                    prompt = spent(side, ("prefill", given.prompt, 0))
+                    if number:  # the first turn finds caches and pages cold
+                        rates[side, "decode"].steps.append(decode / DECODED)
+                        rates[side, "prefill"].steps.append(prompt / given.prompt)
             row: dict[str, Any] = {
                 "type": name,
                 "bits": FORMATS_BY_NAME[name].bits_per_value,
                 "kernels": engine.info.kernels,
-                "threads": engine.info.threads,
                 "peer": f"llama.cpp {peer.version}",
+                "configuration": peer.configurations[0],
             }
-            for kind, (task, _) in tasks.items():
-                found, other = ours[kind].figures(), theirs[kind].figures()
+            for kind in ("decode", "prefill"):
+                ours, theirs = rates["ours", kind].figures(), rates["theirs", kind].figures()
                 row[kind] = {
-                    "ours": found,
-                    "theirs": other,
-                    "ratio": found["tok_s"] / other["tok_s"],
-                    "best_ratio": found["best"] / other["best"],
-                    "configuration": peer.configuration(task),
+                    "ours": ours,
+                    "theirs": theirs,
+                    "ratio": ours["tok_s"] / theirs["tok_s"],
+                    "best_ratio": ours["best"] / theirs["best"],
                 }
             return row
     finally:
@@ -94,7 +107,7 @@ def pair(files: dict[str, Path], given: argparse.Namespace) -> dict[str, Any]:
         rates = {name: Rate(1) for name in files}
         for number in range(given.rounds + 1):
             for name, meter in meters.items():
-                steps = meter.measure(DECODE)
+                steps = meter.measure(("decode", DECODED, 0))
                 if number:  # the first turn finds caches and pages cold
                     rates[name].steps += steps
         found = {name: rate.figures() | {"bytes": files[name].stat().st_size} for name, rate in rates.items()}
@@ -117,6 +130,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--vocab", type=int, default=128256)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--load", default="Nothing else was running.", help="what else the machine did, in a sentence")
     parser.add_argument("--out", type=Path)
@@ -129,13 +143,13 @@ def main() -> None:
         if given.pair:
             files = {name: Path(folder, f"{name}.gguf") for name in given.pair}
             for name, file in files.items():
-                write_synthetic(file, layers=given.layers, formats=name)
+                write_synthetic(file, layers=given.layers, vocab=given.vocab, formats=name)
             kept["pair"] = pair(files, given)
             print(json.dumps(kept["pair"]), flush=True)
             save(kept, given, stolen)
         for name in () if given.pair else given.types:
             file = Path(folder, "random.gguf")
-            write_synthetic(file, layers=given.layers, formats=name)
+            write_synthetic(file, layers=given.layers, vocab=given.vocab, formats=name)
             row = beside_peer(name, file, given)
             print(json.dumps(row), flush=True)
             kept["block_types"] = [old for old in kept["block_types"] if old["type"] != name] + [row]
@@ -149,6 +163,7 @@ def save(kept: dict[str, Any], given: argparse.Namespace, stolen: StolenTime) ->
     kept["machine"] = describe_machine() | {"stolen_percent": stolen.percent()}
     if not given.pair:
         kept |= {"layers": given.layers, "prompt": given.prompt, "rounds": given.rounds, "load": given.load}
+        kept["vocab"] = given.vocab
     given.out.write_text(json.dumps(kept, indent=1) + "\n")
 
 

@@ -170,8 +170,8 @@ def block_types(result: dict[str, Any]) -> str:
         "## Each block type beside llama.cpp\n\n"
         + about(
             result["machine"],
-            f"{first['kernels']} kernels, {first['threads']} threads",
-            f"random weights in the 3B's shapes, {result['layers']} layers, all matrices in the type",
+            f"{first['kernels']} kernels, one thread, processor time",
+            f"random weights in the 3B's shapes, {result['layers']} layers, {result['vocab']:,} tokens, all in the type",
             f"a prompt of {result['prompt']} tokens, {result['rounds']} rounds, {first['peer']}",
         )
         + f"\n{result['load']}\n\n"
@@ -200,8 +200,8 @@ def type_scores(result: dict[str, Any]) -> str:
     return (
         "## Each block type's answers beside llama.cpp's\n\n"
         f"{result['date']}, {result['library']}. The demo model with all matrices in the type, by llama.cpp's "
-        f"quantiser: nats for each of {result['type_scores'][0]['tokens']} tokens of its own answers, and the divergence from float "
-        "arithmetic on the same file's numbers.\n\n"
+        f"quantiser: nats for each of {result['type_scores'][0]['tokens']} tokens of its own answers, and the "
+        "divergence from float arithmetic on the same file's numbers.\n\n"
         + table(["type", "exact", "notso", "llama.cpp", "notso's divergence", "llama.cpp's"], rows)
     )
 

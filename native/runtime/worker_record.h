@@ -80,7 +80,7 @@ class WorkerRecords {
       const double saved = double(p.items) * least / others, cost = int(w) == last ? double(last_end - second_end) : 0;
       k.debt = std::max(k.debt + cost - saved * double(weight), -kCredit * usual_run_);
       if (k.debt > kPatience * usual_run_) {
-        k.absence = std::min(std::max(2 * k.absence, Nanoseconds(4 * k.debt)), kLongest);
+        k.absence = std::min(std::max(2 * k.absence, Nanoseconds(16 * k.debt)), kLongest);
         k.out_until.store(now + k.absence, std::memory_order_relaxed);
         k.debt = 0;
       } else if (k.debt < -kCredit * usual_run_ / 2) {

@@ -117,13 +117,13 @@ QTENSOR_INLINE __m256i nibble_scales(const uint8_t* eight) {
   return odd(_mm256_and_si256(both, _mm256_set1_epi32(0x000f000f)));
 }
 
-// A format: its offset, and a block taken apart.
+// A format: its offset, how many scales 32 values have, and a block taken apart.
 template <class Block>
 struct Grid;
 
 template <>
 struct Grid<BlockIQ2_XXS> {
-  static constexpr int offset = 0;
+  static constexpr int offset = 0, scales = 1;
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
     const __m512i raw = _mm512_loadu_si512(block + offsetof(BlockIQ2_XXS, qs));
     const __m512i numbers = _mm512_cvtepu8_epi16(_mm512_cvtepi64_epi32(raw));
@@ -134,7 +134,7 @@ struct Grid<BlockIQ2_XXS> {
 
 template <>
 struct Grid<BlockIQ2_XS> {
-  static constexpr int offset = 0;
+  static constexpr int offset = 0, scales = 2;
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
     const __m512i raw = _mm512_loadu_si512(block + offsetof(BlockIQ2_XS, qs));
     even_signs_from(_mm512_cvtepi16_epi8(_mm512_srli_epi16(raw, 9)), to);
@@ -145,7 +145,7 @@ struct Grid<BlockIQ2_XS> {
 
 template <>
 struct Grid<BlockIQ2_S> {
-  static constexpr int offset = 0;
+  static constexpr int offset = 0, scales = 2;
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
     int64_t high;  // two bits for each row of the grid
     __builtin_memcpy(&high, block + offsetof(BlockIQ2_S, qh), 8);
@@ -164,7 +164,7 @@ struct Grid<BlockIQ2_S> {
 
 template <>
 struct Grid<BlockIQ3_XXS> {
-  static constexpr int offset = 0;
+  static constexpr int offset = 0, scales = 1;
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
     const uint8_t* const qs = block + offsetof(BlockIQ3_XXS, qs);
     signs_and_scales(_mm256_loadu_si256((const __m256i*)(block + offsetof(BlockIQ3_XXS, scales))), to);
@@ -175,7 +175,7 @@ struct Grid<BlockIQ3_XXS> {
 
 template <>
 struct Grid<BlockIQ3_S> {
-  static constexpr int offset = 0;
+  static constexpr int offset = 0, scales = 1;
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
     const uint8_t* const qs = block + offsetof(BlockIQ3_S, qs);
     __mmask32 high[2];  // a bit for each row of the grid
@@ -207,6 +207,7 @@ struct ShiftedGrid {
 
 template <>
 struct Grid<BlockIQ1_S> : ShiftedGrid {
+  static constexpr int scales = 1;
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
     const __m128i qh = _mm_loadu_si128((const __m128i*)(block + offsetof(BlockIQ1_S, qh)));
     const __m512i word_of_four =
@@ -225,6 +226,7 @@ struct Grid<BlockIQ1_S> : ShiftedGrid {
 
 template <>
 struct Grid<BlockIQ1_M> : ShiftedGrid {
+  static constexpr int scales = 2;
   static QTENSOR_INLINE void take(const uint8_t* block, GridRow& to) {
     const __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(block + offsetof(BlockIQ1_M, qh))));
     const __m512i both = _mm512_cvtepu16_epi32(bytes);  // each twice
@@ -243,6 +245,11 @@ struct Grid<BlockIQ1_M> : ShiftedGrid {
     shift(_mm512_test_epi16_mask(high, _mm512_set1_epi16(0x800)), to);
   }
 };
+
+template <class Block>
+__attribute__((noinline)) void take_row(const uint8_t* block, GridRow& to) {  // compiled once for all who call it
+  Grid<Block>::take(block, to);
+}
 
 template <class Block>
 QTENSOR_INLINE __m128 grid_d(const uint8_t* const* place) {
@@ -280,7 +287,10 @@ inline void grid_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_row
     __m512i sum[M][4];
     for (int r = 0; r < 4; r++) {
       GridRow w;
-      Format::take(place[r], w);
+      if constexpr (M == 1)
+        Format::take(place[r], w);
+      else
+        take_row<Block>(place[r], w);
       place[r] += sizeof(Block);
       const __m512i scales = _mm512_castsi256_si512(w.scales);
       const __m512i scale[2] = {_mm512_permutexvar_epi16(first, scales), _mm512_permutexvar_epi16(second, scales)};
