@@ -171,7 +171,7 @@ def block_types(result: dict[str, Any]) -> str:
         + about(
             result["machine"],
             f"{first['kernels']} kernels, one thread, processor time",
-            f"random weights in the 3B's shapes, {result['layers']} layers, {result['vocab']:,} tokens, all in the type",
+            f"the 3B's shapes with {result['layers']} layers and {result['vocab']:,} tokens, all matrices in the type",
             f"a prompt of {result['prompt']} tokens, {result['rounds']} rounds, {first['peer']}",
         )
         + f"\n{result['load']}\n\n"

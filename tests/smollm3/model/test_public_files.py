@@ -31,7 +31,7 @@ ROUNDED = 0.05
 
 
 def write_mix(out: Path, head: Format, others: list[Format], plain: Path) -> Path:
-    """The F32 file `plain` with random blocks in place of its matrices: the embedding in `head`, the others in turns."""
+    """The file `plain` with random blocks in place of its matrices: the embedding in `head`, the others in turns."""
     rng = np.random.default_rng(1)
     turn = 0
     with GGUFFile.open(plain) as file, GGUFWriter(out, durable=False) as writer:
