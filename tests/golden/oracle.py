@@ -151,7 +151,9 @@ def run_llama_cpp(
     if adapter is not None:
         batch["lora_path"] = str(adapter)
     longest = max(map(len, lists))
-    model = llama_cpp.Llama(str(path), n_ctx=longest, logits_all=True, n_threads=1, verbose=False, **batch)
+    model = llama_cpp.Llama(
+        str(path), n_ctx=longest, logits_all=True, n_threads=1, n_threads_batch=1, verbose=False, **batch
+    )
     logits = []
     for ids in lists:
         model.reset()
