@@ -8,11 +8,8 @@
 #include <cstdint>
 
 #include "kernel_table.h"
-#include "kernels/avx512/integer_kernels.h"
 #include "kernels/avx512/row_blocks.h"
 #include "kernels/avx512/transpose.h"
-#include "kernels/portable/ahead_in_order.h"
-#include "kernels/portable/always_inline.h"
 #include "kernels/portable/batch_lanes.h"
 
 namespace qtensor {

@@ -8,9 +8,7 @@
 
 #include <immintrin.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <type_traits>
 
 #include "kernel_table.h"
 #include "kernels/avx512/lane_formats.h"
@@ -142,16 +140,17 @@ __attribute__((noinline)) void lane_block(const LaneBlock& block, const typename
   }
 }
 
-// The one of MOST, MOST - 1, ... LEAST that is m.
+// The one of MOST, MOST - 1, ... LEAST that is m. Kept values are alike in all formats of a kind, whose largest counts.
 template <class F, Values VALUES, int MOST, int LEAST>
-QTENSOR_INLINE void lane_block_of(int64_t m, const LaneBlock& block, const typename F::BatchRow* x, float* acc) {
+QTENSOR_INLINE void lane_block_of(int64_t m, int most, const LaneBlock& block, const typename F::BatchRow* x,
+                                  float* acc) {
   if constexpr (MOST > LEAST)
-    if (m < MOST) return lane_block_of<F, VALUES, MOST - 1, LEAST>(m, block, x, acc);
-  using Unpacks = std::conditional_t<VALUES == Values::kept, typename F::Kind, F>;  // kept values are alike
-  if (F::fits(std::max(x[0].largest, x[MOST - 1].largest), F::largest))
-    lane_block<Unpacks, MOST, VALUES, true>(block, x, acc);
+    if (m < MOST) return lane_block_of<F, VALUES, MOST - 1, LEAST>(m, most, block, x, acc);
+  const int32_t first = x[0].largest, last = x[MOST - 1].largest;
+  if (F::fits(first > last ? first : last, most))
+    lane_block<F, MOST, VALUES, true>(block, x, acc);
   else
-    lane_block<Unpacks, MOST, VALUES, false>(block, x, acc);
+    lane_block<F, MOST, VALUES, false>(block, x, acc);
 }
 
 // Batch rows lie packed as [block][batch row], for the formats with mins and then for the one without.
@@ -166,7 +165,7 @@ inline int64_t lane_batch_bytes(int64_t blocks, int64_t m) {
 template <class F>
 inline void pack_lane_batch(const PackTask& t, int64_t tile, int64_t block) {
   auto* const to = const_cast<typename F::BatchRow*>(lane_batch<F>(t.packed, t.blocks, t.m)) + block * t.m;
-  const int64_t first = 16 * tile, end = std::min(first + 16, t.m);
+  const int64_t first = 16 * tile, end = t.m - first < 16 ? t.m : first + 16;
   __m512i most = _mm512_setzero_si512();
   for (int64_t j = first; j < end; j++) most = _mm512_max_epi32(most, F::pack(t.x[j * t.blocks + block], to[j]));
   const int32_t largest = _mm512_reduce_max_epi32(most);
@@ -180,7 +179,7 @@ struct LanePlan {
   explicit LanePlan(int64_t m) : beside(m) {
     if (m <= kMostTogether) return;
     passes = (m - kMostBeside + kMostTogether - 1) / kMostTogether;
-    beside = std::min<int64_t>(m / (passes + 1), kMostBeside);
+    beside = m / (passes + 1) < kMostBeside ? m / (passes + 1) : kMostBeside;
   }
 };
 // The passes ask for memory, too: the first for eight rows of the weight, those that follow for batch rows of the next
@@ -188,13 +187,13 @@ struct LanePlan {
 template <class F>
 inline void every_batch_row(const LanePlan& plan, int64_t m, LaneBlock block, const typename F::BatchRow* x, bool next,
                             float* acc) {
-  if (plan.passes == 0) return lane_block_of<F, Values::unpacked, kMostTogether, 1>(m, block, x, acc);
-  lane_block_of<F, Values::unpacked_and_kept, kMostBeside, 4>(plan.beside, block, x, acc);
+  if (plan.passes == 0) return lane_block_of<F, Values::unpacked, kMostTogether, 1>(m, F::largest, block, x, acc);
+  lane_block_of<F, Values::unpacked_and_kept, kMostBeside, 4>(plan.beside, F::largest, block, x, acc);
   block.later += kLaneChunks * block.later_stride;
   int64_t j = plan.beside;
   for (int64_t left = plan.passes; left > 0; left--) {
     const int64_t count = (m - j + left - 1) / left;
-    lane_block_of<F, Values::kept, kMostTogether, 5>(count, block, x + j, acc + 16 * j);
+    lane_block_of<typename F::Kind, Values::kept, kMostTogether, 5>(count, F::largest, block, x + j, acc + 16 * j);
     j += count;
     block.later = next ? reinterpret_cast<const uint8_t*>(x + m + j) : nullptr;
     block.later_stride = sizeof(typename F::BatchRow);
@@ -228,7 +227,7 @@ inline void matmul_row_lanes(const TileTask& t) {
   const int64_t most = t.m < kLaneGroupsFromM ? 1 : kLaneGroups;
   const LanePlan plan(t.m);
   for (int64_t row = t.row_begin, groups; row < t.row_end; row += 16 * groups) {
-    groups = std::min(most, (t.row_end - row) / 16);
+    groups = (t.row_end - row) / 16 < most ? (t.row_end - row) / 16 : most;
     lane_groups<F>(t, plan, row, groups, rows, acc);
   }
 }

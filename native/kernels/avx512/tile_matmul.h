@@ -1,7 +1,6 @@
 // Products in tiles: the entries of the kernel table.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernel_table.h"
@@ -18,7 +17,10 @@ void pack_block(const PackTask& t, int64_t tile, int64_t block) {
   if (t.for_mins) pack_lane_batch<LanesWithMins>(t, tile, block);
   if (t.for_signed) pack_lane_batch<LanesQ6_K>(t, tile, block);
 }
-int64_t tile_scratch_bytes(int64_t m) { return std::max(row_lanes_scratch(m), lanes_scratch_bytes<RowBlocks>(m)); }
+int64_t tile_scratch_bytes(int64_t m) {
+  const int64_t rows = row_lanes_scratch(m), batch = lanes_scratch_bytes<RowBlocks>(m);
+  return rows > batch ? rows : batch;
+}
 void matmul_tiles_q4_k(const TileTask& t) { matmul_row_lanes<LanesQ4_K>(t); }
 void matmul_tiles_q5_k(const TileTask& t) { matmul_row_lanes<LanesQ5_K>(t); }
 void matmul_tiles_q6_k(const TileTask& t) { matmul_row_lanes<LanesQ6_K>(t); }
