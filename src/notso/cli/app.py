@@ -19,6 +19,7 @@ from notso.cli import (
     doctor,
     exit_codes,
     inspect,
+    keys,
     list,
     perplexity,
     plugin,
@@ -91,6 +92,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "perplexity": perplexity.perplexity,
     "synth": synth.synthesise,
     "plugin": plugin.plugin,
+    "keys": keys.keys,
     "bench": bench.bench,
     "doctor": doctor.doctor,
 }
@@ -98,7 +100,7 @@ for _name, _module in zip(
     VERBS,
     (
         *(serve, chat, run, batch, backup, store, pull, convert, list, rm, inspect, verify, perplexity, synth),
-        *(plugin, bench, doctor),
+        *(plugin, keys, bench, doctor),
     ),
     strict=True,
 ):
