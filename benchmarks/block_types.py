@@ -6,7 +6,7 @@
 Random weights in the 3B's shapes, of few layers, with all matrices in the type. Both engines are loaded beside each
 other and measured in turns, on one thread each and by the processor time that their process takes, so that other work
 on the machine matters little; llama.cpp by its defaults, weights repacked where it can (NOTSO_PEER_PYTHON names its
-Python). Rates are of the median round. --pair measures two of our own files in turns, by the clock. What is kept
+Python). Rates are of the median round. --pair measures two of our own files in turns. What is kept
 already in --out stays, if its type is not measured anew.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from notso.qtensor.formats import FORMATS, FORMATS_BY_NAME
+from notso.qtensor import FORMATS, FORMATS_BY_NAME
 from notso.smollm3 import Engine
 from notso.smollm3.diagnostics.engine_meter import EngineMeter
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
@@ -100,23 +100,33 @@ def beside_peer(name: str, file: Path, given: argparse.Namespace) -> dict[str, A
 
 
 def pair(files: dict[str, Path], given: argparse.Namespace) -> dict[str, Any]:
-    """Two of our own files, in turns."""
+    """Two of our own files, in turns: by the clock, and by processor time, which on one thread is what a step costs."""
     engines = {name: load(file, given.threads) for name, file in files.items()}
     try:
         meters = {name: EngineMeter(engine, 1) for name, engine in engines.items()}
         rates = {name: Rate(1) for name in files}
+        processor = {name: Rate(1) for name in files}
         for number in range(given.rounds + 1):
             for name, meter in meters.items():
-                steps = meter.measure(("decode", DECODED, 0))
+                before = processor_time(os.getpid())
+                meter.measure(("decode", 1, 0))
+                between = processor_time(os.getpid())
+                steps = meter.measure(("decode", DECODED + 1, 0))
+                spent = processor_time(os.getpid()) - between - (between - before)
                 if number:  # the first turn finds caches and pages cold
                     rates[name].steps += steps
+                    processor[name].steps.append(spent / DECODED)
         found = {name: rate.figures() | {"bytes": files[name].stat().st_size} for name, rate in rates.items()}
         first, second = found.values()
+        cost, other_cost = (rate.figures() for rate in processor.values())
         return {
             "layers": given.layers,
+            "vocab": given.vocab,
+            "threads": next(iter(engines.values())).info.threads,
             "decode": found,
             "ratio": first["tok_s"] / second["tok_s"],
             "best_ratio": first["best"] / second["best"],
+            "processor_ratio": cost["tok_s"] / other_cost["tok_s"],
         }
     finally:
         for engine in engines.values():

@@ -204,8 +204,9 @@ def block_types(result: dict[str, Any]) -> str:
         (first_name, ours), (second_name, other) = pair["decode"].items()
         other_name = second_name.replace("official", "the Q4_K_M mix")
         text += (
-            f"\n{first_name} beside {other_name}, {pair['layers']} layers, in turns: decode {ours['tok_s']:.4g} and "
-            f"{other['tok_s']:.4g} tokens/s, **{pair['ratio']:.2f}** (of the best steps {pair['best_ratio']:.2f}); "
+            f"\n{first_name} beside {other_name}, {pair['layers']} layers and {pair['vocab']:,} tokens, threads: "
+            f"{pair['threads']}, decoding in turns: by processor time **{pair['processor_ratio']:.2f}** times as fast, "
+            f"by the clock {pair['ratio']:.2f} (medians; {ours['tok_s']:.3g} and {other['tok_s']:.3g} tokens/s); "
             f"{ours['bytes'] / 1e9:.2f} and {other['bytes'] / 1e9:.2f} GB.\n"
         )
     return text

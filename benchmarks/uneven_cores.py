@@ -21,11 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from notso.qtensor.backends.cpu import kernel_choice, ops
-from notso.qtensor.formats import Q4_K
-from notso.qtensor.reference.random_blocks import random_blocks
-from notso.qtensor.tensor import QTensor
+from notso.qtensor import CPU, Q4_K, QTensor, kernel_choice, random_blocks
 
+OPS = CPU()
 ROWS, K = 11008, 2048
 TASKS = Path("/proc/self/task")
 CGROUPS = Path("/sys/fs/cgroup/cpu")
@@ -91,7 +89,7 @@ def products(weight: QTensor, seconds: float) -> float:
     x, y = np.ones((1, K), np.float32), np.empty((1, ROWS), np.float32)
     count, started = 0, time.perf_counter()
     while (spent := time.perf_counter() - started) < seconds:
-        ops.matmul(x, weight, y)
+        OPS.matmul(x, weight, y)
         count += 1
     return count / spent
 

@@ -94,15 +94,15 @@ int64_t ThreadPool::left() const {
   return left;
 }
 
-void ThreadPool::drain(int worker, bool may_give_way) {
-  const bool careful = may_give_way && records_.is_slow(worker);
+void ThreadPool::drain(int worker, bool may_stand_back) {
+  const bool careful = may_stand_back && records_.is_slow(worker);
   WorkerRecords::Part& part = records_.part(worker);
   for (int i = 0; i < size_; i++) {
     const int owner = (worker + i) % size_;
     const int64_t end = tasks_ * (owner + 1) / size_;
     while (next_[size_t(owner)].value.load(std::memory_order_relaxed) < end) {
-      if (careful && records_.should_give_way(worker, left())) {
-        part.gave_way = true;
+      if (careful && records_.should_stand_back(worker, left())) {
+        part.stood_back = true;
         return;
       }
       const int64_t index = next_[size_t(owner)].value.fetch_add(1, std::memory_order_relaxed);
@@ -118,7 +118,7 @@ void ThreadPool::take_part(int worker) {
   WorkerRecords::Part& part = records_.part(worker);
   part.run = run_;
   part.items = 0;
-  part.gave_way = false;
+  part.stood_back = false;
   part.begun = nanoseconds();
   drain(worker, true);
   part.ended = nanoseconds();

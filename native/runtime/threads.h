@@ -44,7 +44,7 @@ class ThreadPool {
   void stop();
   bool join();
   void take_part(int worker);
-  void drain(int worker, bool may_give_way);
+  void drain(int worker, bool may_stand_back);
   int64_t left() const;
 
   struct alignas(64) Counter {

@@ -18,7 +18,7 @@ class WorkerRecords {
     Nanoseconds begun = 0, ended = 0;
     int64_t items = 0, items_in_all = 0;
     uint64_t run = 0;  // which one
-    bool gave_way = false;
+    bool stood_back = false;
   };
 
   explicit WorkerRecords(int workers) : parts_(size_t(workers)), known_(size_t(workers)), rate_(double(workers)) {}
@@ -34,7 +34,7 @@ class WorkerRecords {
   bool is_slow(int worker) const { return known_[size_t(worker)].slowness > kSlow; }
 
   // Whether the others do `left` items sooner than this worker does one.
-  bool should_give_way(int worker, int64_t left) const {
+  bool should_stand_back(int worker, int64_t left) const {
     const double slowness = known_[size_t(worker)].slowness;
     return slowness > kSlow && slowness * (rate_ - 1 / slowness) > double(left);
   }
@@ -60,7 +60,7 @@ class WorkerRecords {
       const bool took_part = p.run == run;
       if (took_part && p.items > 0)
         k.slowness += (std::min(time_of_item(p) / least, kSlowest) - k.slowness) / 4;
-      else if (took_part && p.gave_way)
+      else if (took_part && p.stood_back)
         k.slowness = std::max(1.0, k.slowness * kForgets);  // until it is tried again
       if (takes_part(int(w), now)) rate_ += 1 / k.slowness;
       if (!took_part || w == 0) continue;
