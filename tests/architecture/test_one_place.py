@@ -47,15 +47,19 @@ def test_batch_rows_of_a_tile() -> None:
 
 
 def test_the_documents_say_from_how_many_batch_rows_on_there_are_tiles() -> None:
-    amx, avx512, avx2, neon = (
-        int(stated(f"kernels/{family}/table.cpp", r"tile_entries\([^,]+, (\d+),"))
-        for family in ("amx", "avx512", "avx2", "neon")
+    amx, avx2, neon = (
+        int(stated(f"kernels/{family}/table.cpp", r"tile_entries\([^,]+, from_m<(\d+)>,"))
+        for family in ("amx", "avx2", "neon")
     )
+    pattern = r"f == Format::Q4_K && [^?]*\? %s : %s;"
+    first = int(stated("kernels/avx512/tuning.h", pattern % (r"(\d+)", r"\d+")))
+    avx512 = int(stated("kernels/avx512/tuning.h", pattern % (r"\d+", r"(\d+)")))
     assert f"From {amx} batch rows on" in (DOCS / "tiles-amx.md").read_text("utf-8")
-    assert f"from {avx512} or {avx2} batch rows on" in (DOCS / "README.md").read_text("utf-8")
+    assert f"from {first} to {avx2} batch rows on" in (DOCS / "README.md").read_text("utf-8")
     assert f"from {neon} batch rows on" in (DOCS / "neon.md").read_text("utf-8")
-    few = f"{avx2 - 1} batch rows go this way (AVX-512: {avx512 - 1}, AMX: {amx - 1})"
-    assert few in (DOCS / "gemv.md").read_text("utf-8")
+    few = f"{avx2 - 1} batch rows go this way (AVX-512: {avx512 - 1}, but {first - 1} of Q4_K"
+    gemv = " ".join((DOCS / "gemv.md").read_text("utf-8").split())
+    assert few in gemv and f"AMX: {amx - 1}); more" in gemv
 
 
 def test_the_front_door_has_the_defaults_of_the_floors() -> None:
