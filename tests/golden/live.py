@@ -68,6 +68,15 @@ def rope_of_the_3b() -> dict[str, npt.NDArray[np.floating]]:
             return dict(result)
 
 
+def quantise(model: Path, out: Path, file_type: int, importance: dict[str, npt.NDArray[np.float32]] | None) -> None:
+    """A file of blocks by llama.cpp. importance: by tensor, as its own tool would measure it."""
+    with TemporaryDirectory() as folder:
+        named = Path(folder, "importance.npz")
+        if importance is not None:
+            np.savez(named, **importance)  # type: ignore[arg-type]
+        _run("quantise", str(model), str(out), str(file_type), *([str(named)] if importance is not None else []))
+
+
 def _run(*arguments: str) -> None:
     # One thread: nobody else's pool fights with what is being measured, and sums keep their order.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

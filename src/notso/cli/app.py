@@ -22,6 +22,7 @@ from notso.cli import (
     list,
     perplexity,
     pull,
+    quantise,
     rm,
     run,
     serve,
@@ -81,6 +82,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "backup": backup.backup,
     "pull": pull.pull,
     "convert": convert.convert,
+    "quantise": quantise.quantise,
     "list": list.list_models,
     "rm": rm.remove_model,
     "inspect": inspect.inspect,
@@ -92,7 +94,10 @@ VERBS: dict[str, Callable[..., None]] = {
 }
 for _name, _module in zip(
     VERBS,
-    (serve, chat, run, batch, backup, pull, convert, list, rm, inspect, verify, perplexity, synth, bench, doctor),
+    (
+        *(serve, chat, run, batch, backup, pull, convert, quantise),
+        *(list, rm, inspect, verify, perplexity, synth, bench, doctor),
+    ),
     strict=True,
 ):
     app.command(_name, epilog=f"\b\nExamples:\n{_module.EXAMPLES}")(VERBS[_name])
