@@ -16,6 +16,7 @@ from notso.cli import (
     chat,
     config_file,
     convert,
+    dataset,
     doctor,
     exit_codes,
     inspect,
@@ -83,6 +84,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "pull": pull.pull,
     "convert": convert.convert,
     "quantise": quantise.quantise,
+    "dataset": dataset.dataset,
     "list": list.list_models,
     "rm": rm.remove_model,
     "inspect": inspect.inspect,
@@ -95,7 +97,7 @@ VERBS: dict[str, Callable[..., None]] = {
 for _name, _module in zip(
     VERBS,
     (
-        *(serve, chat, run, batch, backup, pull, convert, quantise),
+        *(serve, chat, run, batch, backup, pull, convert, quantise, dataset),
         *(list, rm, inspect, verify, perplexity, synth, bench, doctor),
     ),
     strict=True,
