@@ -29,6 +29,7 @@ from notso.cli import (
     serve,
     synth,
     terminal,
+    tune,
     verify,
 )
 
@@ -85,6 +86,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "convert": convert.convert,
     "quantise": quantise.quantise,
     "dataset": dataset.dataset,
+    "tune": tune.tune,
     "list": list.list_models,
     "rm": rm.remove_model,
     "inspect": inspect.inspect,
@@ -97,7 +99,7 @@ VERBS: dict[str, Callable[..., None]] = {
 for _name, _module in zip(
     VERBS,
     (
-        *(serve, chat, run, batch, backup, pull, convert, quantise, dataset),
+        *(serve, chat, run, batch, backup, pull, convert, quantise, dataset, tune),
         *(list, rm, inspect, verify, perplexity, synth, bench, doctor),
     ),
     strict=True,
