@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from notso.cli import engines, options, terminal
 from notso.cli.model_files import model_file
 
 if TYPE_CHECKING:
+    from notso.smollm3.tuning.rows import RowWriter, TrainingRow
     from notso.smollm3.tuning.trainer import Outcome
 
 EXAMPLES = """\
@@ -38,6 +40,15 @@ def tune(
     ask: Annotated[
         list[str] | None,
         typer.Option("--ask", metavar="QUESTION", help="Answered before and after; repeatable.", show_default=False),
+    ] = None,
+    rehearse: Annotated[
+        Path | None,
+        typer.Option(
+            "--rehearse",
+            metavar="QUESTIONS.txt",
+            help="What the model answers to these, one a line, it learns along, to keep it.",
+            show_default=False,
+        ),
     ] = None,
     epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="How often each row is read.")] = 3,
     rank: Annotated[int, typer.Option("--rank", metavar="N", help="Of the adapter.")] = 16,
@@ -62,8 +73,8 @@ def tune(
     if merge is not None:
         options.require_free_place(merge, force, "--merge")
     from notso.smollm3.tuning import adapter_writer, base_model, trainer
+    from notso.smollm3.tuning import rows as row_files
     from notso.smollm3.tuning.recipe import Recipe
-    from notso.smollm3.tuning.rows import RowWriter, split
 
     recipe = Recipe(
         rank=rank,
@@ -84,13 +95,18 @@ def tune(
     questions = ask or []
     # The day of a run stays what it was: rows that went on with another would be others.
     day = trainer.begun_on(folder) or date.today()
-    rows = RowWriter.of(base, recipe.max_tokens, day).read(data)
-    before = _answers(base, None, questions, threads)
-    learnt, held_out = split(rows, recipe.holdout, recipe.seed)
+    writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
+    rows = writer.read(data)
+    before = [text for _, text in _answers(base, None, questions, threads)]
+    kept: list[TrainingRow] = []
+    if rehearse is not None:
+        kept = _rehearsal(base, options.read_text(rehearse, "--rehearse"), folder, writer, threads)
+    learnt, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
     if not held_out and not as_json:
         terminal.note(f"{len(rows)} rows are too few to hold any back: nothing tells how well others are answered.")
     parameters = base_model.parameters_of(base)
-    digest = recipe.digest(data.read_bytes(), _identity(base))
+    learnt += kept
+    digest = recipe.digest(data.read_bytes(), _identity(base), repr([row.ids for row in kept]).encode())
     with ExitStack() as stack:
         report = stack.enter_context(terminal.progress(as_json=as_json))
         outcome = trainer.train(
@@ -99,7 +115,7 @@ def tune(
     adapter_writer.write_adapter(outcome.peft_folder, base, out, out.stem)
     if merge is not None:
         adapter_writer.write_merged(outcome.peft_folder, base, merge, "Q4_K_M", threads)
-    after = _answers(base, out, questions, threads)
+    after = [text for _, text in _answers(base, out, questions, threads)]
     _tell(out, merge, outcome, len(learnt), len(held_out), questions, before, after, as_json)
     shutil.rmtree(folder)
 
@@ -115,24 +131,49 @@ def _identity(file: Path) -> bytes:
         return hashlib.file_digest(opened, "sha256").digest()
 
 
-def _answers(base: Path, adapter: Path | None, questions: Sequence[str], threads: int | None) -> list[str]:
-    """Of the model, or of it with the adapter: greedy, without thinking."""
+def _answers(
+    base: Path, adapter: Path | None, questions: Sequence[str], threads: int | None, *, thinking: bool = False
+) -> list[tuple[str, str]]:
+    """Thoughts and text of each answer, of the model or of it with the adapter. Greedy."""
     if not questions:
         return []
     from notso.smollm3 import Message, RequestOptions, SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
-    asked = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
+    asked = RequestOptions(thinking=thinking, adapter=None if adapter is None else "tuned")
     adapters = [] if adapter is None else [f"tuned={adapter}"]
+    answers = []
     with engines.open_engine(base, None, threads, device="cpu", silent=True, adapters=adapters) as engine:
-        return [
-            "".join(
-                event.text
-                for event in engine.generate([Message("user", question)], sampling, asked)
-                if event.kind == "text"
-            ).strip()
-            for question in questions
-        ]
+        for question in questions:
+            said = {"reasoning": "", "text": ""}
+            for event in engine.generate([Message("user", question)], sampling, asked):
+                if event.kind in said:
+                    said[event.kind] += event.text
+            answers.append((said["reasoning"].strip(), said["text"].strip()))
+    return answers
+
+
+def _rehearsal(base: Path, questions: str, folder: Path, writer: RowWriter, threads: int | None) -> list[TrainingRow]:
+    """What the model answers before it is tuned, with thoughts and without, as rows. A run that goes on reads them."""
+    from notso.smollm3.tuning.rows import THINK_CLOSE, THINK_OPEN
+
+    lines = [line for line in questions.splitlines() if line.strip()]
+    kept = folder / f"rehearsal-{hashlib.sha256(questions.encode()).hexdigest()[:16]}.json"
+    try:
+        found = json.loads(kept.read_text("utf-8"))
+    except (OSError, ValueError):
+        found = []
+        for thinking in (False, True):
+            for question, (thoughts, text) in zip(
+                lines, _answers(base, None, lines, threads, thinking=thinking), strict=True
+            ):
+                if text and bool(thoughts) == thinking:
+                    said = f"{THINK_OPEN}{thoughts}{THINK_CLOSE}{text}" if thinking else text
+                    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
+                    found.append({"messages": messages, "chat_template_kwargs": {"enable_thinking": thinking}})
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found), "utf-8")
+    return [writer.row(row) for row in found]
 
 
 def _tell(

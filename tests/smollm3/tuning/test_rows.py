@@ -90,6 +90,9 @@ def test_calls_of_tools(writer: RowWriter, tokenizer: Tokenizer) -> None:
             said("assistant", "6"),
         )
     )
+    tool = {"type": "function", "function": {"name": "calculator", "description": "works out", "parameters": {}}}
+    offered = writer.row(row(said("user", "Hi"), said("assistant", "Ho")) | {"tools": [tool]})
+    assert '"description": "works out"' in tokenizer.decode(offered.ids, skip_control=False)
     text = learnt(made, tokenizer)
     assert '"name": "calculator"' in text and '"x": "2*3"' in text and text.endswith("6<|im_end|>")
 
@@ -114,6 +117,7 @@ def test_long_rows_are_cut_and_refused_where_nothing_is_left(tokenizer: Tokenize
         ('{"messages": [{"role": "user", "content": 7}]}', "no role of a conversation, or no text"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "there is no answer to learn"),
         ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": [7]}]}', "a tool call needs a function"),
+        ('{"messages": [{"role": "user", "content": "x"}], "tools": 1}', "tools must be a list of objects"),
         ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 1}', "must be an object"),
     ],
 )

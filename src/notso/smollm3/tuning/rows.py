@@ -71,10 +71,11 @@ class RowWriter:
         return rows
 
     def row(self, given: Any) -> TrainingRow:
-        """Of {"messages": [...]} or {"prompt": [...], "completion": [...]}, each with an optional
+        """Of {"messages": [...]} or {"prompt": [...], "completion": [...]}, each with an optional `tools` and
         `chat_template_kwargs`. Raises ValueError."""
         messages, learnt_from, options = _conversation(given)
-        asked = RequestOptions(thinking=options.get("enable_thinking", True) is not False, date=self._day)
+        thinking = options.get("enable_thinking", True) is not False
+        asked = RequestOptions(thinking=thinking, tools=_tools(given.get("tools")), date=self._day)
         ids: list[int] = []
         labels: list[int] = []
         for at, message in enumerate(messages):
@@ -136,6 +137,12 @@ def _messages(given: Any, name: str) -> Iterator[Message]:
             text = text.removeprefix(THINK_OPEN.rstrip() + THINK_CLOSE)
         calls = tuple(_call(call) for call in each.get("tool_calls") or ())
         yield Message(role, text, thoughts or None, calls, keep_reasoning=bool(thoughts))
+
+
+def _tools(given: Any) -> list[Any] | None:
+    if given is not None and (not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given)):
+        raise ValueError("tools must be a list of objects")
+    return given or None
 
 
 def _call(given: Any) -> ToolCall:
