@@ -9,7 +9,7 @@ ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
-  audit sbom wheels test-install test-arm docs deb test-deb test-image release
+  audit sbom wheels test-install test-arm docs deb test-deb test-image release matrix
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -35,7 +35,7 @@ test-long: $(VENV)/.dev  ## run all tests, those that take minutes too, and reco
 # The tests in four parts that run beside one another: one computes while the others wait.
 PARTS := test-engine test-doors test-browser test-chaos
 test-engine: FOLDERS := tests/architecture tests/fuzz tests/parity tests/qtensor tests/smollm3
-test-doors: FOLDERS := tests/cli tests/web
+test-doors: FOLDERS := tests/cli tests/plugins tests/web
 test-chaos: FOLDERS := tests/chaos
 test-browser: FOLDERS := tests/browser
 
@@ -159,6 +159,9 @@ test-deb: $(BIN)/python  ## install that package in a bare Debian, run its servi
 test-image: $(BIN)/python  ## do what deploy/Containerfile says without docker, measure and run it (needs root and debootstrap)
 	@$(BIN)/python supply/try_image.py $(ARGS)
 
+matrix: $(BIN)/python  ## build as on a fresh machine with each compiler and Python here, and ask (ARGS="--debian trixie")
+	@$(BIN)/python supply/matrix.py $(ARGS)
+
 sbom: $(VENV)/.dev  ## write build/sbom.json: what the program is made of, as CycloneDX
 	@$(BIN)/python supply/sbom.py build/sbom.json
 
@@ -193,9 +196,15 @@ $(VENV)/.build-tools: $(BIN)/python supply/build.txt
 
 $(VENV)/.run: $(VENV)/.build-tools supply/run.txt $(NATIVE)
 	@echo "building notso (a minute the first time) ..."
-	@$(PIP) $(LOCKED) supply/run.txt
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(MAKE) --no-print-directory -j2 libraries module
 	@touch $@
+
+# Beside each other: the one waits for the network, the other for the compiler.
+.PHONY: libraries module
+libraries:
+	@$(PIP) $(LOCKED) supply/run.txt
+module:
+	@$(PIP) install --no-deps --no-build-isolation -e .
 
 $(VENV)/.dev: $(VENV)/.run supply/dev.txt
 	@echo "installing test and lint tools ..."

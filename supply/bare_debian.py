@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from emulation import DEBIAN_NAMES, apart
 from target import ROOT
 
 ROOTS = ROOT / "build" / "roots"
@@ -15,15 +17,41 @@ USER = "me"
 NOBODY = "61184"  # the first number that systemd gives to a DynamicUser
 
 
-def bare_root(suite: str, mirror: list[str]) -> Path:
+def bootstrap(root: Path, suite: str, mirror: list[str], machine: str, *options: str) -> None:
+    """A minbase of that machine, made anew."""
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    options = ("--variant=minbase", f"--arch={DEBIAN_NAMES[machine]}", *options)
+    if machine == platform.machine():
+        subprocess.run(["debootstrap", *options, suite, root, *mirror], check=True, stdout=subprocess.DEVNULL)
+        return
+    command = ["debootstrap", "--foreign", *options, suite, root, *mirror]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    shorten_lists(root)
+    namespace = os.environ | {"container": "lxc"}  # so that no device is made, which only the machine's own root may
+    done = apart(machine, 'exec chroot "$0" /debootstrap/debootstrap --second-stage', root, variables=namespace)
+    if done.returncode != 0:
+        raise SystemExit(f"debootstrap of {suite} for {machine}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+def shorten_lists(root: Path) -> None:
+    """Only what was fetched stays listed: debootstrap reads the list of all packages several times, and by qemu each
+    time takes a minute and a half."""
+    fetched = {line.split()[0] for line in (root / "debootstrap" / "debpaths").read_text().splitlines()}
+    for path in (root / "var/lib/apt/lists").glob("*_Packages"):
+        entries = path.read_text().split("\n\n")
+        kept = [each for each in entries if each.partition("\n")[0].removeprefix("Package: ") in fetched]
+        path.write_text("\n\n".join(kept) + "\n\n")
+
+
+def bare_root(suite: str, mirror: list[str], machine: str = platform.machine()) -> Path:
     """A Debian with Python and no compiler, and a user."""
-    root = ROOTS / suite
+    root = ROOTS / (suite if machine == platform.machine() else f"{suite}-{machine}")
     if not (root / "home" / USER).is_dir():
-        shutil.rmtree(root, ignore_errors=True)
-        root.mkdir(parents=True)
-        command = ["debootstrap", "--variant=minbase", "--include=python3,python3-venv", suite, root, *mirror]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(["chroot", root, "useradd", "--create-home", USER], check=True)
+        bootstrap(root, suite, mirror, machine, "--include=python3,python3-venv")
+        done = apart(machine, f'exec chroot "$0" /usr/sbin/useradd --create-home {USER}', root)
+        if done.returncode != 0:
+            raise SystemExit(done.stderr)
     return root
 
 

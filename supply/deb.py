@@ -1,6 +1,6 @@
 """Packs the built wheel and all it needs as a Debian package: `make deb`, or
 
-    python supply/deb.py [--suite trixie ...] [--out dist]
+    python supply/deb.py [--machine aarch64] [--suite trixie ...] [--out dist]
 
 A package holds a virtual environment for that Debian's own Python, filled from archives that the lock files name by
 their hashes; so it is for one Debian, and needs nothing of another index. The same commit gives the same bytes.
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from target import PYTHONS, ROOT, commit_time, fetch, pip_target, version
+from emulation import DEBIAN_NAMES
+from target import MACHINES, PYTHONS, ROOT, commit_time, fetch, pip_target, version
 
 DEPLOY = ROOT / "deploy"
 STAGES = ROOT / "build" / "deb"
@@ -31,7 +33,7 @@ sys.exit(main())
 
 CONTROL = """Package: notso
 Version: {version}
-Architecture: amd64
+Architecture: {architecture}
 Maintainer: The notso-smollm3-bot authors <nobody@localhost>
 Depends: python3 (>= {python}), python3 (<< {next_python}), libc6 (>= 2.28), libgcc-s1, libstdc++6
 Section: web
@@ -67,35 +69,36 @@ def put(path: Path, text: str, mode: int = 0o644) -> None:
     path.chmod(mode)
 
 
-def environment(house: Path, python: str) -> None:
+def environment(house: Path, python: str, machine: str) -> None:
     """A virtual environment as venv makes it, without pip, for a Python that need not be here."""
     archives, packages = (
-        STAGES / f"archives-{python}",
+        STAGES / f"archives-{python}-{machine}",
         house / "lib" / f"python{python}" / "site-packages",
     )
-    fetch(python, archives)
+    fetch(python, machine, archives)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile"]
     here = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(archives)}
     ours = f"notso-smollm3-bot=={version()}"  # by its name, so that no path of this machine is recorded
-    subprocess.run([*pip, *pip_target(python), "--target", packages, ours], check=True, env=here)
+    subprocess.run([*pip, *pip_target(python, machine), "--target", packages, ours], check=True, env=here)
     shutil.rmtree(packages / "bin")  # they name the Python of this machine
     put(house / "pyvenv.cfg", f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {python}\n")
     (house / "bin").mkdir()
     (house / "bin" / "python3").symlink_to(f"/usr/bin/python{python}")
 
 
-def build(suite: str, out: Path) -> Path:
+def build(suite: str, out: Path, machine: str = platform.machine()) -> Path:
     """The package of one Debian."""
-    python, stage = PYTHONS[suite], STAGES / suite
+    python, stage, architecture = PYTHONS[suite], STAGES / f"{suite}-{machine}", DEBIAN_NAMES[machine]
     major, minor = python.split(".")
     shutil.rmtree(stage, ignore_errors=True)
-    environment(stage / HOUSE, python)
+    environment(stage / HOUSE, python, machine)
     put(stage / "usr/bin/notso", LAUNCHER, 0o755)
     put(stage / "usr/lib/systemd/system/notso.service", (DEPLOY / "notso.service").read_text())
     put(stage / "etc/notso/config.toml", (DEPLOY / "config.toml").read_text())
     put(stage / "usr/share/doc/notso/copyright", (ROOT / "LICENSE").read_text())
     full = f"{version()}-1~{suite}"
-    put(stage / "DEBIAN/control", CONTROL.format(version=full, python=python, next_python=f"{major}.{int(minor) + 1}"))
+    said = {"architecture": architecture, "python": python, "next_python": f"{major}.{int(minor) + 1}"}
+    put(stage / "DEBIAN/control", CONTROL.format(version=full, **said))
     put(stage / "DEBIAN/conffiles", "/etc/notso/config.toml\n")
     for name, script in SCRIPTS.items():
         put(stage / "DEBIAN" / name, f"#!/bin/sh\nset -e\n{script.lstrip()}", 0o755)
@@ -103,7 +106,7 @@ def build(suite: str, out: Path) -> Path:
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
     out.mkdir(parents=True, exist_ok=True)
-    made = STAGES / f"notso_{full}_amd64.deb"
+    made = STAGES / f"notso_{full}_{architecture}.deb"
     steady = os.environ | {"SOURCE_DATE_EPOCH": commit_time()}
     subprocess.run(["dpkg-deb", "--root-owner-group", "--build", stage, made], check=True, env=steady, stdout=2)
     return made.rename(out / made.name)  # whole or not at all
@@ -111,11 +114,12 @@ def build(suite: str, out: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machine", choices=MACHINES, default=platform.machine(), help="default: this one")
     parser.add_argument("--suite", action="append", choices=list(PYTHONS), help="repeatable; default: trixie")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     options = parser.parse_args()
     for suite in options.suite or ["trixie"]:
-        made = build(suite, options.out)
+        made = build(suite, options.out, options.machine)
         print(f"{made.stat().st_size / 1e6:5.2f} MB  {made}")
 
 

@@ -25,8 +25,8 @@ would fetch tools that no hash names."""
 
 TUNE = "tune"
 FOR_GPUS = re.compile(r"(nvidia|cuda)-[a-z0-9-]+|triton|torch")
-"""PyTorch's build for GPUs and what it needs, gigabytes: `make test-tune` has the build for CPUs, which needs none of it.
-Whoever tunes on a GPU installs the extra as usual."""
+"""PyTorch's build for GPUs and what it needs, gigabytes: `make test-tune` has the build for CPUs, which needs none of
+it. Whoever tunes on a GPU installs the extra as usual."""
 
 CPU_TORCH = """\
 torch==2.13.0 ; platform_machine == 'x86_64' and python_full_version < '3.12' \\

@@ -1,4 +1,4 @@
-"""The Debians that packages are made for and tried in, and what their Python takes of the package index."""
+"""The machines and Debians that packages are made for and tried in; what their Python takes of the package index."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
+MACHINES = ("x86_64", "aarch64")
 
 
 def version() -> str:
@@ -23,29 +24,34 @@ def commit_time() -> str:
     return said.stdout.strip()
 
 
-def our_wheel(python: str) -> Path:
-    """The one in dist/ for that Python. Ends the program where there is none."""
+def our_wheel(python: str, machine: str) -> Path:
+    """The one in dist/ for that Python there. Ends the program where there is none."""
     tag = "cp311-cp311" if python == "3.11" else "cp312-abi3"
-    found = list((ROOT / "dist").glob(f"*-{version()}-{tag}-*.whl"))
+    found = list((ROOT / "dist").glob(f"*-{version()}-{tag}-*_{machine}.whl"))
     if not found:
-        raise SystemExit(f"dist has no wheel of {version()} for Python {python}: `make wheels` builds it")
+        raise SystemExit(f"dist has no wheel of {version()} for Python {python} on {machine}: `make wheels` builds it")
     return found[0]
 
 
-def pip_target(python: str) -> list[str]:
-    """Options for pip, to take archives for that Python on x86-64 whatever runs here."""
+def pip_target(python: str, machine: str) -> list[str]:
+    """Options for pip, to take archives for that Python on that machine whatever runs here."""
     options = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
     for abi in (f"cp{python.replace('.', '')}", "abi3", "none"):
         options += ["--abi", abi]
     for glibc in range(17, 37):
-        options += ["--platform", f"manylinux_2_{glibc}_x86_64"]
-    return [*options, "--platform", "manylinux2014_x86_64"]
+        options += ["--platform", f"manylinux_2_{glibc}_{machine}"]
+    return [*options, "--platform", f"manylinux2014_{machine}"]
 
 
-def fetch(python: str, folder: Path) -> None:
-    """Ours and all it needs into that folder, made anew: the archives that the lock files name by their hashes."""
+def fetch_locked(python: str, machine: str, folder: Path) -> None:
+    """All that ours needs into that folder, made anew: the archives that the lock files name by their hashes."""
     shutil.rmtree(folder, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "download", "-q", "-d", folder, *pip_target(python), "--require-hashes"]
+    pip = [sys.executable, "-m", "pip", "download", "-q", "-d", folder, *pip_target(python, machine)]
     both = [part for name in ("build.txt", "run.txt") for part in ("-r", ROOT / "supply" / name)]  # they do not overlap
-    subprocess.run([*pip, "--no-deps", *both], check=True)
-    shutil.copy(our_wheel(python), folder)
+    subprocess.run([*pip, "--require-hashes", "--no-deps", *both], check=True)
+
+
+def fetch(python: str, machine: str, folder: Path) -> None:
+    """The same, and ours."""
+    fetch_locked(python, machine, folder)
+    shutil.copy(our_wheel(python, machine), folder)

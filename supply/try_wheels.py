@@ -1,68 +1,90 @@
 """Installs the built wheels where there is nothing but Python, and asks the first question: `make test-install`, or
 
-    python supply/try_wheels.py [--suite bookworm ...] [--mirror URL]
+    python supply/try_wheels.py [--machine aarch64 ...] [--suite bookworm ...] [--mirror URL]
 
 Needs root, debootstrap and the package index; so it is no part of the tests that everybody runs. Each Debian is made by
 debootstrap without a compiler. What the wheel needs is fetched first, by this machine's pip; then a plain user installs
-it there from files alone, asks the demo model, and serves the page. Prints a table in seconds.
+it there from files alone, asks the demo model, and serves the page. Another machine than this one is played by qemu,
+whose seconds say nothing. Prints a table in seconds, and what every row has to have alike: the fingerprint of the
+answer, and that of the model's logits.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
+import platform
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
 from bare_debian import USER, bare_root
-from target import PYTHONS, fetch
+from emulation import apart
+from target import MACHINES, PYTHONS, fetch
 
 LOCKS = Path(__file__).parent
 
+OF_THE_MODEL = (
+    "from notso import Engine; "
+    "from notso.qtensor.backends.cpu.kernel_choice import kernels; "
+    "from notso.smollm3.diagnostics.fingerprint import model_fingerprint as of; "
+    "engine = Engine.load(); print(kernels(), of(engine)); engine.close()"
+)
 
-def in_root(root: Path, command: str) -> tuple[float, str]:
+
+def in_root(root: Path, machine: str, command: str) -> tuple[float, str]:
     """Seconds and output of a command of the plain user there."""
     begun = time.monotonic()
-    become = ["unshare", "--mount", "--pid", "--fork", "sh", "-c"]
-    inside = f'mount -t proc proc {root}/proc && exec chroot {root} su - {USER} -c "$0"'
-    done = subprocess.run([*become, inside, command], capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+    inside = f'mount -t proc proc {root}/proc; exec chroot {root} su - {USER} -c "$0"'
+    done = apart(machine, inside, command)
     if done.returncode != 0:
         raise SystemExit(f"{root.name}: {command.splitlines()[0]}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return time.monotonic() - begun, done.stdout.strip()
 
 
-def tried(suite: str, mirror: list[str]) -> list[str]:
-    """A row of the table."""
-    root = bare_root(suite, mirror)
-    fetch(PYTHONS[suite], root / "home" / USER / "wheels")
-    compilers = in_root(root, "command -v cc gcc g++ clang make || true")[1]
+def tried(suite: str, machine: str, mirror: list[str]) -> tuple[list[str], tuple[str, str]]:
+    """A row of the table; fingerprints of the answer and of the model."""
+    root = bare_root(suite, mirror, machine)
+    fetch(PYTHONS[suite], machine, root / "home" / USER / "wheels")
+    compilers = in_root(root, machine, "command -v cc gcc g++ clang make || true")[1]
     if compilers:
         raise SystemExit(f"{suite} has {compilers}")
     shutil.copy(LOCKS / "first_question.py", root / "home" / USER)
-    made, _ = in_root(root, "rm -rf venv .cache .local && python3 -m venv venv")
-    installed, _ = in_root(root, "PIP_FIND_LINKS=wheels venv/bin/pip install -q --no-index notso-smollm3-bot")
-    asked, answer = in_root(root, "venv/bin/notso run --temperature 0 'What is 27 + 48?'")
-    _, served = in_root(root, "venv/bin/python first_question.py venv/bin/notso-smollm3-bot serve --no-browser")
-    told = json.loads(served.splitlines()[-1])
-    if "75" not in answer or "75" not in told["answer"]:
-        raise SystemExit(f"{suite}: {answer!r}, {told['answer']!r}")
+    made, _ = in_root(root, machine, "rm -rf venv .cache .local && python3 -m venv venv")
+    install = "PIP_FIND_LINKS=wheels venv/bin/pip install -q --no-index notso-smollm3-bot"
+    installed, _ = in_root(root, machine, install)
+    asked, said = in_root(root, machine, "venv/bin/notso run --json --temperature 0 'What is 27 + 48?'")
+    answer = json.loads(said)
+    serve = "venv/bin/python first_question.py venv/bin/notso-smollm3-bot serve --no-browser"
+    told = json.loads(in_root(root, machine, serve)[1].splitlines()[-1])
+    if "75" not in answer["text"] or "75" not in told["answer"]:
+        raise SystemExit(f"{suite}: {answer['text']!r}, {told['answer']!r}")
+    family, model = in_root(root, machine, f'venv/bin/python -c "{OF_THE_MODEL}"')[1].split()
     total = made + installed + asked
-    figures = [made, installed, asked, total, told["page"], told["stop"]]
-    return [f"Debian {suite}, Python {PYTHONS[suite]}", *(f"{each:.1f}" for each in figures)]
+    figures = [f"{each:.1f}" for each in (made, installed, asked, total, told["page"], told["stop"])]
+    if machine != platform.machine():
+        figures = ["by qemu"] * len(figures)
+    name = f"{machine}, Debian {suite}, Python {PYTHONS[suite]}"
+    return [name, *figures, family], (answer["fingerprint"], model)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--machine", action="append", choices=MACHINES, help="repeatable; default: this one")
     parser.add_argument("--suite", action="append", choices=list(PYTHONS), help="repeatable; default: all")
     parser.add_argument("--mirror", nargs=1, default=[], help="of Debian; default: debootstrap's own")
     options = parser.parse_args()
-    head = ["", "venv", "pip install", "first answer", "together", "first page", "stop"]
+    head = ["", "venv", "pip install", "first answer", "together", "first page", "stop", "kernels"]
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for suite in options.suite or list(PYTHONS):
-        print(f"| {' | '.join(tried(suite, options.mirror))} |", flush=True)
+    found = set()
+    for machine in options.machine or [platform.machine()]:
+        for suite in options.suite or list(PYTHONS):
+            row, fingerprints = tried(suite, machine, options.mirror)
+            print(f"| {' | '.join(row)} |", flush=True)
+            found.add(fingerprints)
+    if len(found) != 1:
+        raise SystemExit(f"fingerprints of the answer and of the model differ: {found}")
+    print("fingerprints of the answer and of the model: {}, {}".format(*found.pop()))
 
 
 if __name__ == "__main__":

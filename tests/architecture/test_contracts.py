@@ -22,6 +22,8 @@ CLIMBERS = [
     ("web/values/ids.py", "import numpy"),
     ("web/values/ids.py", "from notso.qtensor.backends.cpu import ops"),
     ("smollm3/kv/kv_cache.py", "from notso.qtensor.backends.cpu import ops"),  # tensors-public-names
+    ("plugins/wire.py", "from notso.plugins import process"),  # plugins-inside
+    ("plugins/loading.py", "from notso.smollm3.hub import registry"),  # plugins-public-names
     ("qtensor/formats.py", "import typer"),  # tensors-alone
     ("qtensor/reference/scale_search.py", "from notso.qtensor import backends"),  # oracle
     ("smollm3/engine/engine.py", "import asyncio"),  # asyncio

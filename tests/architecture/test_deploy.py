@@ -13,6 +13,7 @@ import deb
 import pytest
 import typer
 import yaml
+from emulation import DEBIAN_NAMES
 from target import ROOT, version
 from try_deb import of_unit
 from try_image import settings
@@ -54,7 +55,7 @@ def test_the_settings_shown_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="dpkg-deb is not here")
 def test_the_package_holds_what_it_should(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_packages(house: Path, python: str) -> None:
+    def no_packages(house: Path, python: str, machine: str) -> None:
         deb.put(house / "pyvenv.cfg", python)
 
     monkeypatch.setattr(deb, "environment", no_packages)
@@ -70,7 +71,12 @@ def test_the_package_holds_what_it_should(tmp_path: Path, monkeypatch: pytest.Mo
     control = subprocess.run(["dpkg-deb", "--field", made], capture_output=True, text=True, check=True).stdout
     assert f"Version: {version()}-1~trixie\n" in control and "python3 (>= 3.13), python3 (<< 3.14)" in control
     for name in deb.SCRIPTS:
-        subprocess.run(["sh", "-n", tmp_path / "stages" / "trixie" / "DEBIAN" / name], check=True)
+        (script,) = (tmp_path / "stages").glob(f"trixie-*/DEBIAN/{name}")
+        subprocess.run(["sh", "-n", script], check=True)
+    for machine, architecture in DEBIAN_NAMES.items():
+        made = deb.build("trixie", tmp_path, machine)
+        control = subprocess.run(["dpkg-deb", "--field", made], capture_output=True, text=True, check=True).stdout
+        assert made.name.endswith(f"_{architecture}.deb") and f"Architecture: {architecture}\n" in control
 
 
 def test_the_image_runs_a_command_that_exists_and_keeps_to_its_volumes() -> None:
@@ -95,3 +101,41 @@ def test_the_compose_file_agrees_with_the_image() -> None:
     assert [each.split(":")[-1] for each in service["ports"]] == [said["EXPOSE"]]
     assert service["read_only"] and service["cap_drop"] == ["ALL"]
     assert all(each.startswith("127.0.0.1:") for each in service["ports"])
+
+
+def test_the_files_for_several_servers_call_a_command_that_exists() -> None:
+    known = {name for each in GROUP.commands["serve"].params for name in (*each.opts, *each.secondary_opts)}
+    services = yaml.safe_load((ROOT / "deploy" / "compose.cluster.yaml").read_text())["services"]
+    kubernetes = list(yaml.safe_load_all((ROOT / "deploy" / "kubernetes.yaml").read_text()))
+    pod = kubernetes[0]["spec"]["template"]["spec"]["containers"][0]
+    for command in (*(services[name]["command"] for name in ("one", "two", "three")), pod["args"]):
+        assert command[0] == "serve" and {word for word in command if word.startswith("--")} <= known
+    kinds = {(each["kind"], each["metadata"]["name"]) for each in kubernetes}
+    assert {("Deployment", "notso"), ("PodDisruptionBudget", "notso"), ("Service", "notso-valkey")} <= kinds
+    checks = {name: pod[name]["httpGet"] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    paths = {name: check["path"] for name, check in checks.items()}
+    assert paths == {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/health"}
+    assert all(each["httpHeaders"] == [{"name": "Host", "value": "localhost"}] for each in checks.values()), "or 421"
+
+
+@pytest.mark.parametrize("proxy", ["haproxy", "caddy"])
+def test_the_proxies_take_their_files(proxy: str) -> None:
+    program = shutil.which(proxy) or shutil.which(proxy, path="/usr/sbin")
+    if program is None:
+        pytest.skip(f"{proxy} is not installed (Debian: apt-get install {proxy})")
+    file = ROOT / "deploy" / {"haproxy": "haproxy.cfg", "caddy": "Caddyfile"}[proxy]
+    command = {"haproxy": ["-c", "-f", file], "caddy": ["adapt", "--adapter", "caddyfile", "--config", file]}[proxy]
+    said = subprocess.run([program, *command], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0, said.stdout[-500:] + said.stderr[-500:]
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    board = json.loads((ROOT / "deploy" / "grafana.json").read_text())
+    shown = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"\b(notso_\w+)", target["expr"])
+    }
+    told = set(re.findall(r"^\| `(notso_\w+)`", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE))
+    assert len(shown) > 10 and {name.removesuffix("_bucket") for name in shown} <= told

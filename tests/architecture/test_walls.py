@@ -32,7 +32,10 @@ LIBRARIES = {
         "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
         "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
         "mcp", "anyio", "httpx2",  # asked for by three modules, and only where a configuration names servers
+        "valkey",  # by two, and only where an address names a server
+        "psycopg", "psycopg_pool",  # likewise, where a database is named
     },
+    "plugins": {"numpy"},  # in the plugin's own process, for a row of logits
     "cli": {"typer", "rich", "prompt_toolkit", "platformdirs"},
 }  # fmt: skip
 
@@ -122,8 +125,8 @@ def test_libraries_of_a_floor(name: str) -> None:
 def test_libraries_are_declared() -> None:
     """A module that comes only because another library brings it may go with that library."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    lines = project["dependencies"]
-    lines += project["optional-dependencies"]["mcp"] + project["optional-dependencies"]["tune"]
+    extras = project["optional-dependencies"]
+    lines = project["dependencies"] + extras["mcp"] + extras["postgres"] + extras["tune"] + extras["valkey"]
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in lines}
     used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}
     missing = {name for name in used if DISTRIBUTIONS.get(name, name).replace("_", "-").lower() not in declared}
@@ -155,6 +158,7 @@ def test_only_the_web_knows_an_event_loop() -> None:
 
 
 DYNAMIC = {"__import__", "exec", "eval", "compile"}
+LOADS_PLUGINS = SOURCE / "notso" / "plugins" / "loading.py"
 
 
 def test_no_dynamic_imports_and_no_evaluated_text() -> None:
@@ -166,8 +170,31 @@ def test_no_dynamic_imports_and_no_evaluated_text() -> None:
                 wrong.append(place(path, node.lineno))
         for line, module, names in imports(path):
             full = {module, *(f"{module}.{name}" for name in names)}
+            if path != LOADS_PLUGINS and any(
+                name.startswith("importlib.metadata.") and "ntry" in name for name in full
+            ):
+                wrong.append(place(path, line))
             if full & {"importlib.import_module", "importlib.util", "importlib.machinery", "runpy", "imp", "pickle"}:
                 wrong.append(place(path, line))
+    assert not wrong
+
+
+def test_one_module_loads_plugins_and_only_in_their_own_process() -> None:
+    """`load` runs what another distribution says: the child of `notso.plugins.child` calls it, and nobody else."""
+    loads = [path for path in MODULES if re.search(r"\b(point|entry\w*)\.load\(", path.read_text("utf-8"))]
+    assert loads == [LOADS_PLUGINS]
+    users = {
+        path.relative_to(SOURCE / "notso").as_posix()
+        for path, _, module, names in all_imports()
+        if module.startswith("notso.plugins")
+        and ("loading" in names or (module.endswith("loading") and "load" in names))
+    }
+    assert users == {"plugins/child.py"}
+    child = {
+        path.name for path, _, module, names in all_imports() if "child" in names or module.endswith("plugins.child")
+    }
+    assert not child  # it is started, never imported
+    wrong = [p.name for p in MODULES if p != LOADS_PLUGINS and "metadata.entry_points" in p.read_text("utf-8")]
     assert not wrong
 
 
@@ -181,7 +208,7 @@ def test_libraries_do_not_print() -> None:
     wrong = [
         place(path, node.lineno)
         for path in MODULES
-        if floor(path) in ("qtensor", "smollm3", "web")
+        if floor(path) in ("qtensor", "smollm3", "plugins", "web")
         for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from notso.smollm3 import Engine
-from notso.web.tools import toolbox
+from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.calculator import CALCULATOR
 from notso.web.tools.chat_tool import Surroundings
 from notso.web.tools.elicitation import question_of
@@ -142,7 +142,7 @@ def test_a_question_of_a_tool_is_answered_on_the_page(
     serve: Callable[..., Any], open_page: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = replace(CALCULATOR, run=seats, origin="tables")
-    monkeypatch.setattr(toolbox, "BUILT_IN", (asking,))
+    monkeypatch.setattr(BuiltInTools, "TOOLS", (asking,))
     server = serve(lambda: Engine.load(context_tokens=2048))
     page = open_page(server.url + "tools", expected="status of 400", viewport={"width": 320, "height": 640})
     page.check("#tool-calculator")

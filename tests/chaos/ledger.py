@@ -28,6 +28,7 @@ SECTIONS = {
     "files": "Files of strangers",
     "engine": "The engine and its caches",
     "soak": "For hours",
+    "cluster": "Several servers",
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from notso.cli import exit_codes
+from notso.plugins.errors import PluginError
 from notso.qtensor import errors as qtensor
 from notso.smollm3 import errors as model
 from notso.web.values import errors as web
@@ -21,7 +22,7 @@ from notso.web.values import errors as web
 Run = Callable[..., Any]
 
 VERBS = ["serve", "chat", "run", "pull", "convert", "list", "inspect", "verify", "perplexity", "synth"]
-VERBS += ["bench", "doctor"]
+VERBS += ["plugin", "bench", "doctor"]
 # The experience guide's 0.2 s is three times what it takes to import the library that reads the command line; a slow or
 # busy machine is not our fault.
 HELP_IMPORTS, LIBRARY = 4, "import typer"
@@ -123,6 +124,7 @@ FAILURES = [
     (web.UnsafeBindError("listening on 0.0.0.0 lets others in", setting="host"), 6, "NOTSO_API_KEY"),
     (web.AddressInUseError("cannot listen: --port", host="127.0.0.1", port=3000), 6, "--port"),
     (OSError(errno.EADDRINUSE, "Address already in use"), 6, "--port"),
+    (PluginError("no plugin x is installed", plugin="x"), 2, "notso plugin list"),
     (model.DownloadError("expected a, got b"), 7, "expected a, got b"),
     (model.ContextLengthError(10, 5), 1, "--context"),
     (model.EngineError("a logit is not finite"), 1, "a logit is not finite"),

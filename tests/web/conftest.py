@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from notso.plugins.plugin_set import Plugins
 from notso.web.api.shared.services import ApiServices
 from notso.web.app import create_app
 from notso.web.chat.services import ChatServices
@@ -126,9 +127,13 @@ class Running:
     """A server in a thread, spoken to over TCP."""
 
     def __init__(
-        self, source: Callable[[], ChatEngine], settings: Settings, model_registry: ModelRegistry | None = None
+        self,
+        source: Callable[[], ChatEngine],
+        settings: Settings,
+        model_registry: ModelRegistry | None = None,
+        plugins: Plugins | None = None,
     ) -> None:
-        self.app = create_app(source, settings, model_registry=model_registry)
+        self.app = create_app(source, settings, model_registry=model_registry, plugins=plugins)
         listener = listen(settings)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # so that a reader who stops is soon felt
         self.address = address_of(listener, settings).rstrip("/")
@@ -255,10 +260,12 @@ def start(tmp_path: Path, closing: list[Running]) -> Iterator[Callable[..., Runn
         engine: ScriptedEngine | Callable[[], ChatEngine],
         *,
         model_registry: ModelRegistry | None = None,
+        plugins: Plugins | None = None,
         **settings: Any,
     ) -> Running:
         source = engine if callable(engine) else lambda: engine
-        server = Running(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings)), model_registry)
+        chosen = Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings))
+        server = Running(source, chosen, model_registry, plugins)
         running.append(server)
         return server
 

@@ -35,6 +35,7 @@ def backup(
     """Copy all conversations to one file.
 
     To go back to it, stop the server and put the file in the data directory as notso.db, with no notso.db-wal there.
+    Conversations in PostgreSQL (DATABASE_URL) are its own pg_dump's to back up.
     """
     target = file or Path(f"notso-backup-{date.today().isoformat()}.db")
     copy_chats(target, server, data_dir, api_key_file)
@@ -46,6 +47,11 @@ def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_
     from notso.web.store.sqlite.backup import back_up
     from notso.web.values.settings import default_data_dir
 
+    if os.environ.get("DATABASE_URL") and server is None and data_dir is None:
+        from notso.web.store.protocol import BACKUP_ELSEWHERE
+        from notso.web.values.errors import StorageError
+
+        raise StorageError(BACKUP_ELSEWHERE)
     if server is None:
         with _new(target):
             back_up(data_dir or default_data_dir(), target)

@@ -6,6 +6,7 @@ An option on the command line beats its environment variable, which beats the fi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,13 +70,18 @@ def _wrong(path: Path, problem: str) -> typer.BadParameter:
 
 
 def shown(context: typer.Context) -> list[str]:
-    """Every option of a verb with its value and where that comes from; a key is never shown."""
+    """Every option of a verb with its value and where that comes from; a key or password is never shown."""
     rows = [["option", "value", "from"]]
     sources: Mapping[str, str] = {"COMMANDLINE": "command line", "ENVIRONMENT": "environment", "DEFAULT_MAP": "file"}
     for each in context.command.params:
         if each.param_type_name == "option" and each.name in context.params and each.name != "show_config":
             source = context.get_parameter_source(each.name)
             value = context.params[each.name]
-            told = "-" if value is None else terminal.on_one_line(str(value))
+            told = "-" if value is None else terminal.on_one_line(_without_password(str(value)))
             rows.append([_spelt(each), told, sources.get(source.name if source else "", "default")])
     return [f"configuration file: {config_path()}", *terminal.columns(rows)]
+
+
+def _without_password(value: str) -> str:
+    """An address of a database holds one."""
+    return re.sub(r"(?<=://)([^:/@]*):[^/]*@", r"\1:***@", value)

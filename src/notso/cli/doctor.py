@@ -56,8 +56,8 @@ def doctor(
 ) -> None:
     """Check this machine; each line says ok, warn or fail.
 
-    Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, network, versions; a warning comes with a fix.
-    Exit code 1 if a line is fail.
+    Python, CPU, kernels, GPU, memory, pages, models, disk, port, SQLite, PostgreSQL, plugins, network, versions; a
+    warning comes with a fix. Exit code 1 if a line is fail.
     """
     findings = [_answering(server)] if server else examine(port)
     if as_json:
@@ -103,6 +103,8 @@ def examine(port: int) -> list[Finding]:
         ("data", _data),
         ("port", lambda: _port(port)),
         ("sqlite", _sqlite),
+        ("postgresql", _postgres),
+        ("plugins", _plugins),
         ("network", _network),
         ("versions", _versions),
     )
@@ -238,6 +240,9 @@ def _data() -> Iterator[Finding]:
         yield Finding("fail", "data", f"{folder} cannot be written", "serve with --data-dir, a folder of yours")
         return
     size = sum(path.stat().st_size for path in folder.glob("*") if path.is_file())
+    if os.environ.get("DATABASE_URL"):
+        yield Finding("ok", "data", f"{folder} keeps computed prompts; conversations are in PostgreSQL")
+        return
     yield Finding("ok", "data", f"conversations are kept in {folder} ({terminal.gigabytes(size)})")
 
 
@@ -258,6 +263,40 @@ def _sqlite() -> Iterator[Finding]:
         yield Finding("ok", "sqlite", f"{version}; one connection writes, so its WAL fault cannot strike")
     else:
         yield Finding("ok", "sqlite", version)
+
+
+def _postgres() -> Iterator[Finding]:
+    url = os.environ.get("DATABASE_URL")
+    if not url:
+        yield Finding("ok", "postgresql", "not used: DATABASE_URL names no database")
+        return
+    from notso.web.store.opening import database_facts
+    from notso.web.values.errors import WebError
+
+    try:
+        facts = database_facts(url)
+    except WebError as error:
+        yield Finding("fail", "postgresql", str(error), "check DATABASE_URL, and that the database runs")
+        return
+    message = f"{facts.version}, {facts.connections} connections at most; pg_dump makes backups"
+    if facts.loses:
+        yield Finding(
+            "warn", "postgresql", f"{message}; {facts.loses} is off", f"set {facts.loses} = on, or lose chats"
+        )
+    else:
+        yield Finding("ok", "postgresql", message)
+
+
+def _plugins() -> Iterator[Finding]:
+    from notso.plugins.loading import installed
+    from notso.web.tools.built_in import BuiltInTools
+
+    tools = ", ".join(tool.name for tool in BuiltInTools.TOOLS)
+    yield Finding("ok", "plugins", f"built in: {tools}")
+    for each in installed():
+        yield Finding(
+            "ok", "plugin", f"{each.name} of {each.distribution} {each.version}: `serve --plugin {each.name}`"
+        )
 
 
 def _network() -> Iterator[Finding]:

@@ -52,6 +52,7 @@ def _classify(error: BaseException) -> tuple[int, str, str]:
             "--context sets it, --device cpu leaves a GPU out; `notso doctor` shows what bounds it.",
         ),
         (model.DownloadError, NETWORK, ""),
+        *_plugin_rows(error),
         *_web_rows(error),
         (qtensor.NotsoError, FAILED, ""),
         (MemoryError, NO_ROOM, "Make the context smaller with --context, or close other programs."),
@@ -66,6 +67,15 @@ def _classify(error: BaseException) -> tuple[int, str, str]:
         return FAILED, "this user has no home directory", "Set HOME to a folder that can be written."
     message = f"something unexpected went wrong ({_plain_name(error)}: {error})"
     return FAILED, message, "Run it again with --debug for the details."
+
+
+def _plugin_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str], ...]:
+    """That of plugins, likewise."""
+    if not any(kind.__module__.startswith("notso.plugins") for kind in type(error).__mro__):
+        return ()
+    from notso.plugins.errors import PluginError
+
+    return ((PluginError, WRONG_USAGE, "`notso plugin list` shows what is installed."),)
 
 
 def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str], ...]:

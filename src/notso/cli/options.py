@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -36,7 +36,7 @@ Model = Annotated[
         "-m",
         envvar="NOTSO_MODEL",
         metavar="FILE",
-        help="File, folder or name in `list` (NOTSO_MODEL).",
+        help="File, folder or `list` name (NOTSO_MODEL).",
         show_envvar=False,
         show_default=False,
     ),
@@ -83,6 +83,10 @@ Adapters = Annotated[
         help="A LoRA adapter, repeatable.",
         show_default=False,
     ),
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="NAME[:ROLE]", help="Repeatable; ROLE: store, sign-in.", show_default=False),
 ]
 Weights = Annotated[
     Placement,
@@ -134,8 +138,19 @@ DataDir = Annotated[
         "--data-dir",
         envvar="NOTSO_DATA_DIR",
         metavar="FOLDER",
-        help="Where conversations are kept (NOTSO_DATA_DIR).",
+        help="Holds the conversations (NOTSO_DATA_DIR).",
         show_envvar=False,
+    ),
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        envvar="DATABASE_URL",
+        metavar="URL",
+        help="PostgreSQL for conversations (DATABASE_URL).",
+        show_envvar=False,
+        show_default=False,
     ),
 ]
 ApiKeyFile = Annotated[
@@ -171,6 +186,27 @@ System = Annotated[
 NoThink = Annotated[bool, typer.Option("--no-think", help="Answer at once, without thinking.")]
 HideThinking = Annotated[bool, typer.Option("--hide-thinking", help="Think, but do not show it.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.", show_default=False)]
+
+
+class PluginChoice(NamedTuple):
+    """Which plugins are on, which of them keeps the conversations, and which says who asks."""
+
+    names: tuple[str, ...]
+    store: str | None
+    sign_in: str | None
+
+
+def plugins(given: list[str] | None) -> PluginChoice:
+    """What `--plugin` said. Raises typer.BadParameter for a role that is none, or taken twice."""
+    roles: dict[str, str] = {}
+    names = []
+    for each in given or ():
+        name, _, role = each.partition(":")
+        if role and (role not in ("store", "sign-in") or role in roles):
+            raise typer.BadParameter(f"{each}: one plugin may have the role store, one sign-in", param_hint="--plugin")
+        roles |= {role: name} if role else {}
+        names.append(name)
+    return PluginChoice(tuple(dict.fromkeys(names)), roles.get("store"), roles.get("sign-in"))
 
 
 def api_key(file: Path | None) -> str | None:

@@ -59,6 +59,7 @@ def serve(
     max_num_seqs: options.MaxNumSeqs = None,
     cache_disk: options.CacheDisk = 4.0,
     data_dir: options.DataDir = None,
+    database_url: options.DatabaseUrl = None,
     api_key_file: options.ApiKeyFile = None,
     allow_host: Annotated[
         list[str] | None,
@@ -80,6 +81,27 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    valkey_url: Annotated[
+        str | None,
+        typer.Option(
+            "--valkey-url",
+            envvar="VALKEY_URL",
+            metavar="URL",
+            help="Valkey for several servers; needs the extra valkey.",
+            show_envvar=False,
+            show_default=False,
+        ),
+    ] = None,
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option("--trust-proxy", metavar="ADDRESS", help="Proxy whose X-Forwarded-For is true, repeatable."),
+    ] = None,
+    leave_seconds: Annotated[
+        float,
+        typer.Option(
+            "--leave-seconds", metavar="S", min=0, max=600, help="Answer on so long while /health says it is going."
+        ),
+    ] = 0.0,
     mcp_config: Annotated[
         Path | None,
         typer.Option(
@@ -90,6 +112,7 @@ def serve(
             show_envvar=False,
         ),
     ] = None,
+    plugin: options.Plugins = None,
     keep_volatile: Annotated[
         bool, typer.Option("--keep-volatile", help="The model reads clients' billing lines too.")
     ] = False,
@@ -113,19 +136,26 @@ def serve(
             terminal.say(line)
         return
     path = model_file(model)
+    chosen = options.plugins(plugin)
     settings = Settings(
         host=host,
         port=port,
         ollama_port=ollama_port,
         data_dir=data_dir,
+        database_url=database_url or None,
         mcp_config=mcp_config,
         adapter_dir=adapter_dir,
+        store_plugin=chosen.store,
+        sign_in_plugin=chosen.sign_in,
         allowed_hosts=tuple(allow_host or ()),
         allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
         requests_per_minute=rate_limit,
         strict_fields=strict_fields,
         keep_volatile=keep_volatile,
+        valkey_url=valkey_url,
+        trusted_proxies=tuple(trust_proxy or ()),
+        leave_seconds=leave_seconds,
     )
     config = EngineConfig(
         context_tokens=context,
@@ -138,6 +168,9 @@ def serve(
         cache_bytes=int(cache_disk * 10**9),
         adapters=tuple(adapter or ()),
     )
+    from notso.plugins.plugin_set import Plugins
+
+    plugins = Plugins(chosen.names)
     starting = introduction(path, config)
     if as_json:
         terminal.say_json({"event": "starting", **starting.facts})
@@ -154,7 +187,8 @@ def serve(
         from notso.smollm3.engine.engine import Engine
 
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Engine.load(replace(config, model=None if model_file is None else str(model_file)))
+        configured = replace(config, model=None if model_file is None else str(model_file))
+        return Engine.load(configured, find_processor=plugins.logits_processor)
 
     def ready(address: str) -> None:
         if as_json:
@@ -165,7 +199,7 @@ def serve(
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     model_registry = ModelRegistry(load, folder=path.parent if model is not None and path is not None else None)
-    run_server(lambda: load(path), settings, model_registry=model_registry, on_ready=ready)
+    run_server(lambda: load(path), settings, model_registry=model_registry, plugins=plugins, on_ready=ready)
 
 
 def has_display() -> bool:

@@ -19,7 +19,9 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from notso.plugins.plugin_set import Plugins
 from notso.smollm3 import give_back_freed
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import routes as text_completions
@@ -31,6 +33,7 @@ from notso.web.api.ollama import routes as ollama
 from notso.web.api.responses import routes as responses
 from notso.web.api.responses import stored as stored_responses
 from notso.web.api.server import adapters, health, models, monitoring, not_offered, openapi, server_facts, tokens
+from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
 from notso.web.chat.chat_list import ListMarks
@@ -40,11 +43,13 @@ from notso.web.chat.routes import archive, messages, preview, prompts, tools, tr
 from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
+from notso.web.chat.routes import plugins as plugin_routes
 from notso.web.chat.routes import settings as settings_routes
 from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
+from notso.web.choices import sign_ins_of, store_of
 from notso.web.edge.access import KeyRing, owner_of
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
@@ -60,11 +65,14 @@ from notso.web.engine.port import EngineSource
 from notso.web.engine.running import RunningRequests
 from notso.web.languages.page_language import PageLanguage
 from notso.web.rendering.fair_queue import FairQueue
+from notso.web.replicas.joining import counters_at, exchange_at
+from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
+from notso.web.store.leases import Leases
 from notso.web.store.protocol import Conversation
-from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.mcp_config import read_mcp_config
-from notso.web.tools.toolbox import Toolbox
+from notso.web.tools.plugin_tools import PluginTools
+from notso.web.tools.toolbox import Toolbox, ToolSource
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
@@ -82,7 +90,7 @@ ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
 TEMPORARY_SECONDS = 3600.0  # after its last use
 UNDO_SECONDS = 15.0  # the page offers it for 10
-PURGE_SECONDS = 5.0
+PURGE_SECONDS = 10.0
 GIVE_BACK_SECONDS = 60.0
 
 
@@ -93,23 +101,31 @@ class Parts:
     shared: Shared
     chat: ChatServices
     api: ApiServices
+    leases: Leases
     mcp: McpServers | None
 
 
 def create_app(
-    engine_source: EngineSource, settings: Settings | None = None, *, model_registry: ModelRegistry | None = None
+    engine_source: EngineSource,
+    settings: Settings | None = None,
+    *,
+    model_registry: ModelRegistry | None = None,
+    plugins: Plugins | None = None,
 ) -> FastAPI:
     """The whole web application. The engine is loaded by `engine_source`, in its own thread, once the server runs;
-    `model_registry` loads the others that a person may switch to.
+    `model_registry` loads the others that a person may switch to; `plugins` are those that were switched on.
 
     Starting it may raise StorageError (the data directory is busy, unreadable, or of a newer release).
     """
     settings = settings or Settings()
-    parts = _parts(engine_source, settings, model_registry)
+    parts = _parts(engine_source, settings, model_registry, plugins or Plugins())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await asyncio.to_thread(parts.shared.plugins.start)
         await parts.shared.store.open()
+        parts.shared.exchange.start()
+        parts.leases.start()
         parts.shared.engine.start(asyncio.get_running_loop())
         if parts.mcp is not None:
             parts.mcp.start()
@@ -128,6 +144,7 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         middleware=[
+            Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)),
             Middleware(InPieces),
             Middleware(RequestMetrics, metrics=parts.api.metrics),
             Middleware(SecurityHeaders),
@@ -137,14 +154,15 @@ def create_app(
             Middleware(HostGuard, names=settings.host_names),
             Middleware(CrossOriginAccess, rules=settings.allowed_origins),
             Middleware(CrossSiteGuard),
-            Middleware(RateLimit, per_minute=settings.rate),
+            Middleware(RateLimit, per_minute=settings.rate, counters=counters_at(settings.valkey_url)),
             Middleware(RequestLimits),
         ],
     )
     app.state.parts = parts
     app.state.chat, app.state.api, app.state.large_work = parts.chat, parts.api, parts.shared.large_work
-    app.state.key_ring = KeyRing(settings.api_key)
-    chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer)
+    sign_ins = sign_ins_of(settings, parts.shared.plugins)
+    app.state.key_ring = KeyRing(settings.api_key, sign_ins=sign_ins, book=parts.shared.exchange)
+    chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
     for router in (
         health.router,
         monitoring.router,
@@ -180,7 +198,12 @@ def create_app(
 
 
 async def begin_stopping(parts: Parts) -> None:
-    """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved."""
+    """Admit nothing more, let what runs go on for a while, then end it with what it has. Returns when all is saved.
+
+    Where there is a proxy that asks /health, it hears first that this server is going.
+    """
+    parts.shared.leaving = True
+    await asyncio.sleep(parts.shared.settings.leave_seconds)
     parts.shared.stopping = True
     parts.chat.turns.interrupt_all(asking_only=True)  # nobody would see the question in time
     try:
@@ -209,23 +232,26 @@ def _mcp_servers(path: Path | None) -> McpServers | None:
     return McpServers(entries)
 
 
-def _parts(engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None) -> Parts:
-    store = SQLiteStore(settings.directory)
+def _parts(
+    engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None, plugins: Plugins
+) -> Parts:
+    store = store_of(settings, plugins)
     engine = EngineHost(engine_source)
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue()
     assets = Assets()
-    pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"))
+    pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"), plugins)
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
     suggestions, feed = Suggestions(requests, turns), Feed()
     mcp = _mcp_servers(settings.mcp_config)
-    toolbox = Toolbox(mcp)
+    others: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
+    toolbox = Toolbox(PluginTools(plugins), *others)
     titles = Titles(requests, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
-    shared = Shared(settings, store, engine, requests)
+    shared = Shared(settings, store, engine, requests, plugins, exchange=exchange_at(settings.valkey_url))
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
         shared,
@@ -235,11 +261,14 @@ def _parts(engine_source: EngineSource, settings: Settings, model_registry: Mode
         assets,
         pages,
         kept_html,
+        TurnRelay(shared.exchange, turns, feed, store),
         feed,
         model_registry=model_registry,
         toolbox=toolbox,
     )
-    return Parts(shared, chat, ApiServices(shared, metrics), mcp)
+    leases = Leases(store, turns)
+    leases.at_orphan.append(chat.relay.ended)
+    return Parts(shared, chat, ApiServices(shared, metrics, ResumableStreams(shared.exchange)), leases, mcp)
 
 
 async def _purge_now_and_then(parts: Parts) -> None:
@@ -285,8 +314,12 @@ async def _shut_down(parts: Parts) -> None:
         logger.warning("the engine did not stop in time; what was saved stays saved")
     if parts.mcp is not None:
         await parts.mcp.close()
+    await parts.chat.relay.close()
+    await parts.shared.exchange.close()
     await asyncio.to_thread(parts.shared.engine.join, ENGINE_EXIT_SECONDS)
+    await asyncio.to_thread(parts.shared.plugins.close)
     await asyncio.to_thread(parts.chat.downloads.close, DOWNLOAD_EXIT_SECONDS)
+    parts.leases.stop()
     await parts.shared.store.close()
     parts.chat.renderer.close()
     parts.chat.pages.close()
@@ -319,18 +352,24 @@ async def _show_problem(request: Request, error: Exception) -> Response:
     elif problem.draft and (page := await _page_with_draft(request, services, problem)) is not None:
         response = page
     else:
-        response = await services.pages.respond(request, "problem.html", problem.status, problem=problem.sentence)
+        response = await services.pages.respond(
+            request, "problem.html", problem.status, problem=problem.sentence, draft=problem.draft
+        )
     response.headers.update(headers)
     return response
 
 
 async def _page_with_draft(request: Request, services: ChatServices, problem: Problem) -> Response | None:
+    """None where there is no such chat, or it cannot be read either."""
     owner = owner_of(request)
     chat_id = request.path_params.get("chat_id", "")
-    view = await read_chat_if_any(services, owner, chat_id)
-    if chat_id and view is None:
+    try:
+        view = await read_chat_if_any(services, owner, chat_id)
+        if chat_id and view is None:
+            return None
+        return await views.chat_page(request, services, owner, view, problem=problem)
+    except StorageError:
         return None
-    return await views.chat_page(request, services, owner, view, problem=problem)
 
 
 async def _ask_for_key(request: Request) -> Response:

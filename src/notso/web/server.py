@@ -7,12 +7,15 @@ import contextlib
 import logging
 import socket
 import sys
+import time
 from collections.abc import Callable
+from email.utils import formatdate
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
+from notso.plugins.plugin_set import Plugins
 from notso.web.app import begin_stopping, create_app
 from notso.web.edge.client_connection import ClientConnection, Lane
 from notso.web.edge.door import Door, room_for_connections
@@ -27,6 +30,7 @@ EXTRA_EXIT_SECONDS = 3.0
 SWITCH_SECONDS = 0.0005
 """How long a thread that computes keeps the interpreter from one that waits for it. Python's own 5 ms, paid at each
 step of a request, were most of what an honest page waited for beside work that was meant to be slow."""
+DATE_SECONDS = 1.0
 
 
 def serve(
@@ -34,12 +38,13 @@ def serve(
     settings: Settings,
     *,
     model_registry: ModelRegistry | None = None,
+    plugins: Plugins | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM; returns after everything is saved.
 
-    `model_registry` loads the other models that the page offers. `on_ready` gets the address of the page once it
-    answers (the engine may still load), in the server's thread.
+    `model_registry` loads the other models that the page offers; `plugins` are switched on. `on_ready` gets the
+    address of the page once it answers (the engine may still load), in the server's thread.
     A first signal lets running answers go on for `drain_seconds`; a second ends them at once.
     Raises AddressInUseError, StorageError.
     """
@@ -48,7 +53,7 @@ def serve(
         if settings.ollama_port is not None:
             listeners.append(listening.enter_context(listen(settings, settings.ollama_port, "--ollama-port")))
         sys.setswitchinterval(SWITCH_SECONDS)
-        app = create_app(engine_source, settings, model_registry=model_registry)
+        app = create_app(engine_source, settings, model_registry=model_registry, plugins=plugins)
         ChatServer(app, address_of(listeners[0], settings), on_ready).run(sockets=listeners)
 
 
@@ -87,9 +92,12 @@ def address_of(listener: socket.socket, settings: Settings) -> str:
 
 
 class ChatServer(uvicorn.Server):
-    """uvicorn, but told to stop it first answers 503 for a while, so that running answers can end."""
+    """uvicorn, but told to stop it first answers 503 for a while, so that running answers can end; and while nothing
+    happens it sleeps."""
 
     def __init__(self, app: FastAPI, address: str, on_ready: Callable[[str], None] | None = None) -> None:
+        self._news = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(
             uvicorn.Config(
                 app,
@@ -113,6 +121,7 @@ class ChatServer(uvicorn.Server):
         self._stopping: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         # Opened here already, so that a busy or damaged data directory is our own error and no traceback of uvicorn's.
         await self._notso_app.state.parts.shared.store.open()
         await super().startup([])  # it would accept without end, and write down each failure
@@ -125,7 +134,33 @@ class ChatServer(uvicorn.Server):
         self._notso_app.state.parts.chat.feed.close()  # those streams have no end of their own
         await super().shutdown(sockets)
 
+    async def main_loop(self) -> None:
+        """uvicorn's looks ten times a second whether it is to stop; this one is told. The headers' date, which is made
+        at each look, has to be right while somebody is connected."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), DATE_SECONDS if self.server_state.connections else None)
+            self._news.clear()
+
+    @property
+    def should_exit(self) -> bool:
+        """Whether to stop at once; may be set by any thread and by a signal."""
+        return self._should_exit
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        self._should_exit = value
+        self._look()
+
+    def _look(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._news.set)
+
     def _connection(self) -> ClientConnection:
+        if not self.server_state.connections:  # nobody was here, and so the date is that of the last look
+            date = formatdate(time.time(), usegmt=True).encode()
+            self.server_state.default_headers = [(b"date", date), *self.config.encoded_headers]
+            self._news.set()
         return ClientConnection(
             self.config,
             self.server_state,
@@ -141,10 +176,12 @@ class ChatServer(uvicorn.Server):
             self.should_exit = self.force_exit = True
             logging.getLogger("uvicorn.error").disabled = True  # it would show where that cut it off
         self._stop_requested = True
+        self._look()
 
     async def on_tick(self, counter: int) -> bool:
         if self._stop_requested and self._stopping is None:
             self._stopping = asyncio.create_task(begin_stopping(self._notso_app.state.parts))
+            self._stopping.add_done_callback(lambda _: self._look())
         if self._stopping is not None and self._stopping.done():
             self.should_exit = True
         return await super().on_tick(counter)

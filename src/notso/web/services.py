@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from notso.plugins.plugin_set import Plugins
 from notso.web.edge.work_line import WorkLine
 from notso.web.engine.host import EngineHost
 from notso.web.engine.running import RunningRequests
+from notso.web.replicas.exchange import Alone, Exchange
 from notso.web.store.protocol import ChatStore
 from notso.web.values.settings import Settings
 
@@ -14,12 +16,17 @@ from notso.web.values.settings import Settings
 @dataclass(slots=True)
 class Shared:
     """Made once per application. `requests` is the way into the engine. `stopping` is set when the server was told to
-    end: it answers, but admits nothing new. `large_work` is what large bodies and prompts wait in.
+    end: it answers, but admits nothing new; before that it may be `leaving`. `plugins` are those that were switched on.
+    `exchange` is how it speaks with other servers over the same store. `large_work` is what large bodies and prompts
+    wait in.
     """
 
     settings: Settings
     store: ChatStore
     engine: EngineHost
     requests: RunningRequests
+    plugins: Plugins = field(default_factory=Plugins)
     large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))
+    exchange: Exchange = field(default_factory=Alone)
+    leaving: bool = False
     stopping: bool = False

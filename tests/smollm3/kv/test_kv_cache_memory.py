@@ -69,6 +69,12 @@ def test_when_idle_there_is_an_end(config: SmolLM3Config) -> None:
     assert cache._touched == 2 * IDLE_BLOCKS
 
 
+def test_a_small_cache_takes_none_when_idle(config: SmolLM3Config) -> None:
+    cache = KVCache(CPU(), config, 1024, max_num_seqs=2, blocks=BLOCKS, kv_format="k8v8", large_pages=False)
+    assert not cache.touch_idle() and not cache.touch_idle(BLOCKS)
+    assert cache._touched == -1 and cache._touched_layers == 0
+
+
 def test_memory_is_taken_before_it_is_needed(made: Callable[[KVFormat], KVCache]) -> None:
     cache = made("f16")
     before = anonymous_bytes()

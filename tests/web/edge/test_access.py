@@ -92,6 +92,8 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("GET /archive", "POST /archive", "POST /undo", "POST /preview"),
         *("GET /prompts", "POST /prompts", "POST /prompts/{name}/delete"),
         "POST /logout",
+        *("POST /plugins/{name}/start", "POST /plugins/{name}/commands/{command}"),
+        *(f"{verb} /plugins/{{name}}/pages/{{path:path}}" for verb in ("GET", "POST")),
         *("GET /tools", "POST /tools", "GET /chats/{chat_id}/tools", "POST /chats/{chat_id}/tools"),
         *("GET /generations/{generation_id}/permission", "POST /generations/{generation_id}/permission"),
         "POST /generations/{generation_id}/question",

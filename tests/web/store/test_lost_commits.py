@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from web.store.test_store import OWNER, a_chat, a_turn, run
+from web.store.some_chats import OWNER, a_chat, a_turn
+from web.store.test_sqlite_store import run
 
 from notso.cli.app import run_command_line
 from notso.web.store.sqlite import store as sqlite_store

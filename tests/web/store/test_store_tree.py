@@ -1,75 +1,28 @@
-"""What the store does with branches, deleted things, words to be found, and databases of an earlier release."""
+"""What every store does with branches, deleted things and words to be found."""
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import date
-from pathlib import Path
 
 import pytest
+from web.store.conftest import Kept
+from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, shown
 
 from notso.web.store.protocol import (
     Attachment,
-    Chat,
+    ChatStore,
     Conversation,
     NewMessage,
-    NewTurn,
     Numbers,
     StoredMessage,
     TurnAccepted,
     TurnRefused,
 )
-from notso.web.store.sqlite.migrations import MIGRATIONS, SCHEMA_VERSION
-from notso.web.store.sqlite.store import SQLiteStore
-from notso.web.store.tree import shown_path
 from notso.web.values.ids import new_generation_id, new_id
 
-OWNER = "somebody"
 
-
-def run(directory: Path, work: Callable[[SQLiteStore], Awaitable[None]]) -> None:
-    async def session() -> None:
-        store = SQLiteStore(directory)
-        await store.open()
-        try:
-            await work(store)
-        finally:
-            await store.close()
-
-    asyncio.run(session())
-
-
-def a_chat(title: str = "A chat") -> Chat:
-    return Chat(new_id(), title, True, date(2025, 7, 8), 1, 1)
-
-
-def an_answer(chat: Chat) -> StoredMessage:
-    return StoredMessage(new_id(), chat.id, "assistant", "", "", "queued", 1, generation_id=new_generation_id())
-
-
-def a_turn(chat: Chat, text: str = "question", instead_of: str | None = None) -> NewTurn:
-    question = StoredMessage(new_id(), chat.id, "user", text, "", "done", 1)
-    return NewTurn(question, an_answer(chat), new_id(), instead_of)
-
-
-async def finished(store: SQLiteStore, turn: NewTurn, text: str, new_chat: Chat | None = None) -> TurnAccepted:
-    accepted = await store.add_turn(OWNER, turn, new_chat)
-    assert isinstance(accepted, TurnAccepted)
-    await store.save_message(replace(accepted.assistant_message, content=text, state="done"))
-    return accepted
-
-
-async def shown(store: SQLiteStore, chat: Chat) -> list[str]:
-    stored = await store.chat(OWNER, chat.id)
-    assert stored is not None
-    return [each.message.content for each in shown_path(await store.messages(OWNER, chat.id), stored.chosen_root)]
-
-
-def test_branches_are_remembered(tmp_path: Path) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_branches_are_remembered(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
         chat = a_chat()
         first = await finished(store, a_turn(chat, "q1"), "a1", chat)
         await finished(store, a_turn(chat, "q2"), "a2")
@@ -87,11 +40,11 @@ def test_branches_are_remembered(tmp_path: Path) -> None:
         assert await shown(store, chat) == ["q1", "a1", "q2", "a2"], "and below it what was shown there"
         assert not await store.choose(OWNER, chat.id, new_id())
 
-    run(tmp_path, work)
+    kept.run(work)
 
 
-def test_writing_on_keeps_the_text_and_takes_a_new_name(tmp_path: Path) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_writing_on_keeps_the_text_and_takes_a_new_name(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
         chat = a_chat()
         turn = await finished(store, a_turn(chat), "half", chat)
         name = new_generation_id()
@@ -110,11 +63,11 @@ def test_writing_on_keeps_the_text_and_takes_a_new_name(tmp_path: Path) -> None:
         question = await store.resume_message(OWNER, chat.id, turn.user_message.id, new_generation_id())
         assert isinstance(question, TurnRefused)
 
-    run(tmp_path, work)
+    kept.run(work)
 
 
-def test_a_summary_can_be_taken_out_of_the_middle(tmp_path: Path) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_a_summary_can_be_taken_out_of_the_middle(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
         chat = a_chat()
         turn = await finished(store, a_turn(chat, "q1"), "a1", chat)
         answer = replace(an_answer(chat), kind="summary")
@@ -128,11 +81,11 @@ def test_a_summary_can_be_taken_out_of_the_middle(tmp_path: Path) -> None:
         assert await shown(store, chat) == ["q1", "a1", "q2", "a2"]
         assert await store.search(OWNER, "sum", 9) == []
 
-    run(tmp_path, work)
+    kept.run(work)
 
 
-def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(tmp_path: Path) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
         chat = a_chat("Walruses")
         await finished(store, a_turn(chat, "about walruses"), "tusks", chat)
         await store.set_settings(OWNER, chat.id, {"seed": 1})
@@ -161,15 +114,16 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(tmp_path: Path)
         assert await store.purge(60) == 0, "it is still young"
         assert await store.purge(0) == 2
         assert await store.restore(OWNER, trash or "") is None
-        assert store._writer is not None
-        for table in ("chats", "messages", "trash", "indexed", "texts"):
-            assert store._writer.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] == 0, table
+        words = ("indexed", "texts") if kept.kind == "sqlite" else ("words",)
+        for table in ("chats", "messages", "trash", *words):
+            (row,) = await store._read(f"SELECT count(*) AS n FROM {table}")
+            assert row["n"] == 0, table
 
-    run(tmp_path, work)
+    kept.run(work)
 
 
-def test_a_cleared_chat_goes_on_and_its_past_comes_back_beside_it(tmp_path: Path) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_a_cleared_chat_goes_on_and_its_past_comes_back_beside_it(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
         chat = a_chat()
         await finished(store, a_turn(chat, "old"), "old answer", chat)
         trash = await store.trash_messages(OWNER, chat.id, reset=False)
@@ -179,11 +133,11 @@ def test_a_cleared_chat_goes_on_and_its_past_comes_back_beside_it(tmp_path: Path
         assert await shown(store, chat) == ["old", "old answer"]
         assert len(await store.messages(OWNER, chat.id)) == 4
 
-    run(tmp_path, work)
+    kept.run(work)
 
 
-def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer_is_written(tmp_path: Path) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer_is_written(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
         chat = a_chat()
         await store.add_turn(OWNER, a_turn(chat, "old"), chat)
         trash = await store.trash_messages(OWNER, chat.id, reset=False)
@@ -192,24 +146,24 @@ def test_what_was_cleared_while_it_was_answered_comes_back_though_another_answer
         unfinished = [message for message in await store.messages(OWNER, chat.id) if message.active]
         assert len(unfinished) == 1, "the one that was asked for since"
 
-    run(tmp_path, work)
+    kept.run(work)
 
 
 @pytest.mark.parametrize(
     "query",
     ['"', "'", "a AND", "NEAR(", "*", "-", "content:x", "(", "\x00", "^", "x" * 5000, "a\x00b", "\ud7ff", " ", ""],
 )
-def test_no_query_is_an_error(tmp_path: Path, query: str) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_no_query_is_an_error(kept: Kept, query: str) -> None:
+    async def work(store: ChatStore) -> None:
         chat = a_chat()
         await finished(store, a_turn(chat), "answer", chat)
         assert await store.search(OWNER, query, 9) == []
 
-    run(tmp_path, work)
+    kept.run(work)
 
 
-def test_words_are_found_in_titles_questions_and_answers(tmp_path: Path) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_words_are_found_in_titles_questions_and_answers(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
         chat, other = a_chat("Über Walrösser"), a_chat("Other")
         turn = await finished(store, a_turn(chat, "Where do walruses live?"), "In the cold <b>north</b>.", chat)
         await finished(store, a_turn(other, "Nothing"), "to see", other)
@@ -229,11 +183,11 @@ def test_words_are_found_in_titles_questions_and_answers(tmp_path: Path) -> None
         await store.edit_message(OWNER, chat.id, turn.assistant_message.id, "In the warm south.")
         assert await found("north") == [] and await found("south") == [turn.assistant_message.id]
 
-    run(tmp_path, work)
+    kept.run(work)
 
 
-def test_an_unfinished_answer_is_not_found_yet(tmp_path: Path) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_an_unfinished_answer_is_not_found_yet(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
         chat = a_chat()
         turn = a_turn(chat)
         await store.add_turn(OWNER, turn, chat)
@@ -242,22 +196,22 @@ def test_an_unfinished_answer_is_not_found_yet(tmp_path: Path) -> None:
         await store.save_message(replace(turn.assistant_message, content="walrus", state="stopped"))
         assert len(await store.search(OWNER, "walrus", 9)) == 1
 
-    run(tmp_path, work)
+    kept.run(work)
 
 
-def test_pinned_chats_come_first(tmp_path: Path) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_pinned_chats_come_first(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
         chats = [replace(a_chat(str(number)), updated_ms=number) for number in range(3)]
         for chat in chats:
             await store.add_chat(OWNER, chat, [])
         assert await store.set_pinned(OWNER, chats[0].id, True)
         assert [chat.title for chat in await store.chats(OWNER)] == ["0", "2", "1"]
 
-    run(tmp_path, work)
+    kept.run(work)
 
 
-def test_a_whole_chat_goes_in_and_comes_out(tmp_path: Path) -> None:
-    async def work(store: SQLiteStore) -> None:
+def test_a_whole_chat_goes_in_and_comes_out(kept: Kept) -> None:
+    async def work(store: ChatStore) -> None:
         chat = replace(a_chat(), pinned=True, settings={"temperature": 0.5, "suggestions": False}, chosen_root="q")
         chat = replace(chat, id=new_id())
         question = StoredMessage(
@@ -271,38 +225,4 @@ def test_a_whole_chat_goes_in_and_comes_out(tmp_path: Path) -> None:
         assert await store.chat(OWNER, chat.id) == chat
         assert await store.messages(OWNER, chat.id) == [question, answer]
 
-    run(tmp_path, work)
-
-
-def test_a_database_of_the_first_release_opens(tmp_path: Path) -> None:
-    (tmp_path / "notso.db").touch(0o600)
-    db = sqlite3.connect(tmp_path / "notso.db", isolation_level=None)
-    db.execute("PRAGMA journal_mode=WAL")
-    db.executescript(MIGRATIONS[0])
-    db.execute("PRAGMA user_version=1")
-    db.execute(f"INSERT INTO chats VALUES ('chat', '{OWNER}', 'Old walruses', 1, '2025-07-08', 1, 2)")
-    insert = (
-        "INSERT INTO messages (id, chat_id, owner, parent_id, position, role, content, state, generation_id,"
-        f" completion_tokens, created_ms) VALUES (?, 'chat', '{OWNER}', ?, ?, ?, ?, ?, ?, 7, 1)"
-    )
-    db.execute(insert, ("q1", None, 1, "user", "first", "done", None))
-    db.execute(insert, ("a1", "q1", 2, "assistant", "tusks", "done", "g1"))
-    db.execute(insert, ("q2", "a1", 3, "user", "second", "done", None))
-    db.execute(insert, ("a2", "q2", 4, "assistant", "half", "running", "g2"))
-    db.close()
-
-    async def look(store: SQLiteStore) -> None:
-        (chat,) = await store.chats(OWNER)
-        assert (chat.title, chat.pinned, chat.settings) == ("Old walruses", False, {})
-        assert await shown(store, chat) == ["first", "tusks", "second", "half"]
-        messages = await store.messages(OWNER, "chat")
-        assert messages[3].state == "interrupted" and messages[1].numbers.completion_tokens == 7
-        assert [hit.message_id for hit in await store.search(OWNER, "tusks", 9)] == ["a1"]
-        assert [hit.message_id for hit in await store.search(OWNER, "walruses", 9)] == [None]
-        await finished(store, a_turn(chat, "third"), "more")
-        assert await shown(store, chat) == ["first", "tusks", "second", "half", "third", "more"]
-
-    run(tmp_path, look)
-    run(tmp_path, lambda store: store.purge(0))  # type: ignore[arg-type, return-value]
-    copy = sqlite3.connect(tmp_path / f"notso-before-{SCHEMA_VERSION}.db")
-    assert copy.execute("PRAGMA user_version").fetchone()[0] == 1
+    kept.run(work)

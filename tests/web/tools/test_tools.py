@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from notso.web.store.protocol import Attachment, Chat, StoredMessage
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.tools.attachment_reader import ATTACHMENT_READER, MAX_LINES, part_of
+from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.calculator import CALCULATOR, MAX_BITS, calculate
 from notso.web.tools.chat_search import CHAT_SEARCH
 from notso.web.tools.chat_tool import ChatTool, Surroundings
 from notso.web.tools.clock import CLOCK, spelt
-from notso.web.tools.toolbox import BUILT_IN, MAX_RESULT_CHARACTERS, Outcome, Toolbox, use
+from notso.web.tools.toolbox import MAX_RESULT_CHARACTERS, Outcome, Toolbox, use
 from notso.web.values.errors import ToolError
 
 NOWHERE = Surroundings("local", "", None)  # type: ignore[arg-type]
@@ -234,7 +235,7 @@ def test_the_toolbox_keeps_its_order_and_knows_no_strangers() -> None:
     box = Toolbox()
     assert [tool.name for tool in box.chosen(["clock", "nothing", "calculator"])] == ["calculator", "clock"]
     assert box.find("calculator") is CALCULATOR and box.find("rm") is None
-    assert box.all() == BUILT_IN
-    for tool in BUILT_IN:
+    assert box.all() == BuiltInTools.TOOLS
+    for tool in BuiltInTools.TOOLS:
         assert tool.definition["function"]["name"] == tool.name
         json.dumps(tool.definition)

@@ -8,7 +8,7 @@ import pytest
 
 from notso.web.values.shortcuts import SHORTCUTS
 from notso.web.values.slash_commands import SLASH_COMMANDS
-from notso.web.values.wording import LANGUAGES, chosen_language, language, ordinal, table, words
+from notso.web.values.wording import LANGUAGES, SEPARATORS, chosen_language, language, number, ordinal, table, words
 
 ENGLISH_ONLY = "tool_says_"
 """The model reads these."""
@@ -43,6 +43,8 @@ def test_words_are_those_of_the_language_that_is_spoken(code: str) -> None:
         assert words["chats"] == table(code)["chats"]
         assert words["tool_says_none"] == table("en")["tool_says_none"]
         assert all(command.does for command in SLASH_COMMANDS) and all(shortcut.does for shortcut in SHORTCUTS)
+        group, point = SEPARATORS[code]
+        assert number(1234567.25, 1) == f"1{group}234{group}567{point}2" and number(12) == "12"
         assert ordinal(2) == {"en": "2nd", "de": "2."}.get(code, "2")
     finally:
         language.reset(spoken)

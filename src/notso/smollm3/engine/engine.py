@@ -17,7 +17,7 @@ from notso.smollm3.engine.adapters import Adapters
 from notso.smollm3.engine.device_choice import give_up, on_device, require_same_bits, weights_bytes
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.engine.input_processor import InputProcessor
-from notso.smollm3.engine.memory_plan import plan_engine, step_rows
+from notso.smollm3.engine.memory_plan import LARGE_CACHE_BYTES, plan_engine, step_rows
 from notso.smollm3.engine.model_description import model_info
 from notso.smollm3.engine.prompt_logits import ContextLogits
 from notso.smollm3.engine.request import Request
@@ -31,6 +31,7 @@ from notso.smollm3.model.model_runner import ModelRunner
 from notso.smollm3.model.weight_placement import WeightPlacement
 from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.output.generation import Generation, events_until
+from notso.smollm3.sampling.logits_processor import FindProcessor
 from notso.smollm3.scheduling.block_pool import BlockPool, cache_salt, conversation_digest
 from notso.smollm3.scheduling.scheduler import Scheduler
 from notso.smollm3.scheduling.step_latency import StepLatency
@@ -58,7 +59,14 @@ class Engine:
     is cached, nor on the number of threads.
     """
 
-    def __init__(self, file: GGUFFile, config: EngineConfig, backend: Backend, note: str = "") -> None:
+    def __init__(
+        self,
+        file: GGUFFile,
+        config: EngineConfig,
+        backend: Backend,
+        note: str = "",
+        find_processor: FindProcessor | None = None,
+    ) -> None:
         """Use `Engine.load`. backend: who computes; note: why it is not the GPU."""
         self._file = file
         self.config = SmolLM3Config.from_metadata(file.metadata)
@@ -93,6 +101,7 @@ class Engine:
             kv_format=plan.kv_format,
             window_blocks=plan.window_blocks,
             windows=self._pool.windows,
+            large_pages=plan.kv_bytes >= LARGE_CACHE_BYTES,
         )
         weights = weights.on(backend)
         self._placement = WeightPlacement(file, weights, signal, backend, wanted=config.weights)
@@ -104,7 +113,12 @@ class Engine:
             self._offload = KVOffload(cache, self._pool, folder, self._cache_version, config.cache_bytes)
         self._scheduler = Scheduler(self._pool, plan.max_num_seqs, self._offload)
         self._inputs = InputProcessor(
-            self._prompts, self.tokenizer, plan.context_tokens, signal, latency if config.speculation else None
+            self._prompts,
+            self.tokenizer,
+            plan.context_tokens,
+            signal,
+            latency if config.speculation else None,
+            find_processor,
         )
         self._when_lost: list[Callable[[], None]] = []
         lost = partial(_lost, backend, self._when_lost)
@@ -127,9 +141,15 @@ class Engine:
             self.adapters.add(AdapterSource.parse(source))
 
     @classmethod
-    def load(cls, model: str | Path | EngineConfig | None = None, **settings: Any) -> Engine:
+    def load(
+        cls,
+        model: str | Path | EngineConfig | None = None,
+        *,
+        find_processor: FindProcessor | None = None,
+        **settings: Any,
+    ) -> Engine:
         """Map a GGUF file and make it ready; None loads the demo model that ships with the package. How: by a whole
-        config, or by its fields as keywords.
+        config, or by its fields as keywords. find_processor: gives the logits processor of a name.
 
         Raises GGUFError, ModelFileError, TemplateError, OutOfMemoryError, InvalidRequestError,
         KernelChoiceError or DeviceError.
@@ -137,7 +157,7 @@ class Engine:
         given = model.to_dict() if isinstance(model, EngineConfig) else {"model": model}
         config = EngineConfig.from_dict(given | settings)
         path = demo_path() if config.model is None else config.model
-        return on_device(config, lambda backend, note: cls(GGUFFile.open(path), config, backend, note))
+        return on_device(config, lambda backend, note: cls(GGUFFile.open(path), config, backend, note, find_processor))
 
     @property
     def weight_placement(self) -> str:

@@ -18,6 +18,7 @@ from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.answer_end import answer_end_for
 from notso.smollm3.sampling.dry import NO_BREAKERS
 from notso.smollm3.sampling.grammar import Grammars
+from notso.smollm3.sampling.logits_processor import FindProcessor, logits_processors_for
 from notso.smollm3.sampling.sampler import Sampler
 from notso.smollm3.sampling.sequence_breakers import SequenceBreakers
 from notso.smollm3.sampling.structured_output import structured_output_for
@@ -44,6 +45,7 @@ class InputProcessor:
     """Writes the requests of one loaded model. Safe to use from several threads.
 
     signal: woken when a reader steers its answer. latency: what draft tokens are priced by; None: there are none.
+    find_processor: the logits processors that requests may name; None: there are none.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class InputProcessor:
         context_tokens: int,
         signal: WorkSignal,
         latency: StepLatency | None,
+        find_processor: FindProcessor | None = None,
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
@@ -61,6 +64,7 @@ class InputProcessor:
         self._context_tokens = context_tokens
         self._signal = signal
         self._latency = latency
+        self._find_processor = find_processor
         thinking = (tokenizer.think_open_id, tokenizer.think_close_id)
         self._never_drafted = tokenizer.control_ids | {token for token in thinking if token is not None}
 
@@ -116,6 +120,7 @@ class InputProcessor:
             thinking_budget=params.thinking_budget,
             closing=self._prompts.end_of_reasoning,
             propose=None if self._latency is None else partial(self._drafter, prompt.ids, self._latency),
+            processors=logits_processors_for(options.logits_processors, self._find_processor),
             structured_output=structured_output,
             answer_end=answer_end_for(params, tokenizer.end_ids),
             scores=scores,

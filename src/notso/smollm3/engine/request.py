@@ -10,6 +10,7 @@ from notso.smollm3.output.generation import Generation
 from notso.smollm3.output.logprobs import PromptScores
 from notso.smollm3.output.output_processor import OutputProcessor
 from notso.smollm3.sampling.answer_end import AnswerEnd
+from notso.smollm3.sampling.logits_processor import LogitsProcessors
 from notso.smollm3.sampling.sampler import Floats, Sampler
 from notso.smollm3.sampling.structured_output import StructuredOutput
 from notso.smollm3.scheduling.ngram_drafter import NgramDrafter
@@ -22,10 +23,10 @@ from notso.smollm3.values.messages import Message
 class Request:
     """One answer on its way. `most`: of its tokens; `thinking_budget`: of those that think; `closing`: tokens that
     end a thought for the model; `propose`: makes the drafter of what comes next, once the answer is under way
-    (None: nobody does); `structured_output`: what keeps the answer to a grammar; `answer_end`: what keeps it from
-    ending; `scores`: makes the prompt's log probabilities, `describe` a token's; `next_ids`: writes what the next
-    turn's prompt begins with, given the answer (empty: of no use). Times in seconds of `perf_counter`, 0 until
-    they come."""
+    (None: nobody does); `processors`: what changes logits first; `structured_output`: what keeps the answer to a
+    grammar; `answer_end`: what keeps it from ending; `scores`: makes the prompt's log probabilities, `describe` a
+    token's; `next_ids`: writes what the next turn's prompt begins with, given the answer (empty: of no use). Times in
+    seconds of `perf_counter`, 0 until they come."""
 
     sequence: Sequence
     generation: Generation
@@ -35,6 +36,7 @@ class Request:
     thinking_budget: int | None = None
     closing: tuple[int, ...] = ()
     propose: Callable[[], NgramDrafter] | None = None
+    processors: LogitsProcessors | None = None
     structured_output: StructuredOutput | None = None
     answer_end: AnswerEnd | None = None
     scores: PromptScores | None = None
@@ -77,7 +79,9 @@ class Request:
         """Choose the next token by logits (V,); the token, and the events it makes certain."""
         sequence, answer, structured_output = self.sequence, self.output, self.structured_output
         in_reasoning = answer.in_reasoning
-        restricted = logits if structured_output is None else structured_output.restrict(logits, in_reasoning)
+        restricted = logits if self.processors is None else self.processors.change(logits, sequence.tokens)
+        if structured_output is not None:
+            restricted = structured_output.restrict(restricted, in_reasoning)
         if self.answer_end is not None:
             restricted = self.answer_end.restrict(restricted, answer.tokens)
         token = self.sampler.sample(restricted, sequence.tokens, len(sequence.tokens))

@@ -36,7 +36,8 @@ class KVCache:
     when made, taken when first used, and never grows beyond. Behind the stored length a block holds whatever was there
     before; the attention never looks there.
 
-    `windows`: the window of each block that has one, of `window_blocks`; the block pool keeps that map.
+    `windows`: the window of each block that has one, of `window_blocks`; the block pool keeps that map. `large_pages`:
+    whether its memory asks for them; that of a small cache comes fast enough without, and not before it is needed.
     """
 
     def __init__(
@@ -50,12 +51,14 @@ class KVCache:
         kv_format: KVFormat = "f16",
         window_blocks: int = 0,
         windows: Mapping[int, int] = MappingProxyType({}),
+        large_pages: bool = True,
     ) -> None:
         tiles = -(-capacity_tokens // TILE_POSITIONS)
         self.backend = backend
         self.capacity_tokens = capacity_tokens
         self.blocks = blocks or tiles
-        self.pools = _pools(backend, config, self.blocks, kv_format)
+        self.pools = _pools(backend, config, self.blocks, kv_format, large_pages)
+        self._is_ready_ahead = large_pages
         is_in_order = blocks is None and max_num_seqs == 1
         in_order = np.arange(tiles, dtype=np.int32).reshape(1, tiles)
         self.block_table: Array = backend.upload(
@@ -106,8 +109,8 @@ class KVCache:
 
     def touch_idle(self, blocks: int = 0) -> bool:
         """Nobody asks: have a little more memory, for some blocks beyond those in use, or for the first `blocks` if
-        that is more. False if it is all there."""
-        return self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
+        that is more. False if it is all there, or not wanted before it is needed."""
+        return self._is_ready_ahead and self._touch(max(self._used + IDLE_BLOCKS, blocks - 1), IDLE_LAYERS)
 
     def _touch(self, last: int, layers: int) -> bool:
         if self._touched >= min(last, self.blocks - 1):
@@ -165,9 +168,11 @@ class KVCache:
             content = content[pool.block_bytes :]
 
 
-def _pools(backend: Backend, config: SmolLM3Config, blocks: int, kv_format: KVFormat) -> Sequence[KeyValuePool]:
+def _pools(
+    backend: Backend, config: SmolLM3Config, blocks: int, kv_format: KVFormat, large_pages: bool
+) -> Sequence[KeyValuePool]:
     heads, dim = config.num_key_value_heads, config.head_dim
-    return backend.key_value_pools(config.num_hidden_layers, blocks, heads, dim, kv_format)
+    return backend.key_value_pools(config.num_hidden_layers, blocks, heads, dim, kv_format, large_pages=large_pages)
 
 
 def _window_pools(backend: Backend, config: SmolLM3Config, blocks: int) -> Sequence[KeyValuePool]:

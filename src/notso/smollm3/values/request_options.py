@@ -58,7 +58,7 @@ class RequestOptions:
     is computed for it can be forgotten again; None: only with everything else. continue_last: the last message is an
     assistant's, and more of it is wanted (of its thoughts too, if it may think). when_full: refuse a conversation that
     does not fit, or leave out whole turns, the oldest first, and say so. adapter: the name of a loaded one that is
-    computed with.
+    computed with. logits_processors: names of those that change the logits first, in this order.
 
     Raises InvalidRequestError, which names the option.
     """
@@ -80,6 +80,7 @@ class RequestOptions:
     continue_last: bool = False
     when_full: WhenFull = "stop"
     adapter: str | None = None
+    logits_processors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, choices in (("priority", get_args(Priority)), ("when_full", get_args(WhenFull))):
@@ -89,8 +90,10 @@ class RequestOptions:
         choice_is_known = isinstance(self.tool_choice, ToolName) or self.tool_choice in ("auto", "none", "required")
         _require(choice_is_known, "tool_choice", "auto, none, required or a ToolName")
         _require(isinstance(self.parallel_tool_calls, bool), "parallel_tool_calls", "true or false")
-        are_names = isinstance(self.strict_tools, tuple) and all(isinstance(name, str) for name in self.strict_tools)
-        _require(are_names, "strict_tools", "names, in a tuple")
+        for name in ("strict_tools", "logits_processors"):
+            names = getattr(self, name)
+            are_names = isinstance(names, tuple) and all(isinstance(each, str) for each in names)
+            _require(are_names, name, "names, in a tuple")
         grammar = self.grammar
         is_grammar = grammar is None or (isinstance(grammar, Grammar) and grammar.kind in get_args(GrammarKind))
         _require(is_grammar, "grammar", f"a Grammar of a kind of {', '.join(get_args(GrammarKind))}")

@@ -6,7 +6,7 @@ from notso.web.chat.services import ChatServices
 from notso.web.engine.port import ContextLengthError, ModelError, Request
 from notso.web.engine.running import Prepared, prepare
 from notso.web.values.problems import Problem
-from notso.web.values.wording import words
+from notso.web.values.wording import number, words
 
 
 async def prepared_request(services: ChatServices, request: Request, size: int) -> Prepared | None:
@@ -18,8 +18,8 @@ async def prepared_request(services: ChatServices, request: Request, size: int) 
     try:
         return await services.shared.large_work.run(lambda: prepare(engine, request), size)
     except ContextLengthError as error:
-        used = f"{'≥ ' if error.at_least else ''}{error.needed_tokens:,}"
-        sentence = words["limit_over"].format(used=used, total=f"{error.context_tokens:,}")
+        used = f"{'≥ ' if error.at_least else ''}{number(error.needed_tokens)}"
+        sentence = words["limit_over"].format(used=used, total=number(error.context_tokens))
         raise Problem(400, sentence, full=True) from error
     except ModelError:
         return None

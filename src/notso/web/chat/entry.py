@@ -42,7 +42,7 @@ async def login(request: Request, services: Services) -> Response:
         return await services.pages.respond(request, "login.html", 403, problem=words["login_wrong"])
     response = RedirectResponse("/", 303)
     response.set_cookie(
-        COOKIE, ring.new_session(), httponly=True, samesite="strict", secure=request.scope["scheme"] == "https"
+        COOKIE, await ring.new_session(), httponly=True, samesite="strict", secure=request.scope["scheme"] == "https"
     )
     return response
 
@@ -52,7 +52,7 @@ async def logout(request: Request) -> Response:
     """The browser's cookie counts no more, here or wherever else it went."""
     ring: KeyRing = request.app.state.key_ring
     await read_form(request)
-    ring.end_session(request.cookies.get(COOKIE, ""))
+    await ring.end_session(request.cookies.get(COOKIE, ""))
     response = RedirectResponse("/" if ring.open else "/login", 303)
     response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=request.scope["scheme"] == "https")
     return response

@@ -18,6 +18,7 @@ from notso.web.edge.work_line import WorkLine
 from notso.web.engine.downloads import Downloads
 from notso.web.engine.models import ModelRegistry
 from notso.web.rendering.fair_queue import FairQueue
+from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.tab_feed import Feed
@@ -39,6 +40,7 @@ class ChatServices:
     assets: Assets
     pages: Pages
     kept_html: KeptHtml
+    relay: TurnRelay
     feed: Feed = field(default_factory=Feed)
     turn_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_TURN_STREAMS))
     page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))

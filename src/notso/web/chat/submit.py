@@ -24,7 +24,7 @@ from notso.web.turns.turn import Turn
 from notso.web.values.errors import StorageError
 from notso.web.values.ids import is_id, new_generation_id, new_id
 from notso.web.values.problems import Problem
-from notso.web.values.wording import words
+from notso.web.values.wording import number, words
 
 Role = Literal["user", "assistant"]
 StoreCall = Callable[[], Awaitable[TurnAccepted | TurnRefused]]
@@ -50,7 +50,7 @@ async def ask(
     chat = view.chat
     text = fields.get("text", "").strip("\n")
     limit = services.shared.settings.max_message_characters
-    try:
+    with keeping(text):
         attachments = attachments_from(fields, limit)
         _check_text(text, limit, may_be_empty=bool(attachments))
         with _admitted(services, owner) as running:
@@ -67,12 +67,19 @@ async def ask(
             )
         if accepted.repeated and accepted.user_message.content != text:
             raise Problem(409, words["error_sent_before"])  # its answer was lost on the way, and the text changed since
-    except (Problem, StorageError) as error:
-        error.draft = text
-        raise
     if accepted.user_message.chat_id != chat.id and not is_new:
         raise Problem(400, words["error_form"])  # the key of another chat's message
     return accepted, view
+
+
+@contextlib.contextmanager
+def keeping(text: str) -> Iterator[None]:
+    """What is raised within says what a person had written, so that no page loses it."""
+    try:
+        yield
+    except (Problem, StorageError) as error:
+        error.draft = text
+        raise
 
 
 async def add_version(
@@ -261,9 +268,9 @@ def _request(
 
 
 async def _once_free(services: ChatServices, store: StoreCall) -> TurnAccepted | TurnRefused:
-    """Store, once more if the chat was held by a turn that nobody runs."""
+    """Store, once more if the chat was held by a turn of this process that nobody runs."""
     outcome = await store()
-    if isinstance(outcome, TurnRefused) and outcome.running is not None:
+    if isinstance(outcome, TurnRefused) and outcome.running is not None and outcome.held_here:
         await _end_lost(services, outcome.running)
         outcome = await store()
     return outcome
@@ -310,4 +317,4 @@ def _check_text(text: str, limit: int, *, may_be_empty: bool) -> None:
     if not text.strip() and not may_be_empty:
         raise Problem(400, words["error_empty"])
     if len(text) > limit:
-        raise Problem(400, words["error_too_long"].format(length=f"{len(text):,}", limit=f"{limit:,}"))
+        raise Problem(400, words["error_too_long"].format(length=number(len(text)), limit=number(limit)))

@@ -16,18 +16,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
+from notso.plugins.plugin_set import Plugins
 from notso.web.chat.chat_list import by_day
 from notso.web.edge.assets import Assets
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.rendering.labels import with_labels
 from notso.web.rendering.markdown import RENDERER_VERSION, render_plain
 from notso.web.store.protocol import StoredMessage, ToolUse
+from notso.web.tools.plugin_view import PluginView
 from notso.web.turns.tool_rounds import parts_of
 from notso.web.turns.turn_log import CARD_MARK, Card
 from notso.web.values.ids import new_id
 from notso.web.values.shortcuts import SHORTCUTS
-from notso.web.values.slash_commands import commands_of
-from notso.web.values.wording import LANGUAGES, language, words
+from notso.web.values.wording import LANGUAGES, language, localised, number, words
 
 MIN_PACKED_BYTES = 1024
 """Less fits into one packet as it is. That lengths tell of what is packed together harms nobody here: a stranger's page
@@ -42,7 +43,8 @@ TEMPLATE_DIRECTORY = Path(__file__).parents[1] / "templates"
 class Pages:
     """Renders templates; partials begin with an underscore and also serve as answers to htmx."""
 
-    def __init__(self, assets: Assets, renderer: Executor) -> None:
+    def __init__(self, assets: Assets, renderer: Executor, plugins: Plugins | None = None) -> None:
+        view = PluginView(plugins or Plugins())
         self._renderer = renderer
         self._environment = Environment(
             loader=FileSystemLoader(TEMPLATE_DIRECTORY),
@@ -56,7 +58,8 @@ class Pages:
             asset=assets.url,
             icon=_icons(assets),
             fresh_id=new_id,
-            slash_commands=commands_of("page"),
+            slash_commands=view.commands,
+            plugins=view.rows,
             shortcuts=SHORTCUTS,
             languages=LANGUAGES,
             language=language.get,
@@ -71,6 +74,7 @@ class Pages:
             size=human_size,
             duration=human_duration,
             count=human_count,
+            number=number,
             by_day=by_day,
         )
 
@@ -169,7 +173,7 @@ def tool_duration(milliseconds: float) -> str:
     """4.2 -> '4 ms', 1234.5 -> '1.2 s'."""
     if milliseconds < 100:
         return words["tool_duration_short"].format(milliseconds=max(1, round(milliseconds)))
-    return words["tool_duration"].format(seconds=f"{milliseconds / 1000:.1f}")
+    return words["tool_duration"].format(seconds=number(milliseconds / 1000, 1))
 
 
 def _icons(assets: Assets) -> Callable[[str], Markup]:
@@ -183,9 +187,9 @@ def human_size(count_bytes: int) -> str:
     size = float(count_bytes)
     for unit in ("bytes", "kB", "MB"):
         if size < 999.5:  # what rounds to 1000 is one of the next unit
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{localised(f'{size:.3g}')} {unit}"
         size /= 1000
-    return f"{size:.3g} GB"
+    return f"{localised(f'{size:.3g}')} GB"
 
 
 def human_duration(seconds: float) -> str:
@@ -196,9 +200,9 @@ def human_duration(seconds: float) -> str:
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
 
 
-def human_count(number: int) -> str:
+def human_count(count: int) -> str:
     """3075098624 -> '3.08 B'."""
     for unit, scale in (("B", 1_000_000_000), ("M", 1_000_000), ("K", 1_000)):
-        if number >= 0.9995 * scale:
-            return f"{number / scale:.3g} {unit}"
-    return str(number)
+        if count >= 0.9995 * scale:
+            return f"{localised(f'{count / scale:.3g}')} {unit}"
+    return str(count)

@@ -1,18 +1,20 @@
 """Every route says who may use it, `public` or `guarded`; a test walks the table and fails on one that says nothing.
 
-Without an API key the server listens on loopback only and a guarded route is open to whoever passed the Host and
-cross-site guards. With one, a program shows the key as a bearer token or as `x-api-key`, whichever its client library
-sends, and a browser swaps it once for a random cookie.
+Without a key and without another way to sign in, the server listens on loopback only and a guarded route is open to
+whoever passed the Host and cross-site guards. Else a program shows a key as a bearer token or as `x-api-key`, whichever
+its client library sends, and a browser swaps it once for a random cookie; or a way to sign in knows who it is.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol
 
 from fastapi import HTTPException, Request
 
@@ -22,9 +24,33 @@ SESSION_SECONDS = 30 * 86_400.0
 """Then a browser shows the key again, however often it came: a stolen cookie does not last for ever."""
 SESSION_IDLE_SECONDS = 7 * 86_400.0
 """Not used for so long, a cookie was left behind on a machine or a backup of one."""
+SHARE_SECONDS = 3600.0
+"""Other servers are told so often that a cookie is in use."""
 LOCAL_OWNER = "local"
 WRONG_KEY = "notso.wrong_key"
 """Set in the scope of a request that showed a key which is none: what is counted by whom it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request. `owner`: whose conversations these are; `name`: for people to read; `is_operator`: may see
+    what concerns everybody."""
+
+    owner: str
+    name: str
+    is_operator: bool = False
+
+
+LOCAL = Caller(LOCAL_OWNER, LOCAL_OWNER, is_operator=True)
+"""Whoever is at this machine, or holds the server's own key."""
+NOBODY = Caller("nobody", "nobody")
+
+
+class SignIn(Protocol):
+    """A way to know who sent a request, besides the server's key."""
+
+    async def __call__(self, request: Request) -> Caller | None:
+        """None: this way does not know. It takes bounded time and raises nothing."""
 
 
 class NeedsKey(HTTPException):
@@ -36,63 +62,130 @@ class NeedsKey(HTTPException):
 
 @dataclass(slots=True)
 class _Session:
-    """When it began and was last used, in seconds of the wall clock: a machine that slept gets older too."""
+    """When it began, was last used, and others were told so, in seconds of the wall clock: a machine that slept gets
+    older too."""
 
     began: float
     used: float
+    shared: float
+    caller: Caller
 
     def over(self, now: float) -> bool:
         return now - self.began >= SESSION_SECONDS or now - self.used >= SESSION_IDLE_SECONDS
 
 
-class KeyRing:
-    """The server's key, kept as a hash, and the browsers that have shown it."""
+class SessionBook(Protocol):
+    """Where servers over one store keep their browsers' sessions together."""
 
-    def __init__(self, api_key: str | None, clock: Callable[[], float] = time.time) -> None:
+    async def remember(self, name: str, value: str, seconds: float) -> None: ...
+
+    async def recall(self, name: str) -> str | None: ...
+
+    async def forget(self, name: str) -> None: ...
+
+    def tell(self, kind: str, **body: Any) -> None: ...
+
+    def hear(self, kind: str, heard: Callable[[Mapping[str, Any]], None]) -> None: ...
+
+
+class KeyRing:
+    """The server's key, kept as a hash, and the browsers that have shown it: to this server, or to another with the
+    same key that writes in the same `book`."""
+
+    def __init__(
+        self,
+        api_key: str | None,
+        clock: Callable[[], float] = time.time,
+        *,
+        sign_ins: tuple[SignIn, ...] = (),
+        book: SessionBook | None = None,
+    ) -> None:
         self._clock = clock
+        self._sign_ins = sign_ins
+        self._book = book
+        if book is not None:
+            book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._digest = _digest(api_key) if api_key is not None else None
         self._sessions: dict[bytes, _Session] = {}
 
     @property
     def open(self) -> bool:
-        """Whether no key is asked for."""
-        return self._digest is None
+        """Whether nobody is asked who they are."""
+        return self._digest is None and not self._sign_ins
 
     def fits(self, key: str) -> bool:
         """Compare in constant time."""
         return self._digest is not None and hmac.compare_digest(_digest(key), self._digest)
 
-    def new_session(self) -> str:
-        """A cookie value for a browser that has shown the key. The oldest browser is forgotten past the limit."""
-        while len(self._sessions) >= MAX_BROWSER_SESSIONS:
-            del self._sessions[next(iter(self._sessions))]
+    async def new_session(self, caller: Caller = LOCAL) -> str:
+        """A cookie value for a browser of that caller. The oldest browser is forgotten past the limit."""
         token = secrets.token_urlsafe(32)
         now = self._clock()
-        self._sessions[_digest(token)] = _Session(now, now)
+        await self._share(_digest(token), self._add(_digest(token), _Session(now, now, now, caller)))
         return token
 
-    def end_session(self, token: str) -> None:
+    async def end_session(self, token: str) -> None:
         """This cookie value admits nobody any more."""
-        self._sessions.pop(_digest(token), None)
+        digest = _digest(token)
+        self._drop(digest)
+        if self._book is not None:
+            self._book.tell("logout", session=digest.hex())
+            await self._book.forget(_named(digest))
 
-    def admits(self, request: Request) -> bool:
-        """Whether this request may pass."""
+    async def caller(self, request: Request) -> Caller | None:
+        """Who sent this request; None for nobody who may pass. A key that is shown must be one."""
         if self.open:
-            return True
-        if shown := _keys_shown(request):
-            return all(map(self.fits, shown))
-        return self._continues(request.cookies.get(COOKIE, ""))
+            return LOCAL
+        shown = _keys_shown(request)
+        if shown and all(map(self.fits, shown)):
+            return LOCAL
+        if not shown and (caller := await self._continues(request.cookies.get(COOKIE, ""))) is not None:
+            return caller
+        for sign_in in self._sign_ins:
+            if (caller := await sign_in(request)) is not None:
+                return caller
+        return None
 
-    def _continues(self, token: str) -> bool:
-        session = self._sessions.get(_digest(token))
+    async def _continues(self, token: str) -> Caller | None:
+        digest, now = _digest(token), self._clock()
+        session = self._sessions.get(digest) or (await self._recalled(digest) if token else None)
         if session is None:
-            return False
-        now = self._clock()
+            return None
         if session.over(now):
-            self.end_session(token)
-            return False
+            await self.end_session(token)
+            return None
         session.used = now
-        return True
+        if now - session.shared >= SHARE_SECONDS:
+            session.shared = now
+            await self._share(digest, session)
+        return session.caller
+
+    def _add(self, digest: bytes, session: _Session) -> _Session:
+        while len(self._sessions) >= MAX_BROWSER_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+        self._sessions[digest] = session
+        return session
+
+    def _drop(self, digest: bytes) -> None:
+        self._sessions.pop(digest, None)
+
+    async def _share(self, digest: bytes, session: _Session) -> None:
+        """Write it in the book, signed with the key: who can write there makes none."""
+        if self._book is not None:
+            left = min(SESSION_IDLE_SECONDS, session.began + SESSION_SECONDS - session.used)
+            text = json.dumps([session.began, *astuple(session.caller)])
+            await self._book.remember(_named(digest), self._signature(digest, text) + text, left)
+
+    async def _recalled(self, digest: bytes) -> _Session | None:
+        """One that another server began: it is in the book as long as it is good."""
+        found = await self._book.recall(_named(digest)) if self._book is not None else None
+        if found is None or not hmac.compare_digest(found[:64].encode(), self._signature(digest, found[64:]).encode()):
+            return None
+        began, *caller = json.loads(found[64:])
+        return self._add(digest, _Session(began, self._clock(), 0.0, Caller(*caller)))
+
+    def _signature(self, digest: bytes, text: str) -> str:
+        return hmac.new(self._digest or b"", digest + text.encode(), hashlib.sha256).hexdigest()
 
 
 async def public() -> None:
@@ -100,17 +193,25 @@ async def public() -> None:
 
 
 async def guarded(request: Request) -> None:
-    """Only whoever holds the key, where there is one."""
+    """Only who is known, where anybody is asked."""
     ring: KeyRing = request.app.state.key_ring
-    if not ring.admits(request):
+    caller = await ring.caller(request)
+    if caller is None:
         if _keys_shown(request):
             request.scope[WRONG_KEY] = True
         raise NeedsKey
+    request.state.caller = caller
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sent a request that has passed `guarded`."""
+    caller: Caller = getattr(request.state, "caller", NOBODY)
+    return caller
 
 
 def owner_of(request: Request) -> str:
-    """Whose conversations this request may see. One person uses a local server; the store is ready for more."""
-    return LOCAL_OWNER
+    """Whose conversations this request may see."""
+    return caller_of(request).owner
 
 
 def _keys_shown(request: Request) -> list[str]:
@@ -120,6 +221,10 @@ def _keys_shown(request: Request) -> list[str]:
         scheme, _, token = value.partition(" ")
         keys.append(token.strip() if scheme.lower() == "bearer" else "")
     return keys
+
+
+def _named(digest: bytes) -> str:
+    return f"session:{digest.hex()}"
 
 
 def _digest(text: str) -> bytes:

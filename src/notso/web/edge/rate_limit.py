@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Protocol
 
 from limits import RateLimitItemPerMinute
 from limits.storage import MemoryStorage
@@ -19,53 +20,79 @@ WINDOW_SECONDS = 60
 MAX_ADDRESSES = 10_000
 CLOCK_JUMP_SECONDS = 5  # set further than that, and counting begins anew: set back an hour, a minute would last as long
 ELSEWHERE = "elsewhere"  # what all addresses beyond those share
+REQUESTS, WRONG_KEYS = "requests", "wrong keys"
+
+
+class Counters(Protocol):
+    """Counts what one address does within a minute."""
+
+    async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
+        """Whether one more would be within the limit."""
+
+    async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
+        """Count one more where that is within the limit; whether it was."""
+
+    async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
+        """When the oldest that counts will be a minute old: seconds of the wall clock."""
+
+
+class OwnCounters:
+    """Of this process alone, in its memory."""
+
+    def __init__(self) -> None:
+        self._storage = MemoryStorage()
+        self._limiter = MovingWindowRateLimiter(self._storage)
+        self._ahead = _ahead()
+
+    async def test(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
+        return self._limiter.test(limit, what, self._named(limit, what, who))
+
+    async def hit(self, limit: RateLimitItemPerMinute, what: str, who: str) -> bool:
+        return self._limiter.hit(limit, what, self._named(limit, what, who))
+
+    async def free_at(self, limit: RateLimitItemPerMinute, what: str, who: str) -> float:
+        return self._limiter.get_window_stats(limit, what, self._named(limit, what, who)).reset_time
+
+    def _named(self, limit: RateLimitItemPerMinute, what: str, who: str) -> str:
+        if abs(_ahead() - self._ahead) > CLOCK_JUMP_SECONDS:
+            self._storage.reset()
+            self._ahead = _ahead()
+        known = self._storage.events
+        return who if len(known) < MAX_ADDRESSES or limit.key_for(what, who) in known else ELSEWHERE
 
 
 class RateLimit:
     """429 for more than `per_minute` POSTs to the API, with or without a key, from one address within any minute; 0 is
     no limit. `Retry-After` is when the oldest of them is a minute old. What a person does at the page, reading, and
     stopping an answer are never refused; but who has shown as many wrong keys within a minute is, whatever the request
-    that shows one more, so that none is found by trying.
+    that shows one more, so that none is found by trying. `counters` may be shared with other servers.
     """
 
-    def __init__(self, app: ASGIApp, per_minute: int) -> None:
+    def __init__(self, app: ASGIApp, per_minute: int, counters: Counters | None = None) -> None:
         self._app = app
         self._limit = RateLimitItemPerMinute(per_minute) if per_minute else None
-        self._storage = MemoryStorage()
-        self._limiter = MovingWindowRateLimiter(self._storage)
-        self._ahead = _ahead()
+        self._counters: Counters = counters or OwnCounters()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         limit = self._limit if scope["type"] == "http" else None
         if limit is None or not (_counts(scope) or _shows_key(scope)):
             await self._app(scope, receive, send)
             return
-        if abs(_ahead() - self._ahead) > CLOCK_JUMP_SECONDS:
-            self._storage.reset()
-            self._ahead = _ahead()
-        requests, wrong_keys = self._counter("requests", scope, limit), self._counter("wrong keys", scope, limit)
-        if _shows_key(scope) and not self._limiter.test(limit, *wrong_keys):
-            await self._refuse(limit, wrong_keys)(scope, receive, send)
-        elif _counts(scope) and not self._limiter.hit(limit, *requests):
-            await self._refuse(limit, requests)(scope, receive, send)
+        who = network_of((scope.get("client") or ("",))[0]) or ELSEWHERE
+        if _shows_key(scope) and not await self._counters.test(limit, WRONG_KEYS, who):
+            await (await self._refuse(limit, WRONG_KEYS, who))(scope, receive, send)
+        elif _counts(scope) and not await self._counters.hit(limit, REQUESTS, who):
+            await (await self._refuse(limit, REQUESTS, who))(scope, receive, send)
         else:
             await self._app(scope, receive, send)
             if scope.get(WRONG_KEY):
-                self._limiter.hit(limit, *wrong_keys)
+                await self._counters.hit(limit, WRONG_KEYS, who)
 
-    def _refuse(self, limit: RateLimitItemPerMinute, counter: tuple[str, str]) -> PlainTextResponse:
-        free_at, _ = self._limiter.get_window_stats(limit, *counter)
+    async def _refuse(self, limit: RateLimitItemPerMinute, what: str, who: str) -> PlainTextResponse:
+        free_at = await self._counters.free_at(limit, what, who)
         seconds = min(WINDOW_SECONDS, max(1, math.ceil(free_at - time.time())))
-        text = f"More than {limit.amount} {counter[0]} within a minute; try again in {seconds} s.\n"
+        text = f"More than {limit.amount} {what} within a minute; try again in {seconds} s.\n"
         return PlainTextResponse(text, 429, {"Retry-After": str(seconds)})
-
-    def _counter(self, what: str, scope: Scope, limit: RateLimitItemPerMinute) -> tuple[str, str]:
-        """What is counted, and of whom."""
-        host = network_of((scope.get("client") or ("",))[0])
-        if not host:
-            return what, ELSEWHERE
-        known = self._storage.events
-        return what, host if len(known) < MAX_ADDRESSES or limit.key_for(what, host) in known else ELSEWHERE
 
 
 def _ahead() -> float:

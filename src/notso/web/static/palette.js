@@ -63,7 +63,7 @@
       write(rest);
     },
     post: (option, argument, rest) => {
-      option.querySelector("input").value = argument;
+      option.querySelector("input").value = "asTyped" in option.dataset ? rest.replace(/^\/\//, "/") : argument;
       for (const each of option.querySelectorAll("[name=thinking]")) each.disabled = !form.querySelector("[role=switch]").checked;
       option.dispatchEvent(new Event("run"));
       if ("keeps" in option.dataset) write(rest);

@@ -16,7 +16,7 @@
     const { tokens } = JSON.parse(detail?.data ?? "{}");
     if (!tokens || !count) return;
     const [used, total] = [Number(count.dataset.used) + tokens, Number(count.dataset.total)];
-    count.textContent = `${used.toLocaleString("en")} / ${total.toLocaleString("en")}`;
+    count.textContent = [used, total].map((n) => n.toLocaleString(document.documentElement.lang, { useGrouping: "always" })).join(" / ");
     const share = `${Math.min(100, Math.ceil((100 * used) / total))} 100`;
     count.parentElement.querySelector("circle:last-child").setAttribute("stroke-dasharray", share);
   });

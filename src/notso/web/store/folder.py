@@ -8,16 +8,17 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """Sizes in bytes: conversations with their log, and prompts that were computed and can be again."""
+    """Sizes in bytes: conversations with their log (None: they are kept elsewhere), and prompts that were computed and
+    can be again."""
 
     path: Path
-    chats_bytes: int
+    chats_bytes: int | None
     cache_bytes: int
 
 
-def look_at(path: Path) -> DataFolder:
+def look_at(path: Path, *, is_shared: bool = False) -> DataFolder:
     """Add up what lies in a data directory. Takes as long as the disk does: not on the event loop."""
-    chats = sum(_size(file) for file in path.glob("notso.db*"))
+    chats = None if is_shared else sum(_size(file) for file in path.glob("notso.db*"))
     return DataFolder(path, chats, sum(_size(file) for file in (path / "kv").rglob("*")))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -18,6 +18,11 @@ SettingValue = str | int | float | bool
 Damage = Literal["", "unsound", "behind", "gone"]
 """`unsound`: the file fails its check. `behind`: commits are missing from it. `gone`: there is nothing left of it."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
+BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: pg_dump --format=custom makes a backup of them"
+HEARTBEAT_SECONDS = 1.0
+LEASE_SECONDS = 3.0
+"""An unfinished turn belongs to the process that computes it. One that has not renewed its lease for so long, by the
+clock of the database, has gone: its turns are interrupted by the next heartbeat of any other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +178,35 @@ class TurnAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TurnRefused:
-    """The chat has an unfinished answer, or it (or the message meant) does not exist (`running` is None)."""
+    """The chat has an unfinished answer, or it (or the message meant) does not exist (`running` is None).
+
+    `held_here`: the answer is this process's to write; another one writes it otherwise, and only that may end it.
+    """
 
     running: StoredMessage | None
+    held_here: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """An unfinished answer whose process has gone. It is interrupted now, with what was saved of it."""
+
+    owner: str
+    chat_id: str
+    message_id: str
+    generation_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a heartbeat found.
+
+    `orphans` were interrupted by it, and are told to no other caller. `lost`: generations of this process that others
+    have interrupted, because its own heartbeats came too late.
+    """
+
+    orphans: tuple[Orphan, ...] = ()
+    lost: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +265,17 @@ class ChatStore(Protocol):
     def read_only(self) -> bool:
         """Whether the data is damaged: it can be read as far as it goes, and every write raises StorageDamagedError."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may use the same conversations at the same time."""
+
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
+
+    async def heartbeat(self, running: Collection[str]) -> Heartbeat:
+        """Renew this process's lease on its unfinished turns, and interrupt those of processes that have gone.
+        `running`: the generations that it computes. Called every HEARTBEAT_SECONDS where the store is shared."""
 
     async def chats(self, owner: str) -> list[Chat]:
         """All chats, pinned ones first, then last used first."""
@@ -328,10 +367,12 @@ class ChatStore(Protocol):
         """Store a whole chat; parents come before their children."""
 
     async def backup(self, target: Path) -> None:
-        """Write everything, as it is at one moment, to a new file."""
+        """Write everything, as it is at one moment, to a new file. A shared store has other ways: StorageError."""
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
-        """Write text, tool calls, state, note, numbers and HTML of an answer. A deleted one stays deleted."""
+        """Write text, tool calls, state, note, numbers and HTML of an answer. A deleted one stays deleted, and one that
+        is written under another generation by now stays as it is. What was interrupted because its process seemed gone
+        can still be ended by it, and no longer be written on."""
 
     async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
         """Write the HTML of messages whose text is still what it was made from."""

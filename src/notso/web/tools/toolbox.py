@@ -12,18 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from notso.web.engine.port import Tool
-from notso.web.tools.attachment_reader import ATTACHMENT_READER
-from notso.web.tools.calculator import CALCULATOR
-from notso.web.tools.chat_search import CHAT_SEARCH
+from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.chat_tool import ChatTool, Surroundings, check_arguments
-from notso.web.tools.clock import CLOCK
 from notso.web.tools.elicitation import CANCELLED, Ask, Elicitation, Reply
 from notso.web.values.errors import NotsoError, ToolError
 
 logger = logging.getLogger("notso.web.tools")
 
 MAX_RESULT_CHARACTERS = 8_000
-BUILT_IN: tuple[ChatTool, ...] = (CALCULATOR, CLOCK, CHAT_SEARCH, ATTACHMENT_READER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +31,8 @@ class Outcome:
     duration_ms: float = 0.0
 
 
-class Others(Protocol):
-    """Where further tools come from."""
+class ToolSource(Protocol):
+    """Where tools come from: the program itself, plugins, MCP servers."""
 
     def tools(self) -> Sequence[ChatTool]:
         """Those there are at the moment."""
@@ -49,23 +45,27 @@ class Others(Protocol):
 
 
 class Toolbox:
-    """The built-in tools, and those that `others` has."""
+    """The built-in tools, and those of `others`. Of two tools of one name the first is used."""
 
-    def __init__(self, others: Others | None = None) -> None:
-        self._others = others
+    def __init__(self, *others: ToolSource) -> None:
+        self._sources: tuple[ToolSource, ...] = (BuiltInTools(), *others)
 
     async def ready(self, names: Iterable[str] | None = None) -> None:
         """Wait until all tools are known, or those of that name: nobody waits for a server whose tools are not used."""
-        if self._others is not None and (names is None or set(names) - {tool.name for tool in BUILT_IN}):
-            await self._others.ready()
+        if names is None or set(names) - {tool.name for tool in BuiltInTools.TOOLS}:
+            await asyncio.gather(*(source.ready() for source in self._sources))
 
     def failures(self) -> Mapping[str, str]:
-        """Which servers of tools are not running, and why."""
-        return self._others.failures() if self._others is not None else {}
+        """Which servers of tools and plugins are not running, and why."""
+        return {name: why for source in self._sources for name, why in source.failures().items()}
 
     def all(self) -> tuple[ChatTool, ...]:
         """Every tool, in the order in which they are shown and told to the model."""
-        return (*BUILT_IN, *(self._others.tools() if self._others is not None else ()))
+        found: dict[str, ChatTool] = {}
+        for source in self._sources:
+            for tool in source.tools():
+                found.setdefault(tool.name, tool)
+        return tuple(found.values())
 
     def find(self, name: str) -> ChatTool | None:
         """The tool of that name."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from notso.web.store.protocol import Attachment
 from notso.web.values.problems import Problem
-from notso.web.values.wording import words
+from notso.web.values.wording import number, words
 
 MAX_ATTACHMENTS = 8
 MAX_NAME_CHARACTERS = 120
@@ -15,17 +15,17 @@ MAX_NAME_CHARACTERS = 120
 def attachments_from(fields: Mapping[str, str], max_characters: int) -> tuple[Attachment, ...]:
     """The files in `file-1-name`, `file-1-text` and so on. Raises Problem."""
     found = []
-    for number in range(1, MAX_ATTACHMENTS + 1):
-        text = fields.get(f"file-{number}-text", "")
-        if not text.strip() and f"file-{number}-name" not in fields:
+    for place in range(1, MAX_ATTACHMENTS + 1):
+        text = fields.get(f"file-{place}-text", "")
+        if not text.strip() and f"file-{place}-name" not in fields:
             continue  # a named file without text is told to the model as what it is
-        name = " ".join(fields.get(f"file-{number}-name", "").split())[:MAX_NAME_CHARACTERS]
-        found.append(Attachment(name or words["attachment_unnamed"].format(number=number), text.strip("\n")))
+        name = " ".join(fields.get(f"file-{place}-name", "").split())[:MAX_NAME_CHARACTERS]
+        found.append(Attachment(name or words["attachment_unnamed"].format(number=place), text.strip("\n")))
     if f"file-{MAX_ATTACHMENTS + 1}-text" in fields:
         raise Problem(400, words["error_attachments"].format(limit=MAX_ATTACHMENTS))
     total = sum(len(each.text) for each in found)
     if total > max_characters:
-        raise Problem(400, words["error_too_long"].format(length=f"{total:,}", limit=f"{max_characters:,}"))
+        raise Problem(400, words["error_too_long"].format(length=number(total), limit=number(max_characters)))
     return tuple(found)
 
 

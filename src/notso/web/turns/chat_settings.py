@@ -8,7 +8,7 @@ from typing import cast
 
 from notso.web.engine.port import SamplingParams, WhenFull
 from notso.web.store.protocol import SettingValue
-from notso.web.values.wording import words
+from notso.web.values.wording import number, words
 
 MAX_SYSTEM_PROMPT_CHARACTERS = 20_000
 MAX_TOKENS = 131_072
@@ -132,10 +132,10 @@ def _integer(low: int, high: int) -> Callable[[str], int | str]:
             return NO_LIMIT
         digits = text.removeprefix("-").replace(",", "")
         if len(digits) > 20 or not digits.isascii() or not digits.isdecimal():
-            raise ValueError(words["refused_integer"].format(low=f"{low:,}", high=f"{high:,}"))
+            raise ValueError(words["refused_integer"].format(low=number(low), high=number(high)))
         value = int(text.replace(",", ""))
         if not low <= value <= high:
-            raise ValueError(words["refused_integer"].format(low=f"{low:,}", high=f"{high:,}"))
+            raise ValueError(words["refused_integer"].format(low=number(low), high=number(high)))
         return value
 
     return read
@@ -157,7 +157,7 @@ def _switch(text: str) -> bool:
 def _system_prompt(text: str) -> str:
     if len(text) > MAX_SYSTEM_PROMPT_CHARACTERS:
         raise ValueError(
-            words["refused_length"].format(length=f"{len(text):,}", limit=f"{MAX_SYSTEM_PROMPT_CHARACTERS:,}")
+            words["refused_length"].format(length=number(len(text)), limit=number(MAX_SYSTEM_PROMPT_CHARACTERS))
         )
     return text
 

@@ -6,7 +6,7 @@ from html import escape
 
 from notso.web.rendering.labels import with_labels
 from notso.web.turns.turn_log import Update
-from notso.web.values.wording import words
+from notso.web.values.wording import number, words
 
 SNAPSHOT_MARK = "<!--snapshot-->"
 """Begins an update that replaces everything, so that the page's guard against repeated events lets it through."""
@@ -41,7 +41,7 @@ def update_html(message_id: str, update: Update) -> str:
 
 def announcement_html(phase: str, answer_words: int) -> str:
     """What a screen reader is told about a new phase; '' for phases that go by without a word."""
-    sentence = words.get(f"announce_{phase}", "").format(count=f"{answer_words:,}")
+    sentence = words.get(f"announce_{phase}", "").format(count=number(answer_words))
     return _partial("#announcer", "textContent", escape(sentence)) if sentence else ""
 
 

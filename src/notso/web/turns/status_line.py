@@ -9,7 +9,7 @@ from notso.web.engine.port import Event
 from notso.web.turns.prefill_eta import PrefillEta, PrefillProgress
 from notso.web.turns.turn_log import Stat
 from notso.web.turns.turn_stats import TurnStats
-from notso.web.values.wording import ordinal, words
+from notso.web.values.wording import number, ordinal, words
 
 WORTH_SAYING_S = 1.0
 
@@ -143,9 +143,9 @@ class StatusLine:
         }
         if prefill.left_s is None and now - self._prefill_since < WORTH_SAYING_S:
             return Status("prefill", words["phase_prefill"], "", self._dropped(), progress)
-        detail = words["detail_prefill"].format(done=f"{prefill.new_tokens_done:,}", new=f"{prefill.new_tokens:,}")
+        detail = words["detail_prefill"].format(done=number(prefill.new_tokens_done), new=number(prefill.new_tokens))
         if prefill.cached_tokens:
-            detail += words["detail_cached"].format(cached=f"{prefill.cached_tokens:,}")
+            detail += words["detail_cached"].format(cached=number(prefill.cached_tokens))
         if prefill.left_s is not None:
             detail += words["detail_left"].format(seconds=round(prefill.left_s))
         if prefill.slower:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 
 MAX_CHATS = 512
 MAX_TABS = 16
 
 
 class Feed:
-    """Numbers changes of one server's life. Everything here runs on the event loop."""
+    """Numbers changes of one server's life. Everything here runs on the event loop.
+
+    `at_announce` is called with what is announced here: owner, chat, tab, and whether its messages changed.
+    """
 
     def __init__(self) -> None:
+        self.at_announce: Callable[[str, str, str, bool], None] | None = None
         self._boot = secrets.token_hex(4)
         self._number = 0
         self._lists: dict[str, int] = {}
@@ -28,6 +33,12 @@ class Feed:
 
     def announce(self, owner: str, chat_id: str, tab: str, *, turns: bool = True) -> None:
         """The owner's list of chats changed, and with `turns` the messages of this chat, by what was done in `tab`."""
+        self.take(owner, chat_id, tab, turns)
+        if self.at_announce is not None:
+            self.at_announce(owner, chat_id, tab, turns)
+
+    def take(self, owner: str, chat_id: str, tab: str, turns: bool) -> None:
+        """The same, announced elsewhere."""
         self._number += 1
         self._lists[owner] = self._number
         if turns:
@@ -39,6 +50,11 @@ class Feed:
                 tabs.popitem(last=False)
             if len(self._turns) > MAX_CHATS:
                 self._turns.popitem(last=False)
+        self._wake()
+
+    def begin_anew(self) -> None:
+        """Anything may have happened: every page looks."""
+        self._boot = secrets.token_hex(4)
         self._wake()
 
     def close(self) -> None:

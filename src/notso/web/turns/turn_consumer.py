@@ -36,6 +36,7 @@ EVENT_BATCH_SECONDS = 0.05
 TICK_SECONDS = 0.1
 SAVE_SECONDS = 1.0
 SAVE_RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
+AWAY_RETRY_SECONDS = (4.0,) * 8  # a database of another machine is started again, as a disk is not
 
 
 class TurnConsumer:
@@ -294,7 +295,8 @@ class TurnConsumer:
         log.finish(state, words[f"phase_{state}"], error, asdict(message.numbers))
 
     async def _save_for_good(self, message: StoredMessage) -> bool:
-        for pause in (*SAVE_RETRY_SECONDS, None):
+        away = AWAY_RETRY_SECONDS if self._store.is_shared else ()
+        for pause in (*SAVE_RETRY_SECONDS, *away, None):
             try:
                 await self._store.save_message(message)
                 return True

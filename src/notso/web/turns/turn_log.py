@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 ChannelName = Literal["reasoning", "answer"]
 CHANNELS: tuple[ChannelName, ...] = ("reasoning", "answer")
@@ -88,6 +88,7 @@ class TurnLog:
 
     def __init__(self) -> None:
         self.number = 0
+        self._from = 0  # who is further back gets a snapshot
         self.finished = False
         self.phase = "queued"
         self.label = ""
@@ -99,6 +100,7 @@ class TurnLog:
         self.words = 0
         self.asking = ""
         self.at_phase: Callable[[], None] | None = None
+        self.at_change: Callable[[], None] | None = None
         self.cards: dict[str, Card] = {}
         self._card_numbers: dict[str, int] = {}
         self._channels: dict[ChannelName, _Channel] = {name: _Channel() for name in CHANNELS}
@@ -176,6 +178,15 @@ class TurnLog:
         self.number += 1
         self._wake()
 
+    def restate(self, html: Mapping[ChannelName, str]) -> None:
+        """Say all of it otherwise: every reader gets a snapshot."""
+        self.number += 1
+        self._from = self.number
+        for name, channel in self._channels.items():
+            channel.closed = [(self.number, html[name], "")] if html[name] else []
+            channel.tail, channel.tail_number = "", self.number
+        self._wake()
+
     def html(self, channel: ChannelName) -> str:
         """All of a channel, closed and open, with a mark in the place of each card."""
         target = self._channels[channel]
@@ -183,7 +194,7 @@ class TurnLog:
 
     def since(self, number: int | None) -> Update:
         """Everything after `number`. None, or a number this log never gave, gets a snapshot."""
-        snapshot = number is None or not 0 <= number <= self.number
+        snapshot = number is None or not self._from <= number <= self.number
         start = -1 if snapshot or number is None else number
         channels: dict[ChannelName, ChannelUpdate] = {}
         fresh: set[str] = set()
@@ -200,6 +211,44 @@ class TurnLog:
         said = (self.phase, self.label, self.reasoning_label, self.detail, self.progress)
         return Update(self.number, snapshot, channels, changed, self.asking, *said)
 
+    def changes(self, after: int) -> dict[str, Any]:
+        """What changed after that number, as JSON, for a copy of this log elsewhere; -1 for everything."""
+        return {
+            "closed": {
+                name: [each for each in channel.closed if each[0] > after] for name, channel in self._channels.items()
+            },
+            "tails": {
+                name: [channel.tail_number, channel.tail]
+                for name, channel in self._channels.items()
+                if channel.tail_number > after
+            },
+            "cards": {name: [at, asdict(self.cards[name])] for name, at in self._card_numbers.items() if at > after},
+            "said": [self.phase, self.label, self.reasoning_label, self.detail, dict(self.progress)],
+            "asking": self.asking,
+            "ended": [self.error, dict(self.stats), self.words] if self.finished else None,
+        }
+
+    def take(self, after: int, number: int, changes: Mapping[str, Any]) -> bool:
+        """Make this log a copy: apply the other's changes after one number and up to another. What is known already
+        changes nothing. False: there were changes before `after` that this log never had."""
+        if after > self.number:
+            return False
+        if number <= self.number or self.finished:
+            return True
+        for name, channel in self._channels.items():
+            channel.closed += [(at, html, card) for at, html, card in changes["closed"][name] if at > self.number]
+            channel.tail_number, channel.tail = changes["tails"].get(name, (channel.tail_number, channel.tail))
+        for name, (at, card) in changes["cards"].items():
+            self.cards[name], self._card_numbers[name] = Card(**card), at
+        self.phase, self.label, self.reasoning_label, self.detail, self.progress = changes["said"]
+        self.asking = changes["asking"]
+        if changes["ended"] is not None:
+            self.error, self.stats, self.words = changes["ended"]
+            self.finished = True
+        self.number = number
+        self._wake()
+        return True
+
     async def wait(self, number: int, seconds: float) -> bool:
         """Wait until readers are told of something after `number`. False when `seconds` passed without."""
         with contextlib.suppress(TimeoutError):
@@ -210,6 +259,8 @@ class TurnLog:
 
     def _wake(self) -> None:
         self.encoded.clear()
+        if self.at_change is not None:
+            self.at_change()
         if self.finished or not self._readers:
             self._notify_readers()
         elif self._later is None:

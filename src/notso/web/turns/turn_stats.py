@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from notso.web.store.protocol import StoredMessage
-from notso.web.values.wording import ordinal, words
+from notso.web.values.wording import number, ordinal, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class TurnStats:
         if self.place:
             rows.append(("queue", words["stat_place"].format(place=ordinal(self.place))))
         elif self.queue_s >= 0.05:
-            rows.append(("queue", words["stat_seconds"].format(seconds=f"{self.queue_s:.1f}")))
+            rows.append(("queue", words["stat_seconds"].format(seconds=number(self.queue_s, 1))))
         if self.prompt_tokens:
             rows.append(("prompt", self._prompt()))
         if self.thinking_tokens:
@@ -43,30 +43,30 @@ class TurnStats:
         if self.written_tokens:
             rows.append(("written", self._written()))
         if self.first_token_s:
-            rows.append(("first", words["stat_first"].format(seconds=f"{self.first_token_s:.1f}")))
+            rows.append(("first", words["stat_first"].format(seconds=number(self.first_token_s, 1))))
         return rows
 
     def _prompt(self) -> str:
-        text = words["stat_prompt"].format(total=f"{self.prompt_tokens:,}", read=f"{self.prefill_tokens:,}")
+        text = words["stat_prompt"].format(total=number(self.prompt_tokens), read=number(self.prefill_tokens))
         if self.prefill_s:
             rate = self.prefill_tokens / self.prefill_s
-            text += words["stat_rate"].format(seconds=f"{self.prefill_s:.1f}", rate=f"{rate:,.1f}")
-        return text + words["stat_cached"].format(cached=f"{self.cached_tokens:,}")
+            text += words["stat_rate"].format(seconds=number(self.prefill_s, 1), rate=number(rate, 1))
+        return text + words["stat_cached"].format(cached=number(self.cached_tokens))
 
     def _thinking(self) -> str:
-        text = words["stat_tokens"].format(tokens=f"{self.thinking_tokens:,}")
+        text = words["stat_tokens"].format(tokens=number(self.thinking_tokens))
         if self.thinking_s:
-            text += words["stat_in"].format(seconds=f"{self.thinking_s:.1f}")
+            text += words["stat_in"].format(seconds=number(self.thinking_s, 1))
         if self.budget is not None:
             left = max(0, self.budget - self.thinking_tokens)
-            text += words["stat_budget"].format(left=f"{left:,}", budget=f"{self.budget:,}")
+            text += words["stat_budget"].format(left=number(left), budget=number(self.budget))
         return text
 
     def _written(self) -> str:
-        text = words["stat_tokens"].format(tokens=f"{self.written_tokens:,}")
+        text = words["stat_tokens"].format(tokens=number(self.written_tokens))
         if self.writing_s:
             rate = self.written_tokens / self.writing_s
-            text += words["stat_rate"].format(seconds=f"{self.writing_s:.1f}", rate=f"{rate:,.1f}")
+            text += words["stat_rate"].format(seconds=number(self.writing_s, 1), rate=number(rate, 1))
         return text
 
 

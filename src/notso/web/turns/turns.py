@@ -38,7 +38,8 @@ class Turns:
     """Starts, finds, stops and follows turns. Everything here runs on the event loop.
 
     `at_end` is called with each turn that has ended, its usage and its finish reason (None where it failed);
-    `at_start` with each that begins; `at_mark` with each whose mark has changed.
+    `at_start` with each that begins; `at_mark` with each whose mark has changed. `not_here` is called with what was
+    asked of a turn that does not run here, as the name of a method and its arguments.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Turns:
         self.at_start: list[Callable[[Turn], None]] = []
         self.at_end: list[Callable[[Turn, Usage | None, FinishReason | None], None]] = []
         self.at_mark: list[Callable[[Turn], None]] = []
+        self.not_here: Callable[..., None] = lambda method, *arguments: None
         self._marks: dict[str, Mark] = {}
         self._store = store
         self._requests = requests
@@ -67,6 +69,11 @@ class Turns:
     def unfinished(self) -> int:
         """Turns that run or wait."""
         return len(self._consumers)
+
+    @property
+    def generations(self) -> frozenset[str]:
+        """Their generation ids."""
+        return frozenset(self._consumers)
 
     def start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None = None) -> None:
         """Hand a stored turn to the engine, as the request it was admitted as, and as it was `prepared`."""
@@ -128,6 +135,7 @@ class Turns:
         """Ask a turn to end; a waiting one ends at once. False when no such turn runs or waits."""
         consumer = self._consumers.get(generation_id)
         if consumer is None:
+            self.not_here("stop", generation_id)
             return False
         turn = consumer.turn
         turn.interrupted = turn.interrupted or interrupted
@@ -154,17 +162,26 @@ class Turns:
     def permit(self, generation_id: str, call_id: str, permission: Permission) -> bool:
         """A person's word on that call. False when it does not wait for one."""
         consumer = self._consumers.get(generation_id)
+        if consumer is None:
+            self.not_here("permit", generation_id, call_id, permission)
         return consumer is not None and consumer.calls.permit(call_id, permission)
 
     def answer_now(self, generation_id: str) -> bool:
         """End a turn's thinking. False when no such turn runs or waits."""
         consumer = self._consumers.get(generation_id)
-        if consumer is not None:
+        if consumer is None:
+            self.not_here("answer_now", generation_id)
+        else:
             consumer.running.answer_now()
         return consumer is not None
 
     def stop_chat(self, chat_id: str) -> None:
-        """Stop whatever runs or waits in a chat."""
+        """Stop whatever runs or waits in a chat, here or elsewhere."""
+        self.not_here("stop_chat", chat_id)
+        self.stop_chat_here(chat_id)
+
+    def stop_chat_here(self, chat_id: str) -> None:
+        """Stop whatever of a chat runs or waits in this process."""
         for generation_id, consumer in list(self._consumers.items()):
             if consumer.turn.message.chat_id == chat_id:
                 self.stop(generation_id)

@@ -14,6 +14,8 @@ from notso.web.values.origin_rules import OriginRules
 DEFAULT_PORT = 3000
 MAX_REQUESTS_PER_MINUTE = 1_000_000
 RATE_BEYOND_LOOPBACK = 600
+VALKEY_SCHEMES = ("valkey://", "valkeys://", "redis://", "rediss://", "unix://")
+NO_POSTGRES = "the address of the database begins with postgresql://"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -30,8 +32,11 @@ class Settings:
     port: 0 takes a free one.
     ollama_port: a second port, where Ollama's clients look; None for none, 0 takes a free one.
     data_dir: holds the conversations; None keeps them where the platform keeps user data.
+    database_url: a PostgreSQL database that holds them instead, for several servers; the data directory keeps the rest.
     mcp_config: names MCP servers whose tools chats may use; None for none.
     adapter_dir: from where programs may load adapters; None: they may load none.
+    store_plugin: the plugin that keeps the conversations; None: SQLite does, in `data_dir`.
+    sign_in_plugin: the plugin that says who sent a request; None: none does.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
     allowed_origins: whose pages may use the API (see OriginRules); none but the server's own if empty.
     api_key: what guarded routes demand; None for a server only this machine reaches.
@@ -42,6 +47,9 @@ class Settings:
     max_waiting_turns: questions that may wait for the engine before new ones are refused.
     max_message_characters: longest question. max_answer_characters: an answer that grows past this is stopped.
     drain_seconds: how long a running answer may go on after the server was told to stop.
+    leave_seconds: how long, told to stop, it goes on admitting while /health says no: a proxy takes it out meanwhile.
+    valkey_url: a Valkey server through which replicas over one store tell each other what is short-lived.
+    trusted_proxies: addresses or networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.
     send_timeout_seconds: a reader that takes nothing for so long is dropped; it may come back and resume.
 
     Raises SettingsError, whose `setting` names the field.
@@ -51,8 +59,11 @@ class Settings:
     port: int = DEFAULT_PORT
     ollama_port: int | None = None
     data_dir: Path | None = None
+    database_url: str | None = field(default=None, repr=False)
     mcp_config: Path | None = None
     adapter_dir: Path | None = None
+    store_plugin: str | None = None
+    sign_in_plugin: str | None = None
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
@@ -63,6 +74,9 @@ class Settings:
     max_message_characters: int = 200_000
     max_answer_characters: int = 262_144
     drain_seconds: float = 10.0
+    leave_seconds: float = 0.0
+    valkey_url: str | None = field(default=None, repr=False)
+    trusted_proxies: tuple[str, ...] = ()
     send_timeout_seconds: float = 30.0
 
     def __post_init__(self) -> None:
@@ -72,10 +86,14 @@ class Settings:
             raise SettingsError("ollama_port must be from 0 to 65535", setting="ollama_port")
         if not self.host or any(character.isspace() or character == "/" for character in self.host):
             raise SettingsError("host must be a name or an address", setting="host")
-        if not is_loopback(self.host) and not self.api_key:
+        if not is_loopback(self.host) and not self.asks_who:
             raise UnsafeBindError(
                 f"listening on {self.host} lets other machines in: set an API key, or use 127.0.0.1", setting="host"
             )
+        if self.database_url is not None and not is_postgres(self.database_url):
+            raise SettingsError(NO_POSTGRES, setting="database_url")
+        if self.database_url is not None and self.store_plugin is not None:
+            raise SettingsError("a database and a plugin cannot both keep the conversations", setting="store_plugin")
         try:
             OriginRules(self.allowed_origins)
         except ValueError as error:
@@ -93,6 +111,16 @@ class Settings:
                 raise SettingsError(f"{name} must be at least 1", setting=name)
         if not 0 <= self.drain_seconds <= 600:
             raise SettingsError("drain_seconds must be from 0 to 600", setting="drain_seconds")
+        if not 0 <= self.leave_seconds <= 600:
+            raise SettingsError("leave_seconds must be from 0 to 600", setting="leave_seconds")
+        if self.valkey_url is not None and not self.valkey_url.startswith(VALKEY_SCHEMES):
+            raise SettingsError(f"valkey_url begins with one of {', '.join(VALKEY_SCHEMES)}", setting="valkey_url")
+        for proxy in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                message = f"trusted_proxies: {proxy!r} is no address and no network"
+                raise SettingsError(message, setting="trusted_proxies") from None
         if not 0 < self.send_timeout_seconds <= 600:
             raise SettingsError("send_timeout_seconds must be above 0, at most 600", setting="send_timeout_seconds")
 
@@ -105,6 +133,11 @@ class Settings:
         return frozenset(names)
 
     @property
+    def asks_who(self) -> bool:
+        """Whether requests must show a key, or be known in another way."""
+        return bool(self.api_key or self.sign_in_plugin)
+
+    @property
     def rate(self) -> int:
         """Requests of programs that one address may send in a minute; 0 is no limit."""
         if self.requests_per_minute is not None:
@@ -115,6 +148,11 @@ class Settings:
     def directory(self) -> Path:
         """Where the conversations are kept."""
         return self.data_dir if self.data_dir is not None else default_data_dir()
+
+
+def is_postgres(url: str) -> bool:
+    """Whether it is the address of a PostgreSQL database."""
+    return url.startswith(("postgresql://", "postgres://"))
 
 
 def is_loopback(host: str) -> bool:

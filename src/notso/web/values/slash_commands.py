@@ -22,7 +22,7 @@ class SlashCommand(NamedTuple):
     `open` shows the element of that id, `click` presses the last element that matches, `post` sends to the chat's
     address (with the argument as the field `field`, if there is one), `go` follows the chat's address, argument last;
     a target that begins with a slash is an address of its own. `choose` and `thinking` set a control of the page.
-    `argument` is the pattern of what the page takes after the name.
+    `argument` is the pattern of what the page takes after the name. `said` is what a plugin says of its own one.
     """
 
     name: str
@@ -32,11 +32,12 @@ class SlashCommand(NamedTuple):
     target: str = ""
     field: str = ""
     argument: str = ""
+    said: str = ""
 
     @property
     def does(self) -> str:
-        """What it is for, in a few words."""
-        return words[f"command_{self.name}"]
+        """What it is for, in a few words: a plugin's own, or ours in the reader's language."""
+        return self.said or words[f"command_{self.name}"]
 
 
 SLASH_COMMANDS: tuple[SlashCommand, ...] = (

@@ -14,7 +14,7 @@ class StrictFields(BaseModel):
     Lists of such fields should fail fast: one fault is told, and each that is collected costs a thousand bytes.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -22,6 +22,16 @@ LANGUAGES: dict[str, str] = {
 }
 """The languages SmolLM3 was trained for, each by its own name."""
 
+SEPARATORS: dict[str, tuple[str, str]] = {
+    "en": (",", "."),
+    "fr": ("\u202f", ","),
+    "es": (".", ","),
+    "de": (".", ","),
+    "it": (".", ","),
+    "pt": (".", ","),
+}
+"""Between thousands, and before what is less than one."""
+
 language: ContextVar[str] = ContextVar("language", default="en")
 """A key of LANGUAGES: that of the request that is being answered."""
 
@@ -47,6 +57,16 @@ class _Words(Mapping[str, str]):
 
 
 words: Mapping[str, str] = _Words()
+
+
+def localised(figure: str) -> str:
+    """A number as Python writes it, '1,234.5', with the separators of the language: '1.234,5' in German."""
+    return figure.translate(str.maketrans(",.", "".join(SEPARATORS[language.get()])))
+
+
+def number(value: float, decimals: int = 0) -> str:
+    """With its thousands apart and so many digits after the point, as the language writes it."""
+    return localised(f"{value:,.{decimals}f}")
 
 
 def ordinal(number: int) -> str:

@@ -76,6 +76,7 @@ def parse_chat_request(body: Mapping[str, Any]) -> ChatRequest:
             parallel_tool_calls=fields.parallel_tool_calls is not False,
             strict_tools=strict_names((tool.function.name, tool.function.strict) for tool in fields.tools or ()),
             grammar=grammar,
+            logits_processors=tuple(fields.logits_processors or ()),
             top_logprobs=top_logprobs,
             continue_last=messages[-1].role == "assistant",
         ),

@@ -13,8 +13,10 @@ from notso.web.api.chat_completions.request import parse_chat_request
 from notso.web.api.chat_completions.stream import ChatSerializer
 from notso.web.api.request_fields.field_reader import invalid, printable, read_fields, unsupported
 from notso.web.api.request_fields.fields import Fields, Name
+from notso.web.api.shared.answers_elsewhere import AnswerElsewhere
 from notso.web.api.shared.completion import Completion, fingerprint, model_id
 from notso.web.api.shared.resumable import ResumableStream, numbered
+from notso.web.api.shared.serializer import PING
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body, respond, sse_events, stream_of
 from notso.web.edge.access import guarded
@@ -64,34 +66,42 @@ async def control(request: Request, services: Services, owner: Owner) -> Respons
 @router.get("/v1/stream")
 async def resume(request: Request, services: Services, owner: Owner) -> Response:
     """The stream of a conversation's newest answer once more, from event number `from` on."""
-    stream = _streams(request, services, owner)
+    stream = await _streams(request, services, owner)
     last = request.headers.get("last-event-id")
     named = request.query_params.get("from", "0")
     if not _NUMBER.fullmatch(named if last is None else last):
         raise invalid("from", "from must be the number of an event: 0 or more")
     start = int(named) if last is None else int(last) + 1
     services.reread_streams.opened(owner)
-    events = numbered(sse_events(stream.running, stream.serializer.again()), start, stream.serializer.ping)
+    if isinstance(stream, AnswerElsewhere):
+        events = stream.events(start, PING)
+    else:
+        events = numbered(sse_events(stream.running, stream.serializer.again()), start, stream.serializer.ping)
     return stream_of(events, lambda: services.reread_streams.closed(owner))
 
 
 @router.delete("/v1/stream")
 async def stop(request: Request, services: Services, owner: Owner) -> Response:
     """Stop a conversation's answer; what there is of it, stays. Nothing happens to one that has ended."""
-    stream = _streams(request, services, owner)
+    stream = await _streams(request, services, owner)
     stopped = not stream.finished
-    stream.running.stop(by_asker=True)
-    return JSONResponse({"conv_id": request.query_params["conv_id"], "id": stream.running.name, "stopped": stopped})
+    if isinstance(stream, AnswerElsewhere):
+        stream.stop()
+    else:
+        stream.running.stop(by_asker=True)
+    name = stream.log.id if isinstance(stream, AnswerElsewhere) else stream.running.name
+    return JSONResponse({"conv_id": request.query_params["conv_id"], "id": name, "stopped": stopped})
 
 
-def _streams(request: Request, services: ApiServices, owner: str) -> ResumableStream:
+async def _streams(request: Request, services: ApiServices, owner: str) -> ResumableStream | AnswerElsewhere:
     for name in request.query_params:
         if name not in ("conv_id", "from"):
             raise unsupported(printable(name), "only conv_id and from are known here")
     conversation = request.query_params.get("conv_id", "")
     if not conversation:
         raise invalid("conv_id", "conv_id is required: what was sent as X-Conversation-Id")
-    stream = services.resumable_streams.find(owner, conversation)
+    here = services.resumable_streams.find(owner, conversation)
+    stream = here or await services.resumable_streams.elsewhere.find(owner, conversation)
     if stream is None:
         raise ApiError(404, "not_found", "no answer of that conversation is kept", param="conv_id")
     return stream

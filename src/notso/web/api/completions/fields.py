@@ -110,6 +110,7 @@ def parse_text_request(body: Mapping[str, Any]) -> TextRequest:
         options=RequestOptions(
             thinking=False,
             grammar=grammar,
+            logits_processors=tuple(fields.logits_processors or ()),
             top_logprobs=fields.logprobs,
             prompt_logprobs=scored,
             prompt_only=longest == 0,

@@ -85,6 +85,7 @@ def parse_native_request(body: Mapping[str, Any]) -> NativeRequest:
         options=RequestOptions(
             thinking=False,
             grammar=grammar,
+            logits_processors=tuple(fields.logits_processors or ()),
             top_logprobs=n_probs if wants_tokens else None,
             prompt_only=longest == 0,
             is_plain=True,

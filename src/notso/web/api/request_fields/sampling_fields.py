@@ -17,6 +17,7 @@ from notso.web.edge.api_error import api_error_of
 from notso.web.values.strict_fields import at_most
 
 MAX_CHOICES = 64
+MAX_PROCESSORS = 8
 MAX_WORK = 4_000_000
 """n times max_tokens times all log probabilities of a token: what one request may make of a few bytes."""
 ANY_LENGTH = -1
@@ -57,6 +58,7 @@ class SamplingFields(RarerSamplingFields, AbsentSamplerFields):
     return_progress: bool | None = None
     timings_per_token: bool | None = None
     cache_prompt: bool | None = None
+    logits_processors: Annotated[list[Name], Field(max_length=MAX_PROCESSORS, fail_fast=True)] | None = None
     user: Annotated[Name | None, TELLS] = None
 
 
@@ -79,6 +81,7 @@ SAMPLING_NOTES: Notes = {
     "return_progress": works("chunks with `prompt_progress` while the prompt is read"),
     "timings_per_token": works("chunks carry `timings` of what was written so far"),
     "cache_prompt": works("false reads the whole prompt anew"),
+    "logits_processors": works("up to 8 names of what plugins give, which change the logits in this order"),
     "user": hint("tells of the caller"),
     **RARER_NOTES,
     **ABSENT_NOTES,

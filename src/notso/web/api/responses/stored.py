@@ -13,8 +13,10 @@ from notso.web.api.request_fields.field_reader import invalid, printable, unsupp
 from notso.web.api.request_fields.hints import GivenHint, refuse_hints
 from notso.web.api.responses.items import kept_input, page
 from notso.web.api.responses.stream import ResponseSerializer
+from notso.web.api.shared.answers_elsewhere import AnswerElsewhere
 from notso.web.api.shared.ignored import IGNORED
 from notso.web.api.shared.resumable import ResumableStream, numbered
+from notso.web.api.shared.serializer import PING
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, known, sse_events, stream_of
 from notso.web.edge.access import guarded
@@ -41,6 +43,10 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
     running = _running(services, owner, response_id)
     if streams == "true":
         if running is None:
+            if (elsewhere := await services.resumable_streams.elsewhere.find(owner, response_id)) is not None:
+                services.reread_streams.opened(owner)
+                events = elsewhere.events(0 if start is None else int(start) + 1, PING)
+                return stream_of(events, lambda: services.reread_streams.closed(owner))
             await found_response(services, owner, response_id, "response_id")
             raise unsupported("stream", "the events of this response are not kept; ask without stream")
         services.reread_streams.opened(owner)
@@ -51,6 +57,8 @@ async def show(request: Request, services: Services, owner: Owner, response_id: 
         if running.finished:  # a whole one is told when it is stored
             await asyncio.shield(running.following)
         return JSONResponse(running.followed.body(), headers=headers)
+    if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
+        return JSONResponse(elsewhere.log.body, headers=headers)
     stored = await found_response(services, owner, response_id, "response_id")
     return JSONResponse(stored.body, headers=headers)
 
@@ -76,6 +84,9 @@ async def cancel(services: Services, owner: Owner, response_id: str) -> Response
         running.running.stop(by_asker=True)
         await asyncio.shield(running.following)
         return JSONResponse(running.followed.body())
+    if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
+        elsewhere.stop()
+        return JSONResponse(await elsewhere.whole())
     stored = await found_response(services, owner, response_id, "response_id")
     if not stored.body.get("background"):
         raise ApiError(400, "invalid_value", "only a response in the background can be cancelled", param="response_id")
@@ -87,6 +98,9 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
     """Delete a stored response, and what the engine has kept of it and of no other. Those that went on from it stay."""
     running = _running(services, owner, response_id)
     if running is None:
+        if (elsewhere := await _unfinished_elsewhere(services, owner, response_id)) is not None:
+            elsewhere.stop()
+            await elsewhere.whole()
         await found_response(services, owner, response_id, "response_id")
     else:
         running.running.stop(by_asker=True)
@@ -112,6 +126,14 @@ async def found_response(services: ApiServices, owner: str, id: str, param: str)
     if found is None:
         raise ApiError(404, "not_found", "no response of that id is stored", param=param)
     return found
+
+
+async def _unfinished_elsewhere(services: ApiServices, owner: str, response_id: str) -> AnswerElsewhere | None:
+    """A response that another replica writes."""
+    found = None
+    if await stored_response(services, owner, response_id) is None:
+        found = await services.resumable_streams.elsewhere.find(owner, response_id)
+    return found if found is not None and not found.finished else None
 
 
 def _running(services: ApiServices, owner: str, response_id: str) -> ResumableStream | None:

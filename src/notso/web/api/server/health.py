@@ -15,8 +15,9 @@ router = APIRouter(dependencies=[Depends(public)])
 @router.head("/health")
 @router.get("/v1/health")
 async def health(services: Services) -> JSONResponse:
-    """200 only when a new turn would be answered; 503 while loading, failed or stopping."""
-    status = "stopping" if services.shared.stopping else services.shared.engine.state
+    """200 only when a new turn would be answered; 503 while loading, failed or stopping, and before that for as long as
+    a proxy may need to see it."""
+    status = "stopping" if services.shared.stopping or services.shared.leaving else services.shared.engine.state
     if status != "ready":
         return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
     info = services.shared.engine.info

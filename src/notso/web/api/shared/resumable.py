@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable
 
 from notso.smollm3 import NotsoError
+from notso.web.api.shared.answers_elsewhere import AnswerLog, AnswersElsewhere, claim_name
 from notso.web.api.shared.generation_events import generation_events
 from notso.web.api.shared.serializer import Serializer
 from notso.web.edge.api_error import ApiError, api_error_of
 from notso.web.engine.running import RunningRequest
+from notso.web.replicas.exchange import Alone, Exchange
 
 RESUMABLE_SECONDS = 300.0
 MAX_RESUMABLE = 256
 
 
 class ResumableStream:
-    """An answer that goes on by itself. `serializer` is how it is written down, `followed` how far it is."""
+    """An answer that goes on by itself. `serializer` is how it is written down, `followed` how far it is, `log` what
+    of it readers at other replicas get, where there are any.
+    """
 
-    def __init__(self, running: RunningRequest, serializer: Serializer) -> None:
+    def __init__(self, running: RunningRequest, serializer: Serializer, log: AnswerLog | None = None) -> None:
         self.running = running
         self.serializer = serializer
         self.followed = serializer.again()
+        self.log = log
         self.following = asyncio.create_task(self._follow())
 
     @property
@@ -33,26 +38,38 @@ class ResumableStream:
     async def _follow(self) -> None:
         serializer = self.followed
         try:
+            self._tell(serializer.initial_events() if self.log is not None else ())
             async for item in generation_events(self.running):
                 if item is not None:
-                    for _ in serializer.take(*item):
-                        pass
+                    self._tell(serializer.take(*item))
             await serializer.finalise()
+            self._tell(serializer.closing() if self.log is not None else ())
         except (ApiError, NotsoError) as error:  # which every reader gets to see
-            serializer.failure(api_error_of(error))
+            self._tell((serializer.failure(api_error_of(error)),))
         finally:
             self.running.close()
+            if self.log is not None:
+                self.log.finish(serializer.body())
+
+    def _tell(self, frames: Iterable[bytes]) -> None:
+        frames = list(frames)
+        if self.log is not None:
+            self.log.add(frames)
 
 
 class ResumableStreams:
-    """By whose they are and the conversation's name. On the loop."""
+    """By whose they are and the conversation's name. On the loop. What other replicas write is found as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, exchange: Exchange | None = None) -> None:
+        self._exchange = exchange or Alone()
+        self._exchange.hear("stop answer", lambda body: self._stop(body["name"]))
+        self._exchange.hear("new answer", lambda body: self._forget_old(body["name"]))
+        self.elsewhere = AnswersElsewhere(self._exchange)
         self._streams: dict[tuple[str, str], ResumableStream] = {}
         self._claimed: dict[tuple[str, str], str] = {}
 
-    @contextlib.contextmanager
-    def claimed(self, owner: str, conversation: str, name: str) -> Iterator[None]:
+    @contextlib.asynccontextmanager
+    async def claimed(self, owner: str, conversation: str, name: str) -> AsyncIterator[None]:
         """Nobody else answers in this conversation while the answer `name` is asked for.
 
         Raises ApiError: 409 while another is asked for or written in it, 429 if too many are.
@@ -66,15 +83,25 @@ class ResumableStreams:
             raise ApiError(429, "rate_limited", "too many conversations are being answered", retry_after_seconds=5)
         self._claimed[key] = name
         try:
-            yield
+            if elsewhere := await self._exchange.claim(claim_name(*key), name):
+                raise ApiError(409, "generation_in_progress", f"an answer is being written: {elsewhere}")
+            try:
+                yield
+            except BaseException:
+                self._exchange.release(claim_name(*key))
+                raise
         finally:
             del self._claimed[key]
 
     def keep(self, owner: str, conversation: str, running: RunningRequest, serializer: Serializer) -> ResumableStream:
         """From here on the answer goes on whether or not anybody reads it. It is forgotten some time after its end."""
-        stream = self._streams[owner, conversation] = ResumableStream(running, serializer)
-        loop = asyncio.get_running_loop()
-        name = running.name  # which the clock holds instead of all that was said
+        log, name = AnswerLog(running.name, serializer.body()) if self._exchange.is_shared else None, running.name
+        stream = self._streams[owner, conversation] = ResumableStream(running, serializer, log)
+        if log is not None:
+            self._exchange.publish(claim_name(owner, conversation), log)
+            self._exchange.tell("new answer", name=claim_name(owner, conversation))
+        stream.following.add_done_callback(lambda _: self._exchange.release(claim_name(owner, conversation)))
+        loop = asyncio.get_running_loop()  # the clock holds the name instead of all that was said
         stream.following.add_done_callback(
             lambda _: loop.call_later(RESUMABLE_SECONDS, self._drop, (owner, conversation), name)
         )
@@ -92,6 +119,18 @@ class ResumableStreams:
     def forget(self, owner: str, conversation: str) -> None:
         """It is not there any more."""
         self._streams.pop((owner, conversation), None)
+
+    def _stop(self, name: str) -> None:
+        """Asked for at another replica."""
+        for key, stream in self._streams.items():
+            if claim_name(*key) == name:
+                stream.running.stop(by_asker=True)
+
+    def _forget_old(self, name: str) -> None:
+        """The newest of that conversation is another replica's."""
+        for key, stream in list(self._streams.items()):
+            if stream.finished and claim_name(*key) == name:
+                del self._streams[key]
 
     def _drop(self, key: tuple[str, str], name: str) -> None:
         stream = self._streams.get(key)

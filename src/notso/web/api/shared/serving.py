@@ -126,7 +126,7 @@ async def _response(
 
     try:
         if conversation is not None:
-            with services.resumable_streams.claimed(owner, conversation, serializer.id):
+            async with services.resumable_streams.claimed(owner, conversation, serializer.id):
                 running = await begin()
                 services.resumable_streams.keep(owner, conversation, running, serializer.again())
             if asked.stream:

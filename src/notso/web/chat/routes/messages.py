@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse
 
 from notso.web.chat.chat_view import ChatView, read_chat
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.submit import add_version, ask, branched, write_on
+from notso.web.chat.submit import add_version, ask, branched, keeping, write_on
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
     Owner,
@@ -66,7 +66,8 @@ async def edit_form(request: Request, services: Services, owner: Owner, chat_id:
 async def edit(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """A changed question is asked again, beside the first; a changed answer takes the place of what it was."""
     fields = await read_form(request)
-    view = await read_chat(services, owner, chat_id)
+    with keeping(fields.get("text", "")):
+        view = await read_chat(services, owner, chat_id)
     message = view.message(message_id)
     if message.role == "user":
         kept = {name: value for name, value in _files(message.attachments) if name not in fields}

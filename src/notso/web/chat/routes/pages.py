@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse
 
 from notso.web.chat.chat_view import ChatView, read_chat, read_chat_if_any
 from notso.web.chat.services import ChatServices, Services
-from notso.web.chat.submit import ask, new_chat
+from notso.web.chat.submit import ask, keeping, new_chat
 from notso.web.chat.templates import is_fragment, reasoning_html
 from notso.web.chat.views import (
     STARTS,
@@ -64,7 +64,9 @@ async def begin_chat(request: Request, services: Services, owner: Owner) -> Resp
     if fields.get("thinking_budget"):
         chat = replace(chat, settings=_with_field(chat, fields, "thinking_budget").settings)
     chat = _with_field(chat, fields, "system_prompt")
-    revision, defaults = services.feed.revision, await services.shared.store.defaults(owner)
+    revision = services.feed.revision
+    with keeping(fields.get("text", "")):
+        defaults = await services.shared.store.defaults(owner)
     view = ChatView(chat, defaults, (), revision)
     accepted, _ = await ask(services, owner, view, fields, is_new=True)
     services.feed.announce(owner, accepted.user_message.chat_id, tab_of(request))
@@ -109,8 +111,9 @@ async def show_earlier(request: Request, services: Services, owner: Owner, chat_
 async def send_message(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Create a turn. Both bubbles come back once it is on disk; the answer's bubble attaches to the stream."""
     fields = await read_form(request)
-    view = await read_chat(services, owner, chat_id)
-    view = replace(view, chat=await _with_toggle(services, owner, view.chat, fields))
+    with keeping(fields.get("text", "")):
+        view = await read_chat(services, owner, chat_id)
+        view = replace(view, chat=await _with_toggle(services, owner, view.chat, fields))
     accepted, view = await ask(services, owner, view, fields)
     view = announce(request, services, owner, view)
     if not is_fragment(request):
@@ -155,6 +158,9 @@ async def attached(services: Services, owner: Owner, generation_id: str) -> tupl
     if turn is not None:
         return message, turn.log
     message = await find_generation(services, owner, generation_id)  # it may have ended between the two looks
+    log = await services.relay.log_of(owner, message) if message.active else None
+    if log is not None:
+        return message, log
     [message] = await services.kept_html.messages([message])
     html = await asyncio.to_thread(lambda: (str(services.pages.answer_html(message)), str(reasoning_html(message))))
     return message, finished_log(message, *html)

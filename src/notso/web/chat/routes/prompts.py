@@ -15,7 +15,7 @@ from notso.web.edge.forms import read_form
 from notso.web.store.protocol import PromptKind, SavedPrompt
 from notso.web.values.problems import Problem
 from notso.web.values.slash_commands import commands_of
-from notso.web.values.wording import words
+from notso.web.values.wording import number, words
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
@@ -41,7 +41,7 @@ async def save_prompt(request: Request, services: Services, owner: Owner) -> Res
     if not _NAME.fullmatch(name) or is_command:
         return await _page(request, services, owner, words["error_prompt_name"].format(name=name[:40] or "''"), typed)
     if not text.strip() or len(text) > MAX_PROMPT_CHARACTERS:
-        problem = words["error_prompt_text"].format(limit=f"{MAX_PROMPT_CHARACTERS:,}")
+        problem = words["error_prompt_text"].format(limit=number(MAX_PROMPT_CHARACTERS))
         return await _page(request, services, owner, problem, typed)
     saved, was = {each.name for each in await services.shared.store.prompts(owner)}, fields.get("was", "")
     if name in saved and name != was:

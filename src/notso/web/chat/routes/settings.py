@@ -112,7 +112,8 @@ async def _show(
 
 
 async def _folder(services: ChatServices) -> DataFolder:
-    return await asyncio.to_thread(look_at, services.shared.settings.directory)
+    shared = services.shared
+    return await asyncio.to_thread(look_at, shared.settings.directory, is_shared=shared.store.is_shared)
 
 
 async def _change(request: Request, services: ChatServices, owner: str, chat: Chat | None) -> Response:

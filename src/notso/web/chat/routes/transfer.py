@@ -25,7 +25,7 @@ from notso.web.edge.access import guarded
 from notso.web.edge.assets import STATIC_DIRECTORY
 from notso.web.edge.client_connection import connection_of
 from notso.web.edge.forms import FORM_TYPE, parse_form
-from notso.web.store.protocol import Chat
+from notso.web.store.protocol import BACKUP_ELSEWHERE, Chat
 from notso.web.store.tree import shown_path
 from notso.web.values.errors import StorageDamagedError
 from notso.web.values.ids import new_id
@@ -76,6 +76,8 @@ async def backup(services: Services) -> Response:
 
     Who takes nothing of the one that is being sent gives way to who asks for the next.
     """
+    if services.shared.store.is_shared:
+        raise Problem(501, BACKUP_ELSEWHERE)
     if services.backing_up.locked():
         reader = services.backup_reader
         if reader is None or reader.unread_since is None or time.monotonic() - reader.unread_since < GIVE_WAY_SECONDS:

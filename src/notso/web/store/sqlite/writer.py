@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from notso.web.store.sql.database import Database
 from notso.web.store.sqlite.connection import copy, fold, open_writer, storage_errors, transaction
 from notso.web.store.sqlite.damage import keep_copy
+from notso.web.store.sqlite.database import SQLiteDatabase
 from notso.web.store.sqlite.witness import Witness, commits_acknowledged, commits_in
 
 T = TypeVar("T")
@@ -30,12 +32,12 @@ class Writer:
             self.connection.close()
             raise
 
-    def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def write(self, work: Callable[[Database], T]) -> T:
         """Run `work` in one transaction. What it changed is on disk when this returns."""
         with storage_errors():
             before = self.connection.total_changes
             with transaction(self.connection):
-                result = work(self.connection)
+                result = work(SQLiteDatabase(self.connection))
                 changed = self.connection.total_changes > before
                 if changed:
                     self.connection.execute(

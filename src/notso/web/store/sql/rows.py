@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import date
+from typing import Any
 
 from notso.web.store.protocol import Attachment, Chat, Numbers, SettingValue, StoredMessage, ToolUse
+from notso.web.store.sql.database import Database
 
 _PLAIN: tuple[str, ...] = (
     "id",
@@ -35,10 +36,10 @@ _SAVED: tuple[str, ...] = (
     "renderer",
 )
 _SAVED += ("dropped_messages", "tool_uses")
-_SAVE = f"UPDATE messages SET {', '.join(f'{name} = ?' for name in _SAVED)} WHERE id = ?"
+_SAVE = f"UPDATE messages SET {', '.join(f'{name} = ?' for name in _SAVED)} WHERE id = ? AND owner = ?"
 
 
-def chat_of(row: sqlite3.Row) -> Chat:
+def chat_of(row: Any) -> Chat:
     """A row of `chats`."""
     return Chat(
         id=row["id"],
@@ -56,7 +57,7 @@ def chat_of(row: sqlite3.Row) -> Chat:
     )
 
 
-def message_of(row: sqlite3.Row) -> StoredMessage:
+def message_of(row: Any) -> StoredMessage:
     """A row of `messages`. A call that nobody can finish any more was interrupted."""
     message = StoredMessage(
         **{name: row[name] for name in _PLAIN},
@@ -71,7 +72,7 @@ def message_of(row: sqlite3.Row) -> StoredMessage:
     return replace(message, tool_uses=tuple(uses))
 
 
-def insert_chat(db: sqlite3.Connection, owner: str, chat: Chat) -> None:
+def insert_chat(db: Database, owner: str, chat: Chat) -> None:
     """A new chat."""
     db.execute(
         "INSERT INTO chats (id, owner, title, thinking, prompt_date, created_ms, updated_ms, pinned, settings,"
@@ -84,30 +85,40 @@ def insert_chat(db: sqlite3.Connection, owner: str, chat: Chat) -> None:
     )
 
 
-def insert_message(db: sqlite3.Connection, owner: str, message: StoredMessage, key: str | None) -> None:
+def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
     """A new message, after all that the chat has. Numbers and HTML come later, with `update_message`."""
-    last = db.execute("SELECT max(position) FROM messages WHERE chat_id = ?", (message.chat_id,)).fetchone()[0]
+    row = db.execute(
+        "SELECT max(position) AS last FROM messages WHERE chat_id = ? AND owner = ?", (message.chat_id, owner)
+    ).fetchone()
     attachments = json.dumps([{"name": each.name, "text": each.text} for each in message.attachments])
     db.execute(
         "INSERT INTO messages (id, chat_id, owner, parent_id, position, role, content, reasoning, state, generation_id,"
         " idempotency_key, created_ms, kind, chosen_child, edited, attachments, note)"
         " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
         (
-            *(message.id, message.chat_id, owner, message.parent_id, (last or 0) + 1, message.role, message.content),
+            *(
+                message.id,
+                message.chat_id,
+                owner,
+                message.parent_id,
+                (row["last"] or 0) + 1,
+                message.role,
+                message.content,
+            ),
             *(message.reasoning, message.state, message.generation_id, key, message.created_ms, message.kind),
             *(message.chosen_child, message.edited, attachments, message.note),
         ),
     )
 
 
-def update_message(db: sqlite3.Connection, assistant_message: StoredMessage) -> bool:
+def update_message(db: Database, owner: str, assistant_message: StoredMessage) -> bool:
     """Everything about an answer that changes while it is written."""
     texts = {"tool_uses": json.dumps([asdict(use) for use in assistant_message.tool_uses])}
     values = [
         texts.get(name, getattr(assistant_message.numbers if name in _NUMBERS else assistant_message, name))
         for name in _SAVED
     ]
-    return db.execute(_SAVE, (*values, assistant_message.id)).rowcount > 0
+    return db.execute(_SAVE, (*values, assistant_message.id, owner)).rowcount > 0
 
 
 def settings_text(settings: Mapping[str, SettingValue]) -> str:

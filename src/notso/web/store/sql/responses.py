@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from dataclasses import asdict
 from typing import Any
 
 from notso.smollm3 import Message, ToolCall
 from notso.web.store.protocol import StoredResponse
+from notso.web.store.sql.database import Database
 
 MOST_KEPT = 1000
 
 
-def save_response(db: sqlite3.Connection, owner: str, response: StoredResponse) -> None:
+def save_response(db: Database, owner: str, response: StoredResponse) -> None:
     """Keep one, or keep it once more. The oldest go when there are more than enough: by the order in which they came,
     for by the time of day the newest could go, if that was set back."""
+    db.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response.id, owner))
     db.execute(
-        "INSERT OR REPLACE INTO responses (id, owner, previous_id, body, conversation, created_ms, input)"
+        "INSERT INTO responses (id, owner, previous_id, body, conversation, created_ms, input)"
         " VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
             response.id,
@@ -36,7 +37,7 @@ def save_response(db: sqlite3.Connection, owner: str, response: StoredResponse) 
     )
 
 
-def response_of(row: sqlite3.Row) -> StoredResponse:
+def response_of(row: Any) -> StoredResponse:
     """One as it was kept."""
     messages = tuple(_message(entry) for entry in json.loads(row["conversation"]))
     body, items = json.loads(row["body"]), tuple(json.loads(row["input"]))

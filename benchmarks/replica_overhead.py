@@ -1,0 +1,93 @@
+"""What a Valkey server costs one machine that tells it of its turns: the first token, and the rate after it.
+
+    python benchmarks/replica_overhead.py valkey://127.0.0.1:6379 --rounds 40
+
+Two servers with the demo model, one with the address and one without, are asked in turns through the chat page, as a
+browser does it; medians of all rounds count. Whatever else the machine does strikes both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+
+from notso.smollm3.diagnostics.machine import describe_machine
+from notso.web.values.ids import new_id
+
+QUESTION = "Tell me of NoPE, of GGUF files, and who you are."
+
+
+class Server:
+    """`notso serve`, with an address or without one."""
+
+    def __init__(self, folder: Path, valkey_url: str | None) -> None:
+        command = [sys.executable, "-m", "notso", "serve", "--port", "0", "--no-browser", "--json", "--threads", "1"]
+        command += ["--data-dir", str(folder), "--cache-disk", "0"]
+        command += ["--valkey-url", valkey_url] if valkey_url else []
+        environment = {name: value for name, value in os.environ.items() if name != "VALKEY_URL"}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert self._process.stdout is not None
+        self.url = next(
+            json.loads(line)["url"] for line in self._process.stdout if json.loads(line)["event"] == "open"
+        ).rstrip("/")
+        self.client = httpx.Client(base_url=self.url, timeout=120)
+        while self.client.get("/health").status_code != 200:
+            time.sleep(0.05)
+
+    def ask(self) -> tuple[float, float]:
+        """Milliseconds from the question to the first word on its way, and tokens a second after it."""
+        began = time.perf_counter()
+        answer = self.client.post("/chats", data={"text": QUESTION, "key": new_id()}, follow_redirects=True)
+        [generation] = set(re.findall(r"/generations/([\w-]+)/events", answer.text))
+        first, usage = 0.0, ""
+        with self.client.stream("GET", f"/generations/{generation}/events") as events:
+            for line in events.iter_lines():
+                if not first and re.search(r"-(?:answer|reasoning)-(?:tail|closed)[^>]*>.*[a-z]", line):
+                    first = time.perf_counter()
+                if '"completion_tokens"' in line:
+                    usage = line
+        said = json.loads(usage.partition("data: ")[2])
+        return 1000 * (first - began), 1000 * said["completion_tokens"] / said["completion_ms"]
+
+    def close(self) -> None:
+        self.client.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("valkey_url")
+    parser.add_argument("--rounds", type=int, default=40)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        servers = {"alone": Server(Path(folder) / "alone", None)}
+        servers["with Valkey"] = Server(Path(folder) / "shared", asked.valkey_url)
+        figures: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
+        for number in range(asked.rounds + 2):
+            for name in sorted(servers, reverse=number % 2 == 1):
+                measured = servers[name].ask()
+                if number >= 2:
+                    figures[name].append(measured)
+        for server in servers.values():
+            server.close()
+    for name, each in figures.items():
+        first, rate = zip(*each, strict=True)
+        print(f"{name}: first token {statistics.median(first):.1f} ms, then {statistics.median(rate):.1f} tokens/s")
+    differences = [b[0] - a[0] for a, b in zip(figures["alone"], figures["with Valkey"], strict=True)]
+    print(f"difference of the first token, median of pairs: {statistics.median(differences):+.1f} ms")
+    print(json.dumps(describe_machine()))
+
+
+if __name__ == "__main__":
+    main()

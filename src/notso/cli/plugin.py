@@ -1,0 +1,56 @@
+"""`notso plugin`: the plugins that are installed, and a new one to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from notso.cli import options, terminal
+
+EXAMPLES = """\
+  notso plugin list
+  notso plugin new word-counter"""
+
+
+def plugin(
+    action: Annotated[Literal["list", "new"], typer.Argument(metavar="list|new", help="What to do.")] = "list",
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Of the new plugin.", show_default=False)] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="DIR", help="Where to write it. Default: ./NAME.", show_default=False),
+    ] = None,
+    as_json: options.Json = False,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """List the plugins that are installed, or write a new one.
+
+    None runs unless it is named: `notso serve --plugin NAME`. `new` writes a project with a test that passes.
+    """
+    if action == "list":
+        _list(as_json)
+        return
+    if name is None:
+        raise typer.BadParameter("a new plugin needs a name", param_hint="NAME")
+    from notso.plugins.new_plugin import write_plugin
+
+    target = folder or Path(name)
+    written = write_plugin(name, target)
+    if as_json:
+        terminal.say_json({"folder": str(target), "files": [path.name for path in written]})
+        return
+    terminal.say(f"{target} holds {', '.join(path.name for path in written)}. Next: pip install -e {target}")
+
+
+def _list(as_json: bool) -> None:
+    from notso.plugins.loading import installed
+
+    found = installed()
+    if as_json:
+        terminal.say_json([{"name": p.name, "distribution": p.distribution, "version": p.version} for p in found])
+        return
+    rows = [["plugin", "distribution", "version"], *([p.name, p.distribution, p.version] for p in found)]
+    for line in terminal.columns(rows) if found else ["No plugin is installed; `notso plugin new NAME` writes one."]:
+        terminal.say(line)

@@ -1,0 +1,144 @@
+"""A plugin's own process: loads it, says what it gives, and runs what it is asked to, several calls side by side.
+
+`python -m notso.plugins.child NAME SOCKET MEMORY`, descriptors as numbers. What a plugin prints goes to the server's
+log, for both streams are pipes; when the server has gone, this process ends at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from notso.plugins import loading, wire
+from notso.plugins.values import CalledIn, PageRequest, PageResponse, Plugin, Refused, ServedStore, SignInRequest
+
+CALLS_AT_ONCE = 8
+
+
+class Child:
+    """Answers calls, each a packet with an `id`, by packets with the same."""
+
+    def __init__(self, plugin: Plugin, end: socket.socket, memory: int) -> None:
+        self._plugin = plugin
+        self._end = end
+        self._memory = wire.mapped(memory)
+        self._writing = threading.Lock()
+        self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
+        self._rows = {each.name: each for each in plugin.logits_processors}
+        self._store: ServedStore | None = None
+        self._kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+            "tool": self._tool,
+            "logits": self._logits,
+            "command": self._command,
+            "page": self._page,
+            "sign_in": self._sign_in,
+            "open_store": self._open_store,
+            "store": self._store_call,
+        }
+
+    def say(self, packet: Any) -> None:
+        """Send a packet."""
+        data = wire.packed(packet)
+        with self._writing:
+            self._end.sendall(data)
+
+    def serve(self) -> None:
+        """Until the server has gone."""
+        unpacker = wire.Unpacker()
+        while (packets := wire.receive(self._end, unpacker)) is not None:
+            for packet in packets:
+                self._pool.submit(self._answer, packet)
+
+    def _answer(self, packet: Mapping[str, Any]) -> None:
+        answer: dict[str, Any] = {"id": packet["id"]}
+        try:
+            answer["result"] = self._kinds[packet["kind"]](packet["given"])
+            data = wire.packed(answer)
+        except Refused as error:
+            data = wire.packed({"id": packet["id"], "refused": str(error)})
+        except BaseException as error:
+            data = wire.packed({"id": packet["id"], "failed": f"{type(error).__name__}: {error}"})
+        with self._writing:
+            self._end.sendall(data)
+
+    def _tool(self, given: Mapping[str, Any]) -> str:
+        tool = next(each for each in self._plugin.tools if each.name == given["name"])
+        return str(tool.run(given["arguments"], CalledIn(**given["called_in"])))
+
+    def _logits(self, given: Mapping[str, Any]) -> int:
+        import numpy as np
+
+        tokens = np.frombuffer(self._memory, np.int32, given["tokens"], wire.ROW_BYTES).copy()
+        row = np.frombuffer(self._memory, np.float32, given["vocab"])
+        result = np.asarray(self._rows[given["name"]].process(tokens, row.copy()), np.float32)
+        if result.shape != row.shape:
+            raise ValueError(f"logits of shape {result.shape}, and not {row.shape}")
+        row[:] = result
+        return int(result.size)
+
+    def _command(self, given: Mapping[str, Any]) -> str:
+        command = next(each for each in self._plugin.slash_commands if each.name == given["name"])
+        return str(command.run(given["argument"]))
+
+    def _page(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        page = next(each for each in self._plugin.pages if each.path == given["path"])
+        shown = page.show(PageRequest(**given))
+        response = PageResponse(shown) if isinstance(shown, str) else shown
+        return {"body": response.body, "media_type": response.media_type, "status": response.status}
+
+    def _sign_in(self, given: Mapping[str, Any]) -> str | None:
+        return self._plugin.sign_in(SignInRequest(**given)) if self._plugin.sign_in is not None else None
+
+    def _open_store(self, given: Mapping[str, Any]) -> None:
+        if self._plugin.store is None:
+            raise Refused("it keeps no conversations")
+        self._store = self._plugin.store(Path(given["directory"]))
+
+    def _store_call(self, given: Mapping[str, Any]) -> Any:
+        if self._store is None:
+            raise Refused("the store is not open")
+        return self._store.call(given["method"], given["arguments"])
+
+
+def offer_of(plugin: Plugin) -> dict[str, Any]:
+    """What it gives, as JSON has it."""
+    return {
+        "tools": [
+            {"name": t.name, "description": t.description, "parameters": dict(t.parameters), "seconds": t.seconds}
+            for t in plugin.tools
+        ],
+        "logits_processors": [{"name": each.name, "does": each.does} for each in plugin.logits_processors],
+        "slash_commands": [{"name": c.name, "usage": c.usage, "does": c.does} for c in plugin.slash_commands],
+        "pages": [{"path": each.path, "title": each.title} for each in plugin.pages],
+        "signs_in": plugin.sign_in is not None,
+        "stores": plugin.store is not None,
+    }
+
+
+def main(name: str, end: socket.socket, memory: int) -> None:
+    """Load the plugin and serve."""
+    try:
+        plugin = loading.load(name)
+        hello = wire.packed({"offer": offer_of(plugin)})
+    except BaseException as error:
+        end.sendall(wire.packed({"unloadable": f"{type(error).__name__}: {error}"}))
+        return
+    child = Child(plugin, end, memory)
+    end.sendall(hello)
+    child.serve()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, the plugin goes first
+    try:
+        main(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
+    finally:
+        os._exit(0)  # whatever threads the plugin left behind

@@ -1,0 +1,332 @@
+"""The process of one plugin as the server sees it: calls with deadlines, and an end to it when it breaks one.
+
+Only a process can be ended from outside: a thread that loops in C, or in Python, runs as long as the server does. The
+price is its start and the way there and back of each call (docs/plugins.md has figures); no thread of the server waits
+longer than a call's deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from notso.plugins import wire
+from notso.plugins.errors import PluginError, PluginRefusalError
+
+State = Literal["starting", "on", "off"]
+
+START_SECONDS = 60.0
+"""For importing what it needs."""
+SEND_SECONDS = 2.0
+"""For its process to take a call: it always does, unless it is stuck."""
+ROW_SECONDS = 1.0
+"""For a row of logits, while which every answer waits."""
+ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
+"""Rows that take long without ever being late hold up everybody: so long at once, and such a share of time, is let."""
+MAX_CALLS = 64
+MAX_PRINTED_BYTES, MAX_PRINTED_LINES = 1 << 20, 20
+"""What is printed goes to the log, that many lines of it; who prints more bytes than that prints without end."""
+SECRETS = ("DATABASE_URL", "VALKEY_URL")
+SERVER_ENDS = "the server ends"
+_log = logging.getLogger("notso.plugins")
+
+
+@dataclass(eq=False)
+class _Call:
+    what: str
+    deadline: float
+    seconds: float
+    future: Future[Any]
+
+
+class PluginProcess:
+    """One plugin that was switched on. Methods may be called from any thread, and none waits beyond its deadline."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state: State = "off"
+        self.failure = ""
+        """Why it is off."""
+        self.printed_lines = 0
+        self.offer: Mapping[str, Any] = {}
+        self._lock = threading.Lock()  # over state and calls
+        self._sending = threading.Lock()
+        self._row_lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._calls: dict[int, _Call] = {}
+        self._ready = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waited, self._counted = 0.0, time.monotonic()
+
+    def start(self) -> None:
+        """Start it, anew if it was switched off. Nobody waits for it to be ready."""
+        with self._lock:
+            if self.state != "off":
+                return
+            self.state, self.failure, self.offer, self.printed_lines = "starting", "", {}, 0
+            self._ready.clear()
+            self._end, theirs = socket.socketpair()
+            memory = wire.shared_file()
+            self._memory = wire.mapped(memory)
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "notso.plugins.child", self.name, str(theirs.fileno()), str(memory)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(theirs.fileno(), memory),
+                    env=_environment(),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self.state, self.failure = "off", f"it could not be started: {error.strerror}"
+                self._end.close()
+                self._ready.set()
+                return
+            finally:
+                theirs.close()
+                os.close(memory)
+            self._end.settimeout(SEND_SECONDS)
+            self._started = time.monotonic()
+            threading.Thread(
+                target=self._listen, args=(self._process, self._end), name=f"notso-plugin-{self.name}", daemon=True
+            ).start()
+
+    def wait(self, seconds: float = START_SECONDS) -> None:
+        """Until it is on or off."""
+        self._ready.wait(seconds)
+
+    def ask(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Future[Any]:
+        """Begin a call: its result comes, or PluginRefusalError or PluginError; `what` names it there. One that has
+        not answered after `seconds` is switched off. Raises PluginError at once where it is off, or has too much to do.
+        """
+        try:
+            number = next(self._numbers)
+            data = wire.packed({"id": number, "kind": kind, "given": given})
+        except (ValueError, TypeError) as error:
+            raise PluginError(f"the plugin {self.name} cannot be given this: {error}", plugin=self.name) from None
+        future: Future[Any] = Future()
+        with self._lock:
+            if self.state != "on":
+                raise PluginError(f"the plugin {self.name} is {self._why_not()}", plugin=self.name)
+            if len(self._calls) >= MAX_CALLS:
+                raise PluginError(f"the plugin {self.name} has too much to do", plugin=self.name)
+            self._calls[number] = _Call(what, time.monotonic() + seconds, seconds, future)
+            end = self._end
+        sent = False
+        if self._sending.acquire(timeout=SEND_SECONDS):
+            try:
+                with contextlib.suppress(OSError):
+                    end.sendall(data)
+                    sent = True
+            finally:
+                self._sending.release()
+        if not sent:
+            self.switch_off(f"it takes no calls any more ({what})", end)
+        return future
+
+    def call(self, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
+        """`ask`, and wait for the result."""
+        future = self.ask(kind, given, what, seconds)
+        try:
+            return future.result(seconds + SEND_SECONDS)
+        except TimeoutError:
+            self.switch_off(_late(what, seconds))
+            raise PluginError(f"the plugin {self.name} was switched off: {self.failure}", plugin=self.name) from None
+
+    def change_row(self, name: str, tokens: memoryview, logits: memoryview) -> bytes:
+        """What the processor `name` makes of a row of logits, float32 (V,) as bytes, behind tokens, int32 (L,) as
+        bytes. Raises PluginError."""
+        if logits.nbytes > wire.ROW_BYTES or tokens.nbytes > wire.SHARED_BYTES - wire.ROW_BYTES:
+            raise PluginError(f"the plugin {self.name} cannot be given so many tokens", plugin=self.name)
+        what = f"logits processor {name}"
+        given = {"name": name, "tokens": tokens.nbytes // 4, "vocab": logits.nbytes // 4}
+        began = time.monotonic()
+        if not self._row_lock.acquire(timeout=ROW_SECONDS):
+            raise PluginError(f"the plugin {self.name} has too much to do", plugin=self.name)
+        try:
+            if self.state == "on":
+                self._memory[: logits.nbytes] = logits
+                self._memory[wire.ROW_BYTES : wire.ROW_BYTES + tokens.nbytes] = tokens
+            self.call("logits", given, what, ROW_SECONDS)
+            changed = bytes(self._memory[: logits.nbytes])
+        finally:
+            self._row_lock.release()
+        self._count_wait(what, began, time.monotonic())
+        return changed
+
+    def _count_wait(self, what: str, began: float, ended: float) -> None:
+        self._waited = max(0.0, self._waited - ROW_SHARE * (ended - self._counted)) + (ended - began)
+        self._counted = ended
+        if self._waited > ROW_ALLOWANCE_SECONDS:
+            self.switch_off(f"{what} holds up every answer")
+
+    def switch_off(self, why: str, of: socket.socket | None = None) -> None:
+        """End its process and what it started, and fail its calls, for this reason. `of`: only if that is its socket
+        still."""
+        with self._lock:
+            if self.state == "off" or (of is not None and of is not self._end):
+                return
+            self.state, self.failure = "off", why
+            calls, process, end = list(self._calls.values()), self._process, self._end
+            self._calls.clear()
+        if why != SERVER_ENDS:
+            _log.warning("the plugin %s is switched off: %s", self.name, why)
+        if process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        for call in calls:
+            call.future.set_exception(
+                PluginError(f"the plugin {self.name} was switched off: {why}", plugin=self.name)
+            ) if call.future.set_running_or_notify_cancel() else None
+        self._ready.set()
+
+    def close(self) -> None:
+        """End it, with the server."""
+        with self._lock:
+            process, was = self._process, self.state
+        if was != "off":
+            self.switch_off(SERVER_ENDS)
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SEND_SECONDS)
+
+    def _why_not(self) -> str:
+        return "not ready yet" if self.state == "starting" else f"switched off: {self.failure}"
+
+    # In its thread
+
+    def _listen(self, process: subprocess.Popen[bytes], end: socket.socket) -> None:
+        why, unpacker, printed = "its process has ended", wire.Unpacker(), _Printed(self)
+        output = process.stdout
+        readers: list[Any] = [end, output]
+        try:
+            while True:
+                readable, _, _ = select.select(readers, [], [], self._until_next_deadline())
+                if late := self._late_call():
+                    why = late
+                    break
+                if output in readable and output is not None:
+                    text = os.read(output.fileno(), 1 << 16)
+                    if not text:
+                        readers.remove(output)
+                    elif not printed.take(text):
+                        why = "it prints without end"
+                        break
+                if end in readable:
+                    packets = wire.receive(end, unpacker)
+                    if packets is None:
+                        break
+                    if fault := next((said for packet in packets if (said := self._take(packet))), ""):
+                        why = fault
+                        break
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            why = f"it said what nobody understands ({type(error).__name__})"
+        self.switch_off(why, end)
+        process.wait()
+        end.close()
+        if output is not None:
+            output.close()
+
+    def _until_next_deadline(self) -> float:
+        with self._lock:
+            ends = [call.deadline for call in self._calls.values()]
+        if self.state == "starting":
+            ends.append(self._started + START_SECONDS)
+        return max(0.0, min(min(ends, default=1e9) - time.monotonic(), 0.25))
+
+    def _late_call(self) -> str:
+        now = time.monotonic()
+        with self._lock:
+            late = next((call for call in self._calls.values() if call.deadline <= now), None)
+        if late is not None:
+            return _late(late.what, late.seconds)
+        if self.state == "starting" and self._started + START_SECONDS <= now:
+            return _late("loading it", START_SECONDS)
+        return ""
+
+    def _take(self, packet: Any) -> str:
+        """What a packet means; why the plugin goes off by it, or ''."""
+        if "unloadable" in packet:
+            return _one_line(f"it cannot be loaded: {packet['unloadable']}")
+        if "offer" in packet:
+            with self._lock:
+                self.offer, self.state = packet["offer"], "on"
+            self._ready.set()
+            return ""
+        with self._lock:
+            call = self._calls.pop(packet["id"], None)
+        if call is None or not call.future.set_running_or_notify_cancel():
+            return _failure_of(packet, call)
+        if "refused" in packet:
+            call.future.set_exception(PluginRefusalError(_one_line(str(packet["refused"])), plugin=self.name))
+        elif "failed" in packet:
+            why = f"the plugin {self.name} failed in {call.what}: {_one_line(str(packet['failed']))}"
+            call.future.set_exception(PluginError(why, plugin=self.name))
+        else:
+            call.future.set_result(packet["result"])
+        return _failure_of(packet, call)
+
+
+class _Printed:
+    """What comes through its standard streams."""
+
+    def __init__(self, process: PluginProcess) -> None:
+        self._process = process
+        self._bytes = 0
+        self._rest = b""
+
+    def take(self, text: bytes) -> bool:
+        """Log what is new of it; False for too much."""
+        self._bytes += len(text)
+        *lines, self._rest = (self._rest + text)[-4096:].split(b"\n")
+        for line in lines:
+            self._process.printed_lines += 1
+            if self._process.printed_lines <= MAX_PRINTED_LINES:
+                _log.warning(
+                    "the plugin %s printed: %s", self._process.name, _one_line(line.decode("utf-8", "replace"))
+                )
+        return self._bytes <= MAX_PRINTED_BYTES
+
+
+def _failure_of(packet: Mapping[str, Any], call: _Call | None) -> str:
+    if "failed" not in packet:
+        return ""
+    return _one_line(f"{call.what if call else 'a call'} raised {packet['failed']}")
+
+
+def _late(what: str, seconds: float) -> str:
+    return f"{what} took longer than {seconds:g} s"
+
+
+def _one_line(text: str) -> str:
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:300].strip()
+
+
+def _environment() -> dict[str, str]:
+    """The server's own, without its secrets and choices; NOTSO_PLUGIN_... is how plugins are configured."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in SECRETS and (not name.startswith("NOTSO_") or name.startswith("NOTSO_PLUGIN_"))
+    } | {"PYTHONUNBUFFERED": "1"}
+
+
+def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names in a part of an offer."""
+    return [str(row["name"]) for row in rows]

@@ -1,0 +1,151 @@
+"""Turns over several replicas: their logs are published, those of others copied for readers who come here, and what
+persons do reaches the replica that it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import asdict, dataclass, field
+from typing import cast
+
+from notso.web.replicas.exchange import Body, Exchange
+from notso.web.store.protocol import ChatStore, Orphan, StoredMessage
+from notso.web.turns.tab_feed import Feed
+from notso.web.turns.tool_calls import PERMISSIONS, Permission
+from notso.web.turns.turn import Turn
+from notso.web.turns.turn_log import TurnLog
+from notso.web.turns.turns import Turns
+from notso.web.values.errors import StorageError
+from notso.web.values.wording import words
+
+FIRST_SECONDS = 0.5
+"""A reader waits so long for what a copy begins with, so that it is not shown an empty answer first."""
+SILENT_SECONDS = 1.0
+"""When a copy has had no news for so long, the database is asked whether the turn has ended."""
+UNREAD_SECONDS = 5.0
+"""A copy that nobody reads is let go after so long; a reader whose connection broke finds it again."""
+
+
+@dataclass(eq=False)
+class _Copy:
+    """The log of a turn that another replica computes. `first` is set when it has begun, `look` when the database
+    should be asked at once."""
+
+    owner: str
+    generation_id: str
+    log: TurnLog = field(default_factory=TurnLog)
+    first: asyncio.Event = field(default_factory=asyncio.Event)
+    look: asyncio.Event = field(default_factory=asyncio.Event)
+    news: int = 0
+
+    def take(self, body: Body) -> bool:
+        self.news += 1
+        taken = self.log.take(body["after"], body["number"], body)
+        self.first.set()
+        if self.log.finished:
+            self.look.set()
+        return taken
+
+
+class TurnRelay:
+    """Everything here runs on the event loop. Where there are no others it does nothing."""
+
+    def __init__(self, exchange: Exchange, turns: Turns, feed: Feed, store: ChatStore) -> None:
+        self._exchange = exchange
+        self._turns = turns
+        self._feed = feed
+        self._store = store
+        self._copies: dict[str, _Copy] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        if exchange.is_shared:
+            turns.at_start.append(self._publish)
+            turns.not_here = lambda method, *arguments: exchange.tell("turn", method=method, arguments=arguments)
+            feed.at_announce = lambda *announced: exchange.tell("feed", announced=announced)
+            exchange.hear("turn", self._do)
+            exchange.hear("feed", lambda body: feed.take(*body["announced"]))
+            exchange.hear("ended", lambda body: self._look(body["generation"]))
+            exchange.after_a_gap(self._after_a_gap)
+
+    async def log_of(self, owner: str, message: StoredMessage) -> TurnLog | None:
+        """The log of an unfinished answer that another replica computes. None where there are no others."""
+        if not self._exchange.is_shared:
+            return None
+        copy = self._copies.get(message.generation_id or "")
+        if copy is None:
+            copy = self._copies[message.generation_id or ""] = _Copy(owner, message.generation_id or "")
+            task = asyncio.create_task(self._keep(copy))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(copy.first.wait(), FIRST_SECONDS)
+        return copy.log
+
+    def ended(self, orphan: Orphan) -> None:
+        """A turn was interrupted here because its replica is gone: whoever reads a copy of it should know."""
+        self._look(orphan.generation_id)
+        self._exchange.tell("ended", generation=orphan.generation_id)
+        self._feed.announce(orphan.owner, orphan.chat_id, "")
+
+    async def close(self) -> None:
+        """Let go of all copies."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _publish(self, turn: Turn) -> None:
+        self._exchange.publish(turn.id, turn.log)
+
+    def _do(self, body: Body) -> None:
+        """What a person asked another replica for. Of what does not run here nothing more is said."""
+        method, (name, *more) = body["method"], body["arguments"]
+        if method == "stop_chat":
+            self._turns.stop_chat_here(name)
+        elif name in self._turns.generations:
+            if method == "stop":
+                self._turns.stop(name)
+            elif method == "answer_now":
+                self._turns.answer_now(name)
+            elif method == "permit" and more[1] in PERMISSIONS:
+                self._turns.permit(name, more[0], cast(Permission, more[1]))
+
+    def _look(self, generation_id: str) -> None:
+        if (copy := self._copies.get(generation_id)) is not None:
+            copy.look.set()
+
+    def _after_a_gap(self) -> None:
+        self._feed.begin_anew()
+        for copy in self._copies.values():
+            copy.look.set()
+
+    async def _keep(self, copy: _Copy) -> None:
+        """Follow it for as long as it is read, to the end that its replica tells, or that the database knows of."""
+        unread_s = 0.0
+        try:
+            with self._exchange.following(copy.generation_id, copy.take):
+                while unread_s < UNREAD_SECONDS and not copy.log.finished:
+                    news = copy.news
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(copy.look.wait(), SILENT_SECONDS)
+                    asked, known = copy.look.is_set(), copy.news > news
+                    copy.look.clear()
+                    if not copy.log.finished and (asked or not known):
+                        await self._end_if_ended(copy)
+                    unread_s = 0.0 if copy.log.is_read else unread_s + SILENT_SECONDS
+            if copy.log.finished:
+                await asyncio.sleep(UNREAD_SECONDS)
+        finally:
+            self._copies.pop(copy.generation_id, None)
+
+    async def _end_if_ended(self, copy: _Copy) -> None:
+        with contextlib.suppress(StorageError):
+            message = await self._store.generation(copy.owner, copy.generation_id)
+            if copy.log.finished or (message is not None and message.active):
+                return
+            if message is None:  # it was deleted, or is written on under another name
+                copy.log.finish("interrupted", words["phase_interrupted"])
+                return
+            if message.renderer and not message.tool_uses:  # where the last words of it never came
+                copy.log.restate({"answer": message.answer_html, "reasoning": message.reasoning_html})
+            copy.log.words = len(message.content.split())
+            error = message.note if message.state == "failed" else None
+            copy.log.finish(message.state, words[f"phase_{message.state}"], error, asdict(message.numbers))

@@ -1,0 +1,351 @@
+"""The exchange over a Valkey server: one stream that all replicas read, and one for each log that others may follow.
+
+Two connections wait on it: one sends whatever there is, in one round trip at a time; one reads all streams that are of
+interest here. While the server is away, what is to be told waits, logs are told whole once it is back, and everybody
+learns that something may have been missed. Nothing is asked of the server but memory: it may lose all it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from valkey.asyncio import Valkey
+from valkey.exceptions import ValkeyError
+
+from notso.web.replicas.exchange import Body, GrowingLog, Heard, Take
+
+logger = logging.getLogger("notso.web.replicas")
+
+FAILURES = (ValkeyError, OSError, TimeoutError)
+ANSWER_SECONDS = 2.0
+"""A server that does not answer for so long is away."""
+BLOCK_SECONDS = 1.0
+RETRY_SECONDS = 0.25
+SEND_SECONDS = 0.02
+"""Between two round trips that send: what comes meanwhile goes together."""
+READ_SECONDS = 0.005
+CLOSE_SECONDS = 1.0
+MOST_TOLD = 10_000
+"""Of what is told all replicas, on the server; and what waits for it while it is away."""
+MOST_FINISHED = 256
+KEEP_SECONDS = 900
+KEEP_FINISHED_SECONDS = 300
+CLAIM_SECONDS = 6
+RENEW_SECONDS = 2.0
+WHOLE_BYTES = 65_536
+"""Changes of a log are told one by one until they are as large as four times the whole and this; then it is told
+whole, and they are forgotten."""
+
+Entry: TypeAlias = tuple[bytes, dict[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class _Published:
+    """`sent` is the number that the server's stream ends with; -1 where it has to be told whole."""
+
+    log: GrowingLog
+    key: str
+    sent: int = -1
+    whole_bytes: int = 0
+    more_bytes: int = 0
+
+    def after(self) -> int:
+        return -1 if self.more_bytes > 4 * self.whole_bytes + WHOLE_BYTES else self.sent
+
+
+@dataclass(slots=True, eq=False)
+class _Follower:
+    """`at` is the entry that it took last."""
+
+    take: Take
+    at: tuple[int, int] = (0, 0)
+
+
+class ValkeyExchange:
+    """See the module. `url` names the server as its own tools do: valkey://[[user]:password@]host[:port][/database],
+    valkeys:// with TLS, unix:// for a socket; redis:// and rediss:// mean the same."""
+
+    is_shared = True
+
+    def __init__(self, url: str) -> None:
+        self._replica = secrets.token_hex(8)
+        self._bus, self._bell = "notso:bus", f"notso:bell:{self._replica}"
+        self._client = Valkey.from_url(url, socket_timeout=ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS)
+        self._reader = Valkey.from_url(
+            url, socket_timeout=BLOCK_SECONDS + ANSWER_SECONDS, socket_connect_timeout=ANSWER_SECONDS
+        )
+        self._told: deque[bytes] = deque(maxlen=MOST_TOLD)
+        self._published: dict[str, _Published] = {}
+        self._changed: dict[str, None] = {}
+        self._heard: dict[str, list[Heard]] = {}
+        self._followers: dict[str, list[_Follower]] = {}
+        self._claims: dict[str, str] = {}
+        self._at_gap: list[Callable[[], None]] = []
+        self._at: bytes | None = None
+        self._bell_at = b"0-0"
+        self._ring = False
+        self._missed = False
+        self._away = False
+        self._work = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the server did not answer when it was last spoken to."""
+        return self._away
+
+    def tell(self, kind: str, **body: Any) -> None:
+        self._told.append(_as_json({"from": self._replica, "kind": kind, **body}))
+        self._work.set()
+
+    def hear(self, kind: str, heard: Heard) -> None:
+        self._heard.setdefault(kind, []).append(heard)
+
+    def after_a_gap(self, act: Callable[[], None]) -> None:
+        self._at_gap.append(act)
+
+    def publish(self, name: str, log: GrowingLog) -> None:
+        self._published[name] = _Published(log, f"notso:log:{name}")
+        log.at_change = lambda: self._note_change(name)
+        self._note_change(name)
+
+    @contextmanager
+    def following(self, name: str, take: Take) -> Iterator[None]:
+        key, follower = f"notso:log:{name}", _Follower(take)
+        self._followers.setdefault(key, []).append(follower)
+        self._ring = True  # the reading connection waits, and must look at one stream more
+        self._work.set()
+        try:
+            yield
+        finally:
+            self._followers[key].remove(follower)
+            if not self._followers[key]:
+                del self._followers[key]
+
+    async def claim(self, name: str, holder: str) -> str:
+        key = f"notso:claim:{name}"
+        try:
+            if not await self._client.set(key, holder, nx=True, ex=CLAIM_SECONDS):
+                found = await self._client.get(key)
+                if found is not None and found.decode() != holder:
+                    return str(found.decode())
+        except FAILURES as error:
+            self._is_away(error)
+        self._claims[name] = holder
+        return ""
+
+    def release(self, name: str) -> None:
+        if self._claims.pop(name, None) is not None:
+            self._forget_soon(f"notso:claim:{name}")
+
+    async def is_held(self, name: str) -> bool:
+        try:
+            return bool(await self._client.exists(f"notso:claim:{name}"))
+        except FAILURES:
+            return True
+
+    async def remember(self, name: str, value: str, seconds: float) -> None:
+        with suppress(*FAILURES):
+            await self._client.set(f"notso:value:{name}", value, ex=max(1, int(seconds)))
+
+    async def recall(self, name: str) -> str | None:
+        try:
+            found = await self._client.get(f"notso:value:{name}")
+        except FAILURES:
+            return None
+        return found.decode() if found is not None else None
+
+    async def forget(self, name: str) -> None:
+        with suppress(*FAILURES):
+            await self._client.delete(f"notso:value:{name}")
+
+    def start(self) -> None:
+        if not self._tasks:
+            self._tasks = [asyncio.create_task(each()) for each in (self._send, self._receive, self._renew)]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(*FAILURES):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                if not self._away:
+                    await self._flush()
+                    await self._client.delete(self._bell, *(f"notso:claim:{name}" for name in self._claims))
+        for client in (self._client, self._reader):
+            with suppress(*FAILURES):
+                await client.aclose()
+
+    def _note_change(self, name: str) -> None:
+        self._changed[name] = None
+        self._work.set()
+
+    def _forget_soon(self, key: str) -> None:
+        task = asyncio.create_task(self._delete(key))
+        self._tasks.append(task)
+        task.add_done_callback(self._tasks.remove)
+
+    async def _delete(self, key: str) -> None:
+        with suppress(*FAILURES):
+            await self._client.delete(key)
+
+    async def _send(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            try:
+                await self._flush()
+            except FAILURES as error:
+                self._is_away(error)
+                await asyncio.sleep(RETRY_SECONDS)
+                self._work.set()
+            else:
+                self._is_back()
+                await asyncio.sleep(SEND_SECONDS)
+
+    async def _flush(self) -> None:
+        """Send all there is in one round trip. What fails stays, and may then be told twice: a copy takes no change
+        twice, and who is told to stop twice, stops."""
+        told, names, ring = len(self._told), list(self._changed), self._ring
+        self._changed.clear()
+        pipe = self._client.pipeline(transaction=False)
+        for body in list(self._told):
+            pipe.xadd(self._bus, {b"json": body}, maxlen=MOST_TOLD, approximate=True)
+        sent: list[tuple[_Published, int, int, bool]] = []
+        for name in names:
+            each = self._published[name]
+            after, number, finished = each.after(), each.log.number, each.log.finished
+            body = _as_json({"after": after, "number": number, "finished": finished, **each.log.changes(after)})
+            if after < 0:
+                pipe.xadd(each.key, {b"json": body}, maxlen=1, approximate=False)
+            else:
+                pipe.xadd(each.key, {b"json": body}, nomkstream=True)
+            pipe.expire(each.key, KEEP_FINISHED_SECONDS if finished else KEEP_SECONDS)
+            sent.append((each, number, len(body), after < 0))
+        if ring:
+            pipe.xadd(self._bell, {b"json": b"{}"}, maxlen=1, approximate=False)
+            pipe.expire(self._bell, KEEP_SECONDS)
+        try:
+            results = await pipe.execute()
+        except BaseException:
+            for each, *_ in sent:
+                each.sent = -1
+            self._changed |= dict.fromkeys(names)
+            self._drop_old()
+            raise
+        self._ring = self._ring and not ring
+        for _ in range(min(told, len(self._told))):
+            self._told.popleft()
+        for name, (each, number, size, whole), added in zip(names, sent, results[told::2], strict=False):
+            each.sent = number if added is not None else -1  # None: the server has lost what it had of it
+            each.whole_bytes, each.more_bytes = (size, 0) if whole else (each.whole_bytes, each.more_bytes + size)
+            if each.sent < 0 or each.sent != each.log.number:
+                self._note_change(name)
+            elif each.log.finished and self._published.get(name) is each:
+                del self._published[name]
+
+    def _drop_old(self) -> None:
+        """Of logs that have ended and could not be told, some are held on to: their readers have the database."""
+        finished = [name for name, each in self._published.items() if each.log.finished]
+        for name in finished[: max(0, len(finished) - MOST_FINISHED)]:
+            del self._published[name]
+            self._changed.pop(name, None)
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                await self._read()
+                await asyncio.sleep(READ_SECONDS)
+            except FAILURES as error:
+                self._is_away(error)
+                self._missed = True
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _read(self) -> None:
+        """Whatever has come to any stream of interest, or nothing within a second."""
+        if self._at is None:
+            last: list[Entry] = await self._reader.xrevrange(self._bus, count=1)
+            self._at = last[0][0] if last else b"0-0"
+        streams: dict[Any, Any] = {self._bus: self._at, self._bell: self._bell_at}
+        for key, followers in self._followers.items():
+            streams[key] = b"%d-%d" % min(each.at for each in followers)
+        found = await self._reader.xread(streams, block=int(1000 * BLOCK_SECONDS))
+        if self._missed:
+            self._missed = False
+            self._is_back()
+            for act in self._at_gap:
+                act()
+        for key, entries in found or ():
+            self._take(key.decode(), entries)
+
+    def _take(self, key: str, entries: list[Entry]) -> None:
+        last = entries[-1][0]
+        if key == self._bell:
+            self._bell_at = last
+        elif key == self._bus:
+            self._at = last
+            for body in _bodies(entries):
+                if body.get("from") != self._replica:
+                    for heard in self._heard.get(str(body.get("kind")), ()):
+                        _safely(heard, body)
+        for follower in list(self._followers.get(key, ())):
+            new = [entry for entry in entries if _number(entry) > follower.at]
+            follower.at = _number(entries[-1])
+            if not all(_safely(follower.take, body) for body in _bodies(new)):
+                follower.at = 0, 0
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            if self._claims:
+                with suppress(*FAILURES):
+                    pipe = self._client.pipeline(transaction=False)
+                    for name in self._claims:
+                        pipe.expire(f"notso:claim:{name}", CLAIM_SECONDS)
+                    await pipe.execute()
+
+    def _is_away(self, error: BaseException) -> None:
+        if not self._away:
+            logger.warning("Valkey cannot be reached, this replica goes on alone: %s", error or type(error).__name__)
+        self._away = True
+
+    def _is_back(self) -> None:
+        if self._away:
+            logger.warning("Valkey is there again")
+        self._away = False
+
+
+def _number(entry: Entry) -> tuple[int, int]:
+    milliseconds, _, more = entry[0].partition(b"-")
+    return int(milliseconds), int(more)
+
+
+def _as_json(body: Body) -> bytes:
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def _bodies(entries: list[Entry]) -> Iterator[Body]:
+    for _, fields in entries:
+        try:
+            body = json.loads(fields[b"json"])
+        except (KeyError, ValueError):
+            continue  # of another program
+        if isinstance(body, dict):
+            yield body
+
+
+def _safely(act: Callable[[Body], bool | None], body: Body) -> bool:
+    """What another replica says must not end the reading. A failure counts as taken: it would fail again."""
+    try:
+        return act(body) is not False
+    except Exception:
+        logger.exception("what another replica told could not be used")
+        return True

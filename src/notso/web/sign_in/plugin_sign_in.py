@@ -1,0 +1,35 @@
+"""Signing in by a plugin: it is shown a request's headers and the other end's address, and names who that is."""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import Request
+
+from notso.plugins.errors import PluginError
+from notso.plugins.process import PluginProcess
+from notso.web.edge.access import Caller
+from notso.web.values.plugin_call import call_plugin
+
+SIGN_IN_SECONDS = 5.0
+_NAME = re.compile(r"[\w.@+-]{1,128}")
+
+
+class PluginSignIn:
+    """Where the plugin is off, it knows nobody: the server's own key is what is left."""
+
+    def __init__(self, process: PluginProcess) -> None:
+        self._process = process
+
+    async def __call__(self, request: Request) -> Caller | None:
+        given = {
+            "address": request.client.host if request.client else "",
+            "headers": {name.lower(): value for name, value in request.headers.items()},
+        }
+        try:
+            name = await call_plugin(self._process, "sign_in", given, "signing in", SIGN_IN_SECONDS)
+        except PluginError:
+            return None
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            return None
+        return Caller(f"{self._process.name}:{name}", name)

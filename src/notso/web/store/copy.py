@@ -1,0 +1,161 @@
+"""All conversations from one database to another, whichever they are, verified before they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from notso.web.store.opening import store_at
+from notso.web.store.sql.database import Database, Value
+from notso.web.store.sql.rows import message_of
+from notso.web.store.sql.store import SQLStore
+from notso.web.values.errors import StorageError
+from notso.web.values.settings import is_postgres
+
+ROWS_AT_ONCE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that both databases have: its columns in order, those that are truths, and by what a row is found."""
+
+    name: str
+    columns: tuple[str, ...]
+    key: tuple[str, ...]
+    truths: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """How many rows a table has, and the digest of what is in them: the sum of the SHA-256 of each, which is the same
+    in whatever order they are read."""
+
+    table: str
+    rows: int
+    digest: str
+
+
+_CHATS = (
+    "id owner title thinking prompt_date created_ms updated_ms pinned settings chosen_root trash_id unread archived"
+    " temporary"
+)
+_MESSAGES = (
+    "id chat_id owner parent_id position role content reasoning state generation_id idempotency_key note prompt_tokens"
+    " cached_tokens completion_tokens reasoning_tokens prompt_ms completion_ms thinking_ms queue_ms first_token_ms"
+    " answer_html reasoning_html renderer created_ms kind chosen_child edited attachments dropped_messages trash_id"
+    " tool_uses"
+)
+TABLES = (
+    Table(
+        "chats",
+        tuple(_CHATS.split()),
+        ("id",),
+        frozenset({"thinking", "pinned", "unread", "archived", "temporary"}),
+    ),
+    Table("messages", tuple(_MESSAGES.split()), ("id",), frozenset({"edited"})),
+    Table("trash", ("id", "owner", "chat_id", "kind", "settings", "chosen_root", "thrown_ms"), ("id",)),
+    Table("preferences", ("owner", "settings"), ("owner",)),
+    Table("prompts", ("owner", "name", "kind", "text"), ("owner", "name")),
+    Table("responses", ("id", "owner", "previous_id", "body", "conversation", "created_ms", "input"), ("rowid",)),
+)
+"""What of a row is missing here a database makes itself: words to be found, and whose an unfinished answer is."""
+
+
+def copy_conversations(source: str, target: str) -> tuple[Copied, ...]:
+    """Copy all of a data directory, or of the database at a postgresql:// address, to another that is empty.
+
+    Either all of it is there afterwards, and was read back and compared, or nothing. Raises StorageError: one of them
+    is used by a server, is damaged or cannot be reached, or the target holds something. Raises SettingsError.
+    """
+    return asyncio.run(_copy(_store_of(source, must_exist=True), _store_of(target)))
+
+
+async def _copy(source: SQLStore, target: SQLStore) -> tuple[Copied, ...]:
+    loop = asyncio.get_running_loop()
+
+    def read(from_db: Database) -> tuple[Copied, ...]:
+        with from_db.snapshot():
+            writing = target.write(lambda to_db: _copy_tables(from_db, to_db))
+            return asyncio.run_coroutine_threadsafe(writing, loop).result()
+
+    async with source.alone(), target.alone():
+        return await source.look(read)
+
+
+def _copy_tables(from_db: Database, to_db: Database) -> tuple[Copied, ...]:
+    for table in TABLES:
+        if to_db.execute(f"SELECT 1 AS one FROM {table.name} LIMIT 1").fetchone() is not None:
+            raise StorageError("the target holds something already: choose an empty one; nothing was changed")
+    to_db.parents_may_follow()
+    copied = []
+    for table in TABLES:
+        marks = ", ".join("?" * len(table.columns))
+        into = f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES ({marks})"
+        digest = _Digest(table)
+        for rows in _pages(from_db, table):
+            digest.take(rows)
+            for row in rows:
+                to_db.execute(into, [bool(row[c]) if c in table.truths else row[c] for c in table.columns])
+                if table.name == "chats":
+                    to_db.index_title(row["owner"], row["id"], row["title"])
+                elif table.name == "messages":
+                    to_db.index_message(row["owner"], message_of(row))
+        copied.append(digest.copied)
+    there = tuple(digest_of(to_db, table) for table in TABLES)
+    if there != tuple(copied):
+        raise StorageError("what was written is not what was read: nothing was kept")
+    return there
+
+
+def digest_of(db: Database, table: Table) -> Copied:
+    """What a table holds."""
+    digest = _Digest(table)
+    for rows in _pages(db, table):
+        digest.take(rows)
+    return digest.copied
+
+
+class _Digest:
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._rows = 0
+        self._sum = 0
+
+    def take(self, rows: list[Any]) -> None:
+        for row in rows:
+            values = [bool(row[c]) if c in self._table.truths else row[c] for c in self._table.columns]
+            line = json.dumps(values, ensure_ascii=True, separators=(",", ":")).encode()
+            self._sum = (self._sum + int.from_bytes(hashlib.sha256(line).digest())) % (1 << 256)
+            self._rows += 1
+
+    @property
+    def copied(self) -> Copied:
+        return Copied(self._table.name, self._rows, f"{self._sum:064x}")
+
+
+def _pages(db: Database, table: Table) -> Iterator[list[Any]]:
+    """All rows in the order of the key, some at a time."""
+    names = ", ".join(dict.fromkeys((*table.columns, *table.key)))
+    key, marks = ", ".join(table.key), ", ".join("?" * len(table.key))
+    where = ""
+    last: list[Value] = []
+    while True:
+        sql = f"SELECT {names} FROM {table.name}{where} ORDER BY {key} LIMIT {ROWS_AT_ONCE}"
+        rows = db.execute(sql, last).fetchall()
+        if not rows:
+            return
+        yield rows
+        where, last = f" WHERE ({key}) > ({marks})", [rows[-1][name] for name in table.key]
+
+
+def _store_of(place: str, *, must_exist: bool = False) -> SQLStore:
+    if is_postgres(place):
+        return store_at(Path(), place)
+    if must_exist and not (Path(place) / "notso.db").exists():
+        raise StorageError(f"there are no conversations in {place}")
+    return store_at(Path(place), None)

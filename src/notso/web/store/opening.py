@@ -1,0 +1,52 @@
+"""Which database keeps the conversations: a directory's own, or one that was named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.values.errors import SettingsError
+from notso.web.values.settings import NO_POSTGRES, is_postgres
+
+if TYPE_CHECKING:
+    from notso.web.store.postgres.store import PostgresStore
+
+WITHOUT_EXTRA = "PostgreSQL needs the extra of that name: pip install 'notso-smollm3-bot[postgres]'"
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFacts:
+    """What a PostgreSQL server says of itself. `loses`: a setting that is off, so that what was kept may be lost."""
+
+    version: str
+    connections: int
+    loses: str
+
+
+def store_at(directory: Path, database_url: str | None) -> SQLiteStore | PostgresStore:
+    """A store that is not open yet. Raises SettingsError: what PostgreSQL needs is not installed; and StorageError: its
+    address cannot be read."""
+    if database_url is None:
+        return SQLiteStore(directory)
+    try:
+        from notso.web.store.postgres.store import PostgresStore
+    except ImportError as error:
+        raise SettingsError(WITHOUT_EXTRA, setting="database_url") from error
+    return PostgresStore(database_url)
+
+
+def database_facts(database_url: str) -> DatabaseFacts:
+    """Ask the database, and change nothing. Raises StorageError and SettingsError."""
+    if not is_postgres(database_url):
+        raise SettingsError(NO_POSTGRES, setting="database_url")
+    try:
+        from notso.web.store.postgres.connection import ask_server
+    except ImportError as error:
+        raise SettingsError(WITHOUT_EXTRA, setting="database_url") from error
+    version, connections, fsync, full_page_writes = ask_server(
+        database_url, ("server_version", "max_connections", "fsync", "full_page_writes")
+    )
+    loses = "fsync" if fsync == "off" else "full_page_writes" if full_page_writes == "off" else ""
+    return DatabaseFacts(f"PostgreSQL {version.split()[0]}", int(connections), loses)

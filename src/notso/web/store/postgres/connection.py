@@ -1,0 +1,275 @@
+"""Connections to PostgreSQL: how they are made and pooled, and what is said when the database is away."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import Connection, errors
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import DictRow, dict_row
+from psycopg.types.string import StrDumperUnknown
+from psycopg_pool import ConnectionPool, PoolTimeout
+
+from notso.web.store.postgres.database import PostgresDatabase
+from notso.web.store.postgres.migrations import MIGRATIONS, SCHEMA_VERSION
+from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError, StorageFullError
+
+logger = logging.getLogger("notso.web.store")
+logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # each attempt to reach a database that is away
+
+T = TypeVar("T")
+
+SCHEMA = "notso"
+OLDEST_VERSION = 130_000
+CONNECT_SECONDS = 3
+PATIENCE_SECONDS = 3.0  # for a connection
+SHORT_PATIENCE_SECONDS = 0.5  # while the database is known to be away, so that nobody waits in a line for it
+RECONNECT_SECONDS = 0.2  # the pool tries for so long; then whoever asks next has it try again
+TRIES = 3
+MIGRATION_LOCK = 0x6E6F74736F  # any number that every release knows
+
+AWAY = "the database of conversations does not answer just now: nothing was lost, please try again"
+FAILED = "the conversations cannot be read or written just now"
+
+_SETTINGS = (
+    f"SET search_path = {SCHEMA}",
+    "SET statement_timeout = '30s'",
+    "SET lock_timeout = '10s'",
+    "SET idle_in_transaction_session_timeout = '30s'",
+    "SET client_min_messages = warning",
+)
+_DEFAULTS = {
+    "application_name": "notso",
+    "client_encoding": "utf8",
+    "connect_timeout": str(CONNECT_SECONDS),
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+
+
+class _EscapedText(StrDumperUnknown):
+    """PostgreSQL's text holds any character but U+0000. That is written as U+0001 and a 0, U+0001 itself with a 1."""
+
+    def dump(self, obj: str) -> Buffer | None:
+        if "\x00" in obj or "\x01" in obj:
+            obj = obj.replace("\x01", "\x011").replace("\x00", "\x010")
+        return super().dump(obj)
+
+
+class _PlainText(Loader):
+    """What `_EscapedText` wrote."""
+
+    def load(self, data: Buffer) -> str:
+        text = bytes(data).decode()
+        return text.replace("\x010", "\x00").replace("\x011", "\x01") if "\x01" in text else text
+
+
+class Connections:
+    """A pool of at most `most` connections to the database at `url`, for the process that is called `replica`.
+
+    Used by threads. Every method may raise StorageError.
+    """
+
+    def __init__(self, url: str, most: int, replica: str) -> None:
+        self._replica = replica
+        self._url = url
+        self._is_away = False
+        self._pool: ConnectionPool[Connection[DictRow]] = ConnectionPool(
+            url,
+            kwargs={**_defaults_for(url), "autocommit": True, "row_factory": dict_row},
+            min_size=1,
+            max_size=most,
+            open=False,
+            configure=_configure,
+            timeout=PATIENCE_SECONDS,
+            reconnect_timeout=RECONNECT_SECONDS,
+            name="notso",
+        )
+
+    def open(self) -> None:
+        """Reach the database and bring its schema up to date. Raises DataDirectoryNewerError, too."""
+        with storage_errors():
+            with connect(self._url) as connection:
+                check(connection)
+                migrate(connection)
+            self._pool.open()
+
+    def close(self) -> None:
+        """Let all connections go."""
+        self._pool.close(timeout=PATIENCE_SECONDS)
+
+    def write(self, work: Callable[[PostgresDatabase], T]) -> T:
+        """Run `work` in one transaction, and again where another one was in its way or it could not begin."""
+        with storage_errors():
+            for left in reversed(range(TRIES)):
+                begun = False
+                try:
+                    with self._connection() as connection, connection.transaction():
+                        begun = True
+                        return work(PostgresDatabase(connection, self._replica))
+                except (errors.UniqueViolation, errors.DeadlockDetected, errors.SerializationFailure):
+                    if not left:
+                        raise
+                except psycopg.OperationalError as error:
+                    if begun or not left or isinstance(error, PoolTimeout):
+                        raise
+            raise StorageError(FAILED)
+
+    def look(self, work: Callable[[PostgresDatabase], T]) -> T:
+        """Run `work`, which only reads, and again where its connection turns out to be broken."""
+        with storage_errors():
+            try:
+                with self._connection() as connection:
+                    return work(PostgresDatabase(connection, self._replica))
+            except (PoolTimeout, errors.QueryCanceled):
+                raise
+            except psycopg.OperationalError:
+                with self._connection() as connection:
+                    return work(PostgresDatabase(connection, self._replica))
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Connection[DictRow]]:
+        """One of the pool. After a restart of the database all that were idle are broken: the first that is found so
+        has all of them replaced."""
+        try:
+            connection = self._pool.getconn(SHORT_PATIENCE_SECONDS if self._is_away else PATIENCE_SECONDS)
+        except PoolTimeout:
+            self._note_away(True)
+            raise
+        try:
+            yield connection
+            self._note_away(False)
+        except psycopg.OperationalError:
+            if connection.closed:
+                self._pool.check()
+            raise
+        finally:
+            self._pool.putconn(connection)
+
+    def _note_away(self, is_away: bool) -> None:
+        if is_away != self._is_away:
+            self._is_away = is_away
+            logger.warning("the database of conversations %s", "is away" if is_away else "is back")
+
+
+def connect(url: str) -> Connection[tuple[Any, ...]]:
+    """One connection, by itself. Raises StorageError, which says why there is none."""
+    try:
+        return Connection.connect(url, **_defaults_for(url), autocommit=True)
+    except psycopg.OperationalError as error:
+        raise StorageError(f"the database of conversations cannot be reached: {_reason(error)}") from error
+
+
+def ask_server(url: str, settings: Sequence[str]) -> list[str]:
+    """How those are set, where this program may use the database at all. Raises StorageError."""
+    with storage_errors(), connect(url) as connection:
+        check(connection)
+        rows = [connection.execute("SELECT current_setting(%s)", (name,)).fetchone() for name in settings]
+    return [str(row[0]) for row in rows if row is not None]
+
+
+def migrate(connection: Connection[Any]) -> None:
+    """Run the steps that are missing, each in one transaction, while no other process does. A schema that is up to date
+    is not touched. Raises DataDirectoryNewerError."""
+    version = _version(connection)
+    while version < SCHEMA_VERSION:
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
+            version = _version(connection)  # another process may have been first
+            if version >= SCHEMA_VERSION:
+                break
+            if version == 0:
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}".encode())
+                connection.execute(f"CREATE TABLE {SCHEMA}.schema_version (version INTEGER NOT NULL)".encode())
+                connection.execute(f"INSERT INTO {SCHEMA}.schema_version VALUES (0)".encode())
+            connection.execute(f"SET LOCAL search_path = {SCHEMA}".encode())
+            connection.execute(MIGRATIONS[version].encode())
+            version += 1
+            connection.execute(f"UPDATE {SCHEMA}.schema_version SET version = %s".encode(), (version,))
+    if version > SCHEMA_VERSION:
+        raise DataDirectoryNewerError(
+            "the conversations were written by a newer notso: please upgrade; nothing was changed"
+        )
+
+
+@contextlib.contextmanager
+def storage_errors() -> Iterator[None]:
+    """Turn what PostgreSQL says into our own errors, without addresses, names or SQL."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if not isinstance(error, PoolTimeout):  # that the database is away was said already
+            logger.error("database: %s (%s)", type(error).__name__, error.sqlstate or "no state")
+        raise _storage_error(error) from error
+
+
+def _storage_error(error: psycopg.Error) -> StorageError:
+    match error:
+        case errors.DiskFull() | errors.OutOfMemory():
+            return StorageFullError("the disk of the database is full: free some space, nothing was lost")
+        case errors.DataCorrupted() | errors.IndexCorrupted():
+            return StorageDamagedError("the database of conversations is damaged: put a backup in its place")
+        case errors.ReadOnlySqlTransaction():
+            return StorageError("the database of conversations is a standby, which only reads: ask its primary")
+        case errors.InsufficientPrivilege():
+            return StorageError("the database of conversations does not let this user do that")
+        case psycopg.OperationalError():  # PoolTimeout is one
+            return StorageError(AWAY)
+        case _:
+            return StorageError(FAILED)
+
+
+def check(connection: Connection[Any]) -> None:
+    """Raise StorageError where the server is too old, or the database cannot hold every text."""
+    if connection.info.server_version < OLDEST_VERSION:
+        raise StorageError("the database of conversations needs PostgreSQL 13 or newer")
+    encoding = connection.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise StorageError(f"the database of conversations must be encoded as UTF8, and is {encoding}")
+
+
+def _version(connection: Connection[Any]) -> int:
+    """Of the schema; 0 where there is none."""
+    # Not by to_regclass, which may remember from before a lock was waited for that there was none.
+    there = connection.execute(
+        "SELECT 1 FROM pg_catalog.pg_tables WHERE schemaname = %s AND tablename = 'schema_version'", (SCHEMA,)
+    )
+    if there.fetchone() is None:
+        return 0
+    row = connection.execute(f"SELECT version FROM {SCHEMA}.schema_version".encode()).fetchone()
+    return int(row[0]) if row is not None else 0
+
+
+def _configure(connection: Connection[Any]) -> None:
+    for setting in _SETTINGS:
+        connection.execute(setting.encode())
+    # What is acknowledged must be on disk, whatever the database's own default is.
+    connection.execute(
+        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+    )
+    connection.adapters.register_dumper(str, _EscapedText)
+    for name in ("text", "varchar"):
+        connection.adapters.register_loader(name, _PlainText)
+
+
+def _defaults_for(url: str) -> dict[str, Any]:
+    """What the address does not say itself. Raises StorageError where it is none."""
+    try:
+        said = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise StorageError("the address of the database cannot be read: postgresql://USER@HOST/NAME") from error
+    return {name: value for name, value in _DEFAULTS.items() if name not in said}
+
+
+def _reason(error: psycopg.Error) -> str:
+    """The first line of what the library says, which may name host, user and database, and no password."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip().rstrip(".") if lines else type(error).__name__

@@ -1,0 +1,179 @@
+"""A PostgreSQL connection as the common statements see it, and the leases of those who write answers.
+
+A process that writes answers has a row in `replicas`, which says until when by the clock of the database. Its lease
+also counts from the moment the database was started, for while that is away nobody can renew anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from psycopg import Connection
+from psycopg.rows import DictRow
+
+from notso.web.store.postgres.words import query_of, snippet_of, vector_of
+from notso.web.store.protocol import LEASE_SECONDS, Heartbeat, Orphan, SearchHit, StoredMessage
+from notso.web.store.sql.database import Database, Rows, Value
+
+FORGOTTEN_DAYS = 30  # caches on the disk of a process that has been away longer are its operator's
+
+_UNFINISHED = "state IN ('queued', 'running')"
+
+_FIND = """
+SELECT words.chat_id, words.message_id, chats.title, coalesce(messages.content, chats.title) AS text
+FROM words
+JOIN chats ON chats.id = words.chat_id AND chats.trash_id IS NULL AND NOT chats.temporary
+LEFT JOIN messages ON messages.id = words.message_id
+WHERE words.words @@ ?::tsquery AND words.owner = ? AND messages.trash_id IS NULL
+ORDER BY words.message_id IS NOT NULL, ts_rank(words.words, ?::tsquery) DESC, words.message_id DESC LIMIT ?
+"""
+
+
+class PostgresDatabase(Database):
+    """One connection, for the process that is called `replica`."""
+
+    for_update = " FOR UPDATE"
+
+    def __init__(self, connection: Connection[DictRow], replica: str) -> None:
+        self._connection = connection
+        self._replica = replica
+
+    def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
+        return self._connection.execute(sql.replace("?", "%s").encode(), parameters)
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[None]:
+        with self._connection.transaction():
+            self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            yield
+
+    def parents_may_follow(self) -> None:
+        self.execute("SET CONSTRAINTS ALL DEFERRED")
+
+    # ---- words
+
+    def index_title(self, owner: str, chat_id: str, title: str) -> None:
+        self.execute("DELETE FROM words WHERE chat_id = ? AND owner = ? AND message_id IS NULL", (chat_id, owner))
+        self.execute(
+            "INSERT INTO words (owner, chat_id, words) VALUES (?, ?, ?::tsvector)", (owner, chat_id, vector_of(title))
+        )
+
+    def index_message(self, owner: str, message: StoredMessage) -> None:
+        self.execute(
+            "INSERT INTO words (owner, chat_id, message_id, words) VALUES (?, ?, ?, ?::tsvector)"
+            " ON CONFLICT (message_id) DO UPDATE SET words = excluded.words",
+            (owner, message.chat_id, message.id, vector_of(message.content)),
+        )
+
+    def remove_chat(self, chat_id: str) -> None:
+        """The words go with their chat."""
+
+    def remove_message(self, message_id: str) -> None:
+        """The words go with their message."""
+
+    def find(self, owner: str, query: str, limit: int) -> list[SearchHit]:
+        wanted = query_of(query)
+        if not wanted:
+            return []
+        rows = self.execute(_FIND, (wanted, owner, wanted, limit))
+        return [
+            SearchHit(row["chat_id"], row["message_id"], row["title"], snippet_of(row["text"], query)) for row in rows
+        ]
+
+    # ---- leases
+
+    def take(self, owner: str, message_id: str) -> None:
+        self.execute(
+            f"UPDATE messages SET holder = ? WHERE id = ? AND owner = ? AND {_UNFINISHED}",
+            (self._replica, message_id, owner),
+        )
+
+    def interrupt_expired(self, owner: str, chat_id: str) -> None:
+        """It becomes an orphan, which the next heartbeat of any process finds."""
+        self.execute(
+            "WITH ended AS (UPDATE messages SET state = 'interrupted', holder = NULL"
+            f" WHERE chat_id = ? AND owner = ? AND {_UNFINISHED} AND holder <> ? AND {_gone()} RETURNING *)"
+            " INSERT INTO orphans (generation_id, owner, chat_id, message_id)"
+            " SELECT generation_id, owner, chat_id, id FROM ended ON CONFLICT DO NOTHING",
+            (chat_id, owner, self._replica),
+        )
+
+    def holds(self, message_id: str) -> bool:
+        found = self.execute("SELECT 1 AS yes FROM messages WHERE id = ? AND holder = ?", (message_id, self._replica))
+        return found.fetchone() is not None
+
+    def let_go(self, message_id: str) -> None:
+        self.execute("UPDATE messages SET holder = NULL WHERE id = ? AND holder = ?", (message_id, self._replica))
+
+    def renew(self) -> None:
+        """This process is there for so long more."""
+        self.execute(
+            f"INSERT INTO replicas (id, expires) VALUES (?, clock_timestamp() + {_lease()})"
+            " ON CONFLICT (id) DO UPDATE SET expires = excluded.expires",
+            (self._replica,),
+        )
+
+    def heartbeat(self, running: Collection[str]) -> Heartbeat:
+        """See ChatStore. Of two that find the same orphan one gets it."""
+        self.renew()
+        ended = self.execute(
+            "UPDATE messages SET state = CASE WHEN " + _UNFINISHED + " THEN 'interrupted' ELSE state END, holder = NULL"
+            f" WHERE id IN (SELECT id FROM messages WHERE holder IS NOT NULL AND {_gone()} FOR UPDATE SKIP LOCKED)"
+            " RETURNING owner, chat_id, id AS message_id, generation_id"
+        ).fetchall()
+        ended += self.execute(
+            "DELETE FROM orphans WHERE generation_id IN (SELECT generation_id FROM orphans FOR UPDATE SKIP LOCKED)"
+            " RETURNING owner, chat_id, message_id, generation_id"
+        ).fetchall()
+        self.execute(
+            "DELETE FROM replicas WHERE expires < clock_timestamp() - interval '1 hour'"
+            " AND pg_postmaster_start_time() < clock_timestamp() - interval '1 hour'"
+        )
+        return Heartbeat(tuple(Orphan(**row) for row in ended), self._lost(running))
+
+    def leave(self) -> None:
+        """This process goes: what it has not finished is interrupted."""
+        self.execute(
+            f"UPDATE messages SET state = 'interrupted', holder = NULL WHERE holder = ? AND {_UNFINISHED}",
+            (self._replica,),
+        )
+        self.execute("DELETE FROM replicas WHERE id = ?", (self._replica,))
+
+    def others(self) -> int:
+        """How many other processes use the database just now."""
+        row = self.execute(
+            "SELECT count(*) AS n FROM replicas WHERE id <> ? AND expires > clock_timestamp()", (self._replica,)
+        ).fetchone()
+        return int(row["n"])
+
+    def _lost(self, running: Collection[str]) -> frozenset[str]:
+        if not running:
+            return frozenset()
+        rows = self._connection.execute(
+            "SELECT generation_id FROM messages WHERE generation_id = ANY(%s) AND state <> 'interrupted'",
+            (list(running),),
+        )
+        return frozenset(running) - {row["generation_id"] for row in rows}
+
+    # ---- what is deleted for good
+
+    def forget(self, owner: str, first_message_id: str) -> None:
+        self.execute("INSERT INTO forgotten (owner, first_message_id) VALUES (?, ?)", (owner, first_message_id))
+
+    def forgotten(self, after: int) -> list[Any]:
+        """Conversations that were deleted for good, by any process, since that number; and theirs."""
+        self.execute(f"DELETE FROM forgotten WHERE since < clock_timestamp() - interval '{FORGOTTEN_DAYS} days'")
+        return self.execute(
+            "SELECT number, owner, first_message_id FROM forgotten WHERE number > ? ORDER BY number", (after,)
+        ).fetchall()
+
+
+def _lease() -> str:
+    return f"interval '{LEASE_SECONDS} seconds'"
+
+
+def _gone() -> str:
+    alive = f"greatest(expires, pg_postmaster_start_time() + {_lease()}) > clock_timestamp()"
+    return f"holder NOT IN (SELECT id FROM replicas WHERE {alive})"

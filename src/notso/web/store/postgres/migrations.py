@@ -1,0 +1,135 @@
+"""The schema, as numbered steps that only go forward. A released step is never edited.
+
+Identifiers and texts are compared by their bytes, as SQLite does, whatever the locale of the database.
+"""
+
+from __future__ import annotations
+
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE chats (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        title TEXT COLLATE "C" NOT NULL,
+        thinking BOOLEAN NOT NULL,
+        prompt_date TEXT COLLATE "C" NOT NULL,
+        created_ms BIGINT NOT NULL,
+        updated_ms BIGINT NOT NULL,
+        pinned BOOLEAN NOT NULL DEFAULT FALSE,
+        settings TEXT COLLATE "C" NOT NULL DEFAULT '{}',
+        chosen_root TEXT COLLATE "C",
+        trash_id TEXT COLLATE "C",
+        unread BOOLEAN NOT NULL DEFAULT FALSE,
+        archived BOOLEAN NOT NULL DEFAULT FALSE,
+        temporary BOOLEAN NOT NULL DEFAULT FALSE
+    );
+    CREATE INDEX chats_by_use ON chats (owner, updated_ms DESC);
+    CREATE INDEX chats_in_trash ON chats (trash_id) WHERE trash_id IS NOT NULL;
+    CREATE INDEX temporary_chats ON chats (updated_ms) WHERE temporary;
+
+    CREATE TABLE messages (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        chat_id TEXT COLLATE "C" NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        owner TEXT COLLATE "C" NOT NULL,
+        parent_id TEXT COLLATE "C" REFERENCES messages (id) ON DELETE CASCADE DEFERRABLE,
+        position BIGINT NOT NULL,
+        role TEXT COLLATE "C" NOT NULL CHECK (role IN ('user', 'assistant')),
+        content TEXT COLLATE "C" NOT NULL,
+        reasoning TEXT COLLATE "C" NOT NULL DEFAULT '',
+        state TEXT COLLATE "C" NOT NULL
+            CHECK (state IN ('queued', 'running', 'done', 'stopped', 'failed', 'interrupted')),
+        generation_id TEXT COLLATE "C" UNIQUE,
+        idempotency_key TEXT COLLATE "C",
+        note TEXT COLLATE "C" NOT NULL DEFAULT '',
+        prompt_tokens BIGINT NOT NULL DEFAULT 0,
+        cached_tokens BIGINT NOT NULL DEFAULT 0,
+        completion_tokens BIGINT NOT NULL DEFAULT 0,
+        reasoning_tokens BIGINT NOT NULL DEFAULT 0,
+        prompt_ms DOUBLE PRECISION NOT NULL DEFAULT 0,
+        completion_ms DOUBLE PRECISION NOT NULL DEFAULT 0,
+        thinking_ms DOUBLE PRECISION NOT NULL DEFAULT 0,
+        queue_ms DOUBLE PRECISION NOT NULL DEFAULT 0,
+        first_token_ms DOUBLE PRECISION NOT NULL DEFAULT 0,
+        answer_html TEXT COLLATE "C" NOT NULL DEFAULT '',
+        reasoning_html TEXT COLLATE "C" NOT NULL DEFAULT '',
+        renderer BIGINT NOT NULL DEFAULT 0,
+        created_ms BIGINT NOT NULL,
+        kind TEXT COLLATE "C" NOT NULL DEFAULT 'turn' CHECK (kind IN ('turn', 'summary')),
+        chosen_child TEXT COLLATE "C",
+        edited BOOLEAN NOT NULL DEFAULT FALSE,
+        attachments TEXT COLLATE "C" NOT NULL DEFAULT '[]',
+        dropped_messages BIGINT NOT NULL DEFAULT 0,
+        trash_id TEXT COLLATE "C",
+        tool_uses TEXT COLLATE "C" NOT NULL DEFAULT '[]',
+        holder TEXT COLLATE "C"
+    );
+    CREATE INDEX messages_in_order ON messages (chat_id, position);
+    CREATE INDEX messages_by_parent ON messages (parent_id);
+    CREATE INDEX messages_in_trash ON messages (trash_id) WHERE trash_id IS NOT NULL;
+    CREATE INDEX messages_by_holder ON messages (holder) WHERE holder IS NOT NULL;
+    CREATE UNIQUE INDEX one_question_per_key ON messages (owner, idempotency_key) WHERE idempotency_key IS NOT NULL;
+    CREATE UNIQUE INDEX one_turn_per_chat ON messages (chat_id)
+        WHERE state IN ('queued', 'running') AND trash_id IS NULL;
+
+    CREATE TABLE trash (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        chat_id TEXT COLLATE "C" NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        kind TEXT COLLATE "C" NOT NULL CHECK (kind IN ('chat', 'messages')),
+        settings TEXT COLLATE "C" NOT NULL,
+        chosen_root TEXT COLLATE "C",
+        thrown_ms BIGINT NOT NULL
+    );
+    CREATE INDEX trash_by_chat ON trash (chat_id);
+
+    CREATE TABLE preferences (owner TEXT COLLATE "C" PRIMARY KEY, settings TEXT COLLATE "C" NOT NULL);
+
+    CREATE TABLE prompts (
+        owner TEXT COLLATE "C" NOT NULL,
+        name TEXT COLLATE "C" NOT NULL,
+        kind TEXT COLLATE "C" NOT NULL CHECK (kind IN ('message', 'instructions')),
+        text TEXT COLLATE "C" NOT NULL,
+        PRIMARY KEY (owner, name)
+    );
+
+    CREATE TABLE responses (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        previous_id TEXT COLLATE "C",
+        body TEXT COLLATE "C" NOT NULL,
+        conversation TEXT COLLATE "C" NOT NULL,
+        created_ms BIGINT NOT NULL,
+        input TEXT COLLATE "C" NOT NULL DEFAULT '[]',
+        rowid BIGINT GENERATED ALWAYS AS IDENTITY
+    );
+    CREATE INDEX responses_in_order ON responses (owner, rowid);
+
+    CREATE TABLE words (
+        owner TEXT COLLATE "C" NOT NULL,
+        chat_id TEXT COLLATE "C" NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        message_id TEXT COLLATE "C" UNIQUE REFERENCES messages (id) ON DELETE CASCADE,
+        words TSVECTOR NOT NULL
+    );
+    CREATE UNIQUE INDEX one_title_per_chat ON words (chat_id) WHERE message_id IS NULL;
+    CREATE INDEX words_by_chat ON words (chat_id);
+    CREATE INDEX words_by_word ON words USING gin (words);
+
+    CREATE TABLE replicas (id TEXT COLLATE "C" PRIMARY KEY, expires TIMESTAMPTZ NOT NULL);
+
+    CREATE TABLE orphans (
+        generation_id TEXT COLLATE "C" PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        chat_id TEXT COLLATE "C" NOT NULL,
+        message_id TEXT COLLATE "C" NOT NULL
+    );
+
+    CREATE TABLE forgotten (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        owner TEXT COLLATE "C" NOT NULL,
+        first_message_id TEXT COLLATE "C" NOT NULL,
+        since TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()
+    );
+    """,
+)
+
+SCHEMA_VERSION = len(MIGRATIONS)

@@ -1,0 +1,94 @@
+"""Conversations in a PostgreSQL database that several processes share. The event loop waits for none of its threads."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from notso.web.store.postgres.connection import Connections
+from notso.web.store.postgres.database import PostgresDatabase
+from notso.web.store.protocol import BACKUP_ELSEWHERE, Conversation, Damage, Heartbeat
+from notso.web.store.sql.database import Database
+from notso.web.store.sql.store import SQLStore
+from notso.web.values.errors import DataDirectoryBusyError, StorageError
+
+T = TypeVar("T")
+
+WRITE_THREADS = 4
+READ_THREADS = 4
+LEASE_THREADS = 1  # a heartbeat stands in no line
+COMMIT_SPREAD = 1000  # what has a higher number may be committed earlier
+
+
+class PostgresStore(SQLStore):
+    """A ChatStore in the database at `url` (see protocol.py for the methods)."""
+
+    damage: Damage = ""
+    read_only = False
+    is_shared = True
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._connections = Connections(url, WRITE_THREADS + READ_THREADS + LEASE_THREADS, uuid.uuid4().hex)
+        self._write_threads = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="notso-db-write")
+        self._read_threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="notso-db-read")
+        self._lease_thread = ThreadPoolExecutor(LEASE_THREADS, thread_name_prefix="notso-db-lease")
+        self._forgotten: set[int] = set()
+        self._is_open = False
+
+    async def open(self) -> None:
+        """Reach the database, bring its schema up to date, and begin with leases. Opening an open store does nothing.
+
+        What a process that has gone left unfinished is interrupted once its lease has run out.
+        """
+        if not self._is_open:
+            await self._in(self._lease_thread, self._connections.open)
+            self._is_open = True
+            await self._in(self._lease_thread, lambda: self._connections.write(PostgresDatabase.renew))
+
+    async def close(self) -> None:
+        """Let all connections go, and the lease. A database that is away sees it run out."""
+        if self._is_open:
+            self._is_open = False
+            try:
+                await self._in(self._lease_thread, lambda: self._connections.write(PostgresDatabase.leave))
+            except StorageError:
+                pass
+            finally:
+                await self._in(self._lease_thread, self._connections.close)
+        for threads in (self._write_threads, self._read_threads, self._lease_thread):
+            threads.shutdown()
+
+    async def heartbeat(self, running: Collection[str]) -> Heartbeat:
+        return await self._in(self._lease_thread, lambda: self._connections.write(lambda db: db.heartbeat(running)))
+
+    async def refuse_company(self) -> None:
+        if await self._in(self._lease_thread, lambda: self._connections.look(PostgresDatabase.others)):
+            raise DataDirectoryBusyError("a server is using the database of conversations: stop it first")
+        await self.heartbeat(())
+
+    async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
+        """Also what others have deleted for good: caches of this process may hold it."""
+        due = await super().thrown_away(seconds, now)
+        since = max(self._forgotten, default=0) - COMMIT_SPREAD
+        rows = await self._in(self._write_threads, lambda: self._connections.write(lambda db: db.forgotten(since)))
+        new = [row for row in rows if row["number"] not in self._forgotten]
+        self._forgotten = {row["number"] for row in rows}
+        return list(dict.fromkeys([*due, *(Conversation(row["owner"], row["first_message_id"]) for row in new)]))
+
+    async def backup(self, target: Path) -> None:
+        """Raises StorageError: PostgreSQL has its own."""
+        raise StorageError(BACKUP_ELSEWHERE)
+
+    async def write(self, work: Callable[[Database], T]) -> T:
+        return await self._in(self._write_threads, lambda: self._connections.write(work))
+
+    async def look(self, work: Callable[[Database], T]) -> T:
+        return await self._in(self._read_threads, lambda: self._connections.look(work))
+
+    async def _in(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(threads, work)

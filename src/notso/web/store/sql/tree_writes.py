@@ -1,0 +1,255 @@
+"""Writing the tree: new turns, new versions, answers written on, choices, summaries. Each runs in one transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from notso.web.store.protocol import (
+    ACTIVE_STATES,
+    Chat,
+    NewMessage,
+    NewTurn,
+    StoredMessage,
+    TurnAccepted,
+    TurnRefused,
+)
+from notso.web.store.sql.database import Database
+from notso.web.store.sql.rows import insert_chat, insert_message, message_of, update_message
+from notso.web.store.tree import branch, line_to
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    id: str
+    parent_id: str | None
+    chosen_child: str | None
+
+
+def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None) -> TurnAccepted | TurnRefused:
+    """See ChatStore."""
+    known = _by_key(db, owner, turn.idempotency_key)
+    if known is not None:
+        return _repeated(db, owner, known)
+    chat_id = turn.user_message.chat_id
+    if new_chat is not None:
+        insert_chat(db, owner, new_chat)
+        db.index_title(owner, new_chat.id, new_chat.title)
+    refused = _refusal(db, owner, chat_id)
+    if refused is not None:
+        return refused
+    parent: str | None
+    if turn.instead_of is not None:
+        other = _message(db, owner, chat_id, turn.instead_of)
+        if other is None or other.role != "user":
+            return TurnRefused(None)
+        parent = other.parent_id
+    else:
+        shown = _branch(db, owner, chat_id)
+        parent = shown[-1].id if shown else None
+    user_message = replace(turn.user_message, parent_id=parent)
+    assistant_message = replace(turn.assistant_message, parent_id=user_message.id)
+    insert_message(db, owner, user_message, turn.idempotency_key)
+    insert_message(db, owner, assistant_message, None)
+    db.take(owner, assistant_message.id)
+    db.index_message(owner, user_message)
+    _choose(db, owner, chat_id, user_message.id)
+    _touch(db, owner, chat_id)
+    return TurnAccepted(user_message, assistant_message)
+
+
+def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
+    """See ChatStore."""
+    chat_id = new.assistant_message.chat_id
+    known = _by_key(db, owner, new.idempotency_key)
+    if known is not None:
+        return _repeated(db, owner, known)
+    refused = _refusal(db, owner, chat_id)
+    if refused is not None:
+        return refused
+    before = _message(db, owner, chat_id, new.after)
+    if before is None:
+        return TurnRefused(None)
+    assistant_message = replace(new.assistant_message, parent_id=before.id)
+    insert_message(db, owner, assistant_message, new.idempotency_key)
+    db.take(owner, assistant_message.id)
+    _choose(db, owner, chat_id, assistant_message.id)
+    _touch(db, owner, chat_id)
+    return TurnAccepted(before, assistant_message)
+
+
+def resume_message(
+    db: Database, owner: str, chat_id: str, message_id: str, generation_id: str
+) -> TurnAccepted | TurnRefused:
+    """See ChatStore."""
+    refused = _refusal(db, owner, chat_id)
+    if refused is not None:
+        return refused
+    assistant_message = _message(db, owner, chat_id, message_id)
+    user_message = (
+        _message(db, owner, chat_id, assistant_message.parent_id or "") if assistant_message is not None else None
+    )
+    if assistant_message is None or assistant_message.role != "assistant" or user_message is None:
+        return TurnRefused(None)
+    assistant_message = replace(assistant_message, state="queued", generation_id=generation_id, note="")
+    db.execute("UPDATE messages SET generation_id = ? WHERE id = ? AND owner = ?", (generation_id, message_id, owner))
+    update_message(db, owner, assistant_message)
+    db.take(owner, message_id)
+    _touch(db, owner, chat_id)
+    return TurnAccepted(user_message, assistant_message)
+
+
+def edit_message(db: Database, owner: str, chat_id: str, message_id: str, content: str) -> bool:
+    """See ChatStore."""
+    if not _lock(db, owner, chat_id):
+        return False
+    assistant_message = _message(db, owner, chat_id, message_id)
+    if assistant_message is None or assistant_message.role != "assistant" or assistant_message.active:
+        return False
+    uses = tuple(
+        replace(use, content_at=0, round_end=0) for use in assistant_message.tool_uses
+    )  # the new text comes after all calls
+    assistant_message = replace(
+        assistant_message, content=content, tool_uses=uses, renderer=0, answer_html="", reasoning_html=""
+    )
+    update_message(db, owner, assistant_message)
+    db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
+    db.index_message(owner, assistant_message)
+    return True
+
+
+def choose(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
+    """See ChatStore."""
+    if not _lock(db, owner, chat_id) or _message(db, owner, chat_id, message_id) is None:
+        return False
+    _choose(db, owner, chat_id, message_id)
+    return True
+
+
+def remove_summary(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
+    """See ChatStore."""
+    if not _lock(db, owner, chat_id):
+        return False
+    summary = _message(db, owner, chat_id, message_id)
+    if summary is None or summary.kind != "summary" or summary.active:
+        return False
+    above = summary.parent_id
+    db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ? AND owner = ?", (above, message_id, owner))
+    db.execute("UPDATE messages SET chosen_child = ? WHERE id = ? AND owner = ?", (summary.chosen_child, above, owner))
+    db.remove_message(message_id)
+    db.execute("DELETE FROM messages WHERE id = ? AND owner = ?", (message_id, owner))
+    return True
+
+
+def save_message(db: Database, assistant_message: StoredMessage) -> None:
+    """See ChatStore. A finished answer becomes findable."""
+    row = db.execute(
+        "SELECT owner, state, edited FROM messages WHERE id = ? AND chat_id = ? AND generation_id = ?" + db.for_update,
+        (assistant_message.id, assistant_message.chat_id, assistant_message.generation_id),
+    ).fetchone()
+    if row is None or (assistant_message.active and row["state"] not in ACTIVE_STATES):
+        return
+    if not db.holds(assistant_message.id) and (row["state"] != "interrupted" or row["edited"]):
+        return
+    update_message(db, row["owner"], assistant_message)
+    if not assistant_message.active:
+        db.let_go(assistant_message.id)
+        db.index_message(row["owner"], assistant_message)
+
+
+def keep_html(db: Database, messages: Iterable[StoredMessage]) -> None:
+    """See ChatStore."""
+    for m in messages:
+        db.execute(
+            "UPDATE messages SET answer_html = ?, reasoning_html = ?, renderer = ? WHERE id = ? AND chat_id = ?"
+            " AND content = ? AND reasoning = ? AND state NOT IN ('queued', 'running')",
+            (m.answer_html, m.reasoning_html, m.renderer, m.id, m.chat_id, m.content, m.reasoning),
+        )
+
+
+def add_chat(db: Database, owner: str, chat: Chat, messages: Iterable[StoredMessage]) -> None:
+    """See ChatStore."""
+    insert_chat(db, owner, chat)
+    db.index_title(owner, chat.id, chat.title)
+    for message in messages:
+        insert_message(db, owner, message, None)
+        if message.role == "assistant":
+            update_message(db, owner, message)
+            if message.active:
+                db.take(owner, message.id)
+        db.index_message(owner, message)
+
+
+def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
+    """Every choice on the way from the root to this message now leads to it."""
+    line = line_to(_places(db, owner, chat_id), message_id)
+    db.execute("UPDATE chats SET chosen_root = ? WHERE id = ? AND owner = ?", (line[0].id, chat_id, owner))
+    for above, below in pairwise(line):
+        if above.chosen_child != below.id:
+            db.execute("UPDATE messages SET chosen_child = ? WHERE id = ? AND owner = ?", (below.id, above.id, owner))
+
+
+def _branch(db: Database, owner: str, chat_id: str) -> list[_Place]:
+    row = db.execute("SELECT chosen_root FROM chats WHERE id = ? AND owner = ?", (chat_id, owner)).fetchone()
+    return branch(_places(db, owner, chat_id), row["chosen_root"])
+
+
+def _places(db: Database, owner: str, chat_id: str) -> list[_Place]:
+    rows = db.execute(
+        "SELECT id, parent_id, chosen_child FROM messages"
+        " WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position",
+        (chat_id, owner),
+    )
+    return [_Place(row["id"], row["parent_id"], row["chosen_child"]) for row in rows]
+
+
+def _message(db: Database, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
+    row = db.execute(
+        "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL",
+        (message_id, chat_id, owner),
+    ).fetchone()
+    return message_of(row) if row is not None else None
+
+
+def _by_key(db: Database, owner: str, key: str) -> StoredMessage | None:
+    row = db.execute("SELECT * FROM messages WHERE owner = ? AND idempotency_key = ?", (owner, key)).fetchone()
+    return message_of(row) if row is not None else None
+
+
+def _repeated(db: Database, owner: str, known: StoredMessage) -> TurnAccepted:
+    if known.role == "assistant":
+        other = db.execute("SELECT * FROM messages WHERE id = ? AND owner = ?", (known.parent_id, owner)).fetchone()
+        return TurnAccepted(message_of(other), known, repeated=True)
+    other = db.execute(
+        "SELECT * FROM messages WHERE parent_id = ? AND owner = ? AND role = 'assistant' ORDER BY position",
+        (known.id, owner),
+    ).fetchone()
+    return TurnAccepted(known, message_of(other), repeated=True)
+
+
+def _lock(db: Database, owner: str, chat_id: str) -> bool:
+    """Whether there is such a chat. Nobody else changes its messages until the transaction has ended."""
+    known = db.execute(
+        "SELECT id FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL" + db.for_update, (chat_id, owner)
+    )
+    return known.fetchone() is not None
+
+
+def _refusal(db: Database, owner: str, chat_id: str) -> TurnRefused | None:
+    """One turn at a time, in a chat that exists."""
+    if not _lock(db, owner, chat_id):
+        return TurnRefused(None)
+    db.interrupt_expired(owner, chat_id)
+    running = db.execute(
+        "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND state IN ('queued', 'running')"
+        " AND trash_id IS NULL",
+        (chat_id, owner),
+    ).fetchone()
+    return TurnRefused(message_of(running), db.holds(running["id"])) if running is not None else None
+
+
+def _touch(db: Database, owner: str, chat_id: str) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    db.execute("UPDATE chats SET updated_ms = ? WHERE id = ? AND owner = ?", (now_ms, chat_id, owner))

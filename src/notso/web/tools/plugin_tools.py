@@ -1,0 +1,59 @@
+"""Tools that plugins give, each call of which runs in the plugin's process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from notso.plugins.errors import PluginError
+from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import SEND_SECONDS, PluginProcess
+from notso.web.tools.chat_tool import ChatTool, Surroundings
+from notso.web.values.errors import ToolError
+from notso.web.values.plugin_call import call_plugin
+
+MOST_SECONDS = 60.0
+MAX_DESCRIPTION_CHARACTERS = 600
+
+
+class PluginTools:
+    """A source of tools: those of the plugins that are on."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
+
+    async def ready(self) -> None:
+        """Wait until each plugin is loaded, or failed to be."""
+        await asyncio.to_thread(self._plugins.wait)
+
+    def failures(self) -> Mapping[str, str]:
+        """The plugins that are off, and why."""
+        return {each.name: each.failure for each in self._plugins.processes if each.failure}
+
+    def tools(self) -> Sequence[ChatTool]:
+        """All of them now."""
+        return [_tool(process, row) for process, row in self._plugins.given("tools")]
+
+
+def _tool(process: PluginProcess, row: Mapping[str, Any]) -> ChatTool:
+    seconds = min(float(row["seconds"]), MOST_SECONDS)
+    description = str(row["description"])[:MAX_DESCRIPTION_CHARACTERS]
+    run = _caller(process, str(row["name"]), seconds)
+    # The plugin is switched off before the toolbox gives the call up.
+    return ChatTool(row["name"], description, row["parameters"], run, process.name, seconds + 2 * SEND_SECONDS)
+
+
+def _caller(
+    process: PluginProcess, name: str, seconds: float
+) -> Callable[[Mapping[str, Any], Surroundings], Awaitable[str]]:
+    async def run(arguments: Mapping[str, Any], surroundings: Surroundings) -> str:
+        texts = {each.name: each.text for each in surroundings.attachments}
+        called_in = {"owner": surroundings.owner, "chat_id": surroundings.chat_id, "attachments": texts}
+        given = {"name": name, "arguments": arguments, "called_in": called_in}
+        try:
+            return str(await call_plugin(process, "tool", given, f"tool {name}", seconds))
+        except PluginError as error:
+            raise ToolError(str(error)) from None
+
+    return run

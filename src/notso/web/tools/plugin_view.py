@@ -1,0 +1,70 @@
+"""What the pages say of plugins, and the commands that plugins add to the palette."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import PluginProcess, names_of
+from notso.web.tools.built_in import BuiltInTools
+from notso.web.values.slash_commands import SlashCommand, commands_of
+
+BUILT_IN = "notso"
+MAX_WORDS_CHARACTERS = 80
+_COMMAND = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+@dataclass(frozen=True, slots=True)
+class PluginRow:
+    """One plugin as the settings show it. `gives` names what it has by kind; `pages` are titles by addresses."""
+
+    name: str
+    state: str
+    failure: str
+    printed_lines: int
+    gives: Mapping[str, list[str]]
+    pages: Mapping[str, str]
+    built_in: bool = False
+
+
+class PluginView:
+    """Made for the templates, which ask it anew each time."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
+
+    def rows(self) -> list[PluginRow]:
+        """The built-in one first, then those that were switched on."""
+        tools = {"tools": [tool.name for tool in BuiltInTools.TOOLS]}
+        return [PluginRow(BUILT_IN, "on", "", 0, tools, {}, built_in=True), *map(_row, self._plugins.processes)]
+
+    def commands(self) -> tuple[SlashCommand, ...]:
+        """The page's commands, and those of plugins that take no other's name."""
+        own = commands_of("page")
+        taken = {command.name for command in own}
+        added = (
+            SlashCommand(
+                name,
+                str(row["usage"])[:MAX_WORDS_CHARACTERS],
+                ("page",),
+                "post",
+                f"/plugins/{process.name}/commands/{name}",
+                "argument",
+                ".*",
+                str(row["does"])[:MAX_WORDS_CHARACTERS],
+            )
+            for process, row in self._plugins.given("slash_commands")
+            if _COMMAND.fullmatch(name := str(row["name"])) and name not in taken
+        )
+        return (*own, *added)
+
+
+def _row(process: PluginProcess) -> PluginRow:
+    offer = process.offer if process.state == "on" else {}
+    gives = {kind: names_of(offer.get(kind, [])) for kind in ("tools", "logits_processors", "slash_commands")}
+    gives |= {kind: [process.name] for kind in ("signs_in", "stores") if offer.get(kind)}
+    pages = {f"/plugins/{process.name}/pages/{row['path']}": str(row["title"]) for row in offer.get("pages", [])}
+    given = {kind: names for kind, names in gives.items() if names}
+    return PluginRow(process.name, process.state, process.failure, process.printed_lines, given, pages)

@@ -1,0 +1,15 @@
+"""Calling a plugin from the event loop, which never waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from notso.plugins.process import PluginProcess
+
+
+async def call_plugin(process: PluginProcess, kind: str, given: Mapping[str, Any], what: str, seconds: float) -> Any:
+    """The result of a call; see `PluginProcess.ask`. Raises PluginError."""
+    future = await asyncio.to_thread(process.ask, kind, given, what, seconds)
+    return await asyncio.wrap_future(future)

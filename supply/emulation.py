@@ -1,0 +1,59 @@
+"""Root filesystems of another machine run here: qemu's user mode, in namespaces of their own. Needs root.
+
+The kernel is told of qemu by a binfmt_misc that only these namespaces see, which Linux has from 6.7 on: the machine
+itself is left as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+DEBIAN_NAMES = {"x86_64": "amd64", "aarch64": "arm64"}
+ELF_NUMBERS = {"x86_64": 0x3E, "aarch64": 0xB7}
+
+APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+BEGIN = "mount -t proc proc /proc; mount -t binfmt_misc binfmt /proc/sys/fs/binfmt_misc"
+BEGIN += '; printf %s "$QEMU" >/proc/sys/fs/binfmt_misc/register; '
+
+
+def apart(
+    machine: str, script: str, *arguments: str | Path, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a script of the shell says ($0 is the first argument) where mounts are its own and that machine's programs
+    run.
+
+    variables: its environment; without them it has `PATH` alone.
+    """
+    environment = dict(variables or {"PATH": os.environ["PATH"]})
+    if machine == platform.machine():
+        return subprocess.run(
+            [*APART, "sh", "-ec", script, *arguments], capture_output=True, text=True, env=environment
+        )
+    qemu = shutil.which(f"qemu-{machine}-static")
+    if qemu is None:
+        raise SystemExit(f"{machine} needs qemu-{machine}-static (Debian: apt install qemu-user-static)")
+    environment["QEMU"] = registration(machine, qemu)
+    # The users of the new namespace are those of this machine, which only a process outside can say.
+    wait = 'echo; read -r _; exec "$0" "$@"'
+    command = ["unshare", "--user", "sh", "-c", wait, *APART, "sh", "-ec", BEGIN + script, *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as running:
+        assert running.stdin and running.stdout
+        running.stdout.readline()
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{running.pid}/{name}").write_text("0 0 4294967295")
+        said, complaint = running.communicate("\n")
+    return subprocess.CompletedProcess(command, running.returncode, said, complaint)
+
+
+def registration(machine: str, qemu: str) -> str:
+    """What binfmt_misc is told: by which bytes a program of that machine is known, and that qemu is opened now (F)."""
+    head = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00" + bytes([ELF_NUMBERS[machine], 0])
+    mask = b"\xff" * 7 + b"\x00" + b"\xff" * 8 + b"\xfe\xff\xff\xff"  # of any system; a program or a library
+    escaped = ["".join(f"\\x{byte:02x}" for byte in each) for each in (head, mask)]
+    return f":{machine}:M::{escaped[0]}:{escaped[1]}:{qemu}:F"

@@ -1,0 +1,145 @@
+"""Builds the sources as on a fresh machine with each compiler and each Python there is, and asks: `make matrix`, or
+
+    python supply/matrix.py [--compiler clang++ ...] [--python PYTHON ...] [--debian trixie ...] [--tests ARGS]
+
+Each pair has a clone of what is committed, where `make .venv/.run` does all that the first `make run` does. A Debian is
+made by debootstrap with its own g++ and Python, which needs root. Prints a table: seconds by the clock and of the
+processors for that, and the fingerprint of an answer, which every row has to have alike. --tests also runs `make test`
+with those arguments. ccache is not used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bare_debian import ROOTS, bootstrap
+from emulation import apart
+from target import PYTHONS, ROOT, fetch_locked
+
+BUILD = ROOT / "build" / "matrix"
+COMPILERS = ("g++", *(f"g++-{number}" for number in range(12, 17)), *(f"clang++-{number}" for number in range(15, 23)))
+PACKAGES = "python3,python3-venv,make,g++"
+
+Run = Callable[[str], str]
+"""Runs a command of the shell in the clone; what it says."""
+
+
+def compilers() -> list[str]:
+    """One of each version that is here."""
+    found: dict[str, str] = {}
+    for name in (*COMPILERS, "clang++"):
+        if path := shutil.which(name):
+            found.setdefault(output([path, "--version"]).splitlines()[0], path)
+    return list(found.values())
+
+
+def pythons() -> list[str]:
+    """This one, and the newest that is here."""
+    beside = sorted(Path(sys.base_prefix).parent.glob("*3.*/bin/python3"))  # as pyenv and uv keep them
+    named = [shutil.which(f"python3.{minor}") for minor in range(11, 16)]
+    found: dict[tuple[int, ...], str] = {}
+    for path in (*filter(None, named), *map(str, beside), sys.executable):
+        asked = subprocess.run([path, "--version"], capture_output=True, text=True)
+        numbers = tuple(map(int, re.findall(r"\d+", asked.stdout)[:2]))
+        if asked.returncode == 0 and numbers >= (3, 11):
+            found.setdefault(numbers, path)
+    return list(dict.fromkeys([found[sys.version_info[:2]], found[max(found)]]))
+
+
+def output(command: Sequence[str | Path]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def clone(to: Path) -> None:
+    shutil.rmtree(to, ignore_errors=True)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", f"file://{ROOT}", to], check=True)
+
+
+def row(name: str, run: Run, settings: str, tests: str | None) -> tuple[list[str], str]:
+    """A row of the table; the fingerprint."""
+    begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    run(f"make {settings} .venv/.run")
+    seconds, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    answer = json.loads(run(".venv/bin/notso run --json --temperature 0 'What is 27 + 48?'"))
+    if tests is not None:
+        run(f"make test ARGS='{tests}'")
+    return [name, f"{seconds:.0f}", f"{spent:.0f}", answer["fingerprint"]], answer["fingerprint"]
+
+
+def here(compiler: str, python: str, tests: str | None) -> tuple[list[str], str]:
+    """With what this machine has."""
+    said = output([compiler, "--version"]).splitlines()[0]
+    version = output([python, "-c", "import platform; print(platform.python_version())"]).strip()
+    folder = BUILD / f"{Path(compiler).name}-{version}"
+    clone(folder)
+    without = os.environ | {"CCACHE_DISABLE": "1"}
+
+    def run(command: str) -> str:
+        done = subprocess.run(["sh", "-c", command], cwd=folder, env=without, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"{folder.name}: {command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return done.stdout
+
+    return row(f"{said}, Python {version}", run, f"PYTHON={python} CXX={compiler}", tests)
+
+
+def debian(suite: str, mirror: list[str], tests: str | None) -> tuple[list[str], str]:
+    """In a Debian with its own tools, which takes packages from files alone."""
+    machine = platform.machine()
+    root = ROOTS / f"{suite}-compiler"
+    if not (root / "usr/bin/g++").exists():
+        bootstrap(root, suite, mirror, machine, f"--include={PACKAGES}")
+    clone(root / "root/notso")
+    fetch_locked(PYTHONS[suite], machine, root / "root/wheels")
+    offline = "PIP_NO_INDEX=1 PIP_FIND_LINKS=/root/wheels"
+
+    def run(command: str) -> str:
+        inside = f'mount -t proc proc {root}/proc; exec chroot {root} sh -c "cd /root/notso && {offline} $0"'
+        done = apart(machine, inside, command)
+        if done.returncode != 0:
+            raise SystemExit(f"{suite}: {command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return done.stdout
+
+    said = run("g++ --version").splitlines()[0]
+    return row(f"Debian {suite}: {said}, Python {PYTHONS[suite]}", run, "", tests)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--compiler", action="append", help="repeatable; default: every version here")
+    parser.add_argument("--python", action="append", help="repeatable; default: this one and the newest here")
+    parser.add_argument("--debian", action="append", choices=list(PYTHONS), default=[], help="repeatable; also in it")
+    parser.add_argument("--mirror", nargs=1, default=[], help="of Debian; default: debootstrap's own")
+    parser.add_argument("--tests", metavar="ARGS", help="also run `make test` with these")
+    options = parser.parse_args()
+    head = ["", "first run, s", "of the processors, s", "fingerprint"]
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}", flush=True)
+    found = set()
+    for compiler in options.compiler or compilers():
+        for python in options.python or pythons():
+            cells, fingerprint = here(compiler, python, options.tests)
+            print(f"| {' | '.join(cells)} |", flush=True)
+            found.add(fingerprint)
+    for suite in options.debian:
+        cells, fingerprint = debian(suite, options.mirror, options.tests)
+        print(f"| {' | '.join(cells)} |", flush=True)
+        found.add(fingerprint)
+    if len(found) != 1:
+        raise SystemExit(f"the answers differ: {found}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Three replicas behind a proxy, killed one after the other and replaced one after the other under load: nothing that
+was acknowledged is lost or doubled, and readers come back to where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+from chaos.cluster import NAMES, Cluster
+from chaos.cluster_crowd import Crowd
+from chaos.ledger import LONG, Ledger
+
+from notso.web.values.ids import new_id
+
+CHATS, READERS = (30, 10) if LONG else (4, 3)
+KILLS = 60 if LONG else 3
+STOPS = 100 if LONG else 3
+AWAY_SECONDS = 10.0 if LONG else 0.0
+RESUME_SECONDS, INTERRUPTED_SECONDS, STOP_MS = 2.0, 5.0, 500
+WORDS = "a *question* of `several` words,\n\nand a second paragraph. " * 2
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path, pace_seconds=0.25)
+    yield cluster
+    cluster.close()
+
+
+class Inspector:
+    """Looks into the database: how old an unfinished answer gets whose replica has gone, and at the end, at all."""
+
+    def __init__(self, database: str) -> None:
+        self._connection = psycopg.connect(database, autocommit=True, options="-c search_path=notso")
+        self.oldest_s = 0.0
+
+    def look(self) -> None:
+        """Since the last heartbeat of its replica, which was before it was killed."""
+        age = self._connection.execute(
+            "SELECT max(extract(epoch FROM clock_timestamp() - (expires - interval '3 seconds')))"
+            " FROM messages JOIN replicas ON holder = replicas.id WHERE state IN ('queued', 'running')"
+        ).fetchone()
+        if age is not None and age[0] is not None:
+            self.oldest_s = max(self.oldest_s, float(age[0]))
+
+    def active(self) -> int:
+        found = self._connection.execute(
+            "SELECT count(*) FROM messages WHERE state IN ('queued', 'running')"
+        ).fetchone()
+        assert found is not None
+        return int(found[0])
+
+    def wrong(self, crowd: Crowd) -> list[object]:
+        """What is lost or there twice, and answers that a reader was shown otherwise than they are stored."""
+        rows = self._connection.execute("SELECT content, '/chats/' || chat_id FROM messages WHERE role = 'user'")
+        found: dict[str, list[str]] = {}
+        for content, chat in rows:
+            found.setdefault(content, []).append(chat)
+        wrong: list[object] = [
+            (text[:20], chat, found.get(text)) for text, chat in crowd.asked.items() if found.get(text) != [chat]
+        ]
+        wrong += [("twice", content[:20]) for content, chats in found.items() if len(chats) > 1]
+        half = self._connection.execute(
+            "SELECT id FROM messages asked WHERE role = 'user'"
+            " AND NOT EXISTS (SELECT 1 FROM messages WHERE parent_id = asked.id)"
+        )
+        wrong += [("half a turn", row) for row in half]
+        for generation, html in crowd.shown.items():
+            stored = self._connection.execute(
+                "SELECT answer_html FROM messages WHERE generation_id = %s", (generation,)
+            ).fetchone()
+            if stored is not None and stored[0] != html:
+                wrong.append(("shown otherwise", generation, html[-80:], stored[0][-80:]))
+        return wrong
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+async def under_load(cluster: Cluster, inspector: Inspector, attack: object) -> Crowd:
+    """Let `attack`, which takes its time in a thread, happen to a cluster that people use."""
+    assert callable(attack)
+    crowd = Crowd(cluster.port)
+    chats = [asyncio.create_task(crowd.chat(number, READERS, WORDS)) for number in range(CHATS)]
+    attacking = asyncio.create_task(asyncio.to_thread(attack, crowd))
+    while not attacking.done():
+        await asyncio.to_thread(inspector.look)
+        await asyncio.sleep(0.2)
+    crowd.over = True
+    attacking.result()
+    await asyncio.gather(*chats)
+    while await asyncio.to_thread(inspector.active):
+        await asyncio.sleep(0.1)
+    return crowd
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
+
+
+def wait_for_some(crowd: Crowd, more: int) -> None:
+    enough, deadline = len(crowd.asked) + more, time.monotonic() + 120
+    while len(crowd.asked) < enough:
+        assert time.monotonic() < deadline, "nobody was answered"
+        time.sleep(0.02)
+
+
+def test_killed_replicas(cluster: Cluster, ledger: Ledger) -> None:
+    rng, inspector, few = random.Random(4), Inspector(cluster.database), 0
+
+    def kill(crowd: Crowd) -> None:
+        nonlocal few
+        wait_for_some(crowd, CHATS)
+        for number in range(KILLS):
+            began = time.monotonic()
+            ready = [each for each in range(len(NAMES)) if cluster.is_ready(each)]
+            few += len(ready) < 2
+            victim = rng.choice(ready or [number % len(NAMES)])
+            cluster.kill(victim)
+            cluster.start(victim)
+            if not LONG:
+                cluster.wait_until_ready(victim)
+            time.sleep(max(0.0, began + 1 - time.monotonic()))
+        for each in range(len(NAMES)):
+            cluster.wait_until_ready(each)
+
+    crowd = asyncio.run(under_load(cluster, inspector, kill))
+    wrong = inspector.wrong(crowd)
+    inspector.close()
+    print(*wrong, dict(crowd.statuses), dict(crowd.ends), sep="\n")
+    late = sum(seconds > RESUME_SECONDS for seconds in crowd.resumed) if LONG else 0
+    late += (inspector.oldest_s > INTERRUPTED_SECONDS) if LONG else 0
+    assert crowd.resumed and crowd.shown and crowd.ends["done"]
+    ledger.note(
+        "cluster",
+        "a replica killed every second behind HAProxy: an acknowledged question lost or doubled, a stream that shows"
+        f" something else than what is stored, or resumes after more than {RESUME_SECONDS:g} s, an answer that is not"
+        f" interrupted {INTERRUPTED_SECONDS:g} s after its replica's last heartbeat",
+        f"{KILLS} kills of 3 replicas, {CHATS * READERS} readers of {CHATS} chats, {len(crowd.asked)} acknowledged"
+        f" questions, {crowd.broken} connections cut, {few} times fewer than two replicas there",
+        len(wrong) + late,
+        {
+            "resume p50 s": percentile(crowd.resumed, 0.5),
+            "resume p99 s": percentile(crowd.resumed, 0.99),
+            "resume max s": max(crowd.resumed),
+            "interrupted after s": inspector.oldest_s,
+        },
+    )
+
+
+def test_rolling_update(cluster: Cluster, ledger: Ledger) -> None:
+    inspector, rounds = Inspector(cluster.database), 3 if LONG else 1
+
+    def replace(crowd: Crowd) -> None:
+        for _ in range(rounds):
+            for each in range(len(NAMES)):
+                wait_for_some(crowd, CHATS // 2)
+                cluster.leave(each)
+                cluster.start(each)
+                cluster.wait_until_ready(each)
+                time.sleep(1)  # the proxy looks twice a second
+
+    crowd = asyncio.run(under_load(cluster, inspector, replace))
+    wrong = inspector.wrong(crowd)
+    inspector.close()
+    faults = sum(count for status, count in crowd.statuses.items() if status >= 500)
+    print(*wrong, dict(crowd.statuses), dict(crowd.ends), sep="\n")
+    assert crowd.shown and crowd.ends["done"]
+    ledger.note(
+        "cluster",
+        "a rolling update under load: a response of 5xx, a question lost or doubled",
+        f"{rounds * len(NAMES)} replicas replaced, {CHATS * READERS} readers of {CHATS} chats, {len(crowd.asked)}"
+        f" acknowledged questions, {sum(crowd.statuses.values())} responses",
+        len(wrong) + faults,
+        {"resume max s": max(crowd.resumed, default=0.0)},
+    )
+
+
+def test_valkey_away(cluster: Cluster, ledger: Ledger) -> None:
+    """While it is away questions are asked, answered and read; once it is back, a reader elsewhere follows again."""
+    inspector = Inspector(cluster.database)
+    meanwhile = 0
+
+    def take_away(crowd: Crowd) -> None:
+        nonlocal meanwhile
+        wait_for_some(crowd, CHATS)
+        cluster.valkey.stop()
+        before, began = len(crowd.asked), time.monotonic()
+        wait_for_some(crowd, CHATS)
+        time.sleep(max(0.0, began + AWAY_SECONDS - time.monotonic()))
+        meanwhile = len(crowd.asked) - before
+        cluster.valkey.start()
+        wait_for_some(crowd, CHATS)
+
+    crowd = asyncio.run(under_load(cluster, inspector, take_away))
+    wrong = inspector.wrong(crowd)
+    inspector.close()
+    faults = sum(count for status, count in crowd.statuses.items() if status >= 500)
+    for number in range(len(NAMES)):
+        log = cluster.log(number)
+        wrong += [] if "Valkey cannot be reached" in log and "Valkey is there again" in log else [("log", number)]
+    print(*wrong, dict(crowd.statuses), dict(crowd.ends), sep="\n")
+    ledger.note(
+        "cluster",
+        "Valkey is gone and comes back empty: a question refused, lost or doubled, an answer that does not end for a"
+        " reader, a response of 5xx",
+        f"away for {AWAY_SECONDS:g} s under {CHATS * READERS} readers of {CHATS} chats; {meanwhile} questions"
+        f" acknowledged meanwhile, {len(crowd.asked)} in all",
+        len(wrong) + faults + (set(crowd.ends) != {"done"}),
+    )
+
+
+def test_stops_elsewhere(cluster: Cluster, ledger: Ledger) -> None:
+    """An answer is read where it is computed, and stopped at another replica."""
+    urls = [f"http://127.0.0.1:{port}" for port in cluster.ports]
+    taken: list[float] = []
+    with httpx.Client(timeout=60) as client:
+        for number in range(STOPS):
+            here, there = urls[number % len(urls)], urls[(number + 1) % len(urls)]
+            path = client.post(f"{here}/chats", data={"text": WORDS * 20, "key": new_id()}).headers["location"]
+            [generation] = set(re.findall(r"/generations/([\w-]+)/events", client.get(here + path).text))
+            with client.stream("GET", f"{here}/generations/{generation}/events") as events:
+                lines = events.iter_lines()
+                next(line for line in lines if line.startswith("data: <hx-partial"))
+                began = time.monotonic()
+                assert client.post(f"{there}/generations/{generation}/stop").status_code == 303
+                assert next(line for line in lines if '"state": "stopped"' in line)
+                taken.append(1000 * (time.monotonic() - began))
+    late = sum(milliseconds > STOP_MS for milliseconds in taken) if LONG else 0
+    ledger.note(
+        "cluster",
+        f"a stop at another replica than the one that computes: not there within {STOP_MS} ms",
+        f"{STOPS} answers stopped, timed from the request to the end that a reader is told",
+        late,
+        {"p50 ms": percentile(taken, 0.5), "p99 ms": percentile(taken, 0.99)},
+    )

@@ -1,0 +1,55 @@
+"""`notso plugin`, and `--plugin` of `serve`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from plugins.installed_plugins import NAMES, install
+
+from notso.cli import options
+
+Notso = Callable[..., Any]
+
+
+def test_what_is_installed_is_listed_and_in_the_doctors_report(
+    notso: Notso, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch)
+    listed = json.loads(notso("plugin", "list", "--json").out)
+    assert {"name": "kind", "distribution": "hostile-plugins", "version": "1.0"} in listed
+    assert set(NAMES) <= {each["name"] for each in listed}
+    assert "kind" in notso("plugin").out
+    findings = json.loads(notso("doctor", "--json").out)
+    said = [each["message"] for each in findings if each["subject"] in ("plugins", "plugin")]
+    assert said[0] == "built in: calculator, clock, search_chats, read_attachment"
+    assert "kind of hostile-plugins 1.0: `serve --plugin kind`" in said
+
+
+def test_a_new_one_is_written_where_there_is_none(notso: Notso, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    assert notso("plugin", "new", "mine", "--folder", str(folder)).code == 0
+    assert (folder / "mine.py").is_file() and (folder / "test_plugin.py").is_file()
+    again = notso("plugin", "new", "mine", "--folder", str(folder))
+    assert again.code != 0 and len(again.err.splitlines()) == 1
+    for arguments in (("plugin", "new"), ("plugin", "new", "A b"), ("plugin", "old")):
+        refused = notso(*arguments)
+        assert refused.code != 0 and len(refused.err.splitlines()) == 1
+
+
+def test_one_that_is_not_installed_is_refused_before_anything_starts(notso: Notso, tmp_path: Path) -> None:
+    refused = notso("serve", "--plugin", "nobody", "--data-dir", str(tmp_path), "--port", "0", "--no-browser")
+    assert refused.code != 0 and "no plugin 'nobody' is installed" in refused.err
+
+
+def test_roles_of_plugins() -> None:
+    assert options.plugins(None) == options.PluginChoice((), None, None)
+    chosen = options.plugins(["kind", "keeper:store", "doorman:sign-in", "doorman"])
+    assert chosen == options.PluginChoice(("kind", "keeper", "doorman"), "keeper", "doorman")
+    for wrong in (["a:b"], ["a:store", "b:store"]):
+        with pytest.raises(typer.BadParameter, match="role store"):
+            options.plugins(wrong)

@@ -1,0 +1,29 @@
+"""Plugins in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from plugins.installed_plugins import install
+
+from notso.plugins.process import PluginProcess
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], PluginProcess]]:
+    """Start a plugin of the tests and wait until it is on or off."""
+    install(tmp_path, monkeypatch)
+    processes = []
+
+    def start(name: str) -> PluginProcess:
+        process = PluginProcess(name)
+        processes.append(process)
+        process.start()
+        process.wait()
+        return process
+
+    yield start
+    for process in processes:
+        process.close()

@@ -1,0 +1,3 @@
+"""A plugin that does not even load."""
+
+raise RuntimeError("no import for you")

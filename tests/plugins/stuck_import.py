@@ -1,0 +1,5 @@
+"""A plugin whose import never ends."""
+
+import threading
+
+threading.Event().wait()

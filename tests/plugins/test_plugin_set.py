@@ -1,0 +1,72 @@
+"""Which plugins there are, and what they give together."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plugins.installed_plugins import NAMES, install
+
+from notso.plugins.errors import PluginError
+from notso.plugins.loading import installed
+from notso.plugins.plugin_set import Plugins
+from notso.plugins.process import PluginProcess
+
+
+@pytest.fixture(autouse=True)
+def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    install(tmp_path, monkeypatch)
+    yield
+
+
+def test_they_are_listed_without_running_any() -> None:
+    ours = [each for each in installed() if each.distribution == "hostile-plugins"]
+    assert {each.name for each in ours} == set(NAMES) and {each.version for each in ours} == {"1.0"}
+    assert "hostile_import" not in sys.modules and "hostile_plugin" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [(("nobody",), "no plugin 'nobody' is installed"), (("kind", "kind"), "twice"), (("",), "is installed")],
+)
+def test_a_name_that_is_none_is_refused(names: tuple[str, ...], why: str) -> None:
+    with pytest.raises(PluginError, match=why):
+        Plugins(names)
+
+
+def offering(name: str, **offer: object) -> PluginProcess:
+    process = PluginProcess(name)
+    process.state, process.offer = "on", offer
+    return process
+
+
+def test_of_one_name_the_first_is_used_and_odd_names_are_not() -> None:
+    plugins = Plugins()
+    names = ("same", "Odd", "a b", "", "x" * 40)
+    plugins.processes = (
+        offering("first", tools=[{"name": name} for name in names]),
+        offering("second", tools=[{"name": "same"}, {"name": "own"}, *({"name": f"n{n}"} for n in range(90))]),
+    )
+    found = [(process.name, row["name"]) for process, row in plugins.given("tools")]
+    assert found[:2] == [("first", "same"), ("second", "own")] and len(found) == 32
+
+
+def test_one_that_is_off_gives_nothing() -> None:
+    plugins = Plugins(("kind", "unloadable"))
+    plugins.start()
+    plugins.wait()
+    assert [row["name"] for _, row in plugins.given("tools")] == ["echo", "refuse"]
+    assert plugins.logits_processor("ban_1000") is not None and plugins.logits_processor("echo") is None
+    plugins.close()
+    assert list(plugins.given("tools")) == [] and plugins.logits_processor("ban_1000") is None
+    assert [process.state for process in plugins.processes] == ["off", "off"]
+
+
+def test_what_an_author_imports_is_light() -> None:
+    code = (
+        "import sys, notso.plugins; sys.exit(bool({'numpy', 'pydantic', 'fastapi', 'tokenizers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,208 @@
+"""A plugin in its process: what it gives arrives, and what it does wrong ends it, by name, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+
+from notso.plugins import process as process_module
+from notso.plugins import wire
+from notso.plugins.errors import PluginError, PluginRefusalError
+from notso.plugins.process import PluginProcess, _late
+
+Started = Callable[[str], PluginProcess]
+CALLED_IN = {"owner": "local", "chat_id": "c", "attachments": {"a.txt": "text"}}
+
+
+def tool(process: PluginProcess, name: str, seconds: float = 30.0, **arguments: Any) -> Any:
+    given = {"name": name, "arguments": arguments, "called_in": CALLED_IN}
+    return process.call("tool", given, f"tool {name}", seconds)
+
+
+def pid(process: PluginProcess) -> int:
+    assert process._process is not None
+    return process._process.pid
+
+
+def is_gone(process: PluginProcess) -> bool:
+    assert process._process is not None
+    return process._process.wait(30) != 0
+
+
+def test_what_it_gives_arrives(started: Started) -> None:
+    process = started("kind")
+    assert process.state == "on" and process.failure == ""
+    assert [each["name"] for each in process.offer["tools"]] == ["echo", "refuse"]
+    assert [each["path"] for each in process.offer["pages"]] == ["", "raw"]
+    assert not process.offer["signs_in"] and not process.offer["stores"]
+    assert tool(process, "echo", text="hé\ud800") == "hé\ud800|local|['a.txt']"
+    assert process.call("command", {"name": "shout", "argument": "a"}, "command", 30) == "A"
+
+
+def test_to_refuse_is_no_failure(started: Started) -> None:
+    process = started("kind")
+    with pytest.raises(PluginRefusalError, match=r"^not today nor tomorrow$"):
+        tool(process, "refuse")
+    assert process.state == "on" and tool(process, "echo", text="x").startswith("x|")
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "why"),
+    [
+        ("raises", 30.0, "tool raises raised ZeroDivisionError: boom [2J and more"),
+        ("hangs", 0.2, "tool hangs took longer than 0.2 s"),
+        ("spins", 0.2, "tool spins took longer than 0.2 s"),
+        ("floods", 30.0, "it prints without end"),
+        ("leaves", 30.0, "its process has ended"),
+    ],
+)
+def test_what_it_does_wrong_switches_it_off(
+    started: Started, caplog: pytest.LogCaptureFixture, name: str, seconds: float, why: str
+) -> None:
+    process = started(name)
+    with pytest.raises(PluginError, match=f"the plugin {name} ") as failure:
+        tool(process, name, seconds)
+    assert failure.value.plugin == name and "\n" not in str(failure.value) and "\x1b" not in str(failure.value)
+    assert is_gone(process)
+    assert (process.state, process.failure) == ("off", why)
+    assert f"the plugin {name} is switched off: {why}" in caplog.text
+    with pytest.raises(PluginError, match="switched off"):
+        tool(process, name)
+
+
+def test_who_waits_for_something_else_is_told_too(started: Started) -> None:
+    process = started("hangs")
+    given = {"name": "hangs", "arguments": {}, "called_in": CALLED_IN}
+    long: Future[Any] = process.ask("tool", given, "tool long", 3600.0)
+    process.ask("tool", given, "tool short", 0.2)
+    with pytest.raises(PluginError, match="tool short took longer"):
+        long.result(60)
+
+
+def test_it_can_be_switched_on_again(started: Started) -> None:
+    process = started("raises")
+    first = pid(process)
+    with pytest.raises(PluginError):
+        tool(process, "raises")
+    assert is_gone(process)
+    process.start()
+    process.wait()
+    assert process.state == "on" and process.failure == "" and pid(process) != first
+
+
+def test_what_it_prints_is_told_and_harms_nothing(started: Started, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "notso.plugins")
+    process = started("prints")
+    assert tool(process, "prints") == "printed"
+    for _ in range(20):  # the lines travel beside the answer
+        assert tool(process, "prints") == "printed"
+    process.close()
+    said = caplog.text
+    assert "the plugin prints printed: hello from the plugin" in said and "and on stderr" in said and "raw [2J" in said
+    assert said.count("printed: ") <= process_module.MAX_PRINTED_LINES
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("unloadable", "it cannot be loaded: RuntimeError: no import for you"),
+        ("no-plugin", "it cannot be loaded: TypeError: hostile_plugin:NO_PLUGIN is no notso.plugins.Plugin"),
+        ("nobody", "it cannot be loaded: LookupError: no plugin nobody is installed"),
+    ],
+)
+def test_one_that_does_not_load_is_off(started: Started, name: str, why: str) -> None:
+    process = started(name)
+    assert (process.state, process.failure) == ("off", why)
+
+
+def test_one_that_never_loads_is_ended(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "START_SECONDS", 0.5)
+    process = PluginProcess("never-loads")
+    process.start()
+    process.wait(60)
+    assert (process.state, process.failure) == ("off", _late("loading it", 0.5)) and is_gone(process)
+
+
+def test_it_has_none_of_the_servers_secrets(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NOTSO_API_KEY", "NOTSO_DATA_DIR", "DATABASE_URL", "NOTSO_PLUGIN_COLOUR"):
+        monkeypatch.setenv(name, "x")
+    assert tool(started("tells"), "tells") == "NOTSO_PLUGIN_COLOUR"
+
+
+def test_it_ends_with_the_server(started: Started) -> None:
+    process = started("kind")
+    process.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid(process), 0)
+
+
+def test_a_call_that_is_no_json_harms_nothing(started: Started) -> None:
+    process = started("kind")
+    with pytest.raises(PluginError, match="cannot be given this"):
+        tool(process, "echo", text=object())
+    with pytest.raises(PluginError, match="cannot be given this"):
+        tool(process, "echo", text=float("nan"))
+    assert process.state == "on"
+
+
+def test_more_calls_than_it_may_have_are_refused(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "MAX_CALLS", 2)
+    process = started("hangs")
+    given = {"name": "hangs", "arguments": {}, "called_in": CALLED_IN}
+    for _ in range(2):
+        process.ask("tool", given, "tool hangs", 3600.0)
+    with pytest.raises(PluginError, match="too much to do"):
+        process.ask("tool", given, "tool hangs", 3600.0)
+    assert process.state == "on"
+
+
+def row_of(process: PluginProcess, name: str, tokens: Any, logits: Any) -> Any:
+    changed = process.change_row(name, tokens.data.cast("B"), logits.data.cast("B"))
+    return np.frombuffer(changed, np.float32)
+
+
+def test_a_row_of_logits_is_changed_where_it_says(started: Started) -> None:
+    process = started("kind")
+    logits = np.random.default_rng(1).normal(size=49_152).astype(np.float32)
+    changed = row_of(process, "ban_1000", np.arange(7, dtype=np.int32), logits)
+    assert np.isneginf(changed[1000])
+    assert np.delete(changed, 1000).tobytes() == np.delete(logits, 1000).tobytes()
+    counted = row_of(process, "only_by_length", np.arange(7, dtype=np.int32), logits)
+    assert np.flatnonzero(np.isfinite(counted)).tolist() == [1007]
+
+
+@pytest.mark.parametrize("name", ["hang_row", "raise_row", "short_row"])
+def test_a_row_that_fails_switches_it_off(started: Started, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(process_module, "ROW_SECONDS", 0.3)
+    process = started("rows")
+    with pytest.raises(PluginError, match=f"the plugin rows .*{name}"):
+        row_of(process, name, np.zeros(3, np.int32), np.zeros(64, np.float32))
+    assert is_gone(process) and process.state == "off"
+
+
+def test_rows_that_take_most_of_the_time_switch_it_off(started: Started) -> None:
+    process = started("rows")
+    process._counted = 0.0
+    process._count_wait("logits processor slow", 0.0, 4.0)  # of four seconds four
+    assert process.state == "on"
+    process._count_wait("logits processor slow", 104.0, 107.0)  # rest pays off what was taken
+    assert process.state == "on"
+    for began in range(107, 112):
+        process._count_wait("logits processor slow", float(began), began + 1.0)
+    assert process.state == "on"  # a fifth of the time was left over
+    for began in range(112, 140):
+        process._count_wait("logits processor slow", float(began), began + 1.0)
+    assert (process.state, process.failure) == ("off", "logits processor slow holds up every answer")
+
+
+def test_more_tokens_than_there_is_room_for_are_refused(started: Started) -> None:
+    process = started("kind")
+    with pytest.raises(PluginError, match="so many tokens"):
+        row_of(process, "ban_1000", np.zeros(1, np.int32), np.zeros(wire.MAX_VOCAB + 1, np.float32))
+    assert process.state == "on"

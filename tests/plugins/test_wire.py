@@ -1,0 +1,47 @@
+"""Packets between server and plugin."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from notso.plugins import wire
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(JSON, max_size=4), st.integers(1, 40))
+def test_frames_come_whole_however_the_bytes_are_cut(packets: list[object], piece: int) -> None:
+    data, unpacker, found = b"".join(map(wire.packed, packets)), wire.Unpacker(), []
+    for at in range(0, len(data), piece):
+        found += unpacker.feed(data[at : at + piece])
+    assert found == packets
+
+
+@pytest.mark.parametrize(
+    "data", [b"\xff\xff\xff\xff", b"\x02\0\0\0{{", b"\x01\0\0\0\xff", b"\x40\x0d\x03\0" + b"[" * 200_000]
+)
+def test_what_is_no_frame_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        wire.Unpacker().feed(data)
+
+
+def test_what_is_no_json_is_refused() -> None:
+    for packet in (float("nan"), object(), "x" * (wire.MAX_PACKET_BYTES + 1)):
+        with pytest.raises((ValueError, TypeError)):
+            wire.packed(packet)
+
+
+def test_memory_is_seen_by_both() -> None:
+    descriptor = wire.shared_file()
+    first, second = wire.mapped(descriptor), wire.mapped(descriptor)
+    os.close(descriptor)
+    first[wire.SHARED_BYTES - 4 :] = b"last"
+    assert second[wire.SHARED_BYTES - 4 :] == b"last" and second[:8] == bytes(8)

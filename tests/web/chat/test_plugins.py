@@ -1,0 +1,136 @@
+"""Plugins behind the server: what they give is used, and a hostile one leaves everything else as it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.installed_plugins import install
+
+from notso.plugins.plugin_set import Plugins
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.tools.chat_tool import Surroundings
+from notso.web.tools.toolbox import Outcome, use
+
+Start = Callable[..., Any]
+FRAGMENT = {"HX-Request": "true"}
+HOSTILE = ("raises", "hangs", "spins", "prints", "floods", "leaves", "unloadable", "no-plugin")
+
+
+@pytest.fixture
+def serving(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """A server with plugins, each on or off by the time it is given."""
+    install(tmp_path, monkeypatch)
+    begun = []
+
+    def begin(*names: str, **settings: Any) -> Any:
+        plugins = Plugins(names)
+        begun.append(plugins)
+        server = start(ScriptedEngine(), plugins=plugins, **settings).ready()
+        plugins.wait()
+        return server
+
+    yield begin
+    for plugins in begun:
+        plugins.close()
+
+
+def state(server: Any, name: str) -> tuple[str, str]:
+    process = server.shared.plugins.find(name)
+    return process.state, process.failure
+
+
+def used(server: Any, name: str, **arguments: str) -> Outcome:
+    tool = server.chat.toolbox.find(name)
+    outcome: Outcome = server.on_loop(
+        lambda: use(tool, json.dumps(arguments), Surroundings("local", "c", server.shared.store))
+    )
+    return outcome
+
+
+def answers(server: Any) -> bool:
+    """Whether pages, chats and programs are answered."""
+    chat = server.finished(server.ask("Hello"))
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    return (
+        chat.state == "done"
+        and server.client.get("/").status_code == server.client.get("/settings").status_code == 200
+        and server.client.post("/v1/chat/completions", json=body).status_code == 200
+    )
+
+
+def test_hostile_plugins_leave_the_server_answering(serving: Callable[..., Any]) -> None:
+    """One that raises, hangs, loops, prints, prints without end, leaves, or does not load."""
+    server = serving(*HOSTILE)
+    assert answers(server)
+    for name in ("raises", "hangs", "spins", "floods", "leaves"):
+        outcome = used(server, name)
+        assert outcome.state == "failed" and f"the plugin {name}" in outcome.text, outcome
+        assert answers(server)
+    assert used(server, "prints").text == "printed"
+    assert {name: state(server, name)[0] for name in HOSTILE} == {**dict.fromkeys(HOSTILE, "off"), "prints": "on"}
+    assert server.chat.toolbox.find("hangs") is None and server.chat.toolbox.find("calculator") is not None
+    page = server.client.get("/settings").text
+    for name in set(HOSTILE) - {"prints"}:
+        assert state(server, name)[1] and name in page
+    assert "tool hangs took longer than 0.3 s" in page and "tool raises raised ZeroDivisionError" in page
+    assert "no import for you" in page and "calculator, clock" in page
+    assert server.client.post("/plugins/raises/start").status_code == 303 and state(server, "raises") == ("on", "")
+
+
+def test_a_tool_of_a_plugin_is_offered_and_used(serving: Callable[..., Any]) -> None:
+    server = serving("kind")
+    assert "Say it back." in server.client.get("/tools").text
+    assert used(server, "echo", text="hello").text == "hello|local|[]"
+    assert used(server, "refuse").text == "error: not today nor tomorrow"
+    assert state(server, "kind") == ("on", "")
+
+
+def test_a_page_of_a_plugin_has_our_policy(serving: Callable[..., Any]) -> None:
+    server = serving("kind")
+    page = server.client.get("/plugins/kind/pages/", params={"q": "asked"})
+    assert page.status_code == 200 and page.text == "<p>GET asked  local</p>"
+    assert "default-src 'none'" in page.headers["content-security-policy"] and "unsafe" not in str(page.headers)
+    posted = server.client.post("/plugins/kind/pages/", data={"f": "field"})
+    assert posted.text == "<p>POST  field local</p>"
+    assert server.client.get("/plugins/kind/pages/raw").status_code == 502
+    assert server.client.get("/plugins/kind/pages/none").status_code == 404
+    assert server.client.get("/plugins/nobody/pages/").status_code == 404
+    foreign = {"Sec-Fetch-Site": "cross-site"}
+    assert server.client.post("/plugins/kind/pages/", data={"f": "x"}, headers=foreign).status_code == 403
+
+
+def test_a_page_that_hangs_is_told_and_ends_its_plugin(
+    serving: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notso.web.chat.routes.plugins.PAGE_SECONDS", 0.3)
+    server = serving("hangs")
+    page = server.client.get("/plugins/hangs/pages/")
+    assert page.status_code == 502 and "page / took longer than 0.3 s" in page.text
+    assert answers(server)
+
+
+def test_a_command_of_a_plugin_is_in_the_palette_and_runs(serving: Callable[..., Any]) -> None:
+    server = serving("kind", "raises")
+    page = server.client.get("/").text
+    assert 'id="command-shout"' in page and 'hx-post="/plugins/kind/commands/shout"' in page
+    assert page.count('id="command-help"') == 1 and "/plugins/kind/commands/help" not in page  # ours stays ours
+    said = server.client.post("/plugins/kind/commands/shout", data={"argument": "<b>é"}, headers=FRAGMENT)
+    assert said.status_code == 200 and "&lt;B&gt;É" in said.text and "toast" in said.text
+    failed = server.client.post("/plugins/raises/commands/explode", headers=FRAGMENT)
+    assert failed.status_code == 502 and "command explode" in failed.text
+    assert server.client.post("/plugins/kind/commands/none", headers=FRAGMENT).status_code == 404
+    assert 'id="command-explode"' not in server.client.get("/").text and answers(server)
+
+
+def test_a_request_names_its_logits_processors(serving: Callable[..., Any]) -> None:
+    server = serving("kind")
+    server.shared.engine.engine.requests.clear()
+    body = {"messages": [{"role": "user", "content": "Hi"}], "logits_processors": ["ban_1000", "only_by_length"]}
+    assert server.client.post("/v1/chat/completions", json=body).status_code == 200
+    assert server.shared.engine.engine.requests[-1].options.logits_processors == ("ban_1000", "only_by_length")
+    refused = server.client.post("/v1/chat/completions", json=body | {"logits_processors": ["a"] * 9})
+    assert refused.status_code == 400 and "logits_processors" in refused.text

@@ -1,0 +1,114 @@
+"""An answer that named a conversation is read again, and stopped, at a replica that does not write it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from notso.smollm3 import Event
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
+NAMED = {"X-Conversation-Id": "c1"}
+
+Replica = Callable[..., Any]
+
+
+class Gate:
+    """An engine that says a few words, and the rest when it is let."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def __call__(self, messages: object, thinking: bool) -> Iterator[Event]:
+        yield from say("word data: \u2028 " * 4)
+        self.go.wait(60)
+        yield from say("the last word")
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.go.set()
+
+
+def endless(messages: object, thinking: bool) -> Iterator[Event]:
+    while True:
+        yield from say("word ")
+
+
+def two(replica: Replica, script: Any) -> tuple[Any, Any]:
+    servers = replica(ScriptedEngine(script, pace_seconds=0.01)), replica(ScriptedEngine(script, pace_seconds=0.01))
+    for server in servers:
+        server.wait(lambda server=server: server.shared.exchange._at is not None)
+    return servers
+
+
+def begin(server: Any, frames: int = 3) -> str:
+    """Ask, read a little, hang up; what was read."""
+    text = ""
+    with (
+        httpx.Client(base_url=server.address, timeout=60) as client,
+        client.stream("POST", CHAT, json=BODY, headers=NAMED) as answer,
+    ):
+        for chunk in answer.iter_text():
+            text += chunk
+            if text.count("\n\n") >= frames:
+                break
+    return text
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"^id: (\d+)$", text, re.MULTILINE)]
+
+
+def test_who_left_reads_on_at_another_replica(replica: Replica, gate: Gate) -> None:
+    here, there = two(replica, gate)
+    begin(here)
+    with there.client.stream("GET", "/v1/stream?conv_id=c1&from=2") as answer:
+        chunks = answer.iter_text()
+        text = next(chunks)
+        gate.go.set()
+        text += "".join(chunks)
+    whole = here.client.get("/v1/stream?conv_id=c1").text
+    assert numbers(text)[0] == 2 and text.count("[DONE]") == 1
+    assert whole.endswith(text), "frame by frame what the replica that wrote it says"
+    assert there.client.get("/v1/stream?conv_id=c1").text == whole
+    assert there.client.get("/v1/stream?conv_id=c2").status_code == 404
+
+
+def test_no_two_replicas_answer_in_one_conversation(replica: Replica, gate: Gate) -> None:
+    here, there = two(replica, gate)
+    begin(here)
+    assert there.client.post(CHAT, json=BODY, headers=NAMED).status_code == 409
+    gate.go.set()
+    here.client.get("/v1/stream?conv_id=c1")
+    there.wait(lambda: there.client.post(CHAT, json=BODY, headers=NAMED).status_code == 200)
+    newest = there.client.get("/v1/stream?conv_id=c1").text
+    here.wait(lambda: here.client.get("/v1/stream?conv_id=c1").text == newest)
+
+
+def test_a_stop_reaches_the_replica_that_writes(replica: Replica) -> None:
+    here, there = two(replica, endless)
+    begin(here)
+    said = there.client.delete("/v1/stream?conv_id=c1")
+    assert said.status_code == 200 and said.json()["stopped"] is True
+    text = there.client.get("/v1/stream?conv_id=c1").text
+    assert "[DONE]" in text
+
+
+def test_a_response_in_the_background_is_followed_and_cancelled_elsewhere(replica: Replica) -> None:
+    here, there = two(replica, endless)
+    asked = here.client.post("/v1/responses", json={"input": "Hello", "background": True}).json()
+    shown = there.client.get(f"/v1/responses/{asked['id']}").json()
+    assert (shown["id"], shown["status"]) == (asked["id"], asked["status"])
+    cancelled = there.client.post(f"/v1/responses/{asked['id']}/cancel").json()
+    assert cancelled["id"] == asked["id"] and cancelled["status"] == "cancelled"
+    assert there.client.get(f"/v1/responses/{asked['id']}").json()["status"] == "cancelled"

@@ -1,0 +1,178 @@
+"""Two servers over one store: what one computes is read, stopped and heard of at the other."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from valkey_server import ValkeyServer
+
+from notso.smollm3 import Event
+from notso.web.rendering.markdown import render_markdown
+from notso.web.store.protocol import Orphan
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+ANSWER = "Some *text*.\n\n- one\n- two\n\n```python\nx = 1\n```\n\nThe **end**: 1 < 2 & U+2028 \u2028 here.\n"
+KEY = "correct horse battery staple"
+
+Replica = Callable[..., Any]
+
+
+class Gate:
+    """An engine that says half an answer, and the rest when it is let."""
+
+    def __init__(self, answer: str = ANSWER) -> None:
+        self._go = threading.Event()
+        self._answer = answer
+
+    def __call__(self, messages: object, thinking: bool) -> Iterator[Event]:
+        half = len(self._answer) // 2
+        yield from say(self._answer[:half])
+        self._go.wait(60)
+        yield from say(self._answer[half:])
+
+    def open(self) -> None:
+        self._go.set()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+def joined(*servers: Any) -> None:
+    for server in servers:
+        server.wait(lambda server=server: server.shared.exchange._at is not None)
+
+
+def test_an_answer_is_read_at_another_replica_from_where_the_reader_was(
+    replica: Replica, gate: Gate, screen: Any
+) -> None:
+    here, there = replica(ScriptedEngine(gate)), replica(ScriptedEngine(gate))
+    joined(here, there)
+    asked = here.ask("Hello", thinking=False)
+    seen = here.stream(asked, until=lambda event: event.event == "message" and "one" in event.data)
+    for event in seen:
+        screen.apply(event)
+    last = int(seen[-1].id)
+
+    def opens(event: Any) -> bool:
+        gate.open()
+        return False
+
+    rest = there.stream(asked, str(last), until=opens)
+    assert min(int(event.id) for event in rest) >= last
+    for event in rest:
+        screen.apply(event)
+    assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER)
+    assert (rest[-1].event, json.loads(rest[-1].data)["state"]) == ("done", "done")
+    assert here.finished(asked).content == ANSWER
+    assert there.stream(asked)[-1].event == "done", "the end, from the database"
+
+
+def endless(messages: object, thinking: bool) -> Iterator[Event]:
+    while True:
+        yield from say("word ")
+
+
+def test_a_stop_reaches_the_replica_that_computes(replica: Replica) -> None:
+    here, there = (replica(ScriptedEngine(endless, pace_seconds=0.01)) for _ in range(2))
+    joined(here, there)
+    asked = here.ask("Hello", thinking=False)
+    here.stream(asked, until=lambda event: event.event == "message" and "word" in event.data)
+    with ExitStack() as reading:
+        client = reading.enter_context(httpx.Client(base_url=there.address, timeout=60))
+        stream = reading.enter_context(client.stream("GET", f"/generations/{asked.generation_id}/events"))
+        assert there.client.post(f"/generations/{asked.generation_id}/stop").status_code == 303
+        assert '"state": "stopped"' in "".join(stream.iter_text()), "the reader there is told of the end"
+    stored = here.finished(asked)
+    assert stored.state == "stopped" and stored.content.startswith("word")
+
+
+def test_what_is_done_at_one_replica_is_heard_at_the_other(replica: Replica, event_reader: Any) -> None:
+    here, there = replica(ScriptedEngine()), replica(ScriptedEngine())
+    joined(here, there)
+    asked = here.ask("Hello")
+    here.finished(asked)
+    revision = there.on_loop(lambda: there.chat.feed.revision)
+    reader = event_reader()
+    with there.client.stream("GET", f"/feed?chat={asked.chat_id}&after={revision}&tab=") as feed:
+        here.client.post(f"/chats/{asked.chat_id}/title", data={"title": "another"})
+        for chunk in feed.iter_raw():
+            reader.feed(chunk)
+            if any(event.event == "chats" for event in reader.events):
+                break
+
+
+def test_a_reader_of_a_copy_is_told_of_the_end_though_valkey_is_gone(
+    replica: Replica, gate: Gate, valkey: ValkeyServer, screen: Any
+) -> None:
+    here, there = replica(ScriptedEngine(gate)), replica(ScriptedEngine(gate))
+    joined(here, there)
+    asked = here.ask("Hello", thinking=False)
+
+    def goes(event: Any) -> bool:
+        if event.event == "message" and "one" in event.data:
+            valkey.stop()
+            gate.open()
+        return False
+
+    events = there.stream(asked, until=goes)
+    for event in events:
+        screen.apply(event)
+    assert screen.html(asked.message_id, "answer") == render_markdown(ANSWER), "its last words are the database's"
+    assert (events[-1].event, json.loads(events[-1].data)["state"]) == ("done", "done")
+    assert here.finished(asked).content == ANSWER
+    again = here.ask("Again", asked.chat_id, thinking=False)
+    assert here.finished(again).state == "done", "who reads where it is computed notices nothing"
+    valkey.start()
+    there.wait(lambda: not there.shared.exchange.is_away and not here.shared.exchange.is_away)
+
+
+def test_a_turn_whose_replica_is_gone_ends_for_readers_elsewhere(replica: Replica, gate: Gate) -> None:
+    """What the heartbeat of any replica does: the answer is interrupted in the store, and `ended` is told."""
+    here, there = replica(ScriptedEngine(gate)), replica(ScriptedEngine(gate))
+    joined(here, there)
+    asked = here.ask("Hello", thinking=False)
+    here.stream(asked, until=lambda event: event.event == "message" and "one" in event.data)
+
+    orphan = Orphan("local", asked.chat_id, asked.message_id, asked.generation_id)
+    told: list[bool] = []
+
+    def interrupts(event: Any) -> bool:
+        if not told and event.event == "message":
+            told.append(True)
+            ended = replace(there.stored(asked), state="interrupted")
+            there.on_loop(lambda: there.shared.store.save_message(ended))
+            there.on_loop(lambda: there.chat.relay.ended(orphan))
+        return False
+
+    events = there.stream(asked, until=interrupts)
+    assert json.loads(events[-1].data)["state"] == "interrupted"
+
+
+def test_a_browser_stays_logged_in_and_out_everywhere(replica: Replica) -> None:
+    here, there = replica(ScriptedEngine(), api_key=KEY), replica(ScriptedEngine(), api_key=KEY)
+    joined(here, there)
+    assert here.client.post("/login", data={"api_key": KEY}).status_code == 303
+    cookie = {"Cookie": f"notso_session={here.client.cookies['notso_session']}"}
+    with httpx.Client(base_url=there.address, headers=cookie, timeout=60) as elsewhere:
+        assert elsewhere.get("/").status_code == 200
+        assert elsewhere.post("/logout").status_code == 303
+        here.wait(lambda: here.client.get("/").status_code == 401 or here.client.get("/").status_code == 303)
+        assert elsewhere.get("/").status_code in (303, 401)
+
+
+def test_a_limit_is_one_over_replicas(replica: Replica) -> None:
+    here, there = (replica(ScriptedEngine(), requests_per_minute=5) for _ in range(2))
+    body = {"messages": [{"role": "user", "content": "Hello"}]}
+    said = [server.client.post("/v1/chat/completions", json=body).status_code for server in (here, there) * 4]
+    assert (said.count(200), said.count(429)) == (5, 3)

@@ -1,0 +1,45 @@
+"""A limit counts over all replicas, and over each alone while nobody can be asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from limits import RateLimitItemPerMinute
+from valkey_server import ValkeyServer
+
+from notso.web.edge.rate_limit import REQUESTS, WRONG_KEYS
+from notso.web.replicas.valkey_counters import ValkeyCounters
+
+SIXTY = RateLimitItemPerMinute(60)
+
+
+def test_sixty_a_minute_over_three_replicas_are_sixty(valkey: ValkeyServer) -> None:
+    async def run() -> None:
+        replicas = [ValkeyCounters(valkey.url) for _ in range(3)]
+        asked = [replicas[number % 3].hit(SIXTY, REQUESTS, "10.0.0.1") for number in range(180)]
+        assert sum(await asyncio.gather(*asked)) == 60
+        assert not await replicas[1].test(SIXTY, REQUESTS, "10.0.0.1")
+        assert 0 < await replicas[2].free_at(SIXTY, REQUESTS, "10.0.0.1") - time.time() <= 60
+        assert await replicas[0].hit(SIXTY, REQUESTS, "10.0.0.2"), "others are not touched"
+        assert await replicas[0].test(SIXTY, WRONG_KEYS, "10.0.0.1"), "nor what else is counted"
+
+    asyncio.run(run())
+
+
+def test_while_nobody_can_be_asked_each_counts_alone(valkey: ValkeyServer) -> None:
+    async def run() -> None:
+        now = [0.0]
+        replicas = [ValkeyCounters(valkey.url, clock=lambda: now[0]) for _ in range(3)]
+
+        async def through(many: int) -> int:
+            return sum([await replicas[number % 3].hit(SIXTY, REQUESTS, "10.0.0.1") for number in range(many)])
+
+        assert await through(90) == 60
+        await asyncio.to_thread(valkey.stop)
+        assert await through(300) == 180, "sixty of each replica, and nobody is shut out"
+        await asyncio.to_thread(valkey.start)
+        now[0] += 10
+        assert await through(90) == 60, "it counts for all again; what it counted before is gone"
+
+    asyncio.run(run())

@@ -1,0 +1,207 @@
+"""What replicas tell each other arrives, once the server is there again too, and a follower misses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from valkey_server import ValkeyServer
+
+from notso.web.replicas import valkey_exchange
+from notso.web.replicas.exchange import Alone, Body
+from notso.web.replicas.joining import exchange_at
+from notso.web.replicas.valkey_exchange import ValkeyExchange
+from notso.web.values.errors import SettingsError
+
+
+class Lines:
+    """A log of lines; each is a change."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.finished = False
+        self.at_change: Callable[[], None] | None = None
+
+    @property
+    def number(self) -> int:
+        return len(self.lines) + self.finished
+
+    def add(self, *lines: str, last: bool = False) -> None:
+        self.lines += lines
+        self.finished = last
+        if self.at_change is not None:
+            self.at_change()
+
+    def changes(self, after: int) -> Body:
+        return {"lines": self.lines[max(0, after) :]}
+
+    def take(self, changes: Body) -> bool:
+        after = max(0, changes["after"])
+        if after > len(self.lines):
+            return False
+        self.lines += changes["lines"][len(self.lines) - after :]
+        self.finished = changes["finished"]
+        return True
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def joined(*exchanges: ValkeyExchange) -> None:
+    """Once they read what is told from now on."""
+    for each in exchanges:
+        each.start()
+    await until(lambda: all(each._at is not None for each in exchanges))
+
+
+def together(valkey: ValkeyServer, play: Callable[[ValkeyExchange, ValkeyExchange], Awaitable[None]]) -> None:
+    async def run() -> None:
+        here, there = ValkeyExchange(valkey.url), ValkeyExchange(valkey.url)
+        await joined(here, there)
+        try:
+            await play(here, there)
+        finally:
+            await here.close()
+            await there.close()
+
+    asyncio.run(run())
+
+
+def test_others_hear_what_is_told_in_order_and_who_tells_does_not(valkey: ValkeyServer) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        heard: list[int] = []
+        own: list[Body] = []
+        there.hear("number", lambda body: heard.append(body["value"]))
+        here.hear("number", own.append)
+        there.hear("crooked", lambda body: body["what is not there"])
+        here.tell("crooked")
+        for number in range(300):
+            here.tell("number", value=number)
+            if number % 50 == 0:
+                await asyncio.sleep(0)
+        await until(lambda: len(heard) >= 300)
+        assert heard == list(range(300)) and not own
+
+    together(valkey, play)
+
+
+def test_a_follower_gets_all_from_the_first_whenever_it_comes(valkey: ValkeyServer) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        log, early, late = Lines(), Lines(), Lines()
+        with there.following("x", early.take):
+            here.publish("x", log)
+            for number in range(50):
+                log.add(f"line {number} \u2028 ü")
+                await asyncio.sleep(0.001)
+            await until(lambda: len(early.lines) == 50)
+            with there.following("x", late.take):
+                await until(lambda: len(late.lines) == 50)
+                log.add("the last", last=True)
+                await until(lambda: early.finished and late.finished)
+        assert early.lines == late.lines == log.lines
+        assert not here._published, "what has ended and is told is let go"
+        after_the_end = Lines()
+        with there.following("x", after_the_end.take):
+            await until(lambda: after_the_end.finished)
+        assert after_the_end.lines == log.lines
+
+    together(valkey, play)
+
+
+def test_what_is_kept_of_a_log_does_not_grow_with_its_changes(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(valkey_exchange, "WHOLE_BYTES", 200)
+
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        log, copy, longest = Lines(), Lines(), 0
+        here.publish("x", log)
+        with there.following("x", copy.take):
+            for number in range(60):
+                log.add(f"line {number}")
+                await until(lambda: len(copy.lines) == len(log.lines))
+                longest = max(longest, await here._client.xlen("notso:log:x"))
+        assert copy.lines == log.lines and 2 < longest < 50
+        assert 0 < await here._client.ttl("notso:log:x") <= valkey_exchange.KEEP_SECONDS
+
+    together(valkey, play)
+
+
+def test_while_the_server_is_away_nothing_is_lost_that_matters(valkey: ValkeyServer) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        log, copy, heard, gaps = Lines(), Lines(), list[Any](), list[bool]()
+        there.hear("word", lambda body: heard.append(body["value"]))
+        there.after_a_gap(lambda: gaps.append(True))
+        here.publish("x", log)
+        log.add("before")
+        with there.following("x", copy.take):
+            await until(lambda: copy.lines == log.lines)
+            await asyncio.to_thread(valkey.stop)
+            log.add("while it is away")
+            here.tell("word", value="stop")
+            await until(lambda: here.is_away and there.is_away)
+            assert await there.claim("c", "me") == "" and await there.recall("v") is None
+            assert await there.is_held("c"), "who cannot ask does not say that nobody is there"
+            await asyncio.to_thread(valkey.start)  # empty
+            await until(lambda: copy.lines == log.lines and heard == ["stop"] and bool(gaps))
+            log.add("after", last=True)
+            await until(lambda: copy.finished)
+        assert copy.lines == ["before", "while it is away", "after"]
+
+    together(valkey, play)
+
+
+def test_a_server_that_lost_what_it_had_is_told_again_without_an_error_to_notice(valkey: ValkeyServer) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        log, copy = Lines(), Lines()
+        here.publish("x", log)
+        log.add("one")
+        with there.following("x", copy.take):
+            await until(lambda: copy.lines == log.lines)
+            await here._client.flushall()
+            log.add("two", last=True)
+            await until(lambda: copy.finished)
+        late = Lines()
+        with there.following("x", late.take):
+            await until(lambda: late.finished)
+        assert late.lines == copy.lines == ["one", "two"]
+
+    together(valkey, play)
+
+
+def test_a_name_is_held_by_one_until_it_is_released_or_its_holder_goes(valkey: ValkeyServer) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        assert await here.claim("c", "first") == ""
+        assert await there.claim("c", "second") == "first"
+        assert await there.is_held("c") and 0 < await here._client.ttl("notso:claim:c") <= valkey_exchange.CLAIM_SECONDS
+        here.release("c")
+        async with asyncio.timeout(60):
+            while await there.is_held("c"):
+                await asyncio.sleep(0.002)
+        assert await there.claim("c", "second") == ""
+        await there.close()
+        assert not await here.is_held("c")
+
+    together(valkey, play)
+
+
+def test_values_are_remembered_for_all(valkey: ValkeyServer) -> None:
+    async def play(here: ValkeyExchange, there: ValkeyExchange) -> None:
+        assert await there.recall("v") is None
+        await here.remember("v", "1.5", 100)
+        assert await there.recall("v") == "1.5"
+        await there.forget("v")
+        assert await here.recall("v") is None
+
+    together(valkey, play)
+
+
+def test_an_address_that_is_none_is_refused_in_a_sentence() -> None:
+    assert isinstance(exchange_at(None), Alone)
+    with pytest.raises(SettingsError, match="valkey_url is no address"):
+        exchange_at("valkey://127.0.0.1:port")

@@ -1,0 +1,57 @@
+"""A plugin says who sent a request; where it fails nobody is let in by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.installed_plugins import install
+
+from notso.plugins.plugin_set import Plugins
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.errors import SettingsError
+from notso.web.values.ids import new_id
+
+KEY = "correct horse battery staple"
+
+
+@pytest.fixture
+def server(start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    install(tmp_path, monkeypatch)
+    monkeypatch.setattr("notso.web.sign_in.plugin_sign_in.SIGN_IN_SECONDS", 0.3)
+    plugins = Plugins(("doorman",))
+    running = start(ScriptedEngine(), plugins=plugins, sign_in_plugin="doorman", api_key=KEY).ready()
+    plugins.wait()
+    yield running
+    plugins.close()
+
+
+def test_a_person_has_chats_of_their_own(server: Any) -> None:
+    client, badge = server.client, {"X-Badge": "wave"}
+    assert client.get("/", headers={"Accept": "text/html"}).status_code == 303
+    assert client.get("/v1/models").status_code == 401
+    assert client.get("/v1/models", headers=badge).status_code == 200
+    assert client.get("/v1/models", headers={"X-Badge": "odd"}).status_code == 401
+    made = client.post("/chats", data={"text": "Hello", "key": new_id()}, headers=badge)
+    assert made.status_code == 303
+    where = made.headers["location"]
+    assert client.get(where, headers=badge).status_code == 200
+    key = {"Authorization": f"Bearer {KEY}"}
+    assert client.get(where, headers=key).status_code == 404
+    assert server.on_loop(lambda: server.shared.store.chats("doorman:waver"))[0].id == where.rpartition("/")[2]
+
+
+def test_a_plugin_that_hangs_lets_nobody_in_and_the_key_still_counts(server: Any) -> None:
+    assert server.client.get("/v1/models", headers={"X-Badge": "hang"}).status_code == 401
+    assert server.shared.plugins.find("doorman").failure == "signing in took longer than 0.3 s"
+    assert server.client.get("/v1/models", headers={"X-Badge": "wave"}).status_code == 401
+    assert server.client.get("/v1/models", headers={"x-api-key": KEY}).status_code == 200
+
+
+def test_one_that_was_not_switched_on_is_refused(start: Callable[..., Any]) -> None:
+    with pytest.raises(SettingsError, match="add --plugin doorman"):
+        start(ScriptedEngine(), sign_in_plugin="doorman")
+    with pytest.raises(SettingsError, match="add --plugin keeper"):
+        start(ScriptedEngine(), store_plugin="keeper")

@@ -1,0 +1,61 @@
+"""The stores: one suite runs on each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web.store.postgres_server import PostgresServer, postgres_server
+
+from notso.web.store.sqlite.store import SQLiteStore
+
+
+class Kept:
+    """Conversations in one place; each `run` opens a store there, and closes it."""
+
+    def __init__(self, kind: str, store: Callable[[], Any]) -> None:
+        self.kind = kind
+        self.store = store
+
+    def run(self, work: Callable[[Any], Awaitable[None]]) -> None:
+        async def session() -> None:
+            store = self.store()
+            await store.open()
+            try:
+                await work(store)
+            finally:
+                await store.close()
+
+        asyncio.run(session())
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> str:
+    """The address of an empty PostgreSQL database."""
+    return postgres.new_database()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    if request.param == "sqlite":
+        return Kept("sqlite", lambda: SQLiteStore(tmp_path))
+    url = request.getfixturevalue("database")
+    from notso.web.store.postgres.store import PostgresStore
+
+    return Kept("postgres", lambda: PostgresStore(url))
+
+
+@pytest.fixture(scope="module")
+def restarted() -> Iterator[PostgresServer]:
+    """A server that syncs to disk, to be stopped, and started again, by the tests of a file."""
+    with postgres_server(durable=True) as server:
+        yield server

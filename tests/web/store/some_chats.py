@@ -1,0 +1,38 @@
+"""Chats and turns for the tests of stores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+from notso.web.store.protocol import Chat, ChatStore, NewTurn, StoredMessage, TurnAccepted
+from notso.web.store.tree import shown_path
+from notso.web.values.ids import new_generation_id, new_id
+
+OWNER = "somebody"
+
+
+def a_chat(title: str = "A chat") -> Chat:
+    return Chat(new_id(), title, True, date(2025, 7, 8), 1, 1)
+
+
+def an_answer(chat: Chat) -> StoredMessage:
+    return StoredMessage(new_id(), chat.id, "assistant", "", "", "queued", 1, generation_id=new_generation_id())
+
+
+def a_turn(chat: Chat, text: str = "question", key: str | None = None, instead_of: str | None = None) -> NewTurn:
+    question = StoredMessage(new_id(), chat.id, "user", text, "", "done", 1)
+    return NewTurn(question, an_answer(chat), key or new_id(), instead_of)
+
+
+async def finished(store: ChatStore, turn: NewTurn, text: str, new_chat: Chat | None = None) -> TurnAccepted:
+    accepted = await store.add_turn(OWNER, turn, new_chat)
+    assert isinstance(accepted, TurnAccepted)
+    await store.save_message(replace(accepted.assistant_message, content=text, state="done"))
+    return accepted
+
+
+async def shown(store: ChatStore, chat: Chat) -> list[str]:
+    stored = await store.chat(OWNER, chat.id)
+    assert stored is not None
+    return [each.message.content for each in shown_path(await store.messages(OWNER, chat.id), stored.chosen_root)]

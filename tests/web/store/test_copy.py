@@ -1,0 +1,167 @@
+"""`notso store copy`: to PostgreSQL and back, all or nothing, and nothing differs afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, shown
+
+from notso.cli import exit_codes
+from notso.cli.app import run_command_line
+from notso.smollm3 import Message, ToolCall
+from notso.web.store.copy import copy_conversations
+from notso.web.store.opening import store_at
+from notso.web.store.protocol import (
+    Attachment,
+    NewMessage,
+    Numbers,
+    SavedPrompt,
+    StoredResponse,
+    ToolUse,
+    TurnAccepted,
+)
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.values.errors import StorageError
+from notso.web.values.ids import new_id
+
+STRANGE = "Ünïcödé \u2028 '; DROP TABLE chats; -- 😀 \x00 \x01 \x010 \x02 %s ? \\x00"
+
+
+async def fill(store: SQLiteStore, chats: int = 3) -> None:
+    """Everything a store can hold."""
+    for owner in (OWNER, "other"):
+        await store.set_defaults(owner, {"temperature": 0.1, "seed": 2**53 + 1})
+        await store.save_prompt(owner, SavedPrompt(STRANGE, "instructions", STRANGE))
+    for number in range(chats):
+        chat = replace(a_chat(f"Walrus {number} {STRANGE}"), settings={"seed": number, "suggestions": False})
+        turn = await finished(store, a_turn(chat, f"q {STRANGE}"), "a", chat)
+        await finished(store, a_turn(chat, "again", instead_of=turn.user_message.id), "b")
+        added = await store.add_message(OWNER, NewMessage(an_answer(chat), turn.user_message.id, new_id()))
+        assert isinstance(added, TurnAccepted)
+        numbers = Numbers(1, 2, 3, 4, 0.1, 1e300, 5e-324, 7.0, 8.25)
+        use = ToolUse("id", "name", "{}", "done", 1, STRANGE, 0.3)
+        await store.save_message(
+            replace(
+                added.assistant_message, content="c", state="stopped", numbers=numbers, tool_uses=(use,), renderer=3
+            )
+        )
+        await store.set_pinned(OWNER, chat.id, True)
+    await store.choose(OWNER, chat.id, turn.assistant_message.id)
+    thrown = a_chat("Thrown")
+    question = replace(a_turn(thrown).user_message, attachments=(Attachment(STRANGE, STRANGE),))
+    await store.add_chat("other", thrown, [question])
+    assert await store.trash_chat("other", thrown.id)
+    unfinished = a_chat("Unfinished")
+    await store.add_turn(OWNER, a_turn(unfinished), unfinished)
+    for number in range(5):
+        conversation = (Message("user", STRANGE), Message("assistant", "a", tool_calls=(ToolCall("id", "n", "{}"),)))
+        body = {"text": STRANGE, "n": number}
+        await store.save_response(OWNER, StoredResponse(f"resp_{9 - number}", None, body, conversation, 1, (body,)))
+
+
+def in_directory(directory: Path, work: Any) -> None:
+    async def session() -> None:
+        store = SQLiteStore(directory)
+        await store.open()
+        try:
+            await work(store)
+        finally:
+            await store.close()
+
+    asyncio.run(session())
+
+
+def everything(directory: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """What is in the tables, and in which order responses came."""
+    db = sqlite3.connect(directory / "notso.db")
+    tables = ("chats", "messages", "trash", "preferences", "prompts")
+    found = {name: sorted(db.execute(f"SELECT * FROM {name}").fetchall(), key=repr) for name in tables}
+    found["responses"] = db.execute("SELECT * FROM responses ORDER BY rowid").fetchall()
+    db.close()
+    return found
+
+
+def test_there_and_back_nothing_is_lost(tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    in_directory(before, fill)
+    assert run_command_line(["store", "copy", str(before), database]) == exit_codes.DONE
+    there = capsys.readouterr().out
+    assert run_command_line(["store", "copy", database, str(after)]) == exit_codes.DONE
+    assert capsys.readouterr().out == there and "messages" in there and "both sides hold the same" in there
+    assert everything(before) == everything(after)
+    assert [row[0] for row in everything(after)["responses"]] == [f"resp_{9 - number}" for number in range(5)]
+
+    async def look(store: Any) -> None:
+        chats = await store.chats(OWNER)
+        assert len(chats) == 4 and {chat.id for chat in chats if chat.title == "Unfinished"}
+        assert len(await store.search(OWNER, "walrus", 9)) == 3
+        assert await store.response(OWNER, "resp_5") is not None
+        (one,) = [chat for chat in chats if chat.title.startswith("Walrus 2")]
+        assert await shown(store, one) == [f"q {STRANGE}", "a"]
+        await finished(store, a_turn(one, "on it goes"), "found tusks")
+        assert [hit.chat_id for hit in await store.search(OWNER, "tusks", 9)] == [one.id]
+
+    async def in_postgres() -> None:
+        store = store_at(Path(), database)
+        await store.open()
+        await look(store)
+        await store.close()
+
+    in_directory(after, look)
+    asyncio.run(in_postgres())
+
+
+def test_a_target_that_holds_something_is_left_alone(tmp_path: Path, database: str) -> None:
+    before = tmp_path / "before"
+    in_directory(before, fill)
+    first = copy_conversations(str(before), database)
+    with pytest.raises(StorageError, match="holds something already"):
+        copy_conversations(str(before), database)
+    with pytest.raises(StorageError, match="holds something already"):
+        copy_conversations(database, str(before))
+    assert copy_conversations(database, str(tmp_path / "after")) == first
+
+
+def test_what_was_written_otherwise_than_read_is_not_kept(
+    tmp_path: Path, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tmp_path / "before"
+    in_directory(before, fill)
+    from notso.web.store.postgres.database import PostgresDatabase
+
+    def change(db: PostgresDatabase, owner: str, chat_id: str, title: str) -> None:
+        db.execute("UPDATE chats SET title = title || '.' WHERE id = ?", (chat_id,))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresDatabase, "index_title", change)
+        with pytest.raises(StorageError, match="nothing was kept"):
+            copy_conversations(str(before), database)
+    assert {each.table: each.rows for each in copy_conversations(str(before), database)}["chats"] == 5
+
+
+def test_a_server_in_the_way_is_named(tmp_path: Path, database: str) -> None:
+    before = tmp_path / "before"
+    in_directory(before, fill)
+
+    async def serving() -> None:
+        store = store_at(Path(), database)
+        await store.open()
+        try:
+            with pytest.raises(StorageError, match="a server is using"):
+                await asyncio.to_thread(copy_conversations, str(before), database)
+        finally:
+            await store.close()
+
+    async def holding(store: SQLiteStore) -> None:
+        with pytest.raises(StorageError, match="another notso is using"):
+            await asyncio.to_thread(copy_conversations, str(before), database)
+
+    asyncio.run(serving())
+    in_directory(before, holding)
+    with pytest.raises(StorageError, match="no conversations in"):
+        copy_conversations(str(tmp_path / "nowhere"), database)

@@ -1,0 +1,86 @@
+"""Heartbeats: what others took for lost is stopped, what others left is told, a database that is away is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from notso.web.store import leases as leases_module
+from notso.web.store.leases import Leases, RunningTurns
+from notso.web.store.protocol import ChatStore, Heartbeat, Orphan
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.errors import StorageError
+
+Start = Callable[..., Any]
+
+
+class OtherProcesses:
+    """A store that others use, of which only the heartbeat is there: it says what it is told to."""
+
+    is_shared = True
+
+    def __init__(self, *said: Heartbeat | StorageError) -> None:
+        self.said = list(said)
+        self.asked: list[frozenset[str]] = []
+        self.all_said = asyncio.Event()
+
+    async def heartbeat(self, running: Collection[str]) -> Heartbeat:
+        self.asked.append(frozenset(running))
+        found = self.said.pop(0) if self.said else Heartbeat()
+        if not self.said:
+            self.all_said.set()
+        if isinstance(found, StorageError):
+            raise found
+        return found
+
+
+def test_heartbeats_go_on_though_the_database_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leases_module, "HEARTBEAT_SECONDS", 0.0)
+    orphan = Orphan("owner", "chat", "message", "generation")
+    told: list[Orphan] = []
+
+    async def work() -> None:
+        away = StorageError("the database does not answer")
+        others = OtherProcesses(Heartbeat(), away, away, Heartbeat((orphan,)))
+        leases = Leases(cast(ChatStore, others), cast(RunningTurns, SimpleNamespace(generations=frozenset({"mine"}))))
+        leases.at_orphan.append(told.append)
+        leases.start()
+        await others.all_said.wait()
+        await leases.beat()
+        leases.stop()
+        assert set(others.asked) == {frozenset({"mine"})}
+
+    with caplog.at_level(logging.WARNING, "notso.web.store"):
+        asyncio.run(work())
+    assert told == [orphan]
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "no lease was renewed",
+        "leases are renewed again",
+    ]
+
+
+def test_a_turn_that_others_took_for_lost_is_stopped(start: Start) -> None:
+    server = start(ScriptedEngine(lambda m, t: say("word " * 100_000), pace_seconds=0.001)).ready()
+    asked = server.ask("Hello")
+    turns = server.chat.turns
+    assert turns.generations == {asked.generation_id}
+
+    async def beat() -> None:
+        others = OtherProcesses(Heartbeat(lost=frozenset({asked.generation_id})))
+        await Leases(cast(ChatStore, others), turns).beat()
+        assert others.asked == [frozenset({asked.generation_id})]
+
+    server.on_loop(beat)
+    assert server.finished(asked).state == "interrupted"
+
+
+def test_nobody_beats_where_one_process_owns_the_store(start: Start) -> None:
+    server = start(ScriptedEngine()).ready()
+    assert server.on_loop(lambda: server.app.state.parts.leases._beating) is None

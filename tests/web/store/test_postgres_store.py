@@ -1,0 +1,401 @@
+"""Several processes share one PostgreSQL: one turn per chat over all of them, and what a process that has gone left."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from web.store.conftest import Kept
+from web.store.postgres_server import PostgresServer
+from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished
+
+from notso.web.store.protocol import (
+    Conversation,
+    Heartbeat,
+    NewMessage,
+    Orphan,
+    SavedPrompt,
+    StoredResponse,
+    TurnAccepted,
+    TurnRefused,
+)
+from notso.web.store.sql.database import Database
+from notso.web.values.errors import DataDirectoryNewerError, SettingsError, StorageError
+from notso.web.values.ids import new_generation_id, new_id
+
+psycopg = pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
+
+from notso.web.store.postgres import connection as connection_module  # noqa: E402
+from notso.web.store.postgres import database as database_module  # noqa: E402
+from notso.web.store.postgres.database import PostgresDatabase  # noqa: E402
+from notso.web.store.postgres.store import PostgresStore  # noqa: E402
+
+
+@asynccontextmanager
+async def stores(url: str, how_many: int) -> AsyncIterator[list[PostgresStore]]:
+    """As many processes would have them. One that is killed says nothing at its end."""
+    opened = [PostgresStore(url) for _ in range(how_many)]
+    await asyncio.gather(*(store.open() for store in opened))
+    try:
+        yield opened
+    finally:
+        for store in opened:
+            await store.close()
+
+
+async def expire(store: PostgresStore, dead: PostgresStore) -> None:
+    """As if that process had been gone for an hour."""
+    name = dead._connections._replica
+    sql = "UPDATE replicas SET expires = expires - interval '1 hour' WHERE id = ?"
+    assert await store.write(lambda db: db.execute(sql, (name,)).rowcount) == 1
+
+
+async def until_found(store: PostgresStore) -> Heartbeat:
+    """Leases count from the start of the database, too, which may be a moment ago."""
+    async with asyncio.timeout(60):
+        while not (found := await store.heartbeat(())).orphans:
+            await asyncio.sleep(0.05)
+    return found
+
+
+def run(work: Callable[[], Any]) -> None:
+    asyncio.run(work())
+
+
+def test_a_turn_is_of_the_process_that_computes_it(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 2) as (here, there):
+            chat = a_chat()
+            turn = a_turn(chat)
+            assert isinstance(await here.add_turn(OWNER, turn, chat), TurnAccepted)
+            for store, held_here in ((here, True), (there, False)):
+                refused = await store.add_turn(OWNER, a_turn(chat))
+                assert isinstance(refused, TurnRefused) and refused.held_here == held_here
+                assert refused.running is not None and refused.running.id == turn.assistant_message.id
+                assert await store.heartbeat(()) == Heartbeat()
+            await there.save_message(replace(turn.assistant_message, content="stolen", state="done"))
+            await here.save_message(replace(turn.assistant_message, content="half", state="running"))
+            assert (await there.messages(OWNER, chat.id))[1].content == "half"
+            await here.save_message(replace(turn.assistant_message, content="whole", state="done"))
+            assert isinstance(await there.add_turn(OWNER, a_turn(chat)), TurnAccepted)
+
+    run(work)
+
+
+def test_what_a_process_left_is_interrupted_by_one_heartbeat_of_the_others(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 3) as (dead, one, other):
+            chat = a_chat()
+            turn = a_turn(chat)
+            await dead.add_turn(OWNER, turn, chat)
+            await dead.save_message(replace(turn.assistant_message, content="half", state="running"))
+            await expire(one, dead)
+            found = await until_found(one)
+            answer = turn.assistant_message
+            assert found.orphans == (Orphan(OWNER, chat.id, answer.id, answer.generation_id or ""),)
+            assert await other.heartbeat(()) == await one.heartbeat(()) == Heartbeat()
+            stored = (await other.messages(OWNER, chat.id))[1]
+            assert (stored.state, stored.content) == ("interrupted", "half")
+
+    run(work)
+
+
+def test_a_chat_whose_process_has_gone_goes_on_at_once(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 2) as (dead, alive):
+            chat = a_chat()
+            turn = a_turn(chat)
+            await dead.add_turn(OWNER, turn, chat)
+            await expire(alive, dead)
+            async with asyncio.timeout(60):
+                while isinstance(accepted := await alive.add_turn(OWNER, a_turn(chat)), TurnRefused):
+                    await asyncio.sleep(0.05)
+            assert isinstance(accepted, TurnAccepted)
+            states = [message.state for message in await alive.messages(OWNER, chat.id)]
+            assert states == ["done", "interrupted", "done", "queued"]
+            (orphan,) = (await alive.heartbeat(())).orphans
+            assert orphan.generation_id == turn.assistant_message.generation_id, "its readers are told, too"
+
+    run(work)
+
+
+def test_a_process_that_was_only_paused_may_end_its_answer_and_no_longer_write_on_it(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 2) as (paused, alive):
+            chat, other = a_chat(), a_chat()
+            turn, edited = a_turn(chat), a_turn(other)
+            await paused.add_turn(OWNER, turn, chat)
+            await paused.add_turn(OWNER, edited, other)
+            await expire(alive, paused)
+            assert len((await until_found(alive)).orphans) == 2
+            await alive.edit_message(OWNER, other.id, edited.assistant_message.id, "a person's")
+            names = [each.assistant_message.generation_id or "" for each in (turn, edited)]
+            assert (await paused.heartbeat(names)).lost == set(names)
+            await paused.save_message(replace(turn.assistant_message, content="more", state="running"))
+            assert (await alive.messages(OWNER, chat.id))[1].content == ""
+            for each in (turn, edited):
+                await paused.save_message(replace(each.assistant_message, content="whole", state="done"))
+            assert (await alive.messages(OWNER, chat.id))[1].content == "whole", "nothing computed is lost"
+            assert (await alive.messages(OWNER, other.id))[1].content == "a person's"
+            name = new_generation_id()
+            await alive.resume_message(OWNER, chat.id, turn.assistant_message.id, name)
+            await paused.save_message(replace(turn.assistant_message, content="late", state="done"))
+            assert (await alive.messages(OWNER, chat.id))[1].content == "whole"
+            assert (await alive.heartbeat([name])) == Heartbeat()
+
+    run(work)
+
+
+def test_one_that_is_alone_goes_on_after_a_pause(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 1) as (store,):
+            chat = a_chat()
+            turn = a_turn(chat)
+            await store.add_turn(OWNER, turn, chat)
+            await expire(store, store)
+            refused = await store.add_turn(OWNER, a_turn(chat))
+            assert isinstance(refused, TurnRefused) and refused.held_here
+            assert await store.heartbeat([turn.assistant_message.generation_id or ""]) == Heartbeat()
+
+    run(work)
+
+
+def test_of_many_who_ask_at_once_one_is_answered(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 3) as opened:
+            chat = a_chat()
+            await finished(opened[0], a_turn(chat), "answer", chat)
+            asked = [store.add_turn(OWNER, a_turn(chat)) for store in opened for _ in range(4)]
+            outcomes = await asyncio.gather(*asked)
+            assert sum(isinstance(outcome, TurnAccepted) for outcome in outcomes) == 1
+            assert len([m for m in await opened[0].messages(OWNER, chat.id) if m.active]) == 1
+            positions = await opened[0]._read("SELECT position FROM messages WHERE chat_id = ?", chat.id)
+            assert sorted(row["position"] for row in positions) == [1, 2, 3, 4]
+
+    run(work)
+
+
+def test_a_key_that_is_sent_everywhere_at_once_makes_one_turn(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 3) as opened:
+            for _ in range(5):
+                key, chats = new_id(), [a_chat() for _ in range(6)]
+                asked = [
+                    opened[number % 3].add_turn(OWNER, a_turn(chat, key=key), chat) for number, chat in enumerate(chats)
+                ]
+                outcomes = await asyncio.gather(*asked)
+                assert sorted(outcome.repeated for outcome in outcomes if isinstance(outcome, TurnAccepted)) == [
+                    *([False]),
+                    *([True] * 5),
+                ]
+                assert len({outcome.user_message.id for outcome in outcomes if isinstance(outcome, TurnAccepted)}) == 1
+            assert len(await opened[0].chats(OWNER)) == 5
+
+    run(work)
+
+
+def test_all_that_begin_at_once_make_one_schema(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 5) as opened:
+            rows = await opened[0]._read("SELECT version FROM schema_version")
+            assert [row["version"] for row in rows] == [connection_module.SCHEMA_VERSION]
+
+    run(work)
+
+
+def test_data_of_a_newer_release_is_refused(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 1) as (store,):
+            await store.write(lambda db: db.execute("UPDATE schema_version SET version = version + 1"))
+        newer = PostgresStore(database)
+        with pytest.raises(DataDirectoryNewerError, match="newer"):
+            await newer.open()
+        await newer.close()
+
+    run(work)
+
+
+def test_a_failed_migration_changes_nothing(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        steps = (*connection_module.MIGRATIONS, "CREATE TABLE extra (x INT); INSERT INTO nowhere VALUES (1)")
+        with monkeypatch.context() as patched:
+            patched.setattr(connection_module, "MIGRATIONS", steps)
+            patched.setattr(connection_module, "SCHEMA_VERSION", len(steps))
+            store = PostgresStore(database)
+            with pytest.raises(StorageError):
+                await store.open()
+            await store.close()
+        async with stores(database, 1) as (store,):
+            (row,) = await store._read("SELECT to_regclass('extra') IS NULL AS none")
+            assert row["none"]
+
+    run(work)
+
+
+@pytest.mark.parametrize("address", ["postgresql://nobody@127.0.0.1:1/x", "postgresql://a:b:c@[/", "postgresql://?x=1"])
+def test_what_cannot_be_reached_or_read_is_told_in_a_line(postgres: PostgresServer, address: str) -> None:
+    async def work() -> None:
+        with pytest.raises(StorageError, match="database"):
+            store = PostgresStore(address)
+            try:
+                await store.open()
+            finally:
+                await store.close()
+
+    run(work)
+
+
+def test_a_database_in_another_encoding_is_refused(postgres: PostgresServer) -> None:
+    async def work() -> None:
+        with psycopg.connect(f"{postgres.address}/postgres", autocommit=True) as connection:
+            connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+        store = PostgresStore(f"{postgres.address}/latin")
+        with pytest.raises(StorageError, match="UTF8"):
+            await store.open()
+        await store.close()
+
+    run(work)
+
+
+def test_what_one_process_deletes_is_forgotten_by_all(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 2) as (one, other):
+            chat = a_chat()
+            turn = await finished(one, a_turn(chat), "answer", chat)
+            await one.trash_chat(OWNER, chat.id)
+            gone = Conversation(OWNER, turn.user_message.id)
+            assert await one.thrown_away(0) == [gone] and await one.purge(0) == 1
+            assert await other.thrown_away(60) == [gone]
+            assert await other.thrown_away(60) == [] == await other.chats(OWNER)
+        async with stores(database, 1) as (late,):
+            assert await late.thrown_away(60) == [gone], "its cache on disk may hold it"
+
+    run(work)
+
+
+def test_the_loop_waits_for_no_lock(database: str) -> None:
+    async def work() -> None:
+        async with stores(database, 1) as (store,):
+            chat = a_chat()
+            await finished(store, a_turn(chat), "answer", chat)
+            held, release = threading.Event(), threading.Event()
+
+            def hold(db: Database) -> None:
+                db.execute("SELECT id FROM chats WHERE id = ? FOR UPDATE", (chat.id,))
+                held.set()
+                release.wait(60)
+
+            holding = asyncio.ensure_future(store.write(hold))
+            await asyncio.to_thread(held.wait, 60)
+            waiting = asyncio.ensure_future(store.add_turn(OWNER, a_turn(chat)))
+            other = a_chat()
+            await store.add_turn(OWNER, a_turn(other), other)
+            assert len(await store.chats(OWNER)) == 2
+            assert await store.heartbeat(()) == Heartbeat()
+            assert not waiting.done()
+            release.set()
+            await holding
+            assert isinstance(await waiting, TurnAccepted)
+
+    run(work)
+
+
+NOT_OF_A_REQUEST = re.compile(r"replicas|orphans|forgotten|WHERE temporary|FROM trash$|TRANSACTION|holder = ")
+BY_AN_ID_OF_ITS_OWN = re.compile(r"generation_id = \?|SET answer_html")
+
+
+def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every method is called once, on both databases; purging is nobody's request."""
+    said: list[str] = []
+
+    def listen(kind: type[Database]) -> None:
+        plain = kind.execute
+
+        def execute(db: Database, sql: str, parameters: Any = ()) -> Any:
+            said.append(sql)
+            return plain(db, sql, parameters)
+
+        monkeypatch.setattr(kind, "execute", execute)
+
+    async def work(store: Any) -> None:
+        said.clear()
+        chat = a_chat()
+        turn = await finished(store, a_turn(chat), "answer", chat)
+        await store.add_message(OWNER, NewMessage(an_answer(chat), turn.user_message.id, new_id()))
+        summary = replace(an_answer(chat), kind="summary", state="done")
+        await store.add_chat(OWNER, a_chat(), [])
+        await store.resume_message(OWNER, chat.id, turn.assistant_message.id, new_generation_id())
+        await store.edit_message(OWNER, chat.id, turn.assistant_message.id, "text")
+        await store.choose(OWNER, chat.id, turn.assistant_message.id)
+        await store.remove_summary(OWNER, chat.id, summary.id)
+        for method in (store.set_thinking, store.set_pinned, store.set_unread, store.set_archived):
+            await method(OWNER, chat.id, True)
+        await store.set_title(OWNER, chat.id, "title")
+        await store.keep(OWNER, chat.id)
+        await store.set_settings(OWNER, chat.id, {})
+        await store.set_defaults(OWNER, {})
+        await store.save_prompt(OWNER, SavedPrompt("name", "message", "text"))
+        await store.delete_prompt(OWNER, "name")
+        await store.keep_html(await store.messages(OWNER, chat.id))
+        await store.save_response(OWNER, StoredResponse("r", None, {}, (), 1))
+        await store.delete_response(OWNER, "r")
+        for reading in (store.chats, store.prompts, store.defaults):
+            await reading(OWNER)
+        for reading in (store.chat, store.whole_chat, store.generation, store.response):
+            await reading(OWNER, chat.id)
+        await store.search(OWNER, "text", 9)
+        trash = await store.trash_messages(OWNER, chat.id, reset=True)
+        await store.restore(OWNER, trash)
+        await store.restore(OWNER, await store.trash_chat(OWNER, chat.id))
+
+    async def session(store: Any) -> None:
+        await work(store)
+
+    from notso.web.store.sqlite.database import SQLiteDatabase
+
+    listen(PostgresDatabase if kept.kind == "postgres" else SQLiteDatabase)
+    kept.run(session)
+    assert len(said) > 80
+    nameless = [sql for sql in said if not re.search(r"\bowner\b", re.sub(r"SELECT owner[^F]*|INSERT INTO.*", "", sql))]
+    nameless = [sql for sql in nameless if not re.search(r"INSERT INTO \w+ \(.*owner", sql)]
+    nameless = [sql for sql in nameless if not NOT_OF_A_REQUEST.search(sql) and not BY_AN_ID_OF_ITS_OWN.search(sql)]
+    assert not nameless, "\n".join(nameless)
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    from pathlib import Path
+
+    from notso.web.store.opening import store_at
+
+    monkeypatch.setitem(sys.modules, "notso.web.store.postgres.store", None)
+    with pytest.raises(SettingsError, match=r"notso-smollm3-bot\[postgres\]"):
+        store_at(Path(), "postgresql://x")
+
+
+def test_a_restart_of_the_database_interrupts_nobody(
+    monkeypatch: pytest.MonkeyPatch, restarted: PostgresServer
+) -> None:
+    monkeypatch.setattr(database_module, "LEASE_SECONDS", 3600.0)
+
+    async def work() -> None:
+        async with stores(restarted.new_database(), 2) as (one, other):
+            chat = a_chat()
+            turn = a_turn(chat)
+            await one.add_turn(OWNER, turn, chat)
+            await expire(other, one)
+            await other.write(lambda db: db.execute("UPDATE replicas SET expires = expires - interval '2 hours'"))
+            await asyncio.to_thread(restarted.stop)
+            await asyncio.to_thread(restarted.start)
+            assert await other.heartbeat(()) == Heartbeat()
+            assert (await other.messages(OWNER, chat.id))[1].state == "queued"
+            await one.save_message(replace(turn.assistant_message, content="whole", state="done"))
+            assert (await other.messages(OWNER, chat.id))[1].content == "whole"
+
+    run(work)
