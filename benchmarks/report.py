@@ -153,6 +153,80 @@ def kv_quality(result: dict[str, Any]) -> str:
     )
 
 
+def simulation(result: dict[str, Any]) -> str:
+    """benchmarks/cluster_simulation.py."""
+    rows = [
+        [
+            f"{row['machines']}, {row['routing']}",
+            f"{100 * row['cached_share']:.0f} %",
+            f"{row['first_token_p50_s']:.1f}",
+            f"{row['first_token_p99_s']:.1f}",
+            str(row["deaths"]),
+        ]
+        for row in result["rows"]
+    ]
+    head = ["machines, routing", "prompt tokens found in a cache", "first token p50, s", "p99, s", "deaths"]
+    return (
+        "## Simulated: many machines\n\nNo machine ran this: it is simulated from the step costs above, "
+        f"{result['minutes']:g} minutes, {result['people']:g} conversations begun a minute for each machine, which "
+        f"lives {result['life_minutes']:g} minutes in the mean and is replaced after one, seed {result['seed']} "
+        "(`python benchmarks/cluster_simulation.py`).\n\n" + table(head, rows)
+    )
+
+
+def block_types(result: dict[str, Any]) -> str:
+    """benchmarks/block_types.py."""
+    rows = []
+    for row in sorted(result["block_types"], key=lambda row: -float(row["bits"])):
+        cells = [row["type"], f"{row['bits']:.4g}"]
+        for kind in ("decode", "prefill"):
+            found = row[kind]
+            cells += [f"{found['ours']['tok_s']:.4g}", f"{found['theirs']['tok_s']:.4g}"]
+            cells += [f"**{found['ratio']:.2f}**", f"{found['best_ratio']:.2f}"]
+        rows.append(cells)
+    beside = ("llama.cpp", "ratio", "of the best")
+    head = ["type", "bits", "decode", *beside, "prompt", *beside]
+    first = result["block_types"][0]
+    text = (
+        "## Each block type beside llama.cpp\n\n"
+        + about(
+            result["machine"],
+            f"{first['kernels']} kernels, one thread, processor time",
+            f"the 3B's shapes with {result['layers']} layers and {result['vocab']:,} tokens, all matrices in the type",
+            f"a prompt of {result['prompt']} tokens, {result['rounds']} rounds, {first['peer']}",
+        )
+        + f"\n{result['load']}\n\n"
+        + table(head, rows)
+        + "\nTokens per second of the median step; *of the best*: ratio of the fastest steps of each.\n"
+    )
+    if "pair" in result:
+        pair = result["pair"]
+        (first_name, ours), (second_name, other) = pair["decode"].items()
+        other_name = second_name.replace("official", "the Q4_K_M mix")
+        text += (
+            f"\n{first_name} beside {other_name}, {pair['layers']} layers, in turns: decode {ours['tok_s']:.4g} and "
+            f"{other['tok_s']:.4g} tokens/s, **{pair['ratio']:.2f}** (of the best steps {pair['best_ratio']:.2f}); "
+            f"{ours['bytes'] / 1e9:.2f} and {other['bytes'] / 1e9:.2f} GB.\n"
+        )
+    return text
+
+
+def type_scores(result: dict[str, Any]) -> str:
+    """tests/golden/type_scores.py."""
+    rows = [
+        [row["type"], *(f"{row[name]:.4f}" for name in ("exact", "ours", "theirs"))]
+        + [f"{row[name]:.2g}" for name in ("ours_kl", "theirs_kl")]
+        for row in result["type_scores"]
+    ]
+    return (
+        "## Each block type's answers beside llama.cpp's\n\n"
+        f"{result['date']}, {result['library']}. The demo model with all matrices in the type, by llama.cpp's "
+        f"quantiser: nats for each of {result['type_scores'][0]['tokens']} tokens of its own answers, and the "
+        "divergence from float arithmetic on the same file's numbers.\n\n"
+        + table(["type", "exact", "notso", "llama.cpp", "notso's divergence", "llama.cpp's"], rows)
+    )
+
+
 def server(result: dict[str, Any]) -> str:
     """benchmarks/server.py."""
     rows = [
@@ -310,14 +384,20 @@ def main() -> None:
     """Every JSON file by what it holds."""
     before, _, rest = README.read_text().partition(BEGIN)
     README.write_text(before + BEGIN + readme_table() + END + rest.partition(END)[2])
-    order = ("chats", "speculation", "server", "stream_readers", "kernels", "kv")
+    order = ("types", "scores", "chats", "speculation", "server", "stream_readers", "simulation", "kernels", "kv")
     parts: dict[str, list[str]] = {kind: [] for kind in ("bench", *order)}
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
-        if "families" in result:
+        if "block_types" in result:
+            parts["types"].append(block_types(result))
+        elif "type_scores" in result:
+            parts["scores"].append(type_scores(result))
+        elif "families" in result:
             parts["kernels"].append(kernels(result))
         elif "formats" in result:
             parts["kv"].append(kv_quality(result))
+        elif "simulated" in result:
+            parts["simulation"].append(simulation(result))
         elif "chats" in result:
             parts["chats"].append(chats(result))
         elif "speculation" in result:

@@ -102,12 +102,12 @@ def debian(suite: str, mirror: list[str], tests: str | None) -> tuple[list[str],
     root = ROOTS / f"{suite}-compiler"
     if not (root / "usr/bin/g++").exists():
         bootstrap(root, suite, mirror, machine, f"--include={PACKAGES}")
-    clone(root / "root/notso")
-    fetch_locked(PYTHONS[suite], machine, root / "root/wheels")
-    offline = "PIP_NO_INDEX=1 PIP_FIND_LINKS=/root/wheels"
+    clone(root / "srv/notso")
+    fetch_locked(PYTHONS[suite], machine, root / "srv/wheels")
+    offline = "PIP_NO_INDEX=1 PIP_FIND_LINKS=/srv/wheels"
 
     def run(command: str) -> str:
-        inside = f'mount -t proc proc {root}/proc; exec chroot {root} sh -c "cd /root/notso && {offline} $0"'
+        inside = f'mount -t proc proc {root}/proc; exec chroot {root} sh -c "cd /srv/notso && {offline} $0"'
         done = apart(machine, inside, command)
         if done.returncode != 0:
             raise SystemExit(f"{suite}: {command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

@@ -138,6 +138,13 @@ NB_MODULE(_native, m) {
         "A mapped file that vanishes ends the process with this code and this line on stderr.");
   m.def("thread_count", &thread_count, "Threads that share each operation.");
   m.def(
+      "work_shares",
+      [] {
+        const nb::gil_scoped_release released;
+        return work_shares();
+      },
+      "Work items that each thread has done since the pool was made; waits for running work.");
+  m.def(
       "set_thread_count",
       [](int threads) {
         require(threads >= 1 && threads <= 1024, "the number of threads must be 1 to 1024");

@@ -22,6 +22,11 @@ inline void relax() {
 // Long enough to bridge the gap between two operations of a step, short enough to leave an idle CPU idle.
 constexpr auto kSpin = std::chrono::microseconds(60);
 
+WorkerRecords::Nanoseconds nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
 int cpu_at_hand() {
 #if defined(__linux__)
   return sched_getcpu();
@@ -50,7 +55,8 @@ std::atomic<bool> forked{false};
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : size_(std::max(threads, 1)), next_(std::make_unique<Counter[]>(size_t(size_))) {
+ThreadPool::ThreadPool(int threads)
+    : size_(std::max(threads, 1)), records_(size_), next_(std::make_unique<Counter[]>(size_t(size_))) {
   try {
     for (int worker = 1; worker < threads; worker++) workers_.emplace_back([this, worker] { work(worker); });
   } catch (...) {  // no memory for another thread: those that came to be must not outlive the pool
@@ -72,15 +78,50 @@ void ThreadPool::stop() {
   for (auto& thread : workers_) thread.join();
 }
 
-void ThreadPool::drain(int worker) {
+bool ThreadPool::join() {
+  uint64_t gate = gate_.value.load(std::memory_order_relaxed);
+  do {
+    if (gate & kClosed) return false;
+  } while (!gate_.value.compare_exchange_weak(gate, gate + 1, std::memory_order_acquire, std::memory_order_relaxed));
+  return true;
+}
+
+int64_t ThreadPool::left() const {
+  int64_t left = 0;
+  for (int owner = 0; owner < size_; owner++)
+    left +=
+        std::max<int64_t>(0, tasks_ * (owner + 1) / size_ - next_[size_t(owner)].value.load(std::memory_order_relaxed));
+  return left;
+}
+
+void ThreadPool::drain(int worker, bool may_give_way) {
+  const bool careful = may_give_way && records_.is_slow(worker);
+  WorkerRecords::Part& part = records_.part(worker);
   for (int i = 0; i < size_; i++) {
     const int owner = (worker + i) % size_;
     const int64_t end = tasks_ * (owner + 1) / size_;
     while (next_[size_t(owner)].value.load(std::memory_order_relaxed) < end) {
+      if (careful && records_.should_give_way(worker, left())) {
+        part.gave_way = true;
+        return;
+      }
       const int64_t index = next_[size_t(owner)].value.fetch_add(1, std::memory_order_relaxed);
-      if (index < end) call_(context_, index, worker);
+      if (index >= end) break;
+      call_(context_, index, worker);
+      part.items++;
+      part.items_in_all++;
     }
   }
+}
+
+void ThreadPool::take_part(int worker) {
+  WorkerRecords::Part& part = records_.part(worker);
+  part.run = run_;
+  part.items = 0;
+  part.gave_way = false;
+  part.begun = nanoseconds();
+  drain(worker, true);
+  part.ended = nanoseconds();
 }
 
 void ThreadPool::run_erased(int64_t tasks, Call call, void* context) {
@@ -95,16 +136,26 @@ void ThreadPool::run_erased(int64_t tasks, Call call, void* context) {
   caller_cpu_.store(cpu_at_hand(), std::memory_order_relaxed);
   for (int worker = 0; worker < size_; worker++)
     next_[size_t(worker)].value.store(tasks * worker / size_, std::memory_order_relaxed);
-  busy_.value.store(int64_t(workers_.size()), std::memory_order_relaxed);
+  run_++;
+  gate_.value.store(run_ << 32, std::memory_order_release);
   epoch_.value.fetch_add(1, std::memory_order_release);
   epoch_.value.notify_all();
-  drain(0);
-  for (int spins = 0; busy_.value.load(std::memory_order_acquire) != 0; spins++) {
+  take_part(0);
+  gate_.value.fetch_or(kClosed, std::memory_order_acq_rel);
+  for (int spins = 0; (gate_.value.load(std::memory_order_acquire) & kActive) != 0; spins++) {
     if (spins < 20000)
       relax();
     else
       std::this_thread::yield();  // a worker lost its CPU: let it have ours
   }
+  drain(0, false);  // what a slow caller left to others who then had gone
+  records_.account(run_, nanoseconds());
+}
+
+std::vector<int64_t> ThreadPool::shares() {
+  std::vector<int64_t> shares;
+  for (int worker = 0; worker < size_; worker++) shares.push_back(records_.part(worker).items_in_all);
+  return shares;
 }
 
 void ThreadPool::work(int worker) {
@@ -122,8 +173,9 @@ void ThreadPool::work(int worker) {
     if (stopping_.load()) return;
     const int crowded = slept ? caller_cpu_.load(std::memory_order_relaxed) : -1;
     if (crowded >= 0 && cpu_at_hand() == crowded) leave_cpu(crowded);
-    drain(worker);
-    busy_.value.fetch_sub(1, std::memory_order_release);
+    if (!records_.takes_part(worker, nanoseconds()) || !join()) continue;
+    take_part(worker);
+    gate_.value.fetch_sub(1, std::memory_order_release);
   }
 }
 
@@ -142,6 +194,11 @@ std::unique_ptr<ThreadPool>& pool_slot() {
 ThreadPool& thread_pool() { return *pool_slot(); }
 
 int thread_count() { return threads_in_force.load(); }
+
+std::vector<int64_t> work_shares() {
+  const std::lock_guard<std::mutex> lock(engine_mutex());
+  return thread_pool().shares();
+}
 
 std::mutex& engine_mutex() {
   static std::mutex mutex;

@@ -8,6 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "runtime/worker_record.h"
+
 namespace qtensor {
 
 class ThreadPool {
@@ -19,11 +21,16 @@ class ThreadPool {
 
   int size() const { return size_; }
 
+  // How many indices each worker has computed since there is the pool. While nothing runs.
+  std::vector<int64_t> shares();
+
   // Calls task(index, worker) for every index in [0, tasks), each exactly once, and returns when all are done. An index
   // is computed whole by one worker, so which worker takes it cannot change a result. `task` must not throw.
   //
   // Every worker has a range of neighbouring indices, so that what it asks of memory ahead of time is its own; one that
-  // is done with its range takes from the others'.
+  // is done with its range takes from the others'. Nobody is waited for but those who have begun: a worker whose CPU is
+  // taken away before it does is missed by nobody, and one that is much slower than the others leaves the last indices
+  // to them (runtime/worker_record.h).
   template <class Task>
   void run(int64_t tasks, Task& task) {
     run_erased(
@@ -35,7 +42,10 @@ class ThreadPool {
   void run_erased(int64_t tasks, Call call, void* context);
   void work(int worker);
   void stop();
-  void drain(int worker);
+  bool join();
+  void take_part(int worker);
+  void drain(int worker, bool may_give_way);
+  int64_t left() const;
 
   struct alignas(64) Counter {
     std::atomic<int64_t> value{0};
@@ -43,8 +53,16 @@ class ThreadPool {
   struct alignas(64) Epoch {
     std::atomic<uint32_t> value{0};
   };
+  // A run's number, whether it is closed to who has not joined, and how many workers are at it.
+  struct alignas(64) Gate {
+    std::atomic<uint64_t> value{kClosed};
+  };
+  static constexpr uint64_t kClosed = uint64_t(1) << 31, kActive = kClosed - 1;
+
   const int size_;
-  Counter busy_;
+  Gate gate_;
+  WorkerRecords records_;
+  uint64_t run_ = 0;
   std::unique_ptr<Counter[]> next_;  // of each worker's range
   Epoch epoch_;
   Call call_ = nullptr;
@@ -58,7 +76,8 @@ class ThreadPool {
 // The pool in force, and the lock that whoever runs work on it holds. Before the first set_thread_count it has 1
 // thread.
 ThreadPool& thread_pool();
-int thread_count();  // of that pool, without the lock
+int thread_count();                  // of that pool, without the lock
+std::vector<int64_t> work_shares();  // with it
 void set_thread_count(int threads);
 std::mutex& engine_mutex();
 

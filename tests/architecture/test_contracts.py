@@ -40,6 +40,7 @@ CLIMBERS = [
     ("web/edge/limits.py", "from notso.web.store import tree"),  # web-rooms
     ("web/api/messages/fields.py", "from notso.web.api.responses import fields"),  # apis-apart
     ("web/store/tree.py", "from notso.web.store.sqlite import store"),  # store-by-protocol
+    ("web/replicas/turn_relay.py", "import valkey"),  # exchange-by-protocol
 ]
 
 

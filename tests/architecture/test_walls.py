@@ -31,6 +31,7 @@ LIBRARIES = {
     "web": {
         "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
         "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
+        "authlib", "joserfc", "httpx",  # asked for by one module, and only where an OpenID provider is configured
         "mcp", "anyio", "httpx2",  # asked for by three modules, and only where a configuration names servers
         "valkey",  # by two, and only where an address names a server
         "psycopg", "psycopg_pool",  # likewise, where a database is named
@@ -126,7 +127,10 @@ def test_libraries_are_declared() -> None:
     """A module that comes only because another library brings it may go with that library."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
-    lines = project["dependencies"] + extras["mcp"] + extras["postgres"] + extras["tune"] + extras["valkey"]
+    lines = [
+        *project["dependencies"],
+        *(line for name in ("mcp", "oidc", "postgres", "tune", "valkey") for line in extras[name]),
+    ]
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in lines}
     used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}
     missing = {name for name in used if DISTRIBUTIONS.get(name, name).replace("_", "-").lower() not in declared}

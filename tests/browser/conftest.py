@@ -15,6 +15,7 @@ import pytest
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
+from notso.plugins.plugin_set import Plugins
 from notso.web.app import create_app
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import ChatEngine
@@ -59,9 +60,13 @@ class Served:
     """A server in a thread."""
 
     def __init__(
-        self, source: Callable[[], ChatEngine], settings: Settings, model_registry: ModelRegistry | None = None
+        self,
+        source: Callable[[], ChatEngine],
+        settings: Settings,
+        model_registry: ModelRegistry | None = None,
+        plugins: Plugins | None = None,
     ) -> None:
-        self.app = create_app(source, settings, model_registry=model_registry)
+        self.app = create_app(source, settings, model_registry=model_registry, plugins=plugins)
         listener = listen(settings)
         self.url = address_of(listener, settings)
         self.port = listener.getsockname()[1]
@@ -100,12 +105,12 @@ def serve(tmp_path: Path, closing: list[Served]) -> Iterator[Callable[..., Serve
         engine: ScriptedEngine | Callable[[], ChatEngine],
         *,
         model_registry: ModelRegistry | None = None,
+        plugins: Plugins | None = None,
         **settings: Any,
     ) -> Served:
         source = engine if callable(engine) else lambda: engine
-        started.append(
-            Served(source, Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings)), model_registry)
-        )
+        chosen = Settings(**({"port": 0, "data_dir": tmp_path / "data"} | settings))
+        started.append(Served(source, chosen, model_registry, plugins))
         return started[-1]
 
     yield begin

@@ -19,7 +19,7 @@ RATE = 20
 PURGE = "purge now"
 QUICK = f"""PURGE = {PURGE!r}
 from notso.web import app
-from notso.web.store.sqlite import responses
+from notso.web.store.sql import responses
 app.PURGE_SECONDS = 0.02
 app.UNDO_SECONDS = 3600.0
 responses.MOST_KEPT = 3

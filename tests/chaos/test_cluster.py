@@ -4,6 +4,7 @@ was acknowledged is lost or doubled, and readers come back to where they were.""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 import time
@@ -21,6 +22,8 @@ from notso.web.values.ids import new_id
 
 CHATS, READERS = (30, 10) if LONG else (4, 3)
 KILLS = 60 if LONG else 3
+BUSY = 2
+"""Times as many threads that want a core as there are cores: what takes how long says nothing then."""
 STOPS = 100 if LONG else 3
 AWAY_SECONDS = 10.0 if LONG else 0.0
 RESUME_SECONDS, INTERRUPTED_SECONDS, STOP_MS = 2.0, 5.0, 500
@@ -113,7 +116,7 @@ def wait_for_some(crowd: Crowd, more: int) -> None:
 
 
 def test_killed_replicas(cluster: Cluster, ledger: Ledger) -> None:
-    rng, inspector, few = random.Random(4), Inspector(cluster.database), 0
+    rng, inspector, few, load = random.Random(4), Inspector(cluster.database), 0, os.getloadavg()[0]
 
     def kill(crowd: Crowd) -> None:
         nonlocal few
@@ -135,8 +138,8 @@ def test_killed_replicas(cluster: Cluster, ledger: Ledger) -> None:
     wrong = inspector.wrong(crowd)
     inspector.close()
     print(*wrong, dict(crowd.statuses), dict(crowd.ends), sep="\n")
-    late = sum(seconds > RESUME_SECONDS for seconds in crowd.resumed) if LONG else 0
-    late += (inspector.oldest_s > INTERRUPTED_SECONDS) if LONG else 0
+    late = sum(seconds > RESUME_SECONDS for seconds in crowd.resumed)
+    judged = (inspector.oldest_s > INTERRUPTED_SECONDS) + (late if load < BUSY * (os.cpu_count() or 1) else 0)
     assert crowd.resumed and crowd.shown and crowd.ends["done"]
     ledger.note(
         "cluster",
@@ -144,12 +147,14 @@ def test_killed_replicas(cluster: Cluster, ledger: Ledger) -> None:
         f" something else than what is stored, or resumes after more than {RESUME_SECONDS:g} s, an answer that is not"
         f" interrupted {INTERRUPTED_SECONDS:g} s after its replica's last heartbeat",
         f"{KILLS} kills of 3 replicas, {CHATS * READERS} readers of {CHATS} chats, {len(crowd.asked)} acknowledged"
-        f" questions, {crowd.broken} connections cut, {few} times fewer than two replicas there",
-        len(wrong) + late,
+        f" questions, {crowd.broken} connections cut, {few} times fewer than two replicas there; a load of {load:.0f}"
+        " before it began, and where other work leaves no core alone, how soon streams resume is told and not judged",
+        len(wrong) + (judged if LONG else 0),
         {
             "resume p50 s": percentile(crowd.resumed, 0.5),
             "resume p99 s": percentile(crowd.resumed, 0.99),
             "resume max s": max(crowd.resumed),
+            "resumed later than 2 s %": 100 * late / len(crowd.resumed),
             "interrupted after s": inspector.oldest_s,
         },
     )

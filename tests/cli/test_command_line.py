@@ -22,7 +22,7 @@ from notso.web.values import errors as web
 Run = Callable[..., Any]
 
 VERBS = ["serve", "chat", "run", "pull", "convert", "list", "inspect", "verify", "perplexity", "synth"]
-VERBS += ["plugin", "bench", "doctor"]
+VERBS += ["plugin", "keys", "bench", "doctor"]
 # The experience guide's 0.2 s is three times what it takes to import the library that reads the command line; a slow or
 # busy machine is not our fault.
 HELP_IMPORTS, LIBRARY = 4, "import typer"

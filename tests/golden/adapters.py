@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,65 @@ def golden_pairs(base: Path) -> Pairs:
     """Of the adapter that `random_adapter.npz` was computed with."""
     with GGUFFile.open(base) as file:
         return random_pairs(SmolLM3Config.from_metadata(file.metadata), 11)
+
+
+CONVERTED = Path(__file__).with_name("converted_adapter.gguf")
+"""Made by llama.cpp's converter of the folder that `write_converters_input` writes:
+
+    python convert_lora_to_gguf.py FOLDER/adapter --base FOLDER/base --outtype f16 --outfile converted_adapter.gguf
+
+(llama.cpp as llama-cpp-python 0.3.36 has it; the numbers are ours.)"""
+
+
+def converted_pairs(config: SmolLM3Config) -> Pairs:
+    """What CONVERTED was made of."""
+    return random_pairs(config, 31, rank=2, size=0.02)
+
+
+def write_converters_input(folder: Path, config: SmolLM3Config) -> None:
+    """A PEFT folder `adapter` for a model of this configuration, and the `base` that the converter looks at."""
+    targets = list(MATRICES)
+    write_peft(folder / "adapter", converted_pairs(config), config.head_dim, target_modules=targets)
+    (folder / "base").mkdir()
+    about = {
+        "architectures": ["SmolLM3ForCausalLM"],
+        "model_type": "smollm3",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    }
+    (folder / "base" / "config.json").write_text(json.dumps(about))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedAdapters:
+    """Sixteen that teach the demo model a sentence each (`train_adapters.py`): the prompt, the name by which each
+    calls itself, and their numbers."""
+
+    prompt: str
+    names: tuple[str, ...]
+    alpha: float
+    pairs: tuple[Pairs, ...]
+
+    @classmethod
+    def load(cls) -> TrainedAdapters:
+        with np.load(Path(__file__).with_name("trained_adapters.npz")) as kept:
+            about = json.loads(str(kept["about"]))
+            pairs: list[Pairs] = [{} for _ in about["names"]]
+            for key in kept.files:
+                number, *place = key.split(".")
+                if place[1:] and place[-1] == "a":
+                    layer, role, _ = place
+                    both = (kept[key], kept[f"{number}.{layer}.{role}.b"])
+                    pairs[int(number)][int(layer), role] = (both[0].astype(np.float32), both[1].astype(np.float32))
+        return cls(about["prompt"], tuple(about["names"]), about["alpha"], tuple(pairs))
 
 
 def write_gguf(path: Path, pairs: Pairs, *, alpha: float = ALPHA, format: Format = F32, **entries: Any) -> Path:

@@ -23,6 +23,10 @@ where two tokens are about equally likely, a rounding decides."""
 LEAST_TOP5 = 0.98
 """Part of llama.cpp's five likeliest tokens that must be among our five."""
 
+OTHER_TOP5 = 0.01
+"""So much less of them than llama.cpp has in common with itself, where that is less: random numbers of an adapter leave
+no clear fifth."""
+
 CLEAR_LEAD = 0.01
 """A lead of the likeliest token, as a part of the logit range, that no rounding of ours or llama.cpp's turns over:
 several times the differences seen between llama.cpp's own ways to work."""
@@ -55,14 +59,14 @@ def check_half_cache(engine: Engine, kept: Golden) -> None:
     assert errors.max() < FLOAT_TOLERANCE / 2
 
 
-def check_trained_blocks(engine: Engine, kept: Golden) -> None:
+def check_trained_blocks(engine: Engine, kept: Golden, adapter: str | None = None) -> None:
     """The likeliest token and the five likeliest. Chats begin alike: such positions count once."""
-    ours, fresh = top_tokens(logits_of(engine, kept)), kept.first_seen
+    ours, fresh = top_tokens(logits_of(engine, kept, adapter)), kept.first_seen
     equal, both = (ours[:, 0] == kept.top_ids[:, 0])[fresh], shared(ours, kept.top_ids)[fresh]
     assert fresh.sum() > 1000
     assert equal.mean() >= LEAST_TOP1
     assert equal[_clear(kept)[fresh]].all()
-    assert both.mean() / TOP >= LEAST_TOP5
+    assert both.mean() / TOP >= min(LEAST_TOP5, kept.noise_top5 - OTHER_TOP5)
     assert (both >= TOP - 1).mean() >= 0.995  # "nearly": where a fifth token changes places with the sixth
 
 

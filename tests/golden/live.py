@@ -77,10 +77,20 @@ def quantise(model: Path, out: Path, file_type: int, importance: dict[str, npt.N
         _run("quantise", str(model), str(out), str(file_type), *([str(named)] if importance is not None else []))
 
 
-def _run(*arguments: str) -> None:
+def make_file(model: Path, out: Path, name: str) -> None:
+    """Have llama.cpp write `model`, in F32, with all matrices in the block type of that name. Raises RuntimeError."""
+    _run("file", str(model), str(out), name, script="llama_cpp_types.py")
+
+
+def make_blocks(out: Path, names: Sequence[str]) -> None:
+    """Have llama.cpp quantise a few blocks of each type (`llama_cpp_types.py` says what). Raises RuntimeError."""
+    _run("blocks", str(out), *names, script="llama_cpp_types.py")
+
+
+def _run(*arguments: str, script: str = "oracle.py") -> None:
     # One thread: nobody else's pool fights with what is being measured, and sums keep their order.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [_python(), str(Path(__file__).with_name("oracle.py")), *arguments]
+    command = [_python(), str(Path(__file__).with_name(script)), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
     if done.returncode:
         raise RuntimeError(f"{' '.join(arguments[:2])} failed: {done.stderr.strip()[-2000:]}")

@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from golden import live
-from golden.adapters import golden_pairs, write_peft
+from golden.adapters import CONVERTED, golden_pairs, write_peft
 from golden.dequantised import write_dequantised
 from golden.prompts import CONVERSATIONS, DATE
 from golden.random_models import RANDOM, YARN_CONTEXT, shapes_3b_lists, write_shapes_3b
@@ -90,6 +90,16 @@ def demo_q4_k_m(folder: Path) -> Golden:
     return _golden("llama_cpp", demo_path(), prompts, result, [], noise)
 
 
+def converted_adapter(folder: Path) -> Golden:
+    """The demo model with `converted_adapter.gguf`, which llama.cpp's converter made (see there), by llama.cpp: the
+    chats that demo_q4_k_m has."""
+    kept = Golden.load("demo_q4_k_m")
+    adapter = f"--adapter={CONVERTED}"
+    result = live.ask("llama_cpp", demo_path(), kept.lists, adapter)
+    noise = live.ask("llama_cpp", demo_path(), kept.lists, adapter, "--one-by-one")
+    return _golden("llama_cpp", demo_path(), kept.lists, result, [], noise)
+
+
 def shapes_3b(folder: Path) -> Golden:
     """Random blocks in the shapes and formats of the 3B, 4 layers, by llama.cpp."""
     model = write_shapes_3b(folder / "shapes.gguf")
@@ -101,9 +111,17 @@ def shapes_3b(folder: Path) -> Golden:
 
 GOLDENS: dict[str, Callable[[Path], Golden]] = {
     maker.__name__: maker
-    for maker in (random_f32, random_half_cache, random_yarn, random_adapter, demo_f32, demo_q4_k_m, shapes_3b)
+    for maker in (
+        *(random_f32, random_half_cache, random_yarn, random_adapter),
+        *(demo_f32, demo_q4_k_m, converted_adapter, shapes_3b),
+    )
 }
-LIBRARIES = {"random_adapter": "peft", "demo_q4_k_m": "llama_cpp", "shapes_3b": "llama_cpp"}
+LIBRARIES = {
+    "random_adapter": "peft",
+    "demo_q4_k_m": "llama_cpp",
+    "converted_adapter": "llama_cpp",
+    "shapes_3b": "llama_cpp",
+}
 """What computes a golden, where that is not transformers."""
 
 

@@ -1,13 +1,13 @@
 """Somebody else's logits: transformers or llama.cpp, run over lists of token ids.
 
     python oracle.py transformers MODEL JOB.npz OUT.npz [--greedy N] [--half-cache] [--yarn-trained N] [--adapter F]
-    python oracle.py llama_cpp MODEL JOB.npz OUT.npz [--one-by-one]
+    python oracle.py llama_cpp MODEL JOB.npz OUT.npz [--one-by-one] [--adapter F]
     python oracle.py rope OUT.npz
     python oracle.py quantise MODEL OUT.gguf FILE_TYPE [IMPORTANCE.npz]
 
 Runs in a process of its own, by a Python that has `torch`, `transformers` and `gguf`, or `llama_cpp`; nothing of ours
 is imported. MODEL is a GGUF file, for transformers an unquantised one or a Hugging Face folder; F a folder of PEFT's,
-for which `peft` is needed.
+for which `peft` is needed, for llama.cpp a GGUF file.
 
 `quantise` makes a file of blocks by llama.cpp, of the type that it has this number; IMPORTANCE.npz holds mean squares
 of the inputs of tensors by their names.
@@ -146,12 +146,18 @@ def run_transformers(
     return lists, np.concatenate(logits)
 
 
-def run_llama_cpp(path: Path, lists: list[list[int]], one_by_one: bool) -> tuple[list[list[int]], np.ndarray]:
+def run_llama_cpp(
+    path: Path, lists: list[list[int]], one_by_one: bool, adapter: Path | None
+) -> tuple[list[list[int]], np.ndarray]:
     import llama_cpp
 
-    batch = {"n_batch": 1, "n_ubatch": 1} if one_by_one else {}
+    batch: dict[str, Any] = {"n_batch": 1, "n_ubatch": 1} if one_by_one else {}
+    if adapter is not None:
+        batch["lora_path"] = str(adapter)
     longest = max(map(len, lists))
-    model = llama_cpp.Llama(str(path), n_ctx=longest, logits_all=True, n_threads=1, verbose=False, **batch)
+    model = llama_cpp.Llama(
+        str(path), n_ctx=longest, logits_all=True, n_threads=1, n_threads_batch=1, verbose=False, **batch
+    )
     logits = []
     for ids in lists:
         model.reset()
@@ -215,6 +221,7 @@ def main() -> None:
             command.add_argument("--yarn-trained", type=int, help="trained context; YaRN doubles it")
         else:
             command.add_argument("--one-by-one", action="store_true", help="a batch for each token")
+            command.add_argument("--adapter", type=Path, help="a GGUF adapter")
     commands.add_parser("rope").add_argument("out", type=Path)
     command = commands.add_parser("quantise")
     command.add_argument("model", type=Path)
@@ -235,7 +242,7 @@ def main() -> None:
             options.model, lists, options.greedy, options.half_cache, options.yarn_trained, options.adapter
         )
     else:
-        lists, logits = run_llama_cpp(options.model, lists, options.one_by_one)
+        lists, logits = run_llama_cpp(options.model, lists, options.one_by_one, options.adapter)
     np.savez(
         options.out,
         ids=np.concatenate([np.array(ids, np.int32) for ids in lists]),

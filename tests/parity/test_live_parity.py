@@ -20,6 +20,7 @@ from golden.dequantised import write_dequantised
 from golden.make_goldens import GOLDENS, GREEDY_TOKENS, demo_prompts
 from golden.random_models import RANDOM, YARN_CONTEXT, write_shapes_3b
 from golden.store import FOLDER, Golden, sha256
+from golden.type_scores import TYPES, score
 
 from notso.smollm3 import Engine
 from notso.smollm3.hub.registry import demo_path
@@ -30,6 +31,12 @@ Check = Callable[[Engine, Golden], None]
 
 OTHERS_CHANGE = 1e-4
 """How far a library's newer version, or another machine, may be from its golden logits, relative to their range."""
+
+SCORES_APART = 0.05
+"""What may lie between two mean negative log probabilities, as a share of the exact one: half of it was seen."""
+
+DIVERGENCE_BESIDE = 2.0
+"""Two roundings of the same activations differ by chance over a few hundred tokens: 1.6 was seen, and 0.6."""
 
 
 def require(library: str) -> str:
@@ -120,3 +127,22 @@ def test_the_rotation_of_the_3b_and_transformers() -> None:
         assert set(kept) == set(fresh)
         for name in kept:
             np.testing.assert_allclose(fresh[name], kept[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_demo_model_of_each_block_type_and_llama_cpp(name: str, tmp_path: Path) -> None:
+    """Its own answers score as they do by llama.cpp, and we are as near to float arithmetic as that is."""
+    require("llama_cpp")
+    found = score(name, tmp_path)
+    assert found.tokens > 500
+    assert abs(found.ours - found.theirs) < SCORES_APART * max(found.exact, 0.05)
+    assert found.ours_kl < DIVERGENCE_BESIDE * found.theirs_kl
+
+
+def test_blocks_that_llama_cpp_quantises_today(tmp_path: Path) -> None:
+    require("llama_cpp")
+    live.make_blocks(tmp_path / "fresh.npz", TYPES)
+    with np.load(FOLDER / "llama_cpp_blocks.npz") as kept, np.load(tmp_path / "fresh.npz") as fresh:
+        assert set(kept) == set(fresh)
+        for entry in kept:
+            np.testing.assert_array_equal(fresh[entry], kept[entry], err_msg=entry)

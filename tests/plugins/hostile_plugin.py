@@ -107,12 +107,12 @@ def sign_in(request: SignInRequest) -> str | None:
     return {"wave": "waver", "odd": "no name\n"}.get(badge)
 
 
-def tools(**functions: Any) -> tuple[Tool, ...]:
-    return tuple(Tool(name, f"Does {name}.", ANY, run, SHORT) for name, run in functions.items())
+def tools(seconds: float = 30.0, **functions: Any) -> tuple[Tool, ...]:
+    return tuple(Tool(name, f"Does {name}.", ANY, run, seconds) for name, run in functions.items())
 
 
 KIND = Plugin(
-    tools=(Tool("echo", "Say it back.", ANY, echo), Tool("refuse", "Say no.", ANY, refuse)),
+    tools=(Tool("echo", "Say it back.", ANY, echo, 30.0), Tool("refuse", "Say no.", ANY, refuse, 30.0)),
     logits_processors=(
         LogitsProcessor("only_by_length", "Counts.", only_by_length),
         LogitsProcessor("ban_1000", "Never 1000.", ban(1000)),
@@ -122,8 +122,8 @@ KIND = Plugin(
 )
 DOORMAN = Plugin(sign_in=sign_in)
 RAISES = Plugin(tools=tools(raises=explode), slash_commands=(SlashCommand("explode", "", "Explode", explode),))
-HANGS = Plugin(tools=tools(hangs=hang), pages=(Page("", "Hangs", hang),))
-SPINS = Plugin(tools=tools(spins=spin))
+HANGS = Plugin(tools=tools(SHORT, hangs=hang), pages=(Page("", "Hangs", hang),))
+SPINS = Plugin(tools=tools(SHORT, spins=spin))
 PRINTS = Plugin(tools=tools(prints=print_much))
 FLOODS = Plugin(tools=tools(floods=print_without_end))
 LEAVES = Plugin(tools=tools(leaves=leave))

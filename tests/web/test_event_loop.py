@@ -1,4 +1,4 @@
-"""Nothing takes the event loop for long, whatever is being rendered, parsed or saved."""
+"""Nothing takes the event loop for long, whatever is being rendered, parsed or saved; and nothing wakes it in vain."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 from typing import Any
 
+import httpx
 import pytest
 
 from notso.web import app as app_module
+from notso.web.server import DATE_SECONDS
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
@@ -92,3 +95,17 @@ def test_freed_memory_is_given_back_again_and_again_by_another_thread(
     server = start(ScriptedEngine()).ready()
     server.wait(lambda: len(threads) >= 3)
     assert server.on_loop(threading.get_ident) not in threads
+
+
+def test_without_connections_it_sleeps_until_it_is_told(start: Start) -> None:
+    running = start(ScriptedEngine()).ready()
+    running.client.close()
+    running._wait(lambda: not running.server.server_state.connections)
+    assert running.server._rest_seconds is None
+    running.server.server_state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]  # of long ago
+    begun = int(time.time())
+    with httpx.Client(base_url=running.address, timeout=60) as client:
+        date = parsedate_to_datetime(client.get("/livez").headers["date"]).timestamp()
+        assert begun <= date <= time.time()
+        assert running.server._rest_seconds == DATE_SECONDS
+    running.close()

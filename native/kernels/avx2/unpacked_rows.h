@@ -23,9 +23,9 @@ constexpr bool kInFours<BlockQ3_K> = true;
 template <>
 constexpr bool kInFours<BlockIQ4_XS> = true;
 
-template <class Block, int M>
+template <class F, int M>
 inline void unpacked_four_rows(const MatmulTask& t, FourRows rows, int64_t batch_row) {
-  using Quant = Quant256<Block>;
+  using Quant = Quant256<typename F::Block>;
   const int64_t blocks = t.blocks_per_row;
   const uint8_t* place[4];
   for (int r = 0; r < 4; r++) place[r] = t.weight + (rows.first + r * rows.stride) * t.row_bytes;

@@ -1,5 +1,6 @@
 // Tiles of the formats in unpacked_rows.h. Batch rows lie as in batch_lanes.h. Bytes that hold their scale need none
-// further: a sum grows over the whole block. A sub-block of levels is scaled in 32 bits as soon as it is complete.
+// further: a sum grows over the whole block. What else has one scale, a sub-block or a group of sixteen, is scaled in
+// 32 bits as soon as it is complete.
 #pragma once
 
 #include <immintrin.h>
@@ -23,16 +24,19 @@ namespace {
 struct alignas(64) RowBlocks256 {
   uint8_t q[kTileRows][256];
   int16_t pairs[2][kTileRows][8];  // mins of groups 0..7 and 8..15, or scales of sub-blocks
-  int32_t scale[8][kTileRows];
+  int32_t scale[16][kTileRows];    // of sub-blocks, or of groups
   float d[kTileRows], dmin[kTileRows];
 };
 static_assert(sizeof(RowBlocks256) <= sizeof(RowBlocks) && kTileRows == 4);
 
-// A format: where bytes from k on stand, eight of which are neighbours, and whether they hold their scale.
+// A format: where bytes from k on stand, eight of which are neighbours, whether they hold their scale, and how many
+// scales a sub-block has. What computes knows its Layout alone, which several formats may have.
 template <class Block>
 struct Rows256 : Folded<Block> {
   using Unpacked = RowBlocks256;
+  using Layout = Rows256;
   static constexpr bool scaled = true;
+  static constexpr int scales = 1;
   static QTENSOR_INLINE int place(int k) { return k; }
   static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks256& to) {
     const auto h = Folded<Block>::headers(place);
@@ -53,7 +57,9 @@ struct Rows256 : Folded<Block> {
 template <>
 struct Rows256<BlockIQ4_XS> {
   using Unpacked = RowBlocks256;
+  using Layout = Rows256;
   static constexpr int64_t bytes = sizeof(BlockIQ4_XS);
+  static constexpr int scales = 1;
   static constexpr bool has_min = false, scaled = false;
   static constexpr int offset = kLevelsOffset;
   static QTENSOR_INLINE int place(int k) { return k / 128 * 128 + k % 32 / 16 * 64 + k % 128 / 32 * 16 + k % 16; }
@@ -76,31 +82,71 @@ struct Rows256<BlockIQ4_XS> {
   }
 };
 
+template <int SCALES>
+struct GridLayout {
+  static constexpr bool has_min = false, scaled = false;
+  static constexpr int scales = SCALES, offset = kLevelsOffset;
+  static QTENSOR_INLINE int place(int k) { return k; }
+};
+// A format with a grid, in whole values.
+template <class F>
+struct GridRows256 {
+  using Block = typename F::Block;
+  using Unpacked = RowBlocks256;
+  using Layout = GridLayout<Grid<Block>::scales>;
+  static constexpr int64_t bytes = sizeof(Block);
+  static constexpr bool has_min = false;
+  static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks256& to) {
+    _mm_store_ps(to.d, _mm_mul_ps(grid_d<Block>(place), _mm_set1_ps(F::kStep)));
+    for (int r = 0; r < kTileRows; r++) {
+      GridRow w;
+      take_row<Block>(place[r], w);
+      for (int c = 0; c < 4; c++) {
+        __m512i q = _mm512_sub_epi8(w.q[c], _mm512_set1_epi8(Grid<Block>::offset));
+        if constexpr (Grid<Block>::offset == 0) q = _mm512_mask_sub_epi8(q, w.negative[c], _mm512_setzero_si512(), q);
+        _mm512_store_si512(to.q[r] + 64 * c, _mm512_xor_si512(q, _mm512_set1_epi8(char(kLevelsOffset))));
+      }
+      alignas(32) int16_t scale[16];
+      _mm256_store_si256((__m256i*)scale, w.scales);
+      if constexpr (Layout::scales == 2)
+        for (int n = 0; n < 2; n++) __builtin_memcpy(to.pairs[n][r], scale + 8 * n, 16);
+      else
+        _mm_store_si128((__m128i*)to.pairs[0][r], _mm256_cvtepi32_epi16(w.scales));
+      for (int j = 0; j < 8 * Layout::scales; j++) to.scale[j][r] = scale[2 / Layout::scales * j];
+    }
+  }
+};
+
 struct UnscaledLanes512 : BatchLanes512 {
   template <class Rows>
   static constexpr int64_t tile_bytes = 4096 + 320 + 64;
 
   template <class Rows, int GROUPS, int TILES>
-  static __attribute__((noinline)) void block(const RowBlocks256* rows, const Packed* x, float* acc) {
+  static QTENSOR_INLINE void block(const RowBlocks256* rows, const Packed* x, float* acc) {
+    block_of<typename Rows::Layout, GROUPS, TILES>(rows, x, acc);
+  }
+  template <class Rows, int GROUPS, int TILES>
+  static __attribute__((noinline)) void block_of(const RowBlocks256* rows, const Packed* x, float* acc) {
     constexpr int count = GROUPS * kTileRows;
     const auto own = [&](int r) -> const RowBlocks256& { return rows[r / kTileRows]; };
     __m512i total[count][TILES];
 #pragma GCC unroll 16
     for (int r = 0; r < count; r++)
       for (int t = 0; t < TILES; t++) total[r][t] = _mm512_setzero_si512();
-    for (int j = 0; j < 8; j++) {
+    constexpr int fours = 8 / Rows::scales;
+    for (int j = 0; j < 8 * Rows::scales; j++) {
       __m512i sum[count][TILES];
 #pragma GCC unroll 16
       for (int r = 0; r < count; r++)
         for (int t = 0; t < TILES; t++) sum[r][t] = Rows::scaled ? total[r][t] : _mm512_setzero_si512();
 #pragma GCC unroll 8
-      for (int i = 0; i < 8; i++) {
+      for (int i = 0; i < fours; i++) {
         __m512i xv[TILES];
 #pragma GCC unroll 3
-        for (int t = 0; t < TILES; t++) xv[t] = _mm512_load_si512(x[t].q[8 * j + i]);
+        for (int t = 0; t < TILES; t++) xv[t] = _mm512_load_si512(x[t].q[fours * j + i]);
 #pragma GCC unroll 16
         for (int r = 0; r < count; r++) {
-          const int at = Rows::place(32 * j) + Rows::place(4 * i);
+          const int at = Rows::place(4 * fours * j) + Rows::place(4 * i);
           const __m512i w = _mm512_set1_epi32(dword_at(own(r).q[r % kTileRows] + at, 0));
 #pragma GCC unroll 3
           for (int t = 0; t < TILES; t++) sum[r][t] = _mm512_dpbusd_epi32(sum[r][t], w, xv[t]);
@@ -134,11 +180,12 @@ struct UnscaledLanes512 : BatchLanes512 {
   static QTENSOR_INLINE void finish(const RowBlocks256* rows, const Packed& x, __m512i (&total)[COUNT], float* acc) {
     using V = Vector512;
     const __m512 dx = V::load_floats(x.d);
-    constexpr int pairs = Rows::has_min ? 8 : 4;
+    constexpr bool of_groups = Rows::has_min || Rows::scales == 2;
+    constexpr int pairs = of_groups ? 8 : 4;
     __m512i sums[pairs], start = V::zero();
 #pragma GCC unroll 8
     for (int i = 0; i < pairs; i++) {
-      sums[i] = V::load(Rows::has_min ? x.sums16[i] : x.sums32[i]);
+      sums[i] = V::load(of_groups ? x.sums16[i] : x.sums32[i]);
       if (Rows::scaled && !Rows::has_min) start = V::words(start, sums[i], _mm512_set1_epi16(-Rows::offset));
     }
 #pragma GCC unroll 16
@@ -160,34 +207,37 @@ struct UnscaledLanes512 : BatchLanes512 {
   template <class Rows>
   static QTENSOR_INLINE void small_m(const RowBlocks256* rows, const Packed* x, int64_t m, float* acc,
                                      AheadInOrder& ahead) {
+    using Layout = typename Rows::Layout;
     if (m <= 8)
-      halves<Rows, 1>(rows, *x, acc, ahead);
+      halves<Layout, 1>(rows, *x, acc, ahead, Rows::bytes);
     else
-      halves<Rows, 2>(rows, *x, acc, ahead);
+      halves<Layout, 2>(rows, *x, acc, ahead, Rows::bytes);
   }
   // The first HALVES * 8 batch rows of two groups of rows, in pairs of fours: see BatchLanes512::pair.
   template <class Rows, int HALVES>
   static __attribute__((noinline)) void halves(const RowBlocks256* rows, const Packed& x, float* acc,
-                                               AheadInOrder& ahead) {
+                                               AheadInOrder& ahead, int64_t bytes) {
     constexpr int count = 2 * kTileRows;
     __m512i total[count][HALVES];
 #pragma GCC unroll 16
     for (int r = 0; r < count; r++)
       for (int h = 0; h < HALVES; h++) total[r][h] = _mm512_setzero_si512();
-    for (int j = 0; j < 8; j++) {
-      ahead.ask(count * Rows::bytes / 8);
+    constexpr int eights = 4 / Rows::scales;
+    for (int j = 0; j < 8 * Rows::scales; j++) {
+      if (j % Rows::scales == 0) ahead.ask(count * bytes / 8);
       __m512i sum[count][HALVES];
 #pragma GCC unroll 16
       for (int r = 0; r < count; r++)
         for (int h = 0; h < HALVES; h++) sum[r][h] = Rows::scaled ? total[r][h] : _mm512_setzero_si512();
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) {
+      for (int i = 0; i < eights; i++) {
         __m512i xv[HALVES];
-        for (int h = 0; h < HALVES; h++) xv[h] = _mm512_load_si512(x.q[8 * j + 2 * i + h]);
+        for (int h = 0; h < HALVES; h++) xv[h] = _mm512_load_si512(x.q[2 * eights * j + 2 * i + h]);
 #pragma GCC unroll 16
         for (int r = 0; r < count; r++) {
           long long eight;
-          __builtin_memcpy(&eight, rows[r / kTileRows].q[r % kTileRows] + Rows::place(32 * j) + Rows::place(8 * i), 8);
+          __builtin_memcpy(&eight,
+                           rows[r / kTileRows].q[r % kTileRows] + Rows::place(8 * eights * j) + Rows::place(8 * i), 8);
           const __m512i w = _mm512_set1_epi64(eight);
           for (int h = 0; h < HALVES; h++) sum[r][h] = _mm512_dpbusd_epi32(sum[r][h], w, xv[h]);
         }
@@ -209,7 +259,9 @@ TileKernel tile_kernel_256(Format format) {
   return with_format_256(
       format,
       []<class F>(F) -> TileKernel {
-        if constexpr (kInFours<typename F::Block>)
+        if constexpr (kHasGrid<typename F::Block>)
+          return matmul_batch_lanes<UnscaledLanes512, GridRows256<F>>;
+        else if constexpr (kInFours<typename F::Block>)
           return matmul_batch_lanes<UnscaledLanes512, Rows256<typename F::Block>>;
         else
           return nullptr;

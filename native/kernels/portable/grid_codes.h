@@ -7,6 +7,10 @@
 namespace qtensor {
 namespace {
 
+// What the numbers stand for.
+constexpr int8_t kLevelsIQ1[3] = {-8, 0, 8}, kLevelsIQ2[3] = {8, 25, 43};
+constexpr int8_t kLevelsIQ3_XXS[8] = {4, 12, 20, 28, 36, 44, 52, 62}, kLevelsIQ3_S[8] = {1, 3, 5, 7, 9, 11, 13, 15};
+
 // clang-format off
 constexpr uint16_t kCodesIQ2_XXS[256] = {
     0x0000, 0x0002, 0x0005, 0x0008, 0x000a, 0x0011, 0x0014, 0x0020, 0x0022, 0x0028, 0x002a, 0x0041, 0x0044, 0x0050,

@@ -85,7 +85,7 @@ void matmul_unpacked(const MatmulTask& t) {
   MatmulTask left = t;
   if constexpr (kInFours<Block>)
     left = by_four_rows<kBatchGroup>(
-        t, [&]<int M>(Together<M>, FourRows rows, int64_t j) { unpacked_four_rows<Block, M>(t, rows, j); });
+        t, [&]<int M>(Together<M>, FourRows rows, int64_t j) { unpacked_four_rows<F, M>(t, rows, j); });
   for (int64_t row = left.row_begin; row < left.row_end; row++)
     for (int64_t j = 0; j < t.m; j += kTogether)
       unpacked_rows<F>(t, row, j, int(t.m - j < kTogether ? t.m - j : kTogether));

@@ -20,6 +20,7 @@ from notso.cli import (
     doctor,
     exit_codes,
     inspect,
+    keys,
     list,
     perplexity,
     plugin,
@@ -97,6 +98,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "perplexity": perplexity.perplexity,
     "synth": synth.synthesise,
     "plugin": plugin.plugin,
+    "keys": keys.keys,
     "bench": bench.bench,
     "doctor": doctor.doctor,
 }
@@ -104,7 +106,7 @@ for _name, _module in zip(
     VERBS,
     (
         *(serve, chat, run, batch, backup, store, pull, convert, quantise, dataset, tune),
-        *(list, rm, inspect, verify, perplexity, synth, plugin, bench, doctor),
+        *(list, rm, inspect, verify, perplexity, synth, plugin, keys, bench, doctor),
     ),
     strict=True,
 ):

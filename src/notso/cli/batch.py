@@ -175,9 +175,10 @@ class _Run:
 
     def _answer(self, asked: _Asked) -> dict[str, Any]:
         from notso.smollm3.errors import NotsoError
-        from notso.web.api.shared.completion import Completion, collect, fingerprint, model_id
+        from notso.web.api.shared.completion import Completion, collect, fingerprint
         from notso.web.api.shared.ignored import ignored_headers
         from notso.web.edge.api_error import api_error_of
+        from notso.web.engine.model_names import model_id
 
         info = self._engine.info
         try:

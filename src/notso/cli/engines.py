@@ -94,6 +94,18 @@ def plan_model(path: Path, asked: EngineConfig) -> tuple[EnginePlan, str, str]:
         return on_device(asked, plan)
 
 
+def check_model(path: Path | None) -> None:
+    """Whether a file's headers are those of a model that runs here; None is the demo. Raises GGUFError, ModelFileError
+    or OSError."""
+    from notso.qtensor import GGUFFile
+    from notso.smollm3.config import SmolLM3Config
+    from notso.smollm3.hub.registry import demo_path
+    from notso.smollm3.model.weights import SmolLM3Weights
+
+    with GGUFFile.open(path or demo_path()) as file:
+        SmolLM3Weights.from_tensors(file.tensors, SmolLM3Config.from_metadata(file.metadata))
+
+
 def title(info: ModelInfo) -> str:
     """A model in one phrase: name, size, context, kernels, and what they run on."""
     threads = f"{info.threads} thread{'s' if info.threads != 1 else ''}"

@@ -162,6 +162,18 @@ ApiKeyFile = Annotated[
         help="Holds the server's key. Or NOTSO_API_KEY holds it.",
     ),
 ]
+
+
+def duration(text: str, option: str) -> float:
+    """Seconds. Raises BadParameter that names the option."""
+    from notso.web.values.durations import duration_s
+
+    seconds = duration_s(text)
+    if seconds is None:
+        raise typer.BadParameter("a time is seconds, or as 30s, 5m, 1h30m; -1 is for ever", param_hint=option)
+    return seconds
+
+
 Temperature = Annotated[
     float | None,
     typer.Option("--temperature", "-t", metavar="0..2", help="0 is greedy. Default: 0.6.", show_default=False),

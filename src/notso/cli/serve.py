@@ -57,6 +57,17 @@ def serve(
         typer.Option("--adapter-dir", metavar="DIR", help="Whence the API may load adapters.", show_default=False),
     ] = None,
     max_num_seqs: options.MaxNumSeqs = None,
+    keep_alive: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-alive",
+            envvar="NOTSO_KEEP_ALIVE",
+            metavar="TIME",
+            help="Unload models idle so long: 30s, 5m, -1 never.",
+            show_envvar=False,
+            show_default=False,
+        ),
+    ] = None,
     cache_disk: options.CacheDisk = 4.0,
     data_dir: options.DataDir = None,
     database_url: options.DatabaseUrl = None,
@@ -113,6 +124,10 @@ def serve(
         ),
     ] = None,
     plugin: options.Plugins = None,
+    sign_in: Annotated[
+        Path | None,
+        typer.Option("--sign-in", metavar="FILE", help="Who may use it, as TOML.", show_default=False),
+    ] = None,
     keep_volatile: Annotated[
         bool, typer.Option("--keep-volatile", help="The model reads clients' billing lines too.")
     ] = False,
@@ -130,6 +145,7 @@ def serve(
     """Serve the chat page and the API on this machine, until Ctrl-C."""
     from notso.smollm3.values.engine_config import EngineConfig
     from notso.web.values.settings import Settings
+    from notso.web.values.sign_in import SignInSettings, read_sign_in
 
     if show_config:
         for line in config_file.shown(context_of_verb):
@@ -147,6 +163,8 @@ def serve(
         adapter_dir=adapter_dir,
         store_plugin=chosen.store,
         sign_in_plugin=chosen.sign_in,
+        keep_alive_seconds=None if keep_alive is None else options.duration(keep_alive, "--keep-alive"),
+        sign_in=read_sign_in(sign_in) if sign_in is not None else SignInSettings(),
         allowed_hosts=tuple(allow_host or ()),
         allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
@@ -183,11 +201,13 @@ def serve(
 
     wants_browser = has_display() if open_browser is None else open_browser
 
-    def load(model_file: Path | None) -> Engine:
+    def load(model_file: Path | None, beside: int | None = None) -> Engine:
         from notso.smollm3.engine.engine import Engine
 
         settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        configured = replace(config, model=None if model_file is None else str(model_file))
+        adapters = config.adapters if model_file == path else ()  # they stay with their base
+        named = None if model_file is None else str(model_file)
+        configured = replace(config, model=named, adapters=adapters, beside_bytes=beside)
         return Engine.load(configured, find_processor=plugins.logits_processor)
 
     def ready(address: str) -> None:
@@ -198,7 +218,8 @@ def serve(
         if wants_browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-    model_registry = ModelRegistry(load, folder=path.parent if model is not None and path is not None else None)
+    folder = path.parent if model is not None and path is not None else None
+    model_registry = ModelRegistry(load, folder, load_beside=load, check=engines.check_model)
     run_server(lambda: load(path), settings, model_registry=model_registry, plugins=plugins, on_ready=ready)
 
 

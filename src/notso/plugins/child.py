@@ -32,6 +32,8 @@ class Child:
         self._writing = threading.Lock()
         self._pool = ThreadPoolExecutor(CALLS_AT_ONCE)
         self._rows = {each.name: each for each in plugin.logits_processors}
+        if self._rows:
+            import numpy  # noqa: F401  # now: the first row has no time for it
         self._store: ServedStore | None = None
         self._kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
             "tool": self._tool,
@@ -42,12 +44,6 @@ class Child:
             "open_store": self._open_store,
             "store": self._store_call,
         }
-
-    def say(self, packet: Any) -> None:
-        """Send a packet."""
-        data = wire.packed(packet)
-        with self._writing:
-            self._end.sendall(data)
 
     def serve(self) -> None:
         """Until the server has gone."""
@@ -126,11 +122,11 @@ def main(name: str, end: socket.socket, memory: int) -> None:
     """Load the plugin and serve."""
     try:
         plugin = loading.load(name)
+        child = Child(plugin, end, memory)
         hello = wire.packed({"offer": offer_of(plugin)})
     except BaseException as error:
         end.sendall(wire.packed({"unloadable": f"{type(error).__name__}: {error}"}))
         return
-    child = Child(plugin, end, memory)
     end.sendall(hello)
     child.serve()
 

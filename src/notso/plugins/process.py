@@ -32,7 +32,7 @@ START_SECONDS = 60.0
 """For importing what it needs."""
 SEND_SECONDS = 2.0
 """For its process to take a call: it always does, unless it is stuck."""
-ROW_SECONDS = 1.0
+ROW_SECONDS = 2.0
 """For a row of logits, while which every answer waits."""
 ROW_ALLOWANCE_SECONDS, ROW_SHARE = 5.0, 0.8
 """Rows that take long without ever being late hold up everybody: so long at once, and such a share of time, is let."""
@@ -187,7 +187,7 @@ class PluginProcess:
             _log.warning("the plugin %s is switched off: %s", self.name, why)
         if process is not None:
             with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)  # it leads its session, so it cannot have left the group
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         for call in calls:

@@ -118,6 +118,11 @@ def end_on_bus_errors(exit_code: int, line: str) -> None:
 def thread_count() -> int:
     """Threads that share each operation."""
 
+def work_shares() -> list[int]:
+    """
+    Work items that each thread has done since the pool was made; waits for running work.
+    """
+
 def set_thread_count(threads: int) -> None:
     """Replaces the thread pool; waits for running work."""
 

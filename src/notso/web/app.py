@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fastapi import FastAPI, Request
@@ -39,7 +38,8 @@ from notso.web.chat import entry, views
 from notso.web.chat.chat_list import ListMarks
 from notso.web.chat.chat_view import read_chat_if_any
 from notso.web.chat.kept_html import KeptHtml
-from notso.web.chat.routes import archive, messages, preview, prompts, tools, transfer
+from notso.web.chat.routes import adapters as adapter_pages
+from notso.web.chat.routes import archive, messages, operator, preview, prompts, sign_in, tools, transfer
 from notso.web.chat.routes import chats as chat_routes
 from notso.web.chat.routes import models as model_pages
 from notso.web.chat.routes import pages as routes
@@ -49,8 +49,8 @@ from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.choices import sign_ins_of, store_of
-from notso.web.edge.access import KeyRing, owner_of
+from notso.web.choices import access_store_of, store_of
+from notso.web.edge.access import TruePeer, owner_of
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
@@ -68,14 +68,14 @@ from notso.web.rendering.fair_queue import FairQueue
 from notso.web.replicas.joining import counters_at, exchange_at
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
+from notso.web.sign_in.ways import SignInWays, sign_in_ways
 from notso.web.store.leases import Leases
 from notso.web.store.protocol import Conversation
-from notso.web.tools.mcp_config import read_mcp_config
 from notso.web.tools.plugin_tools import PluginTools
-from notso.web.tools.toolbox import Toolbox, ToolSource
+from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
-from notso.web.values.errors import NotsoError, SettingsError, StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.errors import NotsoError, StorageDamagedError, StorageError, StorageFullError
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
 from notso.web.values.wording import words
@@ -103,6 +103,7 @@ class Parts:
     api: ApiServices
     leases: Leases
     mcp: McpServers | None
+    ways: SignInWays
 
 
 def create_app(
@@ -126,6 +127,8 @@ def create_app(
         await parts.shared.store.open()
         parts.shared.exchange.start()
         parts.leases.start()
+        if parts.shared.accounts is not None:
+            await parts.shared.accounts.start()
         parts.shared.engine.start(asyncio.get_running_loop())
         if parts.mcp is not None:
             parts.mcp.start()
@@ -144,6 +147,7 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         middleware=[
+            Middleware(TruePeer),
             Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)),
             Middleware(InPieces),
             Middleware(RequestMetrics, metrics=parts.api.metrics),
@@ -160,8 +164,7 @@ def create_app(
     )
     app.state.parts = parts
     app.state.chat, app.state.api, app.state.large_work = parts.chat, parts.api, parts.shared.large_work
-    sign_ins = sign_ins_of(settings, parts.shared.plugins)
-    app.state.key_ring = KeyRing(settings.api_key, sign_ins=sign_ins, book=parts.shared.exchange)
+    app.state.key_ring, app.state.oidc = parts.ways.ring, parts.ways.oidc
     chats = (routes, messages, archive, chat_routes, settings_routes, prompts, preview, tools, transfer, plugin_routes)
     for router in (
         health.router,
@@ -182,8 +185,11 @@ def create_app(
         openapi.router,
         not_offered.router,
         entry.router,
-        entry.sessions,
+        sign_in.router,
+        sign_in.sessions,
+        operator.router,
         model_pages.router,
+        adapter_pages.router,
         *(part.router for part in chats),
     ):
         app.include_router(router)
@@ -219,24 +225,11 @@ async def _wait_for_all(parts: Parts) -> None:
     await parts.chat.turns.wait_for_all()
 
 
-def _mcp_servers(path: Path | None) -> McpServers | None:
-    """Raises SettingsError: the file cannot be used, or the extra is missing."""
-    if path is None:
-        return None
-    entries = read_mcp_config(path)
-    try:
-        from notso.web.tools.mcp_servers import McpServers
-    except ImportError as error:
-        message = "MCP servers need the extra of that name: pip install 'notso-smollm3-bot[mcp]'"
-        raise SettingsError(message, setting="mcp_config") from error
-    return McpServers(entries)
-
-
 def _parts(
     engine_source: EngineSource, settings: Settings, model_registry: ModelRegistry | None, plugins: Plugins
 ) -> Parts:
     store = store_of(settings, plugins)
-    engine = EngineHost(engine_source)
+    engine = EngineHost(engine_source, settings.keep_alive_seconds)
     requests = RunningRequests(engine, settings.max_waiting_turns)
     renderer = FairQueue()
     assets = Assets()
@@ -244,14 +237,17 @@ def _parts(
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
     metrics = Metrics(engine)
     suggestions, feed = Suggestions(requests, turns), Feed()
-    mcp = _mcp_servers(settings.mcp_config)
+    mcp = mcp_servers(settings.mcp_config)
     others: tuple[ToolSource, ...] = () if mcp is None else (mcp,)
     toolbox = Toolbox(PluginTools(plugins), *others)
     titles = Titles(requests, turns, suggestions, store, feed, toolbox)
     turns.at_end.append(lambda turn, usage, finish_reason: metrics.observe(usage, finish_reason))
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
-    shared = Shared(settings, store, engine, requests, plugins, exchange=exchange_at(settings.valkey_url))
+    exchange = exchange_at(settings.valkey_url)
+    ways = sign_in_ways(settings, plugins, access_store_of(settings), exchange)
+    requests.at_end += [ways.accounts.note] if ways.accounts is not None else []
+    shared = Shared(settings, store, engine, requests, plugins, model_registry, ways.accounts, exchange=exchange)
     kept_html = KeptHtml(store, turns, renderer)
     chat = ChatServices(
         shared,
@@ -263,12 +259,12 @@ def _parts(
         kept_html,
         TurnRelay(shared.exchange, turns, feed, store),
         feed,
-        model_registry=model_registry,
         toolbox=toolbox,
     )
     leases = Leases(store, turns)
     leases.at_orphan.append(chat.relay.ended)
-    return Parts(shared, chat, ApiServices(shared, metrics, ResumableStreams(shared.exchange)), leases, mcp)
+    api = ApiServices(shared, metrics, ResumableStreams(shared.exchange))
+    return Parts(shared, chat, api, leases, mcp, ways)
 
 
 async def _purge_now_and_then(parts: Parts) -> None:
@@ -281,10 +277,11 @@ async def _purge_now_and_then(parts: Parts) -> None:
             now = time.monotonic()
             await _throw_away_lapsed(parts)
             unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
-            if host.engine is not None:
-                for each in list(unforgotten):
-                    await asyncio.to_thread(host.engine.clear_cache, each.owner, each.first_message_id)
-                    del unforgotten[each]
+            if unforgotten and not host.loaded():
+                host.want(host.default)
+            for each in list(unforgotten) if host.loaded() else ():
+                await host.clear_cache(each.owner, each.first_message_id)
+                del unforgotten[each]
             await store.purge(UNDO_SECONDS, now)
         await asyncio.sleep(PURGE_SECONDS)
 
@@ -321,6 +318,8 @@ async def _shut_down(parts: Parts) -> None:
     await asyncio.to_thread(parts.chat.downloads.close, DOWNLOAD_EXIT_SECONDS)
     parts.leases.stop()
     await parts.shared.store.close()
+    if parts.shared.accounts is not None:
+        await parts.shared.accounts.close()
     parts.chat.renderer.close()
     parts.chat.pages.close()
     parts.shared.large_work.close()

@@ -139,8 +139,12 @@ class ChatServer(uvicorn.Server):
         at each look, has to be right while somebody is connected."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), DATE_SECONDS if self.server_state.connections else None)
+                await asyncio.wait_for(self._news.wait(), self._rest_seconds)
             self._news.clear()
+
+    @property
+    def _rest_seconds(self) -> float | None:
+        return DATE_SECONDS if self.server_state.connections else None
 
     @property
     def should_exit(self) -> bool:

@@ -75,6 +75,19 @@ def test_a_second_process_reads_and_does_not_write(opened: Open, tmp_path: Path)
     assert opened().is_writing
 
 
+def test_a_second_engine_writes_once_the_first_has_ended(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_folder, "LOOK_AGAIN_S", 0.0)
+    first, second = opened(), opened()
+    assert not second.has(key(1)) and not second.is_writing
+    assert first.put(key(1), TOKENS, content(1)) and first.flush(60)
+    first.close()
+    assert second.has(key(1)) and second.is_writing and second.get(key(1), TOKENS) == content(1)
+    assert second.put(key(2), TOKENS, content(2)) and second.flush(60) and not opened().is_writing
+    assert len(list((tmp_path / "kv").glob("*.kv1"))) == 2
+
+
 def test_a_kill_leaves_nothing_but_whole_blocks(opened: Open, tmp_path: Path) -> None:
     code = (
         "import sys, random\nfrom pathlib import Path\nfrom notso.smollm3.kv.disk_store import DiskStore\n"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden.adapters import golden_pairs, write_gguf, write_peft
+from golden.adapters import CONVERTED, converted_pairs, golden_pairs, write_gguf, write_peft
 from golden.compare import (
+    CLEAR_LEAD,
     FLOAT_TOLERANCE,
     check_floats,
     check_half_cache,
@@ -25,6 +26,7 @@ from golden.store import REMAKE, Golden, sha256, weights_sha256
 from notso.smollm3 import Engine, SamplingParams
 from notso.smollm3.hub.registry import demo_path
 from notso.smollm3.output.output_processor import OutputProcessor
+from notso.smollm3.values.adapter import AdapterSource
 
 
 def golden(name: str, model: Path) -> Golden:
@@ -85,6 +87,19 @@ def test_an_adapter_gives_the_logits_of_peft(tmp_path: Path, random_file: Path, 
     )
     with Engine.load(random_file, kv="f16", adapters=[f"a={file}"]) as engine:
         check_floats(engine, kept, "a")
+
+
+def test_an_adapter_of_llama_cpp_s_converter_agrees_with_llama_cpp(tmp_path: Path) -> None:
+    """A file that its converter made, on the demo model as it is shipped; and the bits of the folder it was made of."""
+    kept = golden("converted_adapter", demo_path())
+    with Engine.load(kv="f16", adapters=[f"file={CONVERTED}"]) as engine:
+        check_trained_blocks(engine, kept, "file")
+        pairs = converted_pairs(engine.config)
+        folder = write_peft(tmp_path / "folder", pairs, engine.config.head_dim)
+        engine.adapters.add(AdapterSource("folder", str(folder)))
+        ids = kept.lists[0]
+        assert engine.logits(ids, adapter="file").tobytes() == engine.logits(ids, adapter="folder").tobytes()
+        assert np.abs(engine.logits(ids, adapter="file") - engine.logits(ids)).max() / kept.logit_range > CLEAR_LEAD
 
 
 def test_trained_weights_give_the_logits_of_transformers(demo_f32_engine: Engine) -> None:

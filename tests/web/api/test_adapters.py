@@ -14,6 +14,7 @@ from notso.smollm3 import Engine
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.hub.registry import demo_path
 from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.ids import new_id
 
 HELLO = [{"role": "user", "content": "Hello! What is your name?"}]
 ASK = {"messages": HELLO, "max_tokens": 12, "temperature": 0, "seed": 1}
@@ -112,3 +113,43 @@ def test_without_a_folder_programs_load_nothing(start: Callable[..., Any]) -> No
     for path, body in (("load", {"lora_name": "a", "lora_path": "a.gguf"}), ("unload", {"lora_name": "a"})):
         answer = server.client.post(f"/v1/{path}_lora_adapter", json=body)
         assert answer.status_code == 403 and "--adapter-dir" in answer.json()["error"]["message"]
+
+
+def test_a_file_that_is_not_there_is_named(served: Any) -> None:
+    answer = served.client.post("/v1/load_lora_adapter", json={"lora_name": "new", "lora_path": "absent.gguf"})
+    assert "absent.gguf: there is no such file" in answer.json()["error"]["message"]
+
+
+def test_a_name_is_unloaded_in_any_case(served: Any) -> None:
+    assert served.client.post("/v1/load_lora_adapter", json={"lora_name": "Two", "lora_path": "two"}).status_code == 200
+    answer = served.client.post("/v1/unload_lora_adapter", json={"lora_name": "tWO"})
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'Two' removed successfully.")
+
+
+def test_the_page_lists_loads_and_removes_them(served: Any) -> None:
+    page = served.client.get("/models").text
+    assert "rank 8" in page and 'aria-label="Load two"' in page and 'aria-label="Load one.gguf"' not in page
+    loaded = served.client.post("/models/adapters/load", data={"file": "two", "name": "two"})
+    assert loaded.headers["location"] == "/models"
+    page = served.client.get("/models").text
+    assert 'aria-label="Remove two"' in page and 'aria-label="Load two"' not in page
+    asked = served.ask("Hello!", thinking=False)
+    plain = served.finished(asked).content
+    url = f"/chats/{asked.chat_id}"
+    sheet = served.client.get(f"{url}/settings", headers={"HX-Request": "true"}).text
+    assert '<option value="notso-demo:two"' in sheet
+    served.client.post(f"{url}/settings", data={"model": "notso-demo:two", "temperature": "0", "max_tokens": "12"})
+    other = served.ask("Hello!", asked.chat_id, thinking=False)
+    assert served.finished(other).state == "done" and served.finished(other).content != plain
+    assert served.client.post("/models/adapters/unload", data={"name": "two"}).status_code == 303
+    refused = served.client.post(f"{url}/messages", data={"text": "Hello!", "key": new_id()})
+    assert refused.status_code == 400 and "notso-demo:two is not here any more" in refused.text
+
+
+@pytest.mark.parametrize("file", ["../outside.gguf", "link.gguf", "/etc/passwd", "", "a\0b"])
+def test_the_page_loads_nothing_else(served: Any, file: str) -> None:
+    answer = served.client.post("/models/adapters/load", data={"file": file, "name": "new"})
+    assert answer.status_code in (400, 404)
+    for file, words in (("bad.gguf", "bad.gguf"), ("absent.gguf", "absent.gguf: there is no such file")):
+        refused = served.client.post("/models/adapters/load", data={"file": file, "name": "new"})
+        assert refused.status_code == 400 and words in refused.text

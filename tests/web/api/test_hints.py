@@ -122,8 +122,8 @@ ROWS = [
     ("/v1/completions", {"user": "u", "echo": False, "odd": ""}, "user, odd"),
     (
         "/api/chat",
-        {"keep_alive": 5, "options": {"num_ctx": 9, "odd": False}},
-        "keep_alive, options.num_ctx, options.odd",
+        {"keep_alive": 5, "truncate": True, "options": {"num_ctx": 9, "odd": False}},
+        "truncate, options.num_ctx, options.odd",
     ),
 ]
 
@@ -343,7 +343,7 @@ def test_a_strict_server_takes_what_asks_for_nothing_and_what_tells_of_the_calle
     body = {"messages": HELLO, "user": "u", "metadata": {"a": "b"}, "store": False, "odd": None}
     answer = server.client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200 and answer.headers[IGNORED] == "user, metadata"
-    for path, fields in (("/v1/chat/completions", {"odd": False}), ("/api/chat", {"keep_alive": 5})):
+    for path, fields in (("/v1/chat/completions", {"odd": False}), ("/api/chat", {"truncate": False})):
         answer = server.client.post(path, json={"messages": HELLO} | fields)
         assert answer.status_code == 400 and next(iter(fields)) in answer.text
     answer = server.client.post("/v1/messages/count_tokens", json={"messages": HELLO, "speed": "fast"})

@@ -14,7 +14,7 @@ from notso.smollm3 import Engine, Message
 from notso.smollm3.text.chat_template import ChatTemplate
 from notso.web.store.protocol import NewTurn
 from notso.web.testing.scripted_engine import ScriptedEngine, say
-from notso.web.values.ids import new_id
+from notso.web.values.ids import new_generation_id, new_id
 
 Start = Callable[..., Any]
 FRAGMENT = {"HX-Request": "true", "HX-Request-Type": "partial"}
@@ -172,8 +172,9 @@ def test_an_answer_that_ends_while_the_next_question_comes_is_read_whole(asking:
         answer = (await store.messages("local", asking.first.chat_id))[-1]
         await store.save_message(replace(answer, content="at last", state="done"))
 
-    answer = asking.server.stored(asking.first)
-    asking.server.on_loop(lambda: asking.server.shared.store.save_message(replace(answer, state="running")))
+    chat_id, message_id = asking.first.chat_id, asking.first.message_id
+    store = asking.server.shared.store
+    asking.server.on_loop(lambda: store.resume_message("local", chat_id, message_id, new_generation_id()))
     with asking.counted():
         asking.store.before["add_turn"] = end
         asking.send("and now?")

@@ -293,14 +293,32 @@ def test_without_a_shelf_there_is_nothing_to_take(start: Start, own_home: Path) 
     assert server.client.post("/models/switch", data={"model": "demo"}).status_code == 404
 
 
-def test_an_answer_under_way_ends_with_what_it_has(start: Start, own_home: Path) -> None:
-    engine = ScriptedEngine(lambda messages, thinking: say("word " * 5000, piece=5), pace_seconds=0.01)
+def test_an_answer_under_way_goes_on_to_its_end(start: Start, own_home: Path) -> None:
+    engine = ScriptedEngine(lambda messages, thinking: say("word " * 3))
+    engine.gate.clear()
     server = start(engine, model_registry=ModelRegistry(lambda path: named("demo"))).ready()
     asked = server.ask("Hello")
-    server.wait(lambda: "word" in server.stored(asked).content)
-    assert "Answers being written end there (1)." in text_of(page(server))
+    server.wait(lambda: engine.stats().running == 1)
+    assert "Answers being written go on to their end first (1)" in text_of(page(server))
     server.client.post("/models/switch", data={"model": "demo"})
-    assert server.finished(asked).state == "interrupted" and "word" in server.stored(asked).content
+    later = server.ask("And now?")
+    engine.gate.set()
+    assert server.finished(asked).state == "done" and server.stored(asked).content.split() == ["word"] * 3
+    assert server.finished(later).state == "done" and len(engine.requests) == 1, "the new one answered it"
+
+
+def test_a_file_of_another_kind_is_refused_with_a_sentence(start: Start, folder: Path) -> None:
+    def check(path: Path | None) -> None:
+        raise ModelFileError("it is a 'llama', not a smollm3")
+
+    server = start(ScriptedEngine(), model_registry=ModelRegistry(lambda path: named("x"), folder, check=check)).ready()
+    key = re.search(r'value="([0-9a-f]{16})">\s*<button[^>]*aria-label="Use two-Q8_0"', page(server))
+    assert key is not None
+    answer = server.client.post("/models/switch", data={"model": key[1]}, headers={"HX-Request": "true"})
+    assert answer.status_code == 400 and "two-Q8_0 cannot be used: it is a 'llama', not a smollm3" in unescape(
+        answer.text
+    )
+    assert server.finished(server.ask("Hello")).state == "done", "the one that was there still is"
 
 
 def test_while_it_loads_the_page_says_so(start: Start, own_home: Path) -> None:

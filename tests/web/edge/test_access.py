@@ -41,6 +41,8 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
             "GET /static/{path:path}",
             "GET /login",
             "POST /login",
+            "GET /login/oidc",
+            "GET /login/oidc/callback",
         )
     }
     assert {path for path, mark in declared.items() if mark == "guarded"} == {
@@ -56,7 +58,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("GET /chats/{chat_id}/messages/{message_id}", "POST /chats/{chat_id}/thinking"),
         *("POST /chats/{chat_id}/title", "POST /chats/{chat_id}/delete"),
         *("GET /models", "GET /models/download", "POST /models/download", "POST /models/download/stop"),
-        *("POST /models/switch", "GET /metrics"),
+        *("POST /models/switch", "POST /models/adapters/load", "POST /models/adapters/unload", "GET /metrics"),
         *("GET /v1/models", "GET /v1/models/{name:path}", "POST /v1/chat/completions"),
         *("POST /completion", "POST /completions", "POST /chat/completions/input_tokens"),
         "POST /v1/chat/completions/input_tokens",
@@ -92,6 +94,7 @@ def test_every_route_says_who_may_use_it(tmp_path: Path) -> None:
         *("GET /archive", "POST /archive", "POST /undo", "POST /preview"),
         *("GET /prompts", "POST /prompts", "POST /prompts/{name}/delete"),
         "POST /logout",
+        "GET /operator",
         *("POST /plugins/{name}/start", "POST /plugins/{name}/commands/{command}"),
         *(f"{verb} /plugins/{{name}}/pages/{{path:path}}" for verb in ("GET", "POST")),
         *("GET /tools", "POST /tools", "GET /chats/{chat_id}/tools", "POST /chats/{chat_id}/tools"),

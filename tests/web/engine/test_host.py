@@ -49,10 +49,13 @@ def test_another_model_takes_over_and_the_chats_stay(start: Start) -> None:
     server.wait(lambda: server.stored(running).content != "")
     server.on_loop(lambda: server.shared.engine.switch(load))
     assert server.client.get("/health").status_code == 503
-    assert server.finished(running).state == "interrupted", "it ends with what it had"
-    assert "Continue" in server.client.get(f"/chats/{running.chat_id}").text
     waiting = server.ask("two")
-    assert server.stored(waiting).active
+    assert server.stored(waiting).active and server.stored(running).active, "what runs goes on, what comes waits"
+    seen = server.stream(waiting, until=lambda event: "Loading" in event.data)
+    assert "Loading" in seen[-1].data, "and says so"
+    assert order == [], "nothing is loaded beside it: there is no plan for two"
+    server.client.post(f"/generations/{running.generation_id}/stop", data={})
+    assert server.finished(running).state == "stopped"
     gate.set()
     assert server.finished(waiting).content == "New words."
     assert order == [("loading", True)], "the old one is closed before the new one is loaded"
@@ -87,7 +90,7 @@ def test_two_switches_at_once_end_with_the_last(start: Start) -> None:
     server.on_loop(switch_twice)
     server.wait(lambda: server.shared.engine.state == "ready")
     assert server.shared.engine.info.name == "B"
-    server.wait(lambda: not server.shared.engine._one_at_a_time.locked())
+    server.wait(lambda: not server.shared.engine._tasks)
     assert server.shared.engine.engine is engines[1] and not engines[1].closed
 
 

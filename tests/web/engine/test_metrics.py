@@ -129,7 +129,7 @@ def engine() -> EngineHost:
     )
     scripted.stats = lambda: stats  # type: ignore[method-assign]
     host = EngineHost(lambda: scripted)
-    host.engine, host.info, host.state = scripted, scripted.info, "ready"
+    host.default.opened(scripted)
     return host
 
 

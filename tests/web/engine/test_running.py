@@ -31,7 +31,7 @@ class House:
     def __init__(self, most_waiting: int = 2) -> None:
         self.host = EngineHost(lambda: None)  # type: ignore[arg-type, return-value]
         engine = SimpleNamespace(info=None, when_lost=lambda callback: None)
-        self.host.state, self.host.engine = "ready", engine  # type: ignore[assignment]
+        self.host.default.state, self.host.default.engine = "ready", engine  # type: ignore[assignment]
         self.requests = RunningRequests(self.host, most_waiting)
 
     async def begun(self, *generations: Generation, **options: Any) -> RunningRequest:
@@ -245,7 +245,8 @@ async def test_a_stop_reaches_what_is_just_being_asked() -> None:
 def test_what_waits_for_a_model_goes_on_when_there_is_one_or_none(how: str) -> None:
     async def test() -> None:
         house, generation = House(), Generation()
-        engine, house.host.engine, house.host.state = house.host.engine, None, "loading"
+        model = house.host.default
+        engine, model.engine, model.state = model.engine, None, "loading"
         generation.write([END], last=True)
         running = house.requests.admit("a")
         assert running is not None
@@ -255,7 +256,9 @@ def test_what_waits_for_a_model_goes_on_when_there_is_one_or_none(how: str) -> N
         if how == "stopped":
             running.stop()
         else:
-            house.host._loaded(engine if how == "loaded" else None, "it broke", 0)  # type: ignore[arg-type]
+            model.engine, model.state = (engine, "ready") if how == "loaded" else (None, "failed")
+            model.failure = "it broke"
+            house.host._tell()
         if how == "failed":
             with pytest.raises(ModelError, match="it broke"):
                 await beginning

@@ -20,7 +20,6 @@ KEY = "correct horse battery staple"
 @pytest.fixture
 def server(start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     install(tmp_path, monkeypatch)
-    monkeypatch.setattr("notso.web.sign_in.plugin_sign_in.SIGN_IN_SECONDS", 0.3)
     plugins = Plugins(("doorman",))
     running = start(ScriptedEngine(), plugins=plugins, sign_in_plugin="doorman", api_key=KEY).ready()
     plugins.wait()
@@ -43,7 +42,10 @@ def test_a_person_has_chats_of_their_own(server: Any) -> None:
     assert server.on_loop(lambda: server.shared.store.chats("doorman:waver"))[0].id == where.rpartition("/")[2]
 
 
-def test_a_plugin_that_hangs_lets_nobody_in_and_the_key_still_counts(server: Any) -> None:
+def test_a_plugin_that_hangs_lets_nobody_in_and_the_key_still_counts(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notso.web.sign_in.plugin_sign_in.SIGN_IN_SECONDS", 0.3)
     assert server.client.get("/v1/models", headers={"X-Badge": "hang"}).status_code == 401
     assert server.shared.plugins.find("doorman").failure == "signing in took longer than 0.3 s"
     assert server.client.get("/v1/models", headers={"X-Badge": "wave"}).status_code == 401

@@ -54,8 +54,8 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     return Kept("postgres", lambda: PostgresStore(url))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def restarted() -> Iterator[PostgresServer]:
-    """A server that syncs to disk, to be stopped, and started again, by the tests of a file."""
+    """A server that syncs to disk, to be stopped, and started again, by the tests."""
     with postgres_server(durable=True) as server:
         yield server

@@ -58,7 +58,7 @@ class PostgresServer:
         return f"postgresql://{USER}@127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Begin to listen, on the same port as ever, and return when it answers."""
+        """Begin to listen, on the same port as ever, and return when it answers. Not in a thread: it ends with it."""
         settings = {"port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": self._folder}
         settings |= {"log_min_messages": "panic", "max_connections": 60, "shared_buffers": "16MB"}
         settings |= {} if self._durable else {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
@@ -88,7 +88,7 @@ class PostgresServer:
         return subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=START_SECONDS, check=False)
 
     def _command(self, program: str, *arguments: str) -> list[str]:
-        """As a user it accepts; whatever happens to the tests, it ends with them."""
+        """As a user it accepts; whatever happens to the tests, it ends with the thread that started it."""
         user = ["--reuid", USER, "--regid", USER, "--clear-groups"] if os.getuid() == 0 else []
         return ["setpriv", *user, "--pdeathsig", "QUIT", str(self._bin / program), *arguments]
 

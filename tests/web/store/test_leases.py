@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ class OtherProcesses:
         self.asked: list[frozenset[str]] = []
         self.all_said = asyncio.Event()
 
-    async def heartbeat(self, running: Collection[str]) -> Heartbeat:
+    async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
         self.asked.append(frozenset(running))
         found = self.said.pop(0) if self.said else Heartbeat()
         if not self.said:

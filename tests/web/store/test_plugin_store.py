@@ -86,6 +86,8 @@ def test_what_is_kept_comes_back_equal(tmp_path: Path, monkeypatch: pytest.Monke
         assert await store.prompts("local") == [SavedPrompt("p", "message", "text")]
         trash = await store.trash_chat("local", "c1")
         assert trash is not None and await store.chats("local") == [] and await store.restore("local", trash) == "c1"
+        for running in ({"g1"}, ("g1",), []):
+            await store.heartbeat(running)
         await store.backup(tmp_path / "copy.db")
         assert (tmp_path / "copy.db").stat().st_size > 0
         with pytest.raises(StorageError, match="no method no_such_method"):

@@ -26,7 +26,7 @@ from notso.web.store.protocol import (
     TurnRefused,
 )
 from notso.web.store.sql.database import Database
-from notso.web.values.errors import DataDirectoryNewerError, SettingsError, StorageError
+from notso.web.values.errors import DataDirectoryNewerError, StorageError
 from notso.web.values.ids import new_generation_id, new_id
 
 psycopg = pytest.importorskip("psycopg", reason="the extra `postgres` is not installed")
@@ -59,7 +59,7 @@ async def expire(store: PostgresStore, dead: PostgresStore) -> None:
 async def until_found(store: PostgresStore) -> Heartbeat:
     """Leases count from the start of the database, too, which may be a moment ago."""
     async with asyncio.timeout(60):
-        while not (found := await store.heartbeat(())).orphans:
+        while not (found := await store.heartbeat(frozenset())).orphans:
             await asyncio.sleep(0.05)
     return found
 
@@ -78,7 +78,7 @@ def test_a_turn_is_of_the_process_that_computes_it(database: str) -> None:
                 refused = await store.add_turn(OWNER, a_turn(chat))
                 assert isinstance(refused, TurnRefused) and refused.held_here == held_here
                 assert refused.running is not None and refused.running.id == turn.assistant_message.id
-                assert await store.heartbeat(()) == Heartbeat()
+                assert await store.heartbeat(frozenset()) == Heartbeat()
             await there.save_message(replace(turn.assistant_message, content="stolen", state="done"))
             await here.save_message(replace(turn.assistant_message, content="half", state="running"))
             assert (await there.messages(OWNER, chat.id))[1].content == "half"
@@ -99,7 +99,7 @@ def test_what_a_process_left_is_interrupted_by_one_heartbeat_of_the_others(datab
             found = await until_found(one)
             answer = turn.assistant_message
             assert found.orphans == (Orphan(OWNER, chat.id, answer.id, answer.generation_id or ""),)
-            assert await other.heartbeat(()) == await one.heartbeat(()) == Heartbeat()
+            assert await other.heartbeat(frozenset()) == await one.heartbeat(frozenset()) == Heartbeat()
             stored = (await other.messages(OWNER, chat.id))[1]
             assert (stored.state, stored.content) == ("interrupted", "half")
 
@@ -119,7 +119,7 @@ def test_a_chat_whose_process_has_gone_goes_on_at_once(database: str) -> None:
             assert isinstance(accepted, TurnAccepted)
             states = [message.state for message in await alive.messages(OWNER, chat.id)]
             assert states == ["done", "interrupted", "done", "queued"]
-            (orphan,) = (await alive.heartbeat(())).orphans
+            (orphan,) = (await alive.heartbeat(frozenset())).orphans
             assert orphan.generation_id == turn.assistant_message.generation_id, "its readers are told, too"
 
     run(work)
@@ -136,7 +136,7 @@ def test_a_process_that_was_only_paused_may_end_its_answer_and_no_longer_write_o
             assert len((await until_found(alive)).orphans) == 2
             await alive.edit_message(OWNER, other.id, edited.assistant_message.id, "a person's")
             names = [each.assistant_message.generation_id or "" for each in (turn, edited)]
-            assert (await paused.heartbeat(names)).lost == set(names)
+            assert (await paused.heartbeat(frozenset(names))).lost == set(names)
             await paused.save_message(replace(turn.assistant_message, content="more", state="running"))
             assert (await alive.messages(OWNER, chat.id))[1].content == ""
             for each in (turn, edited):
@@ -147,7 +147,7 @@ def test_a_process_that_was_only_paused_may_end_its_answer_and_no_longer_write_o
             await alive.resume_message(OWNER, chat.id, turn.assistant_message.id, name)
             await paused.save_message(replace(turn.assistant_message, content="late", state="done"))
             assert (await alive.messages(OWNER, chat.id))[1].content == "whole"
-            assert (await alive.heartbeat([name])) == Heartbeat()
+            assert (await alive.heartbeat(frozenset({name}))) == Heartbeat()
 
     run(work)
 
@@ -161,7 +161,7 @@ def test_one_that_is_alone_goes_on_after_a_pause(database: str) -> None:
             await expire(store, store)
             refused = await store.add_turn(OWNER, a_turn(chat))
             assert isinstance(refused, TurnRefused) and refused.held_here
-            assert await store.heartbeat([turn.assistant_message.generation_id or ""]) == Heartbeat()
+            assert await store.heartbeat(frozenset({turn.assistant_message.generation_id or ""})) == Heartbeat()
 
     run(work)
 
@@ -297,7 +297,7 @@ def test_the_loop_waits_for_no_lock(database: str) -> None:
             other = a_chat()
             await store.add_turn(OWNER, a_turn(other), other)
             assert len(await store.chats(OWNER)) == 2
-            assert await store.heartbeat(()) == Heartbeat()
+            assert await store.heartbeat(frozenset()) == Heartbeat()
             assert not waiting.done()
             release.set()
             await holding
@@ -368,17 +368,6 @@ def test_every_statement_of_a_request_names_its_owner(kept: Kept, monkeypatch: p
     assert not nameless, "\n".join(nameless)
 
 
-def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-    from pathlib import Path
-
-    from notso.web.store.opening import store_at
-
-    monkeypatch.setitem(sys.modules, "notso.web.store.postgres.store", None)
-    with pytest.raises(SettingsError, match=r"notso-smollm3-bot\[postgres\]"):
-        store_at(Path(), "postgresql://x")
-
-
 def test_a_restart_of_the_database_interrupts_nobody(
     monkeypatch: pytest.MonkeyPatch, restarted: PostgresServer
 ) -> None:
@@ -392,8 +381,8 @@ def test_a_restart_of_the_database_interrupts_nobody(
             await expire(other, one)
             await other.write(lambda db: db.execute("UPDATE replicas SET expires = expires - interval '2 hours'"))
             await asyncio.to_thread(restarted.stop)
-            await asyncio.to_thread(restarted.start)
-            assert await other.heartbeat(()) == Heartbeat()
+            restarted.start()
+            assert await other.heartbeat(frozenset()) == Heartbeat()
             assert (await other.messages(OWNER, chat.id))[1].state == "queued"
             await one.save_message(replace(turn.assistant_message, content="whole", state="done"))
             assert (await other.messages(OWNER, chat.id))[1].content == "whole"

@@ -87,7 +87,7 @@ def test_a_late_save_writes_only_what_it_was_asked_for(kept: Kept) -> None:
         await store.save_message(replace(first, content="late"))
         await store.save_message(replace(resumed.assistant_message, chat_id=new_id(), content="of another chat"))
         assert [(m.content, m.state) for m in await store.messages(OWNER, chat.id)][1] == ("first", "queued")
-        assert await store.heartbeat([resumed.assistant_message.generation_id or ""]) == Heartbeat()
+        assert await store.heartbeat(frozenset({resumed.assistant_message.generation_id or ""})) == Heartbeat()
 
     kept.run(work)
 

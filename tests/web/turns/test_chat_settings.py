@@ -29,6 +29,7 @@ GOOD = {
     "speculative_prefill": [("on", True), ("off", False)],
     "when_full": [("stop", "stop"), ("drop_oldest", "drop_oldest")],
     "tools": [("clock", "clock"), (" clock  files__read clock ", "clock files__read"), ("none", "none")],
+    "model": [("demo", "demo"), (" smollm3-3b:q8_0:legal ", "smollm3-3b:q8_0:legal")],
 }
 BAD = {
     "system_prompt": ["x" * 20_001],
@@ -45,6 +46,7 @@ BAD = {
     "speculative_prefill": ["yes", "true"],
     "when_full": ["explode"],
     "tools": ["a,b", "<b>", "x" * 5000],
+    "model": ["x" * 201, "a\x00b"],
 }
 
 

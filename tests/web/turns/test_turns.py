@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from notso.smollm3 import ContextLengthError, EngineError, Event, ModelFileError
 from notso.web.rendering.markdown import render_markdown
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.turns import turns
-from notso.web.values.ids import new_id
+from notso.web.values.ids import new_generation_id, new_id
 
 ANSWER = "Some *text*.\n\n- one\n- two\n\n```python\nx = 1\n```\n\nThe **end**: 1 < 2 & U+2028 \u2028 here.\n"
 THOUGHTS = "First this.\n\nThen `that`."
@@ -408,9 +407,9 @@ def test_partial_text_is_saved_within_a_second_or_so(start: Start) -> None:
 def test_a_lost_turn_does_not_lock_its_chat(start: Start) -> None:
     server = start(ScriptedEngine(script())).ready()
     asked = server.ask("Hello")
-    stored = server.finished(asked)
-    server.on_loop(server.chat.turns._finished.clear)
-    server.on_loop(lambda: server.shared.store.save_message(replace(stored, state="running")))
+    server.finished(asked)
+    store, name = server.shared.store, new_generation_id()
+    server.on_loop(lambda: store.resume_message("local", asked.chat_id, asked.message_id, name))
     assert server.finished(server.ask("More", asked.chat_id)).state == "done"
     assert server.stored(asked).state == "interrupted"
 

@@ -44,8 +44,8 @@ class Adapters:
     def add(self, source: AdapterSource) -> AdapterInfo:
         """Read one; requests may name it from then on.
 
-        Raises InvalidRequestError where the name is taken, ModelFileError, GGUFError, SafetensorsError or OSError for
-        the file, OutOfMemoryError or EngineError.
+        Raises InvalidRequestError where the name is taken, ModelFileError for the file, which it names,
+        OutOfMemoryError or EngineError.
         """
         with self._one_at_a_time:
             if source.name.lower() in {name.lower() for name in self._loaded}:

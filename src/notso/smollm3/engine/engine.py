@@ -79,6 +79,7 @@ class Engine:
             kv=config.kv,
             max_num_seqs=config.max_num_seqs,
             limit=backend.memory(mapped_bytes=there),
+            beside_bytes=config.beside_bytes,
         )
         require_same_bits(file, backend, config.threads)
         self.tokenizer = Tokenizer.from_gguf(file.metadata, file.path)

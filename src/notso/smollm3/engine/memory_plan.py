@@ -118,6 +118,7 @@ def plan_engine(
     max_num_seqs: int | None = None,
     limit: MemoryLimit | None = None,
     mapped_bytes: int = 0,
+    beside_bytes: int | None = None,
 ) -> EnginePlan:
     """Choose what was left open so that it fits, or refuse.
 
@@ -126,15 +127,24 @@ def plan_engine(
     kv "auto": k8v8 up to 32,768 tokens, k8v4 beyond, and further down (k4v4, k4v3) only as far as memory asks.
     max_num_seqs None: 16, or fewer where memory asks. A number: exactly that.
     mapped_bytes: so much of the weights is in the address space already.
+    beside_bytes: what other engines were planned to occupy, whether they have touched it or not; beside them the plan
+    is what it would be where memory is plentiful, or it is refused.
 
     Raises InvalidRequestError for a value out of range, and OutOfMemoryError, which names what is needed, what there
     is, and the largest context that would fit, with its format.
     """
     _check(config, context_tokens, kv, max_num_seqs)
-    planner = _Planner(config, weights_bytes, limit or available_memory(mapped_bytes=mapped_bytes))
+    limit = limit or available_memory(mapped_bytes=mapped_bytes)
+    if beside_bytes is not None:
+        left = max(0, limit.available_bytes - beside_bytes)
+        limit = MemoryLimit(f"{limit.source}, beside the models that are loaded,", left)
+    planner = _Planner(config, weights_bytes, limit)
     usual = min(config.max_position_embeddings, DEFAULT_CONTEXT_TOKENS)
     formats = _formats(context_tokens or usual, kv)
     counts = [max_num_seqs] if max_num_seqs is not None else _halved(DEFAULT_SEQUENCES)
+    if beside_bytes is not None:
+        formats, counts = formats[:1], counts[:1]
+        context_tokens = context_tokens or usual
     for kv_format in formats:
         context = context_tokens or planner.context_up_to(usual, kv_format, counts[-1])
         for sequences in counts:

@@ -21,6 +21,7 @@ HEAD_BYTES = 64 << 10
 not known."""
 
 _ARCHITECTURE = b"general.architecture" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"smollm3"
+_ADAPTER = b"general.type" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"adapter"
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_REGISTRY, _OLLAMA_NAMESPACE = "registry.ollama.ai", "library"
 
@@ -35,7 +36,8 @@ class StoredModel:
 
 
 def is_smollm3(path: Path) -> bool:
-    """Whether a file begins as a GGUF file of this architecture. False also for what cannot be read, or is no file."""
+    """Whether a file begins as a GGUF file of this architecture, and is no adapter. False also for what cannot be read,
+    or is no file."""
     try:
         if not path.is_file():  # a pipe would keep us waiting
             return False
@@ -43,7 +45,7 @@ def is_smollm3(path: Path) -> bool:
             head = file.read(HEAD_BYTES)
     except OSError:
         return False
-    return head.startswith(b"GGUF") and _ARCHITECTURE in head
+    return head.startswith(b"GGUF") and _ARCHITECTURE in head and _ADAPTER not in head
 
 
 def stored_models() -> list[StoredModel]:

@@ -77,6 +77,7 @@ class LocalModel:
     """A model file on this machine.
 
     `verified` is yes only if its SHA-256 was seen to equal the published one; the demo came with the package.
+    `is_smollm3`: it begins as a file of this architecture does; in a folder that was named, others are listed too.
     """
 
     name: str
@@ -85,6 +86,7 @@ class LocalModel:
     quantisation: str
     where: Where
     verified: Verified
+    is_smollm3: bool = True
 
 
 def official_files() -> tuple[KnownFile, ...]:
@@ -255,6 +257,7 @@ def _describe(path: Path, where: Where) -> LocalModel:
         quantisation=quantisation_in(path.name) or "",
         where=where,
         verified=verified,
+        is_smollm3=where != "folder" or is_smollm3(path),
     )
 
 

@@ -121,13 +121,18 @@ class BlockFolder:
                 _log.debug("%s could not be removed: %s", text, error)
 
     def look_again(self) -> None:
-        """Of two processes the one that does not write: see what the other has written or removed since."""
+        """Of two engines the one that does not write: write from now on, if the other has ended; else see what it has
+        written or removed since."""
         now = time.monotonic()
         if self.is_ours or now - self._looked < LOOK_AGAIN_S:
             return
         self._looked = now
         try:
-            self._scan_changed()
+            if self._owner.acquire():
+                self._unsee()
+                self._scan(sweep=True)
+            else:
+                self._scan_changed()
         except OSError as error:
             _log.debug("%s could not be looked through: %s", self.path, error)
 
@@ -138,12 +143,16 @@ class BlockFolder:
         if changed != self._changed or self._has_changed:
             self._has_changed = changed != self._changed
             self._changed = changed  # from before the scan: what comes during it is seen the next time
-            with self.lock:
-                self.files.clear()
-                self.known.clear()
-                self.partials.clear()
-                self.used_bytes = 0
+            self._unsee()
             self._scan(sweep=False)
+
+    def _unsee(self) -> None:
+        """What was seen."""
+        with self.lock:
+            self.files.clear()
+            self.known.clear()
+            self.partials.clear()
+            self.used_bytes = 0
 
     def drop(self, name: BlockName, error: Exception) -> None:
         """A file is not what its name says: it goes. If it could not be read, it stays: it may be whole, and only the

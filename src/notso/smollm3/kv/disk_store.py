@@ -65,7 +65,8 @@ class DiskStore:
     """The blocks of one cache, `block_bytes` each, in `folder`, which may hold those of other models too.
 
     cache_version: whatever the content of a block depends on besides its tokens. budget_bytes: of all files together,
-    those of other models included. A second process finds what is there and writes nothing.
+    those of other models included. A second engine, of this process or another, finds what is there, and writes nothing
+    until the first has ended.
 
     Methods may be called from any thread. None raises for what a disk does: a cache that cannot be used is off, with
     one warning.
@@ -100,11 +101,9 @@ class DiskStore:
         except OSError as error:
             self._turn_off(error)
             return
-        if self._folder.is_ours:
-            self._writer = threading.Thread(target=self._write_all, name="notso-block-files", daemon=True)
-            self._writer.start()
-        else:
-            _log.warning("another process keeps its cache in %s; this one reads it only", folder)
+        self._start_writer()
+        if not self._folder.is_ours:
+            _log.warning("another engine keeps its cache in %s; this one only reads it while that one runs", folder)
 
     @property
     def is_writing(self) -> bool:
@@ -123,13 +122,13 @@ class DiskStore:
 
     def has(self, hash: bytes) -> bool:
         """Whether the full block known by `hash` is there, as far as names tell."""
-        self._folder.look_again()
+        self._look_again()
         with self._wake:
             return (hash, False) in self._folder.known or (hash, False) in self._queue
 
     def partial(self, parent_hash: bytes) -> list[int]:
         """The tokens of the part of a block that was kept after `parent_hash`; empty if there is none."""
-        self._folder.look_again()
+        self._look_again()
         with self._wake:
             if queued := self._queue.get((parent_hash, True)):
                 return list(queued.tokens)
@@ -280,7 +279,18 @@ class DiskStore:
             self._writer.join(timeout_s)
         self._folder.close()
 
+    def _look_again(self) -> None:
+        """The engine that wrote here may have ended: then this one does."""
+        self._folder.look_again()
+        self._start_writer()
+
     # The writer
+
+    def _start_writer(self) -> None:
+        with self._wake:
+            if self._folder.is_ours and self._writer is None and self._problem is None and not self._closing:
+                self._writer = threading.Thread(target=self._write_all, name="notso-block-files", daemon=True)
+                self._writer.start()
 
     def _is_alive(self) -> bool:
         return self._writer is not None and self._writer.is_alive()

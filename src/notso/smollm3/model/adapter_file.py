@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from notso.qtensor import F32, GGUFFile, QTensor, SafetensorsFile
+from notso.qtensor import F32, GGUFFile, QTensor, QTensorError, SafetensorsFile
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.errors import ModelFileError, quoted
 from notso.smollm3.model.lora import MAX_RANK, Adapter, LowRank
@@ -50,14 +50,20 @@ Floats = npt.NDArray[np.float32]
 def read_adapter(name: str, path: Path, config: SmolLM3Config, scale: float = 1.0) -> Adapter:
     """An adapter of a GGUF file or of a PEFT folder, for a model of this configuration; `scale` multiplies its own.
 
-    Everything is read: the file may go. Raises ModelFileError, GGUFError, SafetensorsError or OSError.
+    Everything is read: the file may go. Raises ModelFileError, which names the file.
     """
     try:
+        if not path.exists():
+            raise ModelFileError("there is no such file")
         if path.is_dir():
             return _adapter(name, config, *_from_peft(path, config, scale))
         return _adapter(name, config, *_from_gguf(path, scale))
-    except ModelFileError as error:
+    except (ModelFileError, QTensorError) as error:
         raise ModelFileError(f"{path.name}: {error}") from None
+    except OSError as error:
+        within = Path(str(error.filename or path)).name  # of a folder, one of its files
+        place = path.name if within == path.name else f"{path.name}: {within}"
+        raise ModelFileError(f"{place} cannot be read: {error.strerror}") from None
 
 
 def _from_gguf(path: Path, scale: float) -> tuple[dict[Place, QTensor], float, bool]:

@@ -42,7 +42,8 @@ class EngineConfig:
     conversations go on after a restart without being read again; None keeps nothing. device: "cpu"; "cuda" or "cuda:1",
     which is refused where it cannot be used; "auto" takes the first GPU, and the CPU where there is none that can hold
     and compute this model. What is said is the same on each. adapters: LoRA adapters to begin with, each NAME=FILE or
-    NAME=FILE:SCALE.
+    NAME=FILE:SCALE. beside_bytes: what other engines of this process were planned to occupy; beside them nothing is
+    made smaller so that it fits: it is refused. None: there are no others.
 
     Raises InvalidRequestError, whose `param` names the field.
     """
@@ -58,6 +59,7 @@ class EngineConfig:
     cache_bytes: int = DEFAULT_CACHE_BYTES
     device: str = "auto"
     adapters: tuple[str, ...] = ()
+    beside_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "cache_dir"):
@@ -72,6 +74,8 @@ class EngineConfig:
         _require(isinstance(self.speculation, bool), "speculation", "true or false")
         _require(type(self.cache_bytes) is int and self.cache_bytes >= 0, "cache_bytes", "a whole number, 0 or more")
         _require(is_device(self.device), "device", DEVICES)
+        beside = self.beside_bytes
+        _require(beside is None or (type(beside) is int and beside >= 0), "beside_bytes", "a whole number, 0 or more")
         are_texts = isinstance(self.adapters, tuple) and all(isinstance(each, str) for each in self.adapters)
         _require(are_texts, "adapters", "a list of NAME=FILE")
         for each in self.adapters:

@@ -12,7 +12,7 @@ from notso.web.values.wording import number, words
 async def prepared_request(services: ChatServices, request: Request, size: int) -> Prepared | None:
     """The request with its prompt written, of texts of `size` characters. Raises Problem with both numbers where it
     does not fit. None where no model is loaded, or it is refused for another reason: the engine says so in its turn."""
-    engine = services.shared.engine.engine
+    engine = services.shared.engine.model(request.model).engine
     if engine is None:
         return None
     try:

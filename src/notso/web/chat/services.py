@@ -16,6 +16,7 @@ from notso.web.edge.client_connection import ClientConnection
 from notso.web.edge.open_streams import OpenStreams
 from notso.web.edge.work_line import WorkLine
 from notso.web.engine.downloads import Downloads
+from notso.web.engine.host import EngineHost
 from notso.web.engine.models import ModelRegistry
 from notso.web.rendering.fair_queue import FairQueue
 from notso.web.replicas.turn_relay import TurnRelay
@@ -31,7 +32,7 @@ MOST_WAITING_IMPORTS = 8  # of 16 MiB each; the budget of bodies holds four
 
 @dataclass(slots=True)
 class ChatServices:
-    """Without a `model_registry` there is one model only."""
+    """Beside what is shared with the APIs, what pages are made of."""
 
     shared: Shared
     turns: Turns
@@ -45,12 +46,16 @@ class ChatServices:
     turn_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_TURN_STREAMS))
     page_streams: OpenStreams = field(default_factory=lambda: OpenStreams(MAX_PAGE_STREAMS))
     downloads: Downloads = field(default_factory=Downloads)
-    model_registry: ModelRegistry | None = None
     toolbox: Toolbox = field(default_factory=Toolbox)
     backing_up: asyncio.Lock = field(default_factory=asyncio.Lock)
     backup_reader: ClientConnection | None = None
     exporting: asyncio.Lock = field(default_factory=asyncio.Lock)
     importing: WorkLine = field(default_factory=lambda: WorkLine("notso-import", MOST_WAITING_IMPORTS))
+
+
+def models_of(services: ChatServices) -> tuple[EngineHost, ModelRegistry | None]:
+    """Who has them loaded, and what there is."""
+    return services.shared.engine, services.shared.model_registry
 
 
 def chat_services(request: Request) -> ChatServices:

@@ -11,8 +11,10 @@ from typing import Literal
 
 from notso.web.chat.chat_view import ChatView, read_chat
 from notso.web.chat.context_check import prepared_request
-from notso.web.chat.services import ChatServices
+from notso.web.chat.services import ChatServices, models_of
 from notso.web.chat.tool_offer import offer_in
+from notso.web.engine.model_choice import chosen_model
+from notso.web.engine.model_names import ModelChoice
 from notso.web.engine.port import Message, Request, RequestOptions, SamplingParams
 from notso.web.engine.running import Prepared, RunningRequest
 from notso.web.store.protocol import Chat, NewMessage, NewTurn, StoredMessage, TurnAccepted, TurnRefused
@@ -56,13 +58,15 @@ async def ask(
         with _admitted(services, owner) as running:
             user_message = replace(_message(chat, "user", text), attachments=attachments)
             line = [*view.line(instead_of), user_message]
-            request, _ = _request(services, owner, view, line)
+            choice = await chosen_model(*models_of(services), view.settings.model)
+            request, _ = _request(services, owner, view, line, choice)
             prepared = await prepared_request(services, request, text_size(line))
             turn = NewTurn(user_message, _new_message(chat), _key(fields), instead_of)
             new = chat if is_new else None
             accepted, view = await _begin(
                 *(services, owner, view, turn.assistant_message, running),
                 lambda: services.shared.store.add_turn(owner, turn, new),
+                choice=choice,
                 prepared=prepared,
             )
         if accepted.repeated and accepted.user_message.content != text:
@@ -90,9 +94,11 @@ async def add_version(
         raise Problem(404, words["error_unknown_page"])
     new = NewMessage(_new_message(view.chat), message.parent_id, _key(fields))
     with _admitted(services, owner) as running:
+        choice = await chosen_model(*models_of(services), view.settings.model)
         return await _begin(
             *(services, owner, view, new.assistant_message, running),
             lambda: services.shared.store.add_message(owner, new),
+            choice=choice,
         )
 
 
@@ -103,9 +109,11 @@ async def write_on(
     assistant_message = replace(_new_message(view.chat), id=message_id)
     generation_id = assistant_message.generation_id or ""
     with _admitted(services, owner) as running:
+        choice = await chosen_model(*models_of(services), view.settings.model)
         return await _begin(
             *(services, owner, view, assistant_message, running),
             lambda: services.shared.store.resume_message(owner, view.chat.id, message_id, generation_id),
+            choice=choice,
             hurry=hurry,
         )
 
@@ -118,6 +126,7 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
     assistant_message = replace(_new_message(chat), kind="summary")
     new = NewMessage(assistant_message, shown[-1].id, _key(fields) if "key" in fields else new_id())
     with _admitted(services, owner) as running, services.turns.expecting(assistant_message.generation_id or ""):
+        choice = await chosen_model(*models_of(services), settings.model)
         accepted = _accepted(await _once_free(services, lambda: services.shared.store.add_message(owner, new)))
         view = view.after(accepted) or await read_chat(services, owner, chat.id)
         if accepted.repeated:
@@ -140,7 +149,9 @@ async def summarise(services: ChatServices, owner: str, view: ChatView, fields: 
                 owner=owner,
                 conversation=conversation_of(line),
                 when_full="drop_oldest",
+                adapter=choice.adapter,
             ),
+            choice.model,
         )
         services.turns.start(Turn(accepted.assistant_message, request), running)
     return accepted, view
@@ -215,8 +226,6 @@ def _check_admission(services: ChatServices) -> None:
         raise Problem(503, words["error_stopping"], retry_after_seconds=15)
     if services.shared.store.read_only:
         raise Problem(503, words["read_only" if services.shared.store.damage == "unsound" else "read_only_lost"])
-    if services.shared.engine.state in ("failed", "stopped"):
-        raise Problem(503, words["error_not_loaded"].format(reason=services.shared.engine.failure))
 
 
 async def _begin(
@@ -227,6 +236,7 @@ async def _begin(
     running: RunningRequest,
     store: StoreCall,
     *,
+    choice: ModelChoice,
     prepared: Prepared | None = None,
     hurry: bool = False,
 ) -> Submitted:
@@ -239,7 +249,7 @@ async def _begin(
             running.close()
         else:
             await services.toolbox.ready(view.settings.tool_names)
-            request, offer = _request(services, owner, view, view.line_to(accepted.user_message.id))
+            request, offer = _request(services, owner, view, view.line_to(accepted.user_message.id), choice)
             in_reasoning = bool(accepted.assistant_message.reasoning) and not accepted.assistant_message.content
             turn = Turn(accepted.assistant_message, request, offer, view.settings.keep_thinking, hurry and in_reasoning)
             services.turns.start(turn, running, prepared)
@@ -247,7 +257,7 @@ async def _begin(
 
 
 def _request(
-    services: ChatServices, owner: str, view: ChatView, line: Sequence[StoredMessage]
+    services: ChatServices, owner: str, view: ChatView, line: Sequence[StoredMessage], choice: ModelChoice
 ) -> tuple[Request, ToolOffer | None]:
     """What is asked of the model after `line`, and what it may call."""
     chat, settings = view.chat, view.settings
@@ -262,7 +272,9 @@ def _request(
             owner=owner,
             conversation=conversation_of(line),
             when_full=settings.when_full,
+            adapter=choice.adapter,
         ),
+        choice.model,
     )
     return request, offer
 

@@ -8,6 +8,7 @@ import re
 from collections import OrderedDict
 from dataclasses import replace
 
+from notso.web.engine.model_names import DEFAULT_MODEL, ModelChoice
 from notso.web.engine.port import Message, Request, RequestOptions, Tool
 from notso.web.engine.running import RunningRequest, RunningRequests
 from notso.web.engine.short_text import whole_text
@@ -39,8 +40,8 @@ class Suggestions:
     @property
     def idle(self) -> bool:
         """Whether nobody needs the engine now."""
-        stats = self._requests.host.stats()
-        return stats is not None and stats.running + stats.waiting + self._turns.unfinished == 0
+        loaded = [served.engine.stats() for served in self._requests.host.loaded() if served.engine is not None]
+        return bool(loaded) and sum(stats.running + stats.waiting for stats in loaded) + self._turns.unfinished == 0
 
     def cancel(self) -> None:
         """A person did something: let go."""
@@ -57,6 +58,7 @@ class Suggestions:
         settings: ChatSettings,
         tools: list[Tool] | None = None,
         conversation: str | None = None,
+        choice: ModelChoice = DEFAULT_MODEL,
     ) -> list[str]:
         """Questions to follow that answer; none where the engine is busy or had nothing good to say. The tools are told
         of because the chat's cached prompt begins with them, and may not be called.
@@ -65,7 +67,7 @@ class Suggestions:
             return self._made[answer_id]
         if not settings.suggestions or not self.idle:
             return []
-        text = await self._generate(owner, chat, messages, settings, tools, conversation)
+        text = await self._generate(owner, chat, messages, settings, tools, conversation, choice)
         if text is None:
             return []
         self._made[answer_id] = questions_in(text)
@@ -81,6 +83,7 @@ class Suggestions:
         settings: ChatSettings,
         tools: list[Tool] | None,
         conversation: str | None,
+        choice: ModelChoice,
     ) -> str | None:
         self.cancel()
         params = replace(settings.sampling, max_tokens=MAX_TOKENS, thinking_budget=0)
@@ -95,7 +98,9 @@ class Suggestions:
                 priority="background",
                 owner=owner,
                 conversation=conversation,
+                adapter=choice.adapter,
             ),
+            choice.model,
         )
 
         def started(running: RunningRequest) -> None:

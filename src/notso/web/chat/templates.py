@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse
 
 from notso.plugins.plugin_set import Plugins
 from notso.web.chat.chat_list import by_day
+from notso.web.edge.access import KeyRing, caller_of
 from notso.web.edge.assets import Assets
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.rendering.labels import with_labels
@@ -96,7 +97,9 @@ class Pages:
         return HTMLResponse(body, status, headers)
 
     def _render(self, request: Request, template: str, context: dict[str, Any]) -> bytes:
-        context |= {"nonce": request.state.nonce, "has_key": not request.app.state.key_ring.open}
+        ring: KeyRing = request.app.state.key_ring
+        context |= {"nonce": request.state.nonce, "has_key": not ring.open}
+        context["has_accounts"] = ring.gate is not None and caller_of(request).is_operator
         context["chosen_language"] = request.cookies.get(LANGUAGE_COOKIE, "")
         return self._environment.get_template(template).render(context).encode()
 

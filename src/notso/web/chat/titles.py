@@ -80,7 +80,7 @@ class Titles:
                 return  # it has a name of its own, or is past its first answer
             if not await self._idle():
                 return
-            title = title_in(await self._ask(owner, chat, line, settings) or "")
+            title = title_in(await self._ask(owner, chat, line, settings, turn.request) or "")
             now = await self._store.chat(owner, chat_id)
             if title and now is not None and now.title == chat.title:  # nobody named it meanwhile
                 await self._store.set_title(owner, chat_id, title)
@@ -95,7 +95,9 @@ class Titles:
             await asyncio.sleep(LOOK_SECONDS)
         return False
 
-    async def _ask(self, owner: str, chat: Chat, line: Sequence[StoredMessage], settings: ChatSettings) -> str | None:
+    async def _ask(
+        self, owner: str, chat: Chat, line: Sequence[StoredMessage], settings: ChatSettings, asked: Request
+    ) -> str | None:
         messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
         request = Request(
             (*messages, Message("user", REQUEST)),
@@ -108,7 +110,9 @@ class Titles:
                 priority="background",
                 owner=owner,
                 conversation=conversation_of(line),
+                adapter=asked.options.adapter,
             ),
+            asked.model,
         )
 
         def started(running: RunningRequest) -> None:

@@ -61,7 +61,7 @@ async def chat_page(
         "chat.html",
         problem.status if problem else 200,
         **composer_context(services, chat, path),
-        **status_context(services),
+        **status_context(services, view),
         **details_context(services, path),
         thinking=chat is None or chat.thinking,
         thinking_fixed=thinking_set_by(settings.system_prompt),
@@ -104,7 +104,7 @@ async def turns_view(
         "_turns.html",
         **in_step_context(request, view.revision),
         **composer_context(services, chat, path),
-        **status_context(services),
+        **status_context(services, view),
         raw_user_messages=raw,
         path=path,
         earlier=earlier,
@@ -132,7 +132,7 @@ async def turn_view(
         "_turn.html",
         **in_step_context(request, after or view.revision),
         **composer_context(services, view.chat, path),
-        **status_context(services),
+        **status_context(services, view),
         raw_user_messages=raw,
         path=await services.kept_html.path(shown, user_messages=not raw),
         finished=finished,
@@ -196,13 +196,14 @@ def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown
     }
 
 
-def status_context(services: ChatServices) -> dict[str, Any]:
-    """What the status badge and the banner need to know."""
+def status_context(services: ChatServices, view: ChatView | None = None) -> dict[str, Any]:
+    """What the status badge and the banner need to know; the chat may have a model of its own."""
     engine, download = services.shared.engine, services.downloads.current
     polling = engine.state == "loading" or (download is not None and download.active)
     return {
         "engine_state": engine.state,
         "info": engine.info,
+        "chat_model": (view.settings.model or "") if view is not None else "",
         "failure": engine.failure,
         "facts": model_facts(engine),
         "download": download,

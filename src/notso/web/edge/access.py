@@ -17,9 +17,16 @@ from dataclasses import astuple, dataclass
 from typing import Any, Protocol
 
 from fastapi import HTTPException, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from notso.web.values.problems import Problem
+from notso.web.values.wording import words
 
 COOKIE = "notso_session"
-MAX_BROWSER_SESSIONS = 64
+MAX_BROWSER_SESSIONS, MAX_SESSIONS_OF_MANY = 64, 10_000
+"""Of one person, and of many."""
+KEY_PREFIX = "notso-"
+"""What a key that was given out begins with."""
 SESSION_SECONDS = 30 * 86_400.0
 """Then a browser shows the key again, however often it came: a stolen cookie does not last for ever."""
 SESSION_IDLE_SECONDS = 7 * 86_400.0
@@ -27,6 +34,14 @@ SESSION_IDLE_SECONDS = 7 * 86_400.0
 SHARE_SECONDS = 3600.0
 """Other servers are told so often that a cookie is in use."""
 LOCAL_OWNER = "local"
+OPERATORS_ONLY = frozenset(
+    {
+        *("GET /backup", "GET /metrics", "GET /operator"),
+        *("POST /models/switch", "POST /models/download", "POST /models/download/stop"),
+        *("POST /plugins/{name}/start", "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"),
+    }
+)
+"""What concerns everybody. Where one person uses the server, that one is its operator."""
 WRONG_KEY = "notso.wrong_key"
 """Set in the scope of a request that showed a key which is none: what is counted by whom it comes from."""
 
@@ -34,11 +49,14 @@ WRONG_KEY = "notso.wrong_key"
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sent a request. `owner`: whose conversations these are; `name`: for people to read; `is_operator`: may see
-    what concerns everybody."""
+    what concerns everybody. Where it came with a key: that one's id, and its limits (0: none)."""
 
     owner: str
     name: str
     is_operator: bool = False
+    key_id: str = ""
+    requests_per_minute: int = 0
+    tokens_per_day: int = 0
 
 
 LOCAL = Caller(LOCAL_OWNER, LOCAL_OWNER, is_operator=True)
@@ -51,6 +69,42 @@ class SignIn(Protocol):
 
     async def __call__(self, request: Request) -> Caller | None:
         """None: this way does not know. It takes bounded time and raises nothing."""
+
+
+class Keys(Protocol):
+    """The keys that an operator has given out. Methods raise nothing: a store that fails knows no key."""
+
+    async def by_token(self, token: str) -> Caller | None:
+        """Whose key this is, if it counts."""
+
+    async def by_id(self, key_id: str) -> Caller | None:
+        """The same, of one that was shown before."""
+
+
+class Gate(Protocol):
+    """Decides whether a known caller may do this now, and notes what is to be noted."""
+
+    async def __call__(self, request: Request, caller: Caller) -> None:
+        """Raises Problem (429)."""
+
+
+PEER = "notso.peer"
+
+
+class TruePeer:
+    """Keeps the address of the other end, before a proxy's word for whom it speaks for takes its place."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[PEER] = (scope.get("client") or ("",))[0]
+        await self._app(scope, receive, send)
+
+
+def peer_of(request: Request) -> str:
+    """The address of the other end of the connection; '' where it has none."""
+    return str(request.scope.get(PEER, request.client.host if request.client else ""))
 
 
 class NeedsKey(HTTPException):
@@ -99,19 +153,26 @@ class KeyRing:
         *,
         sign_ins: tuple[SignIn, ...] = (),
         book: SessionBook | None = None,
+        keys: Keys | None = None,
+        gate: Gate | None = None,
+        asks_who: bool = False,
     ) -> None:
+        self.gate = gate
         self._clock = clock
         self._sign_ins = sign_ins
-        self._book = book
-        if book is not None:
-            book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
+        self._keys = keys
+        self._asks_who = asks_who or bool(sign_ins)
+        self._most_sessions = MAX_SESSIONS_OF_MANY if keys is not None or sign_ins else MAX_BROWSER_SESSIONS
         self._digest = _digest(api_key) if api_key is not None else None
+        self._book = book if api_key is not None else None  # what is written there is signed with the key
+        if self._book is not None:
+            self._book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
         self._sessions: dict[bytes, _Session] = {}
 
     @property
     def open(self) -> bool:
         """Whether nobody is asked who they are."""
-        return self._digest is None and not self._sign_ins
+        return self._digest is None and not self._asks_who
 
     def fits(self, key: str) -> bool:
         """Compare in constant time."""
@@ -132,15 +193,27 @@ class KeyRing:
             self._book.tell("logout", session=digest.hex())
             await self._book.forget(_named(digest))
 
+    async def caller_with(self, key: str) -> Caller | None:
+        """Whose key this is."""
+        if self.fits(key):
+            return LOCAL
+        if self._keys is None or not key.startswith(KEY_PREFIX):
+            return None
+        return await self._keys.by_token(key)
+
     async def caller(self, request: Request) -> Caller | None:
-        """Who sent this request; None for nobody who may pass. A key that is shown must be one."""
+        """Who sent this request; None for nobody who may pass. A key that is shown must be one that counts, unless
+        nobody is asked and it is not of ours: clients have to send something."""
+        if shown := _keys_shown(request):
+            callers = [await self.caller_with(key) for key in shown]
+            if callers[0] is not None and all(each == callers[0] for each in callers):
+                return callers[0]
+            if not self.open or (self._keys is not None and any(key.startswith(KEY_PREFIX) for key in shown)):
+                return None
         if self.open:
             return LOCAL
-        shown = _keys_shown(request)
-        if shown and all(map(self.fits, shown)):
-            return LOCAL
-        if not shown and (caller := await self._continues(request.cookies.get(COOKIE, ""))) is not None:
-            return caller
+        if (known := await self._continues(request.cookies.get(COOKIE, ""))) is not None:
+            return known if not known.key_id or self._keys is None else await self._keys.by_id(known.key_id)
         for sign_in in self._sign_ins:
             if (caller := await sign_in(request)) is not None:
                 return caller
@@ -161,7 +234,7 @@ class KeyRing:
         return session.caller
 
     def _add(self, digest: bytes, session: _Session) -> _Session:
-        while len(self._sessions) >= MAX_BROWSER_SESSIONS:
+        while len(self._sessions) >= self._most_sessions:
             del self._sessions[next(iter(self._sessions))]
         self._sessions[digest] = session
         return session
@@ -201,6 +274,15 @@ async def guarded(request: Request) -> None:
             request.scope[WRONG_KEY] = True
         raise NeedsKey
     request.state.caller = caller
+    if not caller.is_operator and asked_of(request) in OPERATORS_ONLY:
+        raise Problem(403, words["error_operator"])
+    if ring.gate is not None:
+        await ring.gate(request, caller)
+
+
+def asked_of(request: Request) -> str:
+    """Method and route of a request, as `GET /chats/{chat_id}`."""
+    return f"{request.method} {getattr(request.scope.get('route'), 'path', '')}"
 
 
 def caller_of(request: Request) -> Caller:

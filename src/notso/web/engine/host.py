@@ -1,137 +1,400 @@
-"""Where the engine lives on this floor: loading it and exchanging it."""
+"""Where engines live on this floor: the default one and those that requests name, loaded, exchanged and unloaded."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, cast
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, cast
 
-from notso.web.engine.port import (
-    ChatEngine,
-    EngineSource,
-    EngineStats,
-    ModelInfo,
-)
+from notso.smollm3 import OutOfMemoryError, give_back_freed
+from notso.web.engine.port import ChatEngine, EngineSource, EngineStats, ModelError, ModelInfo
+from notso.web.engine.served_model import BesideSource, EngineState, ServedModel
 from notso.web.values.errors import NotsoError
 
 logger = logging.getLogger("notso.web.engine")
 
-EngineState = Literal["loading", "ready", "failed", "stopped"]
+T = TypeVar("T")
 
 SUBMIT_THREADS = 2  # they render templates and tokenise
+FOR_EVER = -1.0
+OTHERS_STAY_SECONDS = 300.0
+"""A model that is not the default stays so long without requests, unless the operator or a request says otherwise."""
 
 
 class EngineHost:
-    """Owns the engine. `state`, `info`, `failure` and `engine` may be read anywhere; the rest is called on the loop."""
+    """Owns all engines. What is said of the default one may be read anywhere; the rest is called on the loop.
 
-    def __init__(self, source: EngineSource) -> None:
-        self.state: EngineState = "loading"
-        self.info: ModelInfo | None = None
-        self.failure = ""
-        self.engine: ChatEngine | None = None
-        self._source = source  # of the engine that is wanted now
+    A request `take`s the model that it names and gives it back at its end; meanwhile it stays loaded. Models are loaded
+    and closed one after another: beside each other where memory was planned for that, else when the requests of
+    another have ended, in the order in which they were asked for. keep_alive_s: how long a model stays without
+    requests, negative: for ever; None: the default one for ever, others for five minutes.
+    """
+
+    def __init__(self, source: EngineSource, keep_alive_s: float | None = None) -> None:
+        self.default = ServedModel("", source)
+        self._models = {"": self.default}
+        self._keep_alive_s = keep_alive_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._submitters = ThreadPoolExecutor(SUBMIT_THREADS, thread_name_prefix="notso-prompt")
-        self._when_loaded: list[Callable[[], None]] = []
-        self._one_at_a_time = threading.Lock()
-        self._load_number = 0
-        self._thread: threading.Thread | None = None
+        self._when_changed: list[Callable[[], None]] = []
+        self._one_at_a_time = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._threads: set[threading.Thread] = set()
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin to load the engine."""
-        self._loop = loop
-        self._begin_loading()
+    # ---- the default model
+
+    @property
+    def state(self) -> EngineState:
+        """Of the default model."""
+        return self.default.state
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """Of the default model, also while it is unloaded."""
+        return self.default.info if self.default.state in ("ready", "unloaded") else None
+
+    @property
+    def failure(self) -> str:
+        """Why the default model could not be loaded."""
+        return self.default.failure
+
+    @property
+    def engine(self) -> ChatEngine | None:
+        """The default one, while it is loaded."""
+        return self.default.engine
 
     def stats(self) -> EngineStats | None:
-        """The engine's numbers at this moment, where there is one."""
+        """The default engine's numbers at this moment, where there is one."""
         engine = self.engine
         return engine.stats() if engine is not None else None
 
-    def switch(self, source: EngineSource) -> None:
-        """Close this engine and load another. Running answers end with what they have; waiting ones wait on."""
-        self._source = source
-        self._begin_loading()
+    # ---- all of them
 
-    def when_loaded(self, callback: Callable[[], None]) -> None:
-        """Call it, once, when loading has ended in one way or another."""
-        self._when_loaded.append(callback)
+    def models(self) -> Iterator[ServedModel]:
+        """Every one that was asked for since the start."""
+        return iter(list(self._models.values()))
+
+    def loaded(self) -> list[ServedModel]:
+        """Those that occupy memory."""
+        return [each for each in self.models() if each.engine is not None]
+
+    async def clear_cache(self, owner: str, conversation: str) -> None:
+        """Remove what any of them has cached of a conversation, in memory and on disk."""
+        for each in self.loaded():
+            if each.engine is not None:
+                await asyncio.to_thread(each.engine.clear_cache, owner, conversation)
+
+    def model(self, key: str | None) -> ServedModel:
+        """The one that a request's model stands for; None: the default, whichever that is now."""
+        return self.default if key is None else self._models[key]
+
+    def known(self, path: Path) -> ServedModel | None:
+        """The one of that resolved path, if there is one."""
+        return next((each for each in self.models() if each.path == path), None)
+
+    def add(self, path: Path, name: str, load: EngineSource, load_beside: BesideSource | None = None) -> ServedModel:
+        """The one of that resolved path; it is loaded when a request takes it."""
+        served = self.known(path)
+        if served is None:
+            served = self._models[str(path)] = ServedModel(str(path), load, load_beside, name, path)
+        served.name, served.load_beside = name, served.load_beside or load_beside
+        return served
+
+    # ---- loading and taking
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to load the default engine."""
+        self._loop = loop
+        self.want(self.default)
+
+    def switch(self, to: EngineSource | ServedModel) -> None:
+        """Make another the default. What runs goes on to its end; what waits for the default waits for the new one."""
+        old = self.default
+        if isinstance(to, ServedModel):
+            self.default = to
+        else:
+            key = f"switched {len(self._models)}"
+            self.default = self._models[key] = ServedModel(key, to)
+        if old.state == "loading" and old is not self.default:
+            old.state = "unloaded"  # who named it asks for it again
+        if self.default.state == "failed":
+            self.default.state = "unloaded"
+        self.want(self.default)
+        for each in (old, self.default):
+            self._count_down(each)
+        self._tell()
+
+    def want(self, served: ServedModel) -> None:
+        """Have it loaded, unless it is, or failed."""
+        if served.state == "unloaded":
+            served.state, served.failure = "loading", ""
+            self._in_turn(lambda: self._load(served))
+
+    def try_again(self, key: str | None) -> None:
+        """A model that failed may be tried once more: its file, or the memory, may be another by now. Not the default
+        that never was: a person is asked about that."""
+        served = self.model(key)
+        if served.state == "failed" and (served is not self.default or served.info is not None):
+            served.state = "unloaded"
+
+    def take(self, key: str | None) -> ServedModel | None:
+        """Hold a model loaded for a request; None while it is being loaded: look again `when_changed`. Raises
+        ModelError where it cannot be loaded."""
+        served = self.model(key)
+        if served.state in ("failed", "stopped"):
+            raise ModelError(served.failure or "the server is stopping")
+        self.want(served)
+        if not served.takes_requests:
+            return None
+        served.users += 1
+        served.keep_alive_s = None
+        if served.expires is not None:
+            served.expires.cancel()
+            served.expires = None
+        return served
+
+    def give_back(self, served: ServedModel) -> None:
+        """A request that took it has ended."""
+        served.users -= 1
+        if not served.users:
+            served.idle_since = self._now()
+            self._count_down(served)
+            self._tell()
+
+    def keep(self, served: ServedModel, seconds: float) -> None:
+        """It stays so long after its last request, negative: for ever. Until the next request takes it, which says
+        otherwise or nothing."""
+        served.keep_alive_s = seconds
+        self._count_down(served)
+
+    def stays_s(self, served: ServedModel) -> float:
+        """How long it stays without requests; negative: for ever."""
+        if served.keep_alive_s is not None:
+            return served.keep_alive_s
+        if self._keep_alive_s is not None:
+            return self._keep_alive_s
+        return FOR_EVER if served is self.default else OTHERS_STAY_SECONDS
+
+    async def settled(self) -> None:
+        """Return when the default model is known: it was loaded once, or could not be."""
+        while self.default.state == "loading" and self.default.info is None:
+            await self._change()
+
+    def when_changed(self, callback: Callable[[], None]) -> None:
+        """Call it, once, when a model was loaded, closed, given back or failed."""
+        self._when_changed.append(callback)
 
     async def off_loop(self, work: Callable[[], None]) -> None:
         """Run what asks the engine in one of a few threads of their own."""
         await asyncio.get_running_loop().run_in_executor(self._submitters, work)
 
     def close(self) -> None:
-        """End the engine; `join` waits for it. What it was doing should have been stopped before."""
-        self._load_number += 1
-        self.state = "stopped"
-        engine, self.engine = self.engine, None
+        """End all engines; `join` waits for them. What they were doing should have been stopped before."""
+        for served in self.models():
+            engine = served.engine
+            served.engine, served.state = None, "stopped"
+            if served.expires is not None:
+                served.expires.cancel()
+            if engine is not None:
+                self._thread(engine.close)
         self._submitters.shutdown(wait=False, cancel_futures=True)
-        if engine is not None:
-            self._thread = threading.Thread(target=engine.close, name="notso-close", daemon=True)
-            self._thread.start()
+        for task in self._tasks:
+            task.cancel()
+        self._tell()
 
     def join(self, seconds: float) -> bool:
-        """Whether the engine ended in time. Called off the loop."""
-        if self._thread is None:
-            return True
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        """Whether the engines ended in time. Called off the loop."""
+        for thread in list(self._threads):
+            thread.join(seconds)
+        return not any(thread.is_alive() for thread in self._threads)
 
-    # ---- loading
+    # ---- one thing after another
 
-    def _begin_loading(self) -> None:
-        source = self._source
-        self._load_number += 1
-        self.state, self.failure, self.info = "loading", "", None
-        old, self.engine = self.engine, None
-        number = self._load_number
-        self._thread = threading.Thread(target=lambda: self._load(source, old, number), name="notso-load", daemon=True)
-        self._thread.start()
-
-    def _load(self, source: EngineSource, old: ChatEngine | None, number: int) -> None:
-        with self._one_at_a_time:
-            engine, failure = None, ""
-            try:
-                if old is not None:
-                    old.close()  # first: there may be no memory for two
-                if number == self._load_number:
-                    engine = source()
-            except NotsoError as error:
-                failure = str(error)
-            except Exception:
-                logger.exception("the engine could not be loaded")
-                failure = "the model could not be loaded; the server's log says why"
-            if number != self._load_number:
-                if engine is not None:
-                    engine.close()  # while it loaded, another was asked for, or none
-                return
-            self._on_loop(lambda: self._loaded(engine, failure, number))
-
-    def _loaded(self, engine: ChatEngine | None, failure: str, number: int) -> None:
-        if number != self._load_number:
-            if engine is not None:
-                threading.Thread(target=engine.close, name="notso-close", daemon=True).start()
+    async def _load(self, served: ServedModel) -> None:
+        if served.state != "loading":
             return
-        self.engine, self.failure = engine, failure
-        self.info = engine.info if engine is not None else None
-        self.state = "ready" if engine is not None else "failed"
+        engine, failure = None, ""
+        try:
+            engine = await self._loaded_engine(served)
+        except NotsoError as error:
+            failure = str(error)
+        except Exception:
+            logger.exception("the engine could not be loaded")
+            failure = "the model could not be loaded; the server's log says why"
+        finally:
+            for each in self.models():
+                each.leaving = False
+        if served.state != "loading":  # meanwhile another was asked for, or none
+            if engine is not None:
+                await self._in_thread(engine.close)
+        elif engine is None:
+            served.state, served.failure = "failed", failure
+        else:
+            served.opened(engine)
+            engine.when_lost(partial(self._tell_lost, served, served.loads))  # no engine refers to itself
+            self._count_down(served)
+        self._tell()
+
+    async def _loaded_engine(self, served: ServedModel) -> ChatEngine | None:
+        """Beside the others where that was planned for, else after as many of them were closed as need be."""
+        while served.state == "loading":
+            others = [each for each in self.loaded() if each is not served]
+            if not others:
+                return await self._in_thread(partial(_opened, served.load, served))
+            if served.load_beside is not None:
+                load = partial(served.load_beside, sum(each.planned_bytes for each in others))
+                try:
+                    return await self._in_thread(partial(_opened, load, served))
+                except OutOfMemoryError as error:
+                    logger.info("one model is closed for another: %s", error)
+            await self._close_one(others, served)
+        return None
+
+    async def _close_one(self, others: list[ServedModel], wanted: ServedModel) -> None:
+        """The one that was idle for longest, or the first whose requests have ended; until then they take no more."""
+        while wanted.state == "loading":
+            idle = [each for each in others if not each.users and each.engine is not None]
+            if idle:
+                await self._close(min(idle, key=lambda each: (each is self.default, each.idle_since)))
+                return
+            for each in others:
+                each.leaving = True
+            await self._change()
+
+    async def _close(self, served: ServedModel) -> None:
+        engine = served.closed()
         if engine is not None:
-            engine.when_lost(lambda: self._on_loop(lambda: self._lost(number)))
-        waiting, self._when_loaded = self._when_loaded, []
+            await self._in_thread(engine.close)
+            del engine
+            await self._in_thread(_give_back)  # before anybody measures what there is
+        self._tell()
+
+    async def _unload(self, served: ServedModel) -> None:
+        if served.engine is not None and not served.users and served.expires is None:
+            logger.info("a model is unloaded: no request wanted it for %g s", self.stays_s(served))
+            await self._close(served)
+
+    def _tell_lost(self, served: ServedModel, load: int) -> None:
+        """In the engine's thread."""
+        self._on_loop(lambda: self._lost(served, load))
+
+    def _lost(self, served: ServedModel, load: int) -> None:
+        """Its GPU failed: the same model is loaded again, by the CPU."""
+        if served.loads == load and served.engine is not None:
+            logger.warning("the GPU failed; the CPU takes over")
+            self._in_turn(partial(self._in_thread, served.engine.close))
+            served.closed()
+            self.want(served)
+
+    def _count_down(self, served: ServedModel) -> None:
+        """To its end, where nobody uses it."""
+        if served.expires is not None:
+            served.expires.cancel()
+            served.expires = None
+        seconds = self.stays_s(served)
+        if served.engine is None or served.users or seconds < 0 or self._loop is None:
+            return
+
+        def expired() -> None:
+            served.expires = None
+            self._in_turn(lambda: self._unload(served))
+
+        served.expires = self._loop.call_later(seconds, expired)
+
+    # ---- the loop and its threads
+
+    async def _change(self) -> None:
+        changed = asyncio.Event()
+        self.when_changed(changed.set)
+        await changed.wait()
+
+    def _now(self) -> float:
+        return self._loop.time() if self._loop is not None else 0.0
+
+    def _tell(self) -> None:
+        waiting, self._when_changed = self._when_changed, []
         for callback in waiting:
             callback()
 
-    def _lost(self, number: int) -> None:
-        """Its GPU failed: the same model is loaded again, by the CPU."""
-        if number == self._load_number and self.state == "ready":
-            logger.warning("the GPU failed; the CPU takes over")
-            self._begin_loading()
+    def _in_turn(self, work: Callable[[], Awaitable[None]]) -> None:
+        async def in_turn() -> None:
+            async with self._one_at_a_time:
+                await work()
 
-    def _on_loop(self, callback: Callable[[], None]) -> None:
+        if self._loop is not None:
+            task = self._loop.create_task(in_turn())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """In a thread that keeps nobody from leaving: loading may take its time."""
+        future: asyncio.Future[T] = cast(asyncio.AbstractEventLoop, self._loop).create_future()
+
+        def done(result: T | None, error: BaseException | None) -> None:
+            if future.done():  # nobody waits any more
+                _close_if_engine(result)
+            elif error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(cast(T, result))
+
+        def run() -> None:
+            result, failure = None, None
+            try:
+                result = work()
+            except BaseException as error:
+                failure = error
+            if not self._on_loop(lambda: done(result, failure)):
+                _close_if_engine(result)
+
+        self._thread(run)
+        return await future
+
+    def _thread(self, work: Callable[[], None]) -> None:
+        self._threads = {thread for thread in self._threads if thread.is_alive()}
+        thread = threading.Thread(target=work, name="notso-load", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def _on_loop(self, callback: Callable[[], None]) -> bool:
+        """False where the loop has ended."""
         try:
             cast(asyncio.AbstractEventLoop, self._loop).call_soon_threadsafe(callback)
         except RuntimeError:
             logger.debug("an engine came after the end")
+            return False
+        return True
+
+
+def _opened(load: EngineSource, served: ServedModel) -> ChatEngine:
+    """With the adapters that it had when it was unloaded, and no others. One whose file has gone is left out."""
+    engine = load()
+    if served.adapters is None:
+        return engine
+    wanted = {source.name: source for source in served.adapters}
+    for name in set(engine.adapters.infos) - set(wanted):
+        engine.adapters.remove(name)
+    for name in set(wanted) - set(engine.adapters.infos):
+        try:
+            engine.adapters.add(wanted[name])
+        except NotsoError as error:
+            logger.warning("adapter %s did not come back with its model: %s", name, error)
+    return engine
+
+
+def _give_back() -> None:
+    """What nothing refers to any more, and what the C library keeps of it."""
+    gc.collect()
+    give_back_freed()
+
+
+def _close_if_engine(result: object) -> None:
+    close = getattr(result, "close", None)
+    if close is not None:
+        threading.Thread(target=close, name="notso-close", daemon=True).start()

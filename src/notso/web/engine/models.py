@@ -22,13 +22,23 @@ from notso.web.engine.port import ChatEngine
 ModelLoader = Callable[[Path | None], ChatEngine]
 """Loads a model file, or the demo for None. May take its time, and raise ModelError."""
 
+BesideLoader = Callable[[Path | None, int], ChatEngine]
+"""The same beside engines that were planned to occupy so many bytes. Raises OutOfMemoryError where it would not fit
+as it would alone."""
+
+FileCheck = Callable[[Path | None], None]
+"""Looks at a file's headers. Raises NotsoError where it is no model that can be run."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelRegistry:
-    """How another model can be taken: who loads it, and the folder in which the first one lay, if it was named."""
+    """How another model can be taken: who loads it, and the folder in which the first one lay, if it was named. Without
+    `load_beside` there is one at a time; `check` refuses a file before anything is closed for it."""
 
     load: ModelLoader
     folder: Path | None = None
+    load_beside: BesideLoader | None = None
+    check: FileCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)

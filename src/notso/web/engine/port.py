@@ -70,11 +70,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the engine is asked: a conversation, how to choose tokens, and the options."""
+    """What the engine is asked: a conversation, how to choose tokens, the options, and which model: the key of a
+    ServedModel, None for the default one."""
 
     messages: tuple[Message, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     options: RequestOptions = field(default_factory=RequestOptions)
+    model: str | None = None
 
 
 class Generation(Protocol):
@@ -108,7 +110,7 @@ class Adapters(Protocol):
         """Those that there are now; never blocks."""
 
     def add(self, source: AdapterSource) -> AdapterInfo:
-        """Read one. Raises NotsoError or OSError: the name is taken, the file cannot be used."""
+        """Read one. Raises NotsoError: the name is taken, the file cannot be used."""
 
     def remove(self, name: str) -> None:
         """No request may name it any more. Raises InvalidRequestError where none is called that."""

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from notso.web.engine.host import EngineHost
-from notso.web.engine.port import ChatEngine, Event, FinishReason, Generation, ModelError, Request, Usage
+from notso.web.engine.port import ChatEngine, Event, FinishReason, Generation, Request, Usage
+from notso.web.engine.served_model import ServedModel
 
 Ask = Callable[[ChatEngine], Iterable[Generation]]
 """Submits to an engine. It may take its time and raise ModelError."""
@@ -64,6 +65,7 @@ class RunningRequest:
         self._stopped = self._hurried = self._started = False
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
+        self._served: ServedModel | None = None
         self._wanted = False
         self._readers: set[asyncio.Event] = set()
 
@@ -82,20 +84,29 @@ class RunningRequest:
                 self._taken_up.add(number)
         return 0 if self._stopped else self._choices - len(self._taken_up)
 
-    async def begin(self, ask: Ask, off_loop: OffLoop | None = None) -> None:
-        """Ask the engine, by what runs that off the loop; while a model is being loaded, wait for it. Where it was
-        stopped meanwhile, there are no events. Raises what `ask` raises, and ModelError where no model can answer."""
+    async def load(self, model: str | None = None) -> ChatEngine | None:
+        """The engine of a model (None: the default one), which stays loaded until this is closed; waits while it is
+        being loaded. None where this was stopped meanwhile. Raises ModelError where that model cannot answer."""
         host = self._among.host
-        try:
-            while host.state == "loading" and not self._stopped:
+        if self._served is not None and self._served.engine is None:  # its GPU failed
+            self._give_back()
+        if self._served is None:
+            host.try_again(model)
+        while self._served is None and not self._stopped:
+            self._served = host.take(model)
+            if self._served is None:
                 self._waiter = self._loop.create_future()
-                host.when_loaded(self._go_on)
+                host.when_changed(self._go_on)
                 await self._waiter
-            engine = host.engine
-            if engine is None and not self._stopped:
-                raise ModelError(host.failure)
+        return self._served.engine if self._served is not None else None
+
+    async def begin(self, ask: Ask, off_loop: OffLoop | None = None, *, model: str | None = None) -> None:
+        """Ask the engine of `model` (see `load`), by what runs that off the loop. Where it was stopped meanwhile, there
+        are no events. Raises what `ask` raises, and ModelError where no model can answer."""
+        try:
+            engine = await self.load(model)
             if engine is not None and not self._stopped:
-                await (off_loop or host.off_loop)(lambda: self._submit(engine, ask))
+                await (off_loop or self._among.host.off_loop)(lambda: self._submit(engine, ask))
         except BaseException:
             self.close()
             raise
@@ -164,6 +175,12 @@ class RunningRequest:
         self._wanted = True
         self.stop()
         self._notify_ends()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        served, self._served = self._served, None
+        if served is not None:
+            self._among.host.give_back(served)
 
     def _submit(self, engine: ChatEngine, ask: Ask) -> None:
         """Off the loop."""
@@ -194,12 +211,14 @@ class RunningRequest:
 
     def _notify_ends(self) -> None:
         for number, generation in enumerate(self._generations):
-            if self._on_end is not None and number not in self._notified and generation.finished:
+            if number not in self._notified and generation.finished:
                 self._notified.add(number)
                 events = generation.read()
                 usage = next((event.usage for event in events if event.kind == "usage"), None)
                 reason = next((event.finish_reason for event in events if event.kind == "end"), None)
-                if reason is not None:
+                for told in self._among.at_end:
+                    told(self.owner, usage)
+                if reason is not None and self._on_end is not None:
                     self._on_end(usage, reason)
 
 
@@ -209,6 +228,7 @@ class RunningRequests:
     def __init__(self, host: EngineHost, most_waiting: int) -> None:
         self.host = host
         self.wakes = Wakes()
+        self.at_end: list[Callable[[str, Usage | None], None]] = []  # told of each generation's owner and cost
         self._most_waiting = most_waiting
         self._open: dict[RunningRequest, bool] = {}
         self._one_less = asyncio.Event()

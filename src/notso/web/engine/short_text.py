@@ -22,7 +22,7 @@ async def whole_text(
     text, finished = "", False
     try:
         async with asyncio.timeout(seconds):
-            await running.begin(asks(request))
+            await running.begin(asks(request), model=request.model)
             async for _, events in running.events():
                 text += "".join(event.text for event in events if event.kind == "text")
                 finished = finished or any(event.finish_reason in ("stop", "length") for event in events)

@@ -29,8 +29,8 @@ ANSWER_SECONDS = 2.0
 """A server that does not answer for so long is away."""
 BLOCK_SECONDS = 1.0
 RETRY_SECONDS = 0.25
-SEND_SECONDS = 0.02
-"""Between two round trips that send: what comes meanwhile goes together."""
+SEND_SECONDS = 0.05
+"""What there is to tell waits so long for more, and for a question's own answer to be on its way."""
 READ_SECONDS = 0.005
 CLOSE_SECONDS = 1.0
 MOST_TOLD = 10_000
@@ -200,6 +200,7 @@ class ValkeyExchange:
     async def _send(self) -> None:
         while True:
             await self._work.wait()
+            await asyncio.sleep(SEND_SECONDS)
             self._work.clear()
             try:
                 await self._flush()
@@ -209,7 +210,6 @@ class ValkeyExchange:
                 self._work.set()
             else:
                 self._is_back()
-                await asyncio.sleep(SEND_SECONDS)
 
     async def _flush(self) -> None:
         """Send all there is in one round trip. What fails stays, and may then be told twice: a copy takes no change

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Protocol
 
 from notso.web.store.protocol import HEARTBEAT_SECONDS, ChatStore, Orphan
@@ -17,7 +17,7 @@ class RunningTurns(Protocol):
     """What this process computes."""
 
     @property
-    def generations(self) -> Collection[str]: ...
+    def generations(self) -> frozenset[str]: ...
 
     def stop(self, generation_id: str, *, interrupted: bool = False) -> bool: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -273,7 +273,7 @@ class ChatStore(Protocol):
 
     async def close(self) -> None: ...
 
-    async def heartbeat(self, running: Collection[str]) -> Heartbeat:
+    async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
         """Renew this process's lease on its unfinished turns, and interrupt those of processes that have gone.
         `running`: the generations that it computes. Called every HEARTBEAT_SECONDS where the store is shared."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -25,14 +26,14 @@ class MethodTypes:
             raise StorageError(f"a store has no method {name}")
         self._signature = inspect.signature(method)
         hints = get_type_hints(method)
-        self._types = {each: TypeAdapter(hint) for each, hint in hints.items()}
+        self._lists = {each for each, hint in hints.items() if get_origin(hint) is Collection}
+        self._types: dict[str, TypeAdapter[Any]] = {each: TypeAdapter(_known(hint)) for each, hint in hints.items()}
 
     def pack(self, *arguments: Any, **named: Any) -> dict[str, Any]:
         """Arguments as JSON, by their names. Raises TypeError as the method would."""
         given = self._signature.bind(None, *arguments, **named).arguments
-        return {
-            name: self._types[name].dump_python(each, mode="json") for name, each in given.items() if name != "self"
-        }
+        listed = {name: list(each) if name in self._lists else each for name, each in given.items() if name != "self"}
+        return {name: self._types[name].dump_python(each, mode="json") for name, each in listed.items()}
 
     def unpack(self, given: dict[str, Any]) -> dict[str, Any]:
         """And back, all by name."""
@@ -48,6 +49,11 @@ class MethodTypes:
             return self._types["return"].validate_python(given)
         except ValidationError:
             raise StorageError("the store gave what it cannot have kept") from None
+
+
+def _known(hint: Any) -> Any:
+    """The hint, or, for a collection of any kind, which the library does not know, the list that it travels as."""
+    return list[get_args(hint)] if get_origin(hint) is Collection else hint  # type: ignore[misc]
 
 
 types_of = cache(MethodTypes)

@@ -9,13 +9,18 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from notso.web.engine.port import Tool
 from notso.web.tools.built_in import BuiltInTools
 from notso.web.tools.chat_tool import ChatTool, Surroundings, check_arguments
 from notso.web.tools.elicitation import CANCELLED, Ask, Elicitation, Reply
-from notso.web.values.errors import NotsoError, ToolError
+from notso.web.tools.mcp_config import read_mcp_config
+from notso.web.values.errors import NotsoError, SettingsError, ToolError
+
+if TYPE_CHECKING:
+    from notso.web.tools.mcp_servers import McpServers
 
 logger = logging.getLogger("notso.web.tools")
 
@@ -131,3 +136,16 @@ def cut(text: str) -> str:
     if len(text) <= MAX_RESULT_CHARACTERS:
         return text
     return f"{text[:MAX_RESULT_CHARACTERS]}\n[cut: {MAX_RESULT_CHARACTERS:,} of {len(text):,} characters]"
+
+
+def mcp_servers(path: Path | None) -> McpServers | None:
+    """Those of a configuration; None for none. Raises SettingsError: the file is unfit, or the extra is missing."""
+    if path is None:
+        return None
+    entries = read_mcp_config(path)
+    try:
+        from notso.web.tools.mcp_servers import McpServers
+    except ImportError as error:
+        message = "MCP servers need the extra of that name: pip install 'notso-smollm3-bot[mcp]'"
+        raise SettingsError(message, setting="mcp_config") from error
+    return McpServers(entries)

@@ -13,6 +13,7 @@ from notso.web.values.wording import number, words
 MAX_SYSTEM_PROMPT_CHARACTERS = 20_000
 MAX_TOKENS = 131_072
 MAX_TOOL_NAMES_CHARACTERS = 4_000
+MAX_MODEL_NAME_CHARACTERS = 200
 NO_LIMIT = "none"
 """Spells, where a number may be missing, that it shall be missing whatever the default says."""
 
@@ -22,7 +23,8 @@ class ChatSettings:
     """Names and ranges are those of SamplingParams. `suggestions`: offer follow-up questions when idle;
     `keep_thinking`: the model reads its earlier thoughts again; `raw_user_messages`: the page shows them as typed;
     `titles`: the model names new chats; `speculative_prefill`: it reads what is being typed, when idle; `tools`: the
-    names of those the model may call, with blanks between.
+    names of those the model may call, with blanks between; `model`: the name of the model or adapter that answers,
+    None: the default model.
     """
 
     system_prompt: str = ""
@@ -39,6 +41,7 @@ class ChatSettings:
     speculative_prefill: bool = True
     when_full: WhenFull = "stop"
     tools: str | None = None
+    model: str | None = None
 
     @property
     def tool_names(self) -> list[str]:
@@ -170,6 +173,12 @@ def _tool_names(text: str) -> str:
     return " ".join(dict.fromkeys(names))
 
 
+def _model(text: str) -> str:
+    if len(text) > MAX_MODEL_NAME_CHARACTERS or not text.isprintable():
+        raise ValueError(words["refused_length"].format(length=f"{len(text):,}", limit=MAX_MODEL_NAME_CHARACTERS))
+    return text
+
+
 _READERS = cast(
     "dict[str, Callable[[str], SettingValue]]",
     {
@@ -187,5 +196,6 @@ _READERS = cast(
         "speculative_prefill": _switch,
         "when_full": _one_of("stop", "drop_oldest"),
         "tools": _tool_names,
+        "model": _model,
     },
 )

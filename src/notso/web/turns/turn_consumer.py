@@ -177,12 +177,14 @@ class TurnConsumer:
 
     def _ask(self, request: Request, prepared: Prepared | None = None) -> None:
         self._ended = False
-        self._listening = asyncio.create_task(self._listen(self.running, asks(request, prepared)))
+        if not self._requests.host.model(request.model).takes_requests:
+            self.turn.log.set_phase("loading", words["phase_loading"])
+        self._listening = asyncio.create_task(self._listen(self.running, asks(request, prepared), request.model))
 
-    async def _listen(self, running: RunningRequest, ask: Ask) -> None:
+    async def _listen(self, running: RunningRequest, ask: Ask, model: str | None) -> None:
         """Take what the engine says as it comes; it is rendered at a pace of its own."""
         try:
-            await running.begin(ask)
+            await running.begin(ask, model=model)
             async for _, events in running.events(pace_s=EVENT_BATCH_SECONDS):
                 self.take(events)
         except NotsoError as error:

@@ -87,7 +87,7 @@ class Turns:
         turn.log.at_phase = lambda: self._mark(turn)
         self._marks[turn.message.chat_id] = mark_of(turn.log.phase)
         if not consumer.calls.open:
-            phase = "loading" if self._requests.host.state == "loading" else "queued"
+            phase = "queued" if self._requests.host.model(turn.request.model).takes_requests else "loading"
             turn.log.set_phase(phase, words[f"phase_{phase}"])  # it may be in a long step before it says a word
         task = asyncio.create_task(self._follow(consumer))
         self._tasks.add(task)

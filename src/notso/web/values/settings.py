@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import platformdirs
 
 from notso.web.values.errors import SettingsError, UnsafeBindError
 from notso.web.values.origin_rules import OriginRules
+from notso.web.values.sign_in import SignInSettings
 
 DEFAULT_PORT = 3000
 MAX_REQUESTS_PER_MINUTE = 1_000_000
@@ -37,6 +39,7 @@ class Settings:
     adapter_dir: from where programs may load adapters; None: they may load none.
     store_plugin: the plugin that keeps the conversations; None: SQLite does, in `data_dir`.
     sign_in_plugin: the plugin that says who sent a request; None: none does.
+    sign_in: who may use it, where many do.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
     allowed_origins: whose pages may use the API (see OriginRules); none but the server's own if empty.
     api_key: what guarded routes demand; None for a server only this machine reaches.
@@ -44,6 +47,8 @@ class Settings:
         reach the server, no limit where only this one does.
     strict_fields: fields of programs' requests that would be ignored are refused.
     keep_volatile: the model reads lines of clients that change with every request (see volatile_lines), too.
+    keep_alive_seconds: how long a model stays loaded without requests, negative: for ever; None: the default one for
+        ever, others for five minutes.
     max_waiting_turns: questions that may wait for the engine before new ones are refused.
     max_message_characters: longest question. max_answer_characters: an answer that grows past this is stopped.
     drain_seconds: how long a running answer may go on after the server was told to stop.
@@ -64,12 +69,14 @@ class Settings:
     adapter_dir: Path | None = None
     store_plugin: str | None = None
     sign_in_plugin: str | None = None
+    sign_in: SignInSettings = field(default_factory=SignInSettings)
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
     requests_per_minute: int | None = None
     strict_fields: bool = False
     keep_volatile: bool = False
+    keep_alive_seconds: float | None = None
     max_waiting_turns: int = 32
     max_message_characters: int = 200_000
     max_answer_characters: int = 262_144
@@ -106,6 +113,8 @@ class Settings:
             raise SettingsError(
                 f"requests_per_minute must be from 0 to {MAX_REQUESTS_PER_MINUTE}", setting="requests_per_minute"
             )
+        if self.keep_alive_seconds is not None and not math.isfinite(self.keep_alive_seconds):
+            raise SettingsError("keep_alive_seconds must be a number", setting="keep_alive_seconds")
         for name in ("max_waiting_turns", "max_message_characters", "max_answer_characters"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} must be at least 1", setting=name)
@@ -133,9 +142,14 @@ class Settings:
         return frozenset(names)
 
     @property
+    def many_use_it(self) -> bool:
+        """Whether people are told apart."""
+        return self.sign_in_plugin is not None or self.sign_in.asks_who
+
+    @property
     def asks_who(self) -> bool:
         """Whether requests must show a key, or be known in another way."""
-        return bool(self.api_key or self.sign_in_plugin)
+        return bool(self.api_key) or self.many_use_it
 
     @property
     def rate(self) -> int:

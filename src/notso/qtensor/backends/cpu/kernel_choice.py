@@ -26,6 +26,7 @@ __all__ = [
     "threads",
     "use_attention",
     "use_kernels",
+    "work_shares",
 ]
 
 
@@ -79,6 +80,11 @@ def set_threads(count: int) -> None:
         native.set_thread_count(count)
     except (ValueError, RuntimeError) as error:
         raise KernelChoiceError(str(error)) from None
+
+
+def work_shares() -> list[int]:
+    """Work items that each thread has done since `set_threads`, the calling thread first. Waits for running work."""
+    return list(native.work_shares())
 
 
 def configure(thread_count: int | None = None) -> None:

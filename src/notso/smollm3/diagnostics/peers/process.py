@@ -92,6 +92,11 @@ class PeerProcess:
         """What the peer was set to for this task."""
         return self.configurations[self._chosen.get(task, 0)]
 
+    @property
+    def pid(self) -> int:
+        """The peer's process."""
+        return self._process.pid
+
     def resident_mb(self) -> float:
         """Resident memory of the peer's process, MB (10^6 bytes)."""
         return float(self._ask({"task": "memory"})["rss_mb"])

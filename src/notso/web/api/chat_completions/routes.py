@@ -14,13 +14,14 @@ from notso.web.api.chat_completions.stream import ChatSerializer
 from notso.web.api.request_fields.field_reader import invalid, printable, read_fields, unsupported
 from notso.web.api.request_fields.fields import Fields, Name
 from notso.web.api.shared.answers_elsewhere import AnswerElsewhere
-from notso.web.api.shared.completion import Completion, fingerprint, model_id
+from notso.web.api.shared.completion import Completion, fingerprint
 from notso.web.api.shared.resumable import ResumableStream, numbered
 from notso.web.api.shared.serializer import PING
 from notso.web.api.shared.services import ApiServices, Services
 from notso.web.api.shared.serving import Owner, read_body, respond, sse_events, stream_of
 from notso.web.edge.access import guarded
 from notso.web.edge.api_error import ApiError
+from notso.web.engine.model_names import model_id
 
 router = APIRouter(dependencies=[Depends(guarded)])
 

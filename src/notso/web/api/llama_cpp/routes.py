@@ -10,7 +10,7 @@ from starlette.responses import Response
 from notso.web.api.llama_cpp.request import parse_native_request, tokenized
 from notso.web.api.llama_cpp.stream import NativeSerializer
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import Owner, read_body, ready_engine, respond, with_prompt
+from notso.web.api.shared.serving import Owner, read_body, respond, serving, with_prompt
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -22,7 +22,7 @@ async def completion(request: Request, services: Services, owner: Owner) -> Resp
     """Write a text on, as llama.cpp's server does: what spells a control token in it is that token. A client that
     leaves stops it, unless it sent X-Conversation-Id."""
     read = await read_body(request, parse_native_request)
-    engine = ready_engine(services)[0]
-    tokenize = partial(engine.tokenize, special=True)
-    asked = await with_prompt(request, lambda: tokenized(read, tokenize, engine.detokenize))
+    async with serving(services, read.model) as model:
+        tokenize, detokenize = partial(model.engine.tokenize, special=True), model.engine.detokenize
+        asked = await with_prompt(request, lambda: tokenized(read, tokenize, detokenize))
     return await respond(request, services, owner, asked, lambda info: NativeSerializer(asked, info))

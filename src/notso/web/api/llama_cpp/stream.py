@@ -7,12 +7,13 @@ from typing import Any
 
 from notso.smollm3 import Event, ModelInfo, SamplingParams, TokenLogprob
 from notso.web.api.llama_cpp.request import NativeRequest
-from notso.web.api.shared.completion import Choice, model_id, new_choice, new_id, timings
+from notso.web.api.shared.completion import Choice, new_choice, new_id, timings
 from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.serializer import PING, data_event, progress_body
 from notso.web.api.shared.stopwatch import Stopwatch
 from notso.web.api.shared.token_logprobs import entry_of
 from notso.web.edge.api_error import ApiError
+from notso.web.engine.model_names import model_id
 
 NO_SLOT = -1
 """Of `id_slot`: an answer has no place of its own."""

@@ -11,12 +11,12 @@ from starlette.responses import JSONResponse, Response
 
 from notso.web.api.messages.request import MessageRequest, parse_count_request, parse_message_request
 from notso.web.api.messages.stream import MessageSerializer
-from notso.web.api.shared.completion import model_id, new_id
+from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.ignored import ignored_headers
-from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, known, read_body, ready_engine, respond, with_prompt
+from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
 from notso.web.edge.access import guarded
+from notso.web.engine.model_names import model_id
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
@@ -36,12 +36,11 @@ async def count_tokens(request: Request, services: Services) -> Response:
     """How many tokens the model would read."""
     keep_volatile = services.shared.settings.keep_volatile
     asked = await _read(request, services, partial(parse_count_request, keep_volatile=keep_volatile))
-    engine, info = ready_engine(services)
-    require_model(asked.model, info, engine.adapters.infos)
-    try:
-        count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.options))
-    except Exception as error:
-        raise known(error, asked.names) from error
+    async with serving(services, asked.model) as model:
+        try:
+            count = await with_prompt(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
+        except Exception as error:
+            raise known(error, asked.names) from error
     told: dict[str, Any] = {"input_tokens": count}
     if asked.management is not None:
         cleared = sum(each["cleared_input_tokens"] for each in asked.applied)
@@ -56,8 +55,8 @@ async def _read(
     asked = await read_body(request, parse)
     if asked.management is None:
         return asked
-    engine, _ = ready_engine(services)
-    try:
-        return await with_prompt(request, lambda: asked.edited(engine))
-    except Exception as error:
-        raise known(error, asked.names) from error
+    async with serving(services, asked.model) as model:
+        try:
+            return await with_prompt(request, lambda: asked.edited(model.engine))
+        except Exception as error:
+            raise known(error, asked.names) from error

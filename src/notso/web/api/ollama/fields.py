@@ -77,7 +77,7 @@ class AnswerFields(Fields):
     options: OptionFields | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    keep_alive: Annotated[KeepAlive | None, Hint()] = None
+    keep_alive: KeepAlive | None = None
     truncate: Annotated[bool | None, Hint()] = None
     shift: Annotated[bool | None, Hint()] = None
 
@@ -122,21 +122,25 @@ ANSWER_NOTES: Notes = {
     "options": works("see below"),
     "logprobs": works("log probabilities of the tokens, by the model alone, before any filter"),
     "top_logprobs": works("0 to 20 likeliest tokens with each; needs `logprobs`"),
-    "keep_alive": hint("the model stays loaded"),
+    "keep_alive": works(
+        "how long the model stays loaded after this answer: seconds, or `5m`, `1h30m`; 0: it goes when nobody uses it, "
+        "which a request without messages or prompt may say alone; negative: never; left out: as the server has it "
+        "(`--keep-alive`)",
+    ),
     "truncate": hint("a prompt that does not fit is refused"),
     "shift": hint("an answer ends where the context does"),
 }
 
 CHAT_NOTES: Notes = ANSWER_NOTES | {
     "messages": works(
-        "up to 2,048, roles system, user, assistant, tool; none asks whether the model is loaded. An assistant's "
+        "up to 2,048, roles system, user, assistant, tool; none loads the model. An assistant's "
         "message at the end is continued"
     ),
     "tools": works("functions, up to 128, their schemas up to 32 levels deep"),
 }
 
 GENERATE_NOTES: Notes = ANSWER_NOTES | {
-    "prompt": works("what a person says; none asks whether the model is loaded"),
+    "prompt": works("what a person says; none loads the model"),
     "system": works("what the model is told beforehand; not with `raw`"),
     "raw": works("true: the prompt is written on as it is; nothing in it is a control token"),
     "images": _NO_PICTURES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,15 @@ from starlette.responses import JSONResponse, Response
 
 from notso.smollm3 import ModelInfo
 from notso.web.api.ollama.fields import SHOW_NOTES, ShowFields
-from notso.web.api.ollama.names import listed_name, plain_name
+from notso.web.api.ollama.names import listed_name, plain_name, tagged
 from notso.web.api.ollama.stream import timestamp
 from notso.web.api.request_fields.field_reader import invalid, read_fields
 from notso.web.api.shared.completion import fingerprint, release
-from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import read_body, ready_engine
+from notso.web.api.shared.serving import chosen_model, read_body
 from notso.web.edge.access import guarded
+from notso.web.engine.model_names import other_models
+from notso.web.engine.models import Installed
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
@@ -29,7 +30,7 @@ API_VERSION = "0.13.0"
 """Of Ollama, whose API is spoken here as of then: clients compare it with the oldest they can use."""
 FAMILY = "smollm3"
 CAPABILITIES = ("completion", "tools", "thinking")
-NEVER = "9999-12-31T23:59:59Z"  # the model stays loaded
+NEVER = "9999-12-31T23:59:59Z"  # it stays loaded
 PLAIN_FORMATS = frozenset({"F32"})  # of norms, whatever the weights are in
 
 
@@ -49,20 +50,30 @@ async def version() -> Response:
 @router.get("/api/tags")
 @router.head("/api/tags")
 async def tags(services: Services) -> Response:
-    """The model that answers; none while it loads."""
-    info = services.shared.engine.info
-    return JSONResponse({"models": [await asyncio.to_thread(_entry, info)] if info is not None else []})
+    """The default model first, then what else is installed; none while the first one loads."""
+    host, registry = services.shared.engine, services.shared.model_registry
+    info = host.info
+    listed = [await asyncio.to_thread(_entry, info)] if info is not None else []
+    if registry is not None and (listed or host.state == "failed"):
+        others = await asyncio.to_thread(other_models, host, registry)
+        listed += await asyncio.to_thread(lambda: [_installed_entry(each) for each in others])
+    return JSONResponse({"models": listed})
 
 
 @router.get("/api/ps")
 async def loaded(services: Services) -> Response:
-    """The same: what is there is loaded, and stays so."""
-    info = services.shared.engine.info
-    if info is None:
-        return JSONResponse({"models": []})
-    entry = await asyncio.to_thread(_entry, info)
-    entry |= {"expires_at": NEVER, "size_vram": 0, "context_length": info.context_tokens}
-    return JSONResponse({"models": [entry]})
+    """What is loaded, and until when if nobody asks for it."""
+    host, models = services.shared.engine, []
+    for served in host.loaded():
+        if served.info is None:
+            continue
+        entry = await asyncio.to_thread(_entry, served.info)
+        if served is not host.default and served.name:
+            entry |= {"name": tagged(served.name), "model": tagged(served.name)}
+        stays_s = host.stays_s(served)
+        expires = NEVER if stays_s < 0 else timestamp(datetime.now(UTC) + timedelta(seconds=stays_s))
+        models.append(entry | {"expires_at": expires, "size_vram": 0, "context_length": served.info.context_tokens})
+    return JSONResponse({"models": models})
 
 
 @router.post("/api/show")
@@ -76,8 +87,15 @@ async def show(request: Request, services: Services) -> Response:
     name = fields.model or fields.name
     if name is None:
         raise invalid("model", "model is required")
-    engine, info = ready_engine(services)
-    require_model(plain_name(name, info), info, engine.adapters.infos)
+    host = services.shared.engine
+    choice = await chosen_model(services, plain_name(name, host.default.info))
+    served = host.model(choice.model)
+    info = served.info
+    if info is None:  # it was never loaded: what its name and its file say
+        model_info: dict[str, Any] = {"general.architecture": FAMILY, "general.basename": served.name}
+        about = {"modelfile": f"FROM {tagged(served.name)}\n", "parameters": "", "template": ""}
+        details = {"parent_model": "", "format": "gguf", "family": FAMILY, "families": [FAMILY]}
+        return JSONResponse(about | {"details": details, "model_info": model_info, "capabilities": CAPABILITIES})
     return JSONResponse(
         {
             "modelfile": f"FROM {listed_name(info)}\n",
@@ -105,6 +123,27 @@ def _entry(info: ModelInfo) -> dict[str, Any]:
         "size": info.size_bytes,
         "digest": hashlib.sha256(fingerprint(info).encode()).hexdigest(),
         "details": _details(info),
+    }
+
+
+def _installed_entry(installed: Installed) -> dict[str, Any]:
+    """Of a file that need not be loaded; its digest is of what is known of it, as long as that is so."""
+    model = installed.model
+    name, status = "-".join(model.name.lower().split()), model.path.stat()
+    digest = hashlib.sha256(repr((name, status.st_size, status.st_mtime_ns)).encode()).hexdigest()
+    return {
+        "name": tagged(name),
+        "model": tagged(name),
+        "modified_at": timestamp(datetime.fromtimestamp(status.st_mtime, UTC)),
+        "size": model.size_bytes,
+        "digest": digest,
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": FAMILY,
+            "families": [FAMILY],
+            "quantization_level": model.quantisation or "unknown",
+        },
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from notso.web.api.ollama.fields import (
     WITHIN_CHAT,
     AnswerFields,
     GenerateFields,
+    KeepAlive,
     OllamaChatFields,
     OllamaMessage,
 )
@@ -23,6 +25,7 @@ from notso.web.api.request_fields.field_reader import check_depth, invalid, read
 from notso.web.api.request_fields.hints import hints_of
 from notso.web.api.request_fields.request_checks import EFFORT_BUDGETS, schema_grammar
 from notso.web.api.shared.api_request import ApiRequest, Prompt
+from notso.web.values.durations import duration_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ def _request(
         stream=fields.stream is not False,
         only_loads=not prompt,
         given_name=fields.model,
+        keep_alive_s=_seconds(fields.keep_alive),
         hints=hints_of(fields, body),
     )
 
@@ -121,3 +125,16 @@ def _message(message: OllamaMessage) -> Message:
         case "tool":
             return Message("tool", content, tool_call_id=message.tool_call_id)
     return Message(message.role, content)
+
+
+def _seconds(given: KeepAlive | None) -> float | None:
+    """Seconds, or a duration as Go spells it. Raises ApiError (400)."""
+    if given is None or isinstance(given, (int, float)):
+        seconds = given
+    else:
+        seconds = duration_s(given)
+        if seconds is None:
+            raise invalid("keep_alive", "keep_alive must be seconds, or a duration such as 30s, 5m or 1h30m")
+    if seconds is not None and not math.isfinite(seconds):
+        raise invalid("keep_alive", "keep_alive must be a number that is finite")
+    return None if seconds is None else float(seconds)

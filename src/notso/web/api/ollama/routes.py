@@ -14,9 +14,8 @@ from notso.web.api.ollama.request import OllamaRequest, parse_chat, parse_genera
 from notso.web.api.ollama.stream import MEDIA_TYPE, Kind, OllamaSerializer
 from notso.web.api.request_fields.field_reader import unsupported
 from notso.web.api.shared.ignored import ignored_headers
-from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import CONVERSATION, Owner, read_body, ready_engine, respond
+from notso.web.api.shared.serving import CONVERSATION, Owner, chosen_model, read_body, respond, serving
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -44,13 +43,27 @@ async def _answer(
     if CONVERSATION in request.headers:
         raise unsupported(CONVERSATION, "X-Conversation-Id is not supported here: lines of JSON carry no numbers")
     asked = await read_body(request, parse, of_any_type=True)
-    engine, info = ready_engine(services)
-    asked = replace(asked, model=plain_name(asked.given_name, info))
-    require_model(asked.model, info, engine.adapters.infos)
-    name = asked.given_name or listed_name(info)
+    host = services.shared.engine
+    asked = replace(asked, model=plain_name(asked.given_name, host.default.info))
     if asked.only_loads:
-        return JSONResponse(OllamaSerializer(asked, kind, name).loaded(), headers=ignored_headers(asked))
-    response = await respond(request, services, owner, asked, lambda info: OllamaSerializer(asked, kind, name))
+        choice = await chosen_model(services, asked.model)
+        served = host.model(choice.model)
+        if asked.keep_alive_s == 0:  # not loaded for that
+            host.keep(served, 0)
+            name = asked.given_name or served.name
+            return JSONResponse(OllamaSerializer(asked, kind, name).unloaded(), headers=ignored_headers(asked))
+        async with serving(services, asked.model) as model:
+            if asked.keep_alive_s is not None:
+                host.keep(served, asked.keep_alive_s)
+            name = asked.given_name or listed_name(model.info)
+            return JSONResponse(OllamaSerializer(asked, kind, name).loaded(), headers=ignored_headers(asked))
+    response = await respond(
+        request,
+        services,
+        owner,
+        asked,
+        lambda info: OllamaSerializer(asked, kind, asked.given_name or listed_name(info)),
+    )
     if asked.stream:
         response.headers["content-type"] = MEDIA_TYPE
     return response

@@ -76,6 +76,10 @@ class OllamaSerializer:
         """For who asked nothing, but whether the model is there."""
         return self._piece() | {"done": True, "done_reason": "load"}
 
+    def unloaded(self) -> dict[str, Any]:
+        """For who wants the model to go."""
+        return self._piece() | {"done": True, "done_reason": "unload"}
+
     def _piece(self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         beside = ({"thinking": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
         if self._kind == "generate":
@@ -103,7 +107,7 @@ def _reason(choice: Choice) -> str:
 
 
 def _counts(choice: Choice) -> dict[str, int]:
-    """Tokens, and nanoseconds. The model is loaded before anybody asks."""
+    """Tokens, and nanoseconds, from when the model was there."""
     usage = choice.usage
     if usage is None:
         return {}

@@ -16,13 +16,13 @@ from notso.web.api.responses.items import Item, kept_input, referenced_items
 from notso.web.api.responses.request import ResponseRequest, parse_input_token_request, parse_response_request
 from notso.web.api.responses.stored import found_response, stored_response
 from notso.web.api.responses.stream import ResponseSerializer
-from notso.web.api.shared.completion import model_id, new_id
+from notso.web.api.shared.completion import new_id
 from notso.web.api.shared.ignored import ignored_headers
-from notso.web.api.shared.model_names import require_model
 from notso.web.api.shared.services import ApiServices, Services
-from notso.web.api.shared.serving import Owner, known, read_body, ready_engine, respond, with_prompt
+from notso.web.api.shared.serving import Owner, known, read_body, respond, serving, with_prompt
 from notso.web.edge.access import guarded
 from notso.web.edge.api_error import ApiError
+from notso.web.engine.model_names import model_id
 from notso.web.store.protocol import StoredResponse
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -61,12 +61,11 @@ async def create(request: Request, services: Services, owner: Owner) -> Response
 async def input_tokens(request: Request, services: Services, owner: Owner) -> Response:
     """How many tokens the model would read."""
     asked = await _read(request, services, owner, parse_input_token_request)
-    engine, info = ready_engine(services)
-    require_model(asked.model, info, engine.adapters.infos)
-    try:
-        count = await with_prompt(request, lambda: engine.count_tokens(asked.messages, asked.options))
-    except Exception as error:
-        raise known(error, asked.names) from error
+    async with serving(services, asked.model) as model:
+        try:
+            count = await with_prompt(request, lambda: model.engine.count_tokens(asked.messages, asked.options))
+        except Exception as error:
+            raise known(error, asked.names) from error
     headers = await with_prompt(request, lambda: ignored_headers(asked))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": count}, headers=headers)
 

@@ -107,8 +107,7 @@ async def delete(services: Services, owner: Owner, response_id: str) -> Response
         await asyncio.shield(running.following)
         services.resumable_streams.forget(owner, response_id)
     await services.shared.store.delete_response(owner, response_id)
-    if services.shared.engine.engine is not None:
-        await asyncio.to_thread(services.shared.engine.engine.clear_cache, owner, response_id)
+    await services.shared.engine.clear_cache(owner, response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 

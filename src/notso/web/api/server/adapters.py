@@ -17,9 +17,11 @@ from notso.smollm3 import EngineError, InvalidRequestError, NotsoError, OutOfMem
 from notso.web.api.request_fields.field_reader import invalid, read_fields
 from notso.web.api.request_fields.fields import Fields, Notes, Text, hint, works
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import known, read_body, ready_engine
+from notso.web.api.shared.serving import known, read_body, serving
 from notso.web.edge.access import guarded
 from notso.web.edge.api_error import ApiError
+from notso.web.engine.adapter_files import within
+from notso.web.engine.model_names import adapters_of
 from notso.web.engine.port import AdapterSource
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -38,7 +40,7 @@ LOAD_NOTES: Notes = {
     "lora_name": works("what requests call it: `model: smollm3:NAME`"),
     "lora_path": works("a GGUF file or a folder of PEFT's, within the folder that `--adapter-dir` names"),
     "scale": works("multiplies the adapter's own scale; 1 if left out"),
-    "base_model_name": hint("an adapter belongs to the model that is loaded"),
+    "base_model_name": works("the model it is for, as `model` has it; the default one if left out"),
 }
 
 
@@ -64,17 +66,15 @@ async def load(request: Request, services: Services) -> Response:
 
     fields = await read_body(request, parse)
     path = _within(services.shared.settings.adapter_dir, fields.lora_path)
-    engine, _ = ready_engine(services)
-    try:
-        scale = 1.0 if fields.scale is None else fields.scale
-        source = AdapterSource(fields.lora_name, str(path), scale)
-        info = await asyncio.to_thread(engine.adapters.add, source)
-    except OSError as error:
-        raise invalid("lora_path", f"that adapter cannot be read: {error.strerror}") from None
-    except (InvalidRequestError, EngineError, OutOfMemoryError) as error:
-        raise known(error, {"adapter": "lora_name", "adapters": "lora_name"}) from error
-    except NotsoError as error:
-        raise invalid("lora_path", f"that is no adapter for this model: {error}") from None
+    async with serving(services, fields.base_model_name) as model:
+        try:
+            scale = 1.0 if fields.scale is None else fields.scale
+            source = AdapterSource(fields.lora_name, str(path), scale)
+            info = await asyncio.to_thread(model.engine.adapters.add, source)
+        except (InvalidRequestError, EngineError, OutOfMemoryError) as error:
+            raise known(error, {"adapter": "lora_name", "adapters": "lora_name"}) from error
+        except NotsoError as error:
+            raise invalid("lora_path", f"that is no adapter for this model: {error}") from None
     return PlainTextResponse(f"Success: LoRA adapter '{info.name}' added successfully.")
 
 
@@ -87,11 +87,15 @@ async def unload(request: Request, services: Services) -> Response:
 
     fields = await read_body(request, parse)
     _within(services.shared.settings.adapter_dir, "")
-    engine, _ = ready_engine(services)
-    if fields.lora_name not in engine.adapters.infos:
-        raise ApiError(404, "model_not_found", "that adapter is not loaded", param="lora_name")
-    await asyncio.to_thread(engine.adapters.remove, fields.lora_name)
-    return PlainTextResponse(f"Success: LoRA adapter '{fields.lora_name}' removed successfully.")
+    for served in services.shared.engine.models():
+        names = {name.lower(): name for name in adapters_of(served)}
+        name = names.get(fields.lora_name.lower())  # as requests call it, in any case
+        if name is not None:
+            if served.engine is not None:
+                await asyncio.to_thread(served.engine.adapters.remove, name)
+            served.forget_adapter(name)
+            return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+    raise ApiError(404, "model_not_found", "that adapter is not loaded", param="lora_name")
 
 
 def _within(folder: Path | None, name: str) -> Path:
@@ -100,10 +104,7 @@ def _within(folder: Path | None, name: str) -> Path:
         raise ApiError(
             403, "not_allowed", "adapters are loaded by requests only where --adapter-dir names their folder"
         )
-    try:
-        root, path = folder.resolve(), (folder / name).resolve()
-    except (OSError, ValueError):
-        raise invalid("lora_path", "that is no path") from None
-    if not path.is_relative_to(root):
+    path = within(folder, name)
+    if path is None:
         raise invalid("lora_path", "adapters are taken from the folder that --adapter-dir names, and from nowhere else")
     return path

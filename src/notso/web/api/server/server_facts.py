@@ -8,12 +8,14 @@ from typing import Any
 from fastapi import APIRouter, Depends
 from starlette.responses import JSONResponse, Response
 
-from notso.smollm3 import SamplingParams
-from notso.web.api.shared.completion import model_id, release
+from notso.smollm3 import ModelInfo, SamplingParams
+from notso.web.api.shared.completion import release
 from notso.web.api.shared.generation_settings import generation_settings
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import ready_engine
+from notso.web.api.shared.serving import require_serving
 from notso.web.edge.access import guarded
+from notso.web.edge.api_error import ApiError
+from notso.web.engine.model_names import model_id
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
@@ -21,7 +23,7 @@ router = APIRouter(dependencies=[Depends(guarded)])
 @router.get("/props")
 async def props(services: Services) -> Response:
     """The model, the context and what a request that says nothing gets."""
-    _, info = ready_engine(services)
+    info = _info(services)
     return JSONResponse(
         {
             "default_generation_settings": {
@@ -41,7 +43,7 @@ async def props(services: Services) -> Response:
             "threads": info.threads,
             "kv_format": info.kv_format,
             "is_demo": info.is_demo,
-            "is_sleeping": False,
+            "is_sleeping": services.shared.engine.state == "unloaded",
         }
     )
 
@@ -49,10 +51,21 @@ async def props(services: Services) -> Response:
 @router.get("/slots")
 async def slots(services: Services) -> Response:
     """Each place for an answer and whether it is taken: counts, and no word of anybody's."""
-    engine, info = ready_engine(services)
-    stats = engine.stats()
+    info, stats = _info(services), services.shared.engine.stats()
+    running = stats.running if stats is not None else 0
     listed: list[dict[str, Any]] = [
-        {"id": number, "n_ctx": info.context_tokens, "is_processing": number < stats.running}
+        {"id": number, "n_ctx": info.context_tokens, "is_processing": number < running}
         for number in range(info.max_num_seqs)
     ]
     return JSONResponse(listed)
+
+
+def _info(services: Services) -> ModelInfo:
+    """Of the default model, loaded or not. Raises ApiError (503) while it is not known."""
+    require_serving(services)
+    info, failure = services.shared.engine.info, services.shared.engine.failure
+    if info is None and failure:
+        raise ApiError(503, "model_failed", f"no model can answer: {failure}", retry_after_seconds=60)
+    if info is None:
+        raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
+    return info

@@ -14,7 +14,7 @@ from notso.web.api.chat_completions.request import parse_chat_request
 from notso.web.api.request_fields.field_reader import invalid, read_fields
 from notso.web.api.request_fields.fields import Fields, Notes, Text, works
 from notso.web.api.shared.services import Services
-from notso.web.api.shared.serving import known, read_body, ready_engine, with_prompt
+from notso.web.api.shared.serving import known, read_body, serving, with_prompt
 from notso.web.edge.access import guarded
 
 router = APIRouter(dependencies=[Depends(guarded)])
@@ -67,46 +67,48 @@ async def tokenize(request: Request, services: Services) -> Response:
     if text is None or (is_prompt and asked.content is not None):
         raise invalid("content", "content must be a text; or prompt, where content is not there")
     special = is_prompt if asked.parse_special is None else asked.parse_special
-    engine, info = ready_engine(services)
+    async with serving(services) as model:
+        engine, info = model.engine, model.info
 
-    def work() -> Response:
-        ids: list[Any] = engine.tokenize(text, special=special)
-        if asked.with_pieces:
-            ids = [{"id": id, "piece": engine.detokenize([id])} for id in ids]
-        more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
-        return JSONResponse({"tokens": ids} | more)
+        def work() -> Response:
+            ids: list[Any] = engine.tokenize(text, special=special)
+            if asked.with_pieces:
+                ids = [{"id": id, "piece": engine.detokenize([id])} for id in ids]
+            more = {"count": len(ids), "max_model_len": info.context_tokens} if is_prompt else {}
+            return JSONResponse({"tokens": ids} | more)
 
-    return await _off_loop(request, work)
+        return await _off_loop(request, work)
 
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(services: Services) -> Response:
     """What vLLM's clients ask about a tokenizer before they use it from afar: its control tokens, and the context."""
-    _, info = ready_engine(services)
-    return JSONResponse(
-        {
-            "tokenizer_class": TOKENIZER_CLASS,
-            "bos_token": None,
-            "eos_token": info.end_token,
-            "model_max_length": info.context_tokens,
-        }
-    )
+    async with serving(services) as model:
+        return JSONResponse(
+            {
+                "tokenizer_class": TOKENIZER_CLASS,
+                "bos_token": None,
+                "eos_token": model.info.end_token,
+                "model_max_length": model.info.context_tokens,
+            }
+        )
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request, services: Services) -> Response:
     """The text of token ids, control tokens as they are spelt, by llama-server's name for it and by vLLM's."""
     asked = await read_body(request, _reader(DetokenizeFields, DETOKENIZE_NOTES))
-    engine = ready_engine(services)[0]
+    async with serving(services) as model:
+        engine = model.engine
 
-    def work() -> Response:
-        text = engine.detokenize(asked.tokens)
-        return JSONResponse({"content": text, "prompt": text})
+        def work() -> Response:
+            text = engine.detokenize(asked.tokens)
+            return JSONResponse({"content": text, "prompt": text})
 
-    try:
-        return await with_prompt(request, work)
-    except InvalidRequestError as error:
-        raise invalid("tokens", str(error)) from None
+        try:
+            return await with_prompt(request, work)
+        except InvalidRequestError as error:
+            raise invalid("tokens", str(error)) from None
 
 
 @router.post("/chat/completions/input_tokens")
@@ -114,29 +116,31 @@ async def detokenize(request: Request, services: Services) -> Response:
 async def input_tokens(request: Request, services: Services) -> Response:
     """How many tokens a chat completion of this body would make the model read."""
     asked = await read_body(request, parse_chat_request)
-    engine = ready_engine(services)[0]
+    async with serving(services, asked.model) as model:
+        engine = model.engine
 
-    def work() -> Response:
-        count = engine.count_tokens(asked.messages, asked.options)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+        def work() -> Response:
+            count = engine.count_tokens(asked.messages, asked.options)
+            return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
 
-    return await _off_loop(request, work)
+        return await _off_loop(request, work)
 
 
 @router.post("/apply-template")
 async def apply_template(request: Request, services: Services) -> Response:
     """The prompt that a chat completion of this body would make the model read, as text, and how long it is."""
     asked = await read_body(request, parse_chat_request)
-    engine = ready_engine(services)[0]
     if asked.options.continue_last:
         raise invalid("messages", "the template knows no begun answer: leave the assistant's last message out")
+    async with serving(services, asked.model) as model:
+        engine = model.engine
 
-    def work() -> Response:
-        prompt = engine.render(asked.messages, asked.options)
-        count = engine.count_tokens(asked.messages, asked.options)
-        return JSONResponse({"prompt": prompt, "n_tokens": count})
+        def work() -> Response:
+            prompt = engine.render(asked.messages, asked.options)
+            count = engine.count_tokens(asked.messages, asked.options)
+            return JSONResponse({"prompt": prompt, "n_tokens": count})
 
-    return await _off_loop(request, work)
+        return await _off_loop(request, work)
 
 
 def _reader(kind: type[F], notes: Notes) -> Callable[[Mapping[str, Any]], F]:

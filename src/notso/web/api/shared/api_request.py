@@ -17,9 +17,10 @@ class ApiRequest:
     """A request, checked. Every prompt is answered with every one of `params`, by the same `options`.
 
     `fresh`: nothing cached may be used. `keep`: the answer is stored until it is deleted. `background`: it is
-    written without anybody who reads it, and asked for by its id. `model`: the name that was
-    given. `names`: what this API calls a field, where a chat completion has another word for it. `ignored`: fields that
-    were given and ask for nothing that is done; `hints` are those that the table of fields knows as such.
+    written without anybody who reads it, and asked for by its id. `model`: the name that was given; `keep_alive_s`:
+    how many seconds it stays loaded afterwards, negative: for ever. `names`: what this API calls a field, where a chat
+    completion has another word for it. `ignored`: fields that were given and ask for nothing that is done; `hints` are
+    those that the table of fields knows as such.
     """
 
     model: str | None = None
@@ -30,6 +31,7 @@ class ApiRequest:
     fresh: bool = False
     keep: bool = False
     background: bool = False
+    keep_alive_s: float | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     hints: tuple[GivenHint, ...] = ()

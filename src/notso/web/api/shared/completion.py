@@ -193,11 +193,6 @@ def new_id(kind: str, mark: str = "-") -> str:
     return f"{kind}{mark}{secrets.token_hex(12)}"
 
 
-def model_id(info: ModelInfo) -> str:
-    """The model's name as the API has it: in lower case, without blanks."""
-    return "-".join(info.name.lower().split())
-
-
 @lru_cache(maxsize=8)
 def release() -> str:
     """The version of this program."""

@@ -8,25 +8,33 @@ import math
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from notso.smollm3 import ModelInfo
+from notso.smollm3 import ModelError, ModelInfo, NotsoError
 from notso.web.api.request_fields.hints import refuse_hints
 from notso.web.api.request_fields.strict_json import parse_object
 from notso.web.api.shared.api_request import ApiRequest
 from notso.web.api.shared.generation_events import generation_events
 from notso.web.api.shared.ignored import ignored_headers
-from notso.web.api.shared.model_names import require_model, with_adapter
 from notso.web.api.shared.resumable import numbered
 from notso.web.api.shared.serializer import Serializer
 from notso.web.api.shared.services import ApiServices, api_services
 from notso.web.edge.access import owner_of
 from notso.web.edge.api_error import ApiError, api_error_of
+from notso.web.engine.model_names import (
+    ModelChoice,
+    adapter_id,
+    adapters_of,
+    answering,
+    choose,
+    model_id,
+)
 from notso.web.engine.port import ChatEngine, Generation
 from notso.web.engine.running import RunningRequest
 
@@ -61,18 +69,82 @@ async def with_prompt(request: Request, work: Callable[[], T]) -> T:
     return await api_services(request).shared.large_work.run(work, len(await request.body()))
 
 
-def ready_engine(services: ApiServices) -> tuple[ChatEngine, ModelInfo]:
-    """The engine that answers. Raises ApiError (503) while there is none."""
-    engine, info = services.shared.engine.engine, services.shared.engine.info
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A model that stays loaded while somebody uses it; `info` has the name that a program is told."""
+
+    engine: ChatEngine
+    info: ModelInfo
+    choice: ModelChoice
+
+
+def require_serving(services: ApiServices) -> None:
+    """Raises ApiError (503) where no request would be answered: the server stops, its first model is not there yet, or
+    could not be loaded."""
+    host = services.shared.engine
     if services.shared.stopping:
         raise ApiError(503, "shutting_down", "the server is stopping", retry_after_seconds=5)
-    if engine is not None and info is not None:
-        return engine, info
-    if services.shared.engine.failure:
-        raise ApiError(
-            503, "model_failed", f"no model can answer: {services.shared.engine.failure}", retry_after_seconds=60
-        )
-    raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
+    if host.state == "loading" and not any(served.info is not None for served in host.models()):
+        raise ApiError(503, "model_loading", "the model is being loaded", retry_after_seconds=5)
+
+
+async def chosen_model(services: ApiServices, wanted: str | None) -> ModelChoice:
+    """What a request's `model` means. Raises ApiError: 404 where nothing is called that, 400 where its file is no model
+    that runs here, 503 as `require_serving`."""
+    require_serving(services)
+    host, registry = services.shared.engine, services.shared.model_registry
+    await host.settled()
+    choice = await choose(host, registry, wanted)
+    if host.default.state == "failed" and (choice is None or host.model(choice.model) is host.default):
+        raise _failed(host.failure)
+    if choice is None:
+        info, adapters = host.default.info, adapters_of(host.default)
+        names = [model_id(info), *(adapter_id(info, each) for each in adapters)] if info is not None else []
+        said = f"no model is called that here; GET /v1/models lists what there is, first: {', '.join(names)}"
+        raise ApiError(404, "model_not_found", said, param="model")
+    served = host.model(choice.model)
+    if registry is not None and registry.check is not None and served.info is None and served.path is not None:
+        path = served.path
+        try:
+            await asyncio.to_thread(registry.check, path)
+        except Exception as error:
+            raise _unusable(error) from error
+    return choice
+
+
+@asynccontextmanager
+async def serving(services: ApiServices, wanted: str | None = None) -> AsyncIterator[Serving]:
+    """The model that a request names, loaded: it is waited for. Raises ApiError."""
+    choice = await chosen_model(services, wanted)
+    running = services.shared.requests.open("", counts=False)
+    try:
+        engine = await _loaded(running, choice)
+        yield Serving(engine, answering(services.shared.engine, choice, engine.info), choice)
+    finally:
+        running.close()
+
+
+async def _loaded(running: RunningRequest, choice: ModelChoice) -> ChatEngine:
+    try:
+        engine = await running.load(choice.model)
+    except ModelError as error:
+        raise _failed(str(error)) from error
+    if engine is None:
+        raise ApiError(503, "shutting_down", "the request was cancelled", retry_after_seconds=5)
+    return engine
+
+
+def _failed(why: str) -> ApiError:
+    return ApiError(503, "model_failed", f"no model can answer: {why}", retry_after_seconds=60)
+
+
+def _unusable(error: Exception) -> ApiError:
+    """Why a file is refused, as a program gets it."""
+    if isinstance(error, NotsoError):
+        return ApiError(400, "model_not_supported", str(error), param="model")
+    if isinstance(error, OSError):
+        return ApiError(400, "model_not_supported", f"that file cannot be read: {error.strerror}", param="model")
+    return known(error)
 
 
 async def respond(
@@ -98,43 +170,55 @@ async def _response(
     """The answer to a question, whole or as a stream, in a form. A client that leaves stops it, unless it named a
     conversation, or wants it in the background, where it is known by its own id. Raises ApiError for whatever can be
     refused before the first byte."""
-    engine, info = ready_engine(services)
-    adapter = require_model(asked.model, info, engine.adapters.infos)
-    choices = len(list(asked.choices))
-    if choices > info.max_num_seqs:
-        raise ApiError(400, "invalid_value", f"n is at most {info.max_num_seqs} on this server", param="n")
-    conversation = conversation_of(request)
-    if conversation is not None and choices > 1:
-        raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
-    serializer = serializer_of(with_adapter(info, adapter))
-    if asked.background:
-        if conversation is not None:
-            raise ApiError(400, "invalid_value", "X-Conversation-Id has no use in the background", param=CONVERSATION)
-        conversation = serializer.id
-    cached_of = secrets.token_hex(16) if asked.fresh else owner
-    options = asked.options_for(cached_of, conversation=serializer.id if asked.keep else None)
-    options = replace(options, adapter=adapter)
+    host, choice = services.shared.engine, await chosen_model(services, asked.model)
+    choices, conversation = len(list(asked.choices)), conversation_of(request)
+    running = _admitted(services, owner, choices)
+    try:
+        engine = await _loaded(running, choice)
+        info = answering(host, choice, engine.info)
+        if asked.keep_alive_s is not None:
+            host.keep(host.model(choice.model), asked.keep_alive_s)
+        if choices > info.max_num_seqs:
+            raise ApiError(400, "invalid_value", f"n is at most {info.max_num_seqs} on this server", param="n")
+        if conversation is not None and choices > 1:
+            raise ApiError(400, "invalid_value", "n must be 1 where X-Conversation-Id is given", param="n")
+        serializer = serializer_of(info)
+        running.name = serializer.id
+        if asked.background:
+            if conversation is not None:
+                raise ApiError(
+                    400, "invalid_value", "X-Conversation-Id has no use in the background", param=CONVERSATION
+                )
+            conversation = serializer.id
+        cached_of = secrets.token_hex(16) if asked.fresh else owner
+        options = asked.options_for(cached_of, conversation=serializer.id if asked.keep else None)
+        options = replace(options, adapter=choice.adapter)
 
-    def submit(engine: ChatEngine) -> Iterator[Generation]:
-        return (engine.submit(prompt, params, options) for prompt, params in asked.choices)
+        def submit(engine: ChatEngine) -> Iterator[Generation]:
+            return (engine.submit(prompt, params, options) for prompt, params in asked.choices)
 
-    async def begin() -> RunningRequest:
-        """All that can be refused is refused before the first byte."""
-        running = _admitted(services, info, owner, serializer.id, choices)
-        await running.begin(submit, lambda work: with_prompt(request, work))
-        return running
+        async def begin() -> None:
+            """All that can be refused is refused before the first byte."""
+            await running.begin(submit, lambda work: with_prompt(request, work))
 
+        if conversation is None:
+            await begin()
+        else:
+            async with services.resumable_streams.claimed(owner, conversation, serializer.id):
+                await begin()
+                services.resumable_streams.keep(owner, conversation, running, serializer.again())
+    except BaseException as error:
+        running.close()
+        if isinstance(error, Exception):
+            raise known(error, asked.names) from error
+        raise
     try:
         if conversation is not None:
-            async with services.resumable_streams.claimed(owner, conversation, serializer.id):
-                running = await begin()
-                services.resumable_streams.keep(owner, conversation, running, serializer.again())
             if asked.stream:
                 return stream_of(numbered(sse_events(running, serializer), 0, serializer.ping), lambda: None)
             if asked.background:
                 return JSONResponse(serializer.body())
             return JSONResponse(await whole(running, serializer))
-        running = await begin()
         if asked.stream:
             return stream_of(sse_events(running, serializer), running.close)
         return JSONResponse(await _unless_gone(request, running, serializer))
@@ -193,14 +277,15 @@ def known(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     return mapped
 
 
-def _admitted(services: ApiServices, info: ModelInfo, owner: str, name: str, choices: int) -> RunningRequest:
+def _admitted(services: ApiServices, owner: str, choices: int) -> RunningRequest:
     """One request more. Raises ApiError (429) where too many wait already, with the time after which it is worth asking
     again."""
     requests = services.shared.requests
-    running = requests.admit(owner, name, choices=choices, on_end=services.metrics.observe)
+    running = requests.admit(owner, choices=choices, on_end=services.metrics.observe)
     if running is not None:
         return running
-    rounds = math.ceil(requests.waiting / info.max_num_seqs)
+    info = services.shared.engine.info
+    rounds = math.ceil(requests.waiting / (info.max_num_seqs if info is not None else 1))
     seconds = min(LONGEST_RETRY_SECONDS, math.ceil(rounds * services.metrics.mean_generation_seconds))
     raise ApiError(429, "queue_full", "too many requests are waiting", retry_after_seconds=max(1, seconds))
 

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
 
 from notso.web.chat.chat_view import read_chat, read_chat_if_any
-from notso.web.chat.services import ChatServices, Services
+from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import MAX_TITLE_CHARACTERS, summarise
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import (
@@ -26,6 +26,7 @@ from notso.web.chat.views import (
 )
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
+from notso.web.engine.model_choice import loaded_engine
 from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS
 from notso.web.turns.prompt import conversation_of, prompt_messages
 from notso.web.values.ids import is_generation_id, is_id, new_id
@@ -184,7 +185,10 @@ async def suggestions(request: Request, services: Services, owner: Owner, chat_i
     messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
     tools = services.toolbox.definitions(settings.tool_names)
     conversation = conversation_of(line)
-    found = await services.suggestions.after(line[-1].id, owner, chat, messages, settings, tools, conversation)
+    engine, choice = await loaded_engine(*models_of(services), settings.model)
+    if engine is None:  # nothing is loaded for this alone
+        return Response(status_code=204)
+    found = await services.suggestions.after(line[-1].id, owner, chat, messages, settings, tools, conversation, choice)
     if not found:
         return Response(status_code=204)
     return await services.pages.respond(request, "_suggestions.html", found=found, chat=chat)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -13,8 +14,11 @@ from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
+from notso.web.engine.adapter_files import adapter_files
 from notso.web.engine.facts import model_facts
+from notso.web.engine.model_names import served_file
 from notso.web.engine.models import Inventory, take_inventory
+from notso.web.values.errors import NotsoError
 from notso.web.values.ids import is_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
@@ -47,7 +51,7 @@ async def begin_download(request: Request, services: Services) -> Response:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
     if not services.downloads.start(file):
         raise Problem(409, words["error_downloading"])
-    return await _shown(request, services)
+    return await shown(request, services)
 
 
 @router.post("/models/download/stop")
@@ -55,17 +59,19 @@ async def stop_download(request: Request, services: Services) -> Response:
     """End a download; what has arrived is kept."""
     await read_form(request)
     services.downloads.stop()
-    return await _shown(request, services)
+    return await shown(request, services)
 
 
 @router.post("/models/switch")
 async def switch_model(request: Request, services: Services) -> Response:
-    """Load another model in place of this one. Chats stay; answers under way end with what they have.
+    """Make another model the default. Chats stay; answers under way go on to their end, what is asked meanwhile waits
+    for the new one. A file that is no model which runs here is refused before.
 
     A command names it as a person would, by a part of its name that only one has.
     """
     fields = await read_form(request)
-    name, inventory, model_registry = fields.get("model", ""), await _inventory(services), services.model_registry
+    host, registry = services.shared.engine, services.shared.model_registry
+    name, inventory = fields.get("model", ""), await _inventory(services)
     chosen = inventory.find(name)
     if chosen is None and "command" in fields:
         likely = inventory.like(name)
@@ -73,12 +79,16 @@ async def switch_model(request: Request, services: Services) -> Response:
             names = ", ".join(each.model.name for each in likely)
             raise Problem(400, words["error_models_fit"].format(names=names))
         chosen = likely[0] if likely else None
-    if chosen is None or model_registry is None:
+    if chosen is None or registry is None:
         raise Problem(404, words["error_unknown_model"])
     if services.shared.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
-    path = chosen.path
-    services.shared.engine.switch(lambda: model_registry.load(path))
+    if registry.check is not None:
+        try:
+            await asyncio.to_thread(registry.check, chosen.path)
+        except (NotsoError, OSError) as error:
+            raise Problem(400, words["error_model_refused"].format(name=chosen.model.name, reason=error)) from error
+    host.switch(served_file(host, registry, chosen))
     chat = fields.get("chat", "")
     address = f"/chats/{chat}" if is_id(chat) else "/" if "chat" in fields else "/models"
     if is_fragment(request):
@@ -86,29 +96,37 @@ async def switch_model(request: Request, services: Services) -> Response:
     return RedirectResponse(address, 303)
 
 
-async def _shown(request: Request, services: ChatServices) -> Response:
+async def shown(request: Request, services: ChatServices) -> Response:
+    """The page as it is now, or its moving part."""
     if not is_fragment(request):
         return RedirectResponse("/models", 303)
     return await services.pages.respond(request, "_models.html", **await _context(services))
 
 
 async def _context(services: ChatServices) -> dict[str, Any]:
-    inventory = await _inventory(
-        services
-    )  # first: what is read below is of one moment, or the page may wait for what has come
+    folder = services.shared.settings.adapter_dir
+    files = await asyncio.to_thread(adapter_files, folder)
+    inventory = await _inventory(services)  # before what follows is read, all of one moment
     engine, download = services.shared.engine, services.downloads.current
+    loaded = engine.engine.adapters.infos if engine.engine is not None else {}
+    in_use = {Path(each.path).name for each in loaded.values()}
     return {
         "engine_state": engine.state,
         "failure": engine.failure,
         "facts": model_facts(engine),
         "download": download,
         "inventory": inventory,
-        "can_switch": services.model_registry is not None,
+        "can_switch": services.shared.model_registry is not None,
+        "loaded_paths": {served.path for served in engine.loaded()},
+        "adapters": list(loaded.values()),
+        "adapter_folder": folder,
+        "adapter_files": [file for file in files if file.path not in in_use],
         "busy": services.turns.unfinished,
         "polling": engine.state == "loading" or (download is not None and download.active),
     }
 
 
 async def _inventory(services: ChatServices) -> Inventory:
-    folder = services.model_registry.folder if services.model_registry is not None else None
-    return await asyncio.to_thread(take_inventory, services.shared.engine.info, folder)
+    registry = services.shared.model_registry
+    folder = registry.folder if registry is not None else None
+    return await asyncio.to_thread(take_inventory, services.shared.engine.default.info, folder)

@@ -210,7 +210,8 @@ async def status(request: Request, services: Services, owner: Owner, chat: str =
 
     The badge's own words are left alone meanwhile: the stream of an answer on the page sets them.
     """
-    context = status_context(services) | details_context(services, await _path_if_any(services, owner, chat))
+    view = await read_chat_if_any(services, owner, chat)
+    context = status_context(services, view) | details_context(services, view.path() if view is not None else [])
     context["polling"] = context["polling"] or services.turns.unfinished > 0
     where = f"/chats/{chat}" if is_id(chat) else ""
     return await services.pages.respond(request, "_status.html", **context, where=where)

@@ -13,12 +13,13 @@ from starlette.responses import RedirectResponse
 from notso.smollm3 import process_memory
 from notso.web.chat.chat_view import ChatView, read_chat, read_chat_if_any
 from notso.web.chat.context_gauge import draft_message, measure, speculative_prefill
-from notso.web.chat.services import ChatServices, Services
+from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import settings_of
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.views import NamedChat, Owner, find_chat
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
+from notso.web.engine.model_choice import choosable_names, loaded_engine
 from notso.web.engine.port import ModelError, RequestOptions, thinking_set_by
 from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.store.folder import DataFolder, look_at
@@ -101,6 +102,7 @@ async def _show(
         part=is_fragment(request),
         chat=chat,
         values=values | dict(typed or {}),
+        models=await choosable_names(*models_of(services)),
         defaults=shown_defaults(ChatSettings() if chat is None else settings_from(own)),
         problems=dict(problems or {}),
         saved=saved,
@@ -148,11 +150,11 @@ def _report(form: Mapping[str, str], chat: Chat | None) -> str:
 
 async def _estimate(request: Request, services: ChatServices, owner: str, view: ChatView | None) -> Response:
     fields = await read_form(request)
-    engine = services.shared.engine.engine
-    if engine is None:
-        return Response(status_code=204)
     chat = view.chat if view is not None else None
     settings = view.settings if view is not None else await settings_of(services, owner, None)
+    engine, choice = await loaded_engine(*models_of(services), settings.model)
+    if engine is None:
+        return Response(status_code=204)
     line = view.line() if view is not None else []
     draft = draft_message(
         fields.get("text", "").strip("\n"), attachments_from(fields, services.shared.settings.max_message_characters)
@@ -164,6 +166,7 @@ async def _estimate(request: Request, services: ChatServices, owner: str, view: 
         owner=owner,
         conversation=conversation_of(line),
         when_full=settings.when_full,
+        adapter=choice.adapter,
     )
     try:
         gauge = await services.shared.large_work.run(

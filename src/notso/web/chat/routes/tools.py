@@ -10,13 +10,14 @@ from typing import cast
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.services import ChatServices, Services
+from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import settings_of
 from notso.web.chat.templates import is_fragment
 from notso.web.chat.tool_offer import allowed_in, with_tools
 from notso.web.chat.views import NamedChat, Owner, find_chat, find_generation
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
+from notso.web.engine.model_choice import loaded_engine
 from notso.web.engine.port import ChatEngine, Message, ModelError, RequestOptions
 from notso.web.store.protocol import Chat, StoredMessage
 from notso.web.tools.chat_tool import ChatTool
@@ -111,7 +112,7 @@ async def _show(request: Request, services: ChatServices, owner: str, chat: Chat
     await services.toolbox.ready()
     settings = await settings_of(services, owner, chat)
     chosen = services.toolbox.chosen(settings.tool_names)
-    engine, costs = services.shared.engine.engine, None
+    (engine, _), costs = await loaded_engine(*models_of(services), settings.model), None
     if engine is not None:
         thinking = chat.thinking if chat is not None else True
         day = chat.prompt_date if chat is not None else date.today()

@@ -7,7 +7,7 @@ also counts from the moment the database was started, for while that is away nob
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from psycopg import Connection
@@ -22,12 +22,12 @@ FORGOTTEN_DAYS = 30  # caches on the disk of a process that has been away longer
 _UNFINISHED = "state IN ('queued', 'running')"
 
 _FIND = """
-SELECT words.chat_id, words.message_id, chats.title, coalesce(messages.content, chats.title) AS text
-FROM words
-JOIN chats ON chats.id = words.chat_id AND chats.trash_id IS NULL AND NOT chats.temporary
-LEFT JOIN messages ON messages.id = words.message_id
-WHERE words.words @@ ?::tsquery AND words.owner = ? AND messages.trash_id IS NULL
-ORDER BY words.message_id IS NOT NULL, ts_rank(words.words, ?::tsquery) DESC, words.message_id DESC LIMIT ?
+SELECT indexed.chat_id, indexed.message_id, chats.title, coalesce(messages.content, chats.title) AS text
+FROM indexed
+JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND NOT chats.temporary
+LEFT JOIN messages ON messages.id = indexed.message_id
+WHERE indexed.words @@ ?::tsquery AND indexed.owner = ? AND messages.trash_id IS NULL
+ORDER BY indexed.message_id IS NOT NULL, ts_rank(indexed.words, ?::tsquery) DESC, indexed.message_id DESC LIMIT ?
 """
 
 
@@ -55,14 +55,14 @@ class PostgresDatabase(Database):
     # ---- words
 
     def index_title(self, owner: str, chat_id: str, title: str) -> None:
-        self.execute("DELETE FROM words WHERE chat_id = ? AND owner = ? AND message_id IS NULL", (chat_id, owner))
+        self.execute("DELETE FROM indexed WHERE chat_id = ? AND owner = ? AND message_id IS NULL", (chat_id, owner))
         self.execute(
-            "INSERT INTO words (owner, chat_id, words) VALUES (?, ?, ?::tsvector)", (owner, chat_id, vector_of(title))
+            "INSERT INTO indexed (owner, chat_id, words) VALUES (?, ?, ?::tsvector)", (owner, chat_id, vector_of(title))
         )
 
     def index_message(self, owner: str, message: StoredMessage) -> None:
         self.execute(
-            "INSERT INTO words (owner, chat_id, message_id, words) VALUES (?, ?, ?, ?::tsvector)"
+            "INSERT INTO indexed (owner, chat_id, message_id, words) VALUES (?, ?, ?, ?::tsvector)"
             " ON CONFLICT (message_id) DO UPDATE SET words = excluded.words",
             (owner, message.chat_id, message.id, vector_of(message.content)),
         )
@@ -115,7 +115,7 @@ class PostgresDatabase(Database):
             (self._replica,),
         )
 
-    def heartbeat(self, running: Collection[str]) -> Heartbeat:
+    def heartbeat(self, running: frozenset[str]) -> Heartbeat:
         """See ChatStore. Of two that find the same orphan one gets it."""
         self.renew()
         ended = self.execute(
@@ -148,7 +148,7 @@ class PostgresDatabase(Database):
         ).fetchone()
         return int(row["n"])
 
-    def _lost(self, running: Collection[str]) -> frozenset[str]:
+    def _lost(self, running: frozenset[str]) -> frozenset[str]:
         if not running:
             return frozenset()
         rows = self._connection.execute(

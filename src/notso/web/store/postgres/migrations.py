@@ -104,15 +104,15 @@ MIGRATIONS: tuple[str, ...] = (
     );
     CREATE INDEX responses_in_order ON responses (owner, rowid);
 
-    CREATE TABLE words (
+    CREATE TABLE indexed (
         owner TEXT COLLATE "C" NOT NULL,
         chat_id TEXT COLLATE "C" NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
         message_id TEXT COLLATE "C" UNIQUE REFERENCES messages (id) ON DELETE CASCADE,
         words TSVECTOR NOT NULL
     );
-    CREATE UNIQUE INDEX one_title_per_chat ON words (chat_id) WHERE message_id IS NULL;
-    CREATE INDEX words_by_chat ON words (chat_id);
-    CREATE INDEX words_by_word ON words USING gin (words);
+    CREATE UNIQUE INDEX one_title_per_chat ON indexed (chat_id) WHERE message_id IS NULL;
+    CREATE INDEX indexed_by_chat ON indexed (chat_id);
+    CREATE INDEX indexed_by_word ON indexed USING gin (words);
 
     CREATE TABLE replicas (id TEXT COLLATE "C" PRIMARY KEY, expires TIMESTAMPTZ NOT NULL);
 

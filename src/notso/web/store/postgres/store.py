@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -63,13 +63,13 @@ class PostgresStore(SQLStore):
         for threads in (self._write_threads, self._read_threads, self._lease_thread):
             threads.shutdown()
 
-    async def heartbeat(self, running: Collection[str]) -> Heartbeat:
+    async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
         return await self._in(self._lease_thread, lambda: self._connections.write(lambda db: db.heartbeat(running)))
 
     async def refuse_company(self) -> None:
         if await self._in(self._lease_thread, lambda: self._connections.look(PostgresDatabase.others)):
             raise DataDirectoryBusyError("a server is using the database of conversations: stop it first")
-        await self.heartbeat(())
+        await self.heartbeat(frozenset())
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
         """Also what others have deleted for good: caches of this process may hold it."""

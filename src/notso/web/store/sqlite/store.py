@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +77,7 @@ class SQLiteStore(SQLStore):
         if self.read_only:
             raise StorageDamagedError(said_of(self.damage))
 
-    async def heartbeat(self, running: Collection[str]) -> Heartbeat:
+    async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
         """See ChatStore: nobody else is there, and what a crash left was interrupted when this was opened."""
         return Heartbeat()
 

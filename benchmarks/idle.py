@@ -1,0 +1,88 @@
+"""What a server holds and does while nobody asks: resident memory, wake-ups, and the seconds to the page's first byte.
+
+    python benchmarks/idle.py [--seconds 20] [MODEL.gguf]
+
+It begins a server of its own with the demo, or with that model, in a data directory that is thrown away. Wake-ups are
+the voluntary context switches of all its threads, counted after so many seconds of rest. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+from notso.smollm3.diagnostics.machine import describe_machine
+
+REST_SECONDS = 10.0
+"""So long what the start leaves behind is done: weights on large pages, captured steps, the folded log of the store."""
+
+WAIT_SECONDS = 300.0
+
+
+def wait_for(address: str, server: subprocess.Popen[bytes]) -> float:
+    """Until the address gives its first byte; the time of that."""
+    ends = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < ends and server.poll() is None:
+        try:
+            with urllib.request.urlopen(address, timeout=WAIT_SECONDS) as answer:
+                answer.read(1)
+                return time.monotonic()
+        except OSError:  # nobody listens yet, or the model is being loaded
+            time.sleep(0.01)
+    raise SystemExit(f"{address} did not answer")
+
+
+def number(path: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+)", path.read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def switches(process: Path) -> int:
+    return sum(number(status, "voluntary_ctxt_switches") for status in process.glob("task/*/status"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path, help="default: the demo")
+    parser.add_argument("--seconds", type=float, default=20.0, help="to count wake-ups in")
+    options = parser.parse_args()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "notso", "serve", "--no-browser", "--port", str(port)]
+    command += ["--model", str(options.model)] if options.model else []
+    with tempfile.TemporaryDirectory() as data:
+        begun = time.monotonic()
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        server = subprocess.Popen(command, env=os.environ | {"NOTSO_DATA_DIR": data}, **quiet)
+        try:
+            page = wait_for(f"http://127.0.0.1:{port}/", server) - begun
+            process = Path(f"/proc/{server.pid}")
+            spent = sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:13])) / os.sysconf(
+                "SC_CLK_TCK"
+            )
+            ready = wait_for(f"http://127.0.0.1:{port}/health", server) - begun
+            time.sleep(REST_SECONDS)
+            before = switches(process)
+            time.sleep(options.seconds)
+            woken = (switches(process) - before) / options.seconds
+            resident, anonymous = (number(process / "status", name) * 1024 / 1e6 for name in ("VmRSS", "RssAnon"))
+        finally:
+            server.terminate()
+            server.wait()
+    machine = describe_machine()
+    print(f"{machine['cpu']}, Python {machine['python']}; {options.model or 'the demo'}")
+    print(f"first byte of the page {page:.2f} s ({spent:.2f} s of the processors), ready {ready:.2f} s")
+    print(f"{resident:.1f} MB resident, {anonymous:.1f} MB of it not of files; {woken:.2f} wake-ups a second")
+
+
+if __name__ == "__main__":
+    main()

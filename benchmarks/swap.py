@@ -1,0 +1,153 @@
+"""What exchanging models under load costs: eight clients ask without a pause, first for one file, then for another.
+
+    notso synth build/one.gguf --layers 4 && notso synth build/two.gguf --layers 4 --seed 1
+    python benchmarks/swap.py build/one.gguf build/two.gguf --rounds 4
+    python benchmarks/swap.py build/one.gguf build/two.gguf --rounds 4 --data-limit 1500
+
+Each round every client asks for the other file once while its last answers are still written. Told: requests that were
+lost or failed, and from asking to the first token, with nothing to load and with the exchange before it. With
+`--data-limit` MiB for the server's memory the two do not fit beside each other. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from notso import __version__
+from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
+
+CLIENTS = 8
+START_SECONDS = 120.0
+ANSWER_SECONDS = 600.0
+
+
+class Answer(NamedTuple):
+    """One request: whether it ended as it should, and seconds to its first token."""
+
+    is_whole: bool
+    first_s: float
+    problem: str = ""
+
+
+class Server:
+    """`notso serve` as a process of its own."""
+
+    def __init__(self, file: Path, data_limit: int | None, options: list[str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self.folder = tempfile.TemporaryDirectory()
+        command = [sys.executable, "-m", "notso", "serve", "--model", str(file), "--port", self.address[17:]]
+        command += ["--data-dir", self.folder.name, "--no-browser", *options]
+
+        def limited() -> None:
+            if data_limit is not None:
+                resource.setrlimit(resource.RLIMIT_DATA, (data_limit << 20, data_limit << 20))
+
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=limited)
+        ends = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.address}/health", timeout=30):
+                    return
+            except OSError:
+                if time.monotonic() > ends or self.process.poll() is not None:
+                    self.close()
+                    sys.exit("the server did not start")
+                time.sleep(0.2)
+
+    def ask(self, model: str, number: int, tokens: int) -> Answer:
+        """Stream one answer."""
+        body = {"model": model, "prompt": f"Question {number}:", "max_tokens": tokens, "stream": True, "seed": number}
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(f"{self.address}/v1/completions", json.dumps(body).encode(), headers)
+        began, first, last = time.monotonic(), 0.0, b""
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+                for line in answer:
+                    if line.startswith(b"data: "):
+                        first, last = first or time.monotonic() - began, line.strip()
+        except urllib.error.HTTPError as error:
+            return Answer(False, 0.0, error.read().decode(errors="replace")[:200])
+        except OSError as error:
+            return Answer(False, 0.0, str(error))
+        return Answer(last == b"data: [DONE]", first, last.decode(errors="replace")[:200])
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        self.folder.cleanup()
+
+
+def run(server: Server, names: tuple[str, str], rounds: int, tokens: int) -> dict[str, Any]:
+    """Rounds in which all clients go over to the other model while answers of the first are still written."""
+    waits: dict[str, list[float]] = {"same model": [], "other model": []}
+    failed: list[str] = []
+    asked = 0
+    with ThreadPoolExecutor(2 * CLIENTS) as pool:
+        for number in range(rounds):
+            here, there = names[number % 2], names[(number + 1) % 2]
+            batches = {"same model": here, "other model": there}
+            pending = []
+            for kind, model in batches.items():
+                pending += [(kind, pool.submit(server.ask, model, asked + at, tokens)) for at in range(CLIENTS)]
+                asked += CLIENTS
+                time.sleep(0.2)  # so that the first are being written when the others come
+            for kind, future in pending:
+                answer = future.result()
+                if answer.is_whole:
+                    waits[kind].append(answer.first_s)
+                else:
+                    failed.append(answer.problem)
+    answered = sum(map(len, waits.values()))
+    told = {
+        kind: {"median_s": round(statistics.median(each), 3), "most_s": round(max(each), 3)}
+        for kind, each in waits.items()
+        if each
+    }
+    return {
+        "asked": asked,
+        "answered": answered,
+        "failed": failed,
+        "lost": asked - answered - len(failed),
+        "wait": told,
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("one", type=Path)
+    parser.add_argument("two", type=Path, help="In the same folder.")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--data-limit", type=int, metavar="MIB")
+    options = parser.parse_args()
+    stolen = StolenTime()
+    server = Server(options.one, options.data_limit, ["--context", "2048", "--cache-disk", "0"])
+    try:
+        found = run(server, (options.one.stem.lower(), options.two.stem.lower()), options.rounds, options.tokens)
+        with urllib.request.urlopen(f"{server.address}/api/ps", timeout=30) as answer:
+            found["loaded at the end"] = [each["name"] for each in json.load(answer)["models"]]
+    finally:
+        server.close()
+    machine = describe_machine() | {"stolen_percent": round(stolen.percent(), 2)}
+    about = {"clients": CLIENTS, "rounds": options.rounds, "tokens": options.tokens, "version": __version__}
+    print(json.dumps(about | {"data_limit_mib": options.data_limit, "machine": machine} | found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+// What the thread pool knows of its workers: how fast each is beside the fastest, what it cost that one ended last, and
+// who is left out for a while. The thread that shares the work out writes it all between two runs; there is no lock.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+namespace qtensor {
+
+class WorkerRecords {
+ public:
+  using Nanoseconds = int64_t;
+
+  // One run, as a worker saw it. Written by that worker alone while it takes part.
+  struct alignas(64) Part {
+    Nanoseconds begun = 0, ended = 0;
+    int64_t items = 0, items_in_all = 0;
+    uint64_t run = 0;  // which one
+    bool gave_way = false;
+  };
+
+  explicit WorkerRecords(int workers) : parts_(size_t(workers)), known_(size_t(workers)), rate_(double(workers)) {}
+
+  Part& part(int worker) { return parts_[size_t(worker)]; }
+
+  // Whether this worker takes part in a run that begins now.
+  bool takes_part(int worker, Nanoseconds now) const {
+    return known_[size_t(worker)].out_until.load(std::memory_order_relaxed) <= now;
+  }
+
+  // Whether a worker is so slow that it should look how much is left before it takes another item.
+  bool is_slow(int worker) const { return known_[size_t(worker)].slowness > kSlow; }
+
+  // Whether the others do `left` items sooner than this worker does one.
+  bool should_give_way(int worker, int64_t left) const {
+    const double slowness = known_[size_t(worker)].slowness;
+    return slowness > kSlow && slowness * (rate_ - 1 / slowness) > double(left);
+  }
+
+  // After a run, which worker 0 shared out.
+  void account(uint64_t run, Nanoseconds now) {
+    const Nanoseconds ended = parts_[0].ended, took = now - parts_[0].begun, waited = now - ended;
+    const bool waited_long = waited * 4 > took;
+    if (!waited_long && run % kLookedAt != 0) return;
+    const int64_t weight = waited_long ? 1 : kLookedAt;
+    double least = 0;
+    for (const Part& p : parts_)
+      if (p.run == run && p.items > 0)
+        if (const double each = time_of_item(p); least == 0 || each < least) least = each;
+    if (least == 0) return;
+    usual_run_ += (double(took) - usual_run_) / 16;
+    int last = -1;
+    Nanoseconds last_end = ended, second_end = ended;
+    rate_ = 0;
+    for (size_t w = 0; w < parts_.size(); w++) {
+      const Part& p = parts_[w];
+      Known& k = known_[w];
+      const bool took_part = p.run == run;
+      if (took_part && p.items > 0)
+        k.slowness += (std::min(time_of_item(p) / least, kSlowest) - k.slowness) / 4;
+      else if (took_part && p.gave_way)
+        k.slowness = std::max(1.0, k.slowness * kForgets);  // until it is tried again
+      if (takes_part(int(w), now)) rate_ += 1 / k.slowness;
+      if (!took_part || w == 0) continue;
+      if (p.ended > last_end) {
+        second_end = last_end;
+        last_end = p.ended;
+        last = int(w);
+      } else {
+        second_end = std::max(second_end, p.ended);
+      }
+    }
+    for (size_t w = 1; w < parts_.size(); w++) {
+      const Part& p = parts_[w];
+      Known& k = known_[w];
+      if (p.run != run || p.items == 0) continue;
+      const double others = std::max(rate_ - 1 / k.slowness, 1.0);
+      const double saved = double(p.items) * least / others, cost = int(w) == last ? double(last_end - second_end) : 0;
+      k.debt = std::max(k.debt + cost - saved * double(weight), -kCredit * usual_run_);
+      if (k.debt > kPatience * usual_run_) {
+        k.absence = std::min(std::max(2 * k.absence, Nanoseconds(16 * k.debt)), kLongest);
+        k.out_until.store(now + k.absence, std::memory_order_relaxed);
+        k.debt = 0;
+      } else if (k.debt < -kCredit * usual_run_ / 2) {
+        k.absence -= k.absence / 64;
+      }
+    }
+  }
+
+ private:
+  struct Known {
+    double slowness = 1;  // time for an item, in that of the fastest
+    double debt = 0;      // what the others waited for it less what it saved them, in nanoseconds
+    Nanoseconds absence = 0;
+    std::atomic<Nanoseconds> out_until{0};  // asked before a worker knows that it may look
+  };
+  static double time_of_item(const Part& p) {
+    return double(std::max<Nanoseconds>(p.ended - p.begun, 1)) / double(p.items);
+  }
+
+  static constexpr double kSlow = 2, kSlowest = 1000, kForgets = 0.99;
+  static constexpr double kPatience = 4, kCredit = 64;       // in usual runs
+  static constexpr int64_t kLookedAt = 8;                    // every so many runs, and all that waited long
+  static constexpr Nanoseconds kLongest = int64_t(4) << 30;  // some four seconds
+
+  std::vector<Part> parts_;
+  std::vector<Known> known_;
+  double rate_;           // items of all workers in the time of the fastest one's
+  double usual_run_ = 0;  // nanoseconds
+};
+
+}  // namespace qtensor

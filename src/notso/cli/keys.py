@@ -1,0 +1,77 @@
+"""`notso keys`: keys for people and programs, each with its limits; a server that runs knows of a change at once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from notso.cli import options, terminal
+
+if TYPE_CHECKING:
+    from notso.web.store.access import ApiKey
+
+EXAMPLES = """\
+  notso keys add ann --tokens-per-day 100000
+  notso keys revoke ann"""
+
+
+def keys(
+    action: Annotated[
+        Literal["list", "add", "revoke"], typer.Argument(metavar="list|add|revoke", help="What to do.")
+    ] = "list",
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Whose key.", show_default=False)] = None,
+    requests_per_minute: Annotated[
+        int, typer.Option("--requests-per-minute", metavar="N", min=0, max=1_000_000, help="0: any number.")
+    ] = 0,
+    tokens_per_day: Annotated[
+        int, typer.Option("--tokens-per-day", metavar="N", min=0, max=10**12, help="Of prompts and answers; 0: any.")
+    ] = 0,
+    operator: Annotated[bool, typer.Option("--operator", help="The key opens the operator's page, too.")] = False,
+    data_dir: options.DataDir = None,
+    as_json: options.Json = False,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """List, add or revoke keys.
+
+    A key is shown once, when it is made: only a hash is kept. The first one of all needs a restart of the server.
+    """
+    if action != "list" and name is None:
+        raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")
+    from notso.web.sign_in.key_book import KeyBook
+    from notso.web.store.sqlite.access import SQLiteAccessStore
+    from notso.web.values.settings import Settings
+
+    directory = Settings(data_dir=data_dir).directory
+    book = KeyBook(lambda: SQLiteAccessStore(directory))
+    if name is None or action == "list":
+        _show(book.all(), as_json)
+    elif action == "add":
+        secret, key = book.add(
+            name, requests_per_minute=requests_per_minute, tokens_per_day=tokens_per_day, is_operator=operator
+        )
+        if as_json:
+            terminal.say_json({"key": secret, **asdict(key)})
+        else:
+            terminal.say(secret)
+            terminal.note("This is the key; it is not shown again.")
+    else:
+        revoked = book.revoke(name)
+        if as_json:
+            terminal.say_json(asdict(revoked))
+        else:
+            terminal.say(f"The key of {revoked.name} counts no more.")
+
+
+def _show(found: list[ApiKey], as_json: bool) -> None:
+    if as_json:
+        terminal.say_json([asdict(key) for key in found])
+        return
+    rows = [["name", "id", "a minute", "tokens a day", ""]]
+    for key in found:
+        state = "revoked" if key.revoked_ms else "operator" if key.is_operator else ""
+        rows.append([key.name, key.id, str(key.requests_per_minute or "-"), str(key.tokens_per_day or "-"), state])
+    for line in terminal.columns(rows) if found else ["There are no keys; `notso keys add NAME` makes one."]:
+        terminal.say(line)

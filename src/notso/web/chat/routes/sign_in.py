@@ -1,0 +1,127 @@
+"""The key swapped for a cookie, the way to an OpenID provider and back, and the end of a session."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Protocol
+
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.responses import RedirectResponse
+
+from notso.web.chat.services import ChatServices, Services
+from notso.web.edge.access import COOKIE, Caller, KeyRing, caller_of, guarded, public
+from notso.web.edge.forms import read_form
+from notso.web.sign_in.sign_in_error import SignInError
+from notso.web.values.problems import Problem
+from notso.web.values.wording import words
+
+router = APIRouter(dependencies=[Depends(public)])
+sessions = APIRouter(dependencies=[Depends(guarded)])
+
+FLOW_COOKIE = "notso_flow"
+FLOW_SECONDS = 600
+
+
+class Provider(Protocol):
+    """An OpenID provider. Methods raise SignInError."""
+
+    async def begin(self, browser: str) -> str:
+        """Where to send a browser."""
+
+    async def finish(self, browser: str, state: str, code: str) -> Caller:
+        """Who came back."""
+
+
+@router.get("/login")
+async def login_page(request: Request, services: Services) -> Response:
+    """Asks for the key, or offers the provider."""
+    return await _ask(request, services)
+
+
+@router.post("/login")
+async def login(request: Request, services: Services) -> Response:
+    """The right key gets a cookie that scripts cannot read and other sites' pages do not send."""
+    ring: KeyRing = request.app.state.key_ring
+    key = (await read_form(request)).get("api_key", "")
+    caller = await ring.caller_with(key)
+    if caller is None and not ring.open:
+        await _audit(request, services, "nobody", "showed a wrong key")
+        return await _ask(request, services, 403, words["login_wrong"])
+    response = RedirectResponse("/", 303)
+    await _begin_session(request, services, response, caller)
+    return response
+
+
+@router.get("/login/oidc")
+async def go_to_provider(request: Request, services: Services) -> Response:
+    """To the provider, with a cookie by which the browser is known when it comes back."""
+    provider = _provider(request)
+    browser = secrets.token_urlsafe(32)
+    try:
+        response = RedirectResponse(await provider.begin(browser), 303)
+    except SignInError as error:
+        return await _ask(request, services, 502, str(error))
+    response.set_cookie(
+        FLOW_COOKIE, browser, FLOW_SECONDS, path="/login", httponly=True, samesite="lax", secure=_is_secure(request)
+    )
+    return response
+
+
+@router.get("/login/oidc/callback")
+async def come_back(request: Request, services: Services) -> Response:
+    """From the provider. The page that follows leads on by itself: a cookie that only our own pages send would not come
+    along where another site sent the browser."""
+    query = request.query_params
+    browser = request.cookies.get(FLOW_COOKIE, "")
+    try:
+        if "error" in query:
+            raise SignInError(words["login_refused"])
+        caller = await _provider(request).finish(browser, query.get("state", ""), query.get("code", ""))
+    except SignInError as error:
+        await _audit(request, services, "nobody", "could not sign in")
+        return await _ask(request, services, 403, str(error))
+    response = await services.pages.respond(request, "signed_in.html")
+    response.delete_cookie(FLOW_COOKIE, path="/login", httponly=True, samesite="lax", secure=_is_secure(request))
+    await _begin_session(request, services, response, caller)
+    return response
+
+
+@sessions.post("/logout")
+async def logout(request: Request, services: Services) -> Response:
+    """The browser's cookie counts no more, here or wherever else it went."""
+    ring: KeyRing = request.app.state.key_ring
+    await read_form(request)
+    await ring.end_session(request.cookies.get(COOKIE, ""))
+    await _audit(request, services, caller_of(request).owner, "signed out")
+    response = RedirectResponse("/" if ring.open else "/login", 303)
+    response.delete_cookie(COOKIE, httponly=True, samesite="strict", secure=_is_secure(request))
+    return response
+
+
+async def _begin_session(request: Request, services: ChatServices, response: Response, caller: Caller | None) -> None:
+    ring: KeyRing = request.app.state.key_ring
+    token = await (ring.new_session(caller) if caller is not None else ring.new_session())
+    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=_is_secure(request))
+    if caller is not None:
+        await _audit(request, services, caller.owner, "signed in")
+
+
+async def _ask(request: Request, services: ChatServices, status: int = 200, problem: str = "") -> Response:
+    has_provider = request.app.state.oidc is not None
+    return await services.pages.respond(request, "login.html", status, problem=problem, has_provider=has_provider)
+
+
+async def _audit(request: Request, services: ChatServices, owner: str, action: str) -> None:
+    if services.shared.accounts is not None:
+        await services.shared.accounts.audit(owner, action, request)
+
+
+def _provider(request: Request) -> Provider:
+    provider: Provider | None = request.app.state.oidc
+    if provider is None:
+        raise Problem(404, words["error_unknown_page"])
+    return provider
+
+
+def _is_secure(request: Request) -> bool:
+    return bool(request.scope["scheme"] == "https")

@@ -1,0 +1,146 @@
+"""What is used by whom, limits and quotas of keys, and the audit log. On the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+
+from fastapi import Request
+from limits import RateLimitItemPerHour, RateLimitItemPerMinute
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+
+from notso.web.edge.access import Caller, asked_of
+from notso.web.edge.errors import is_api
+from notso.web.engine.port import Usage
+from notso.web.store.access import AccessStore, AuditEntry, UsageRow, Used
+from notso.web.values.errors import StorageError
+from notso.web.values.problems import Problem
+from notso.web.values.wording import number, words
+
+FLUSH_SECONDS = 5.0
+MAX_PENDING = 10_000
+"""Owners and days whose usage waits to be written; where the store fails for so long, more is not counted."""
+AUDIT_RATES = {"showed a wrong key": RateLimitItemPerMinute(20), "reached its quota": RateLimitItemPerHour(1)}
+"""Of what anybody can cause as often as they like: in all, and by owner."""
+ASKING = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
+"""Last parts of the addresses by which a page asks the model."""
+AUDITED = {
+    "GET /export": "exported all chats",
+    "GET /backup": "took a backup",
+    "POST /import": "imported chats",
+    "POST /models/switch": "switched the model",
+    "POST /models/download": "fetched a model",
+    "POST /plugins/{name}/start": "switched a plugin on",
+    "POST /v1/load_lora_adapter": "loaded an adapter",
+    "POST /v1/unload_lora_adapter": "unloaded an adapter",
+    "GET /operator": "looked at the operator's page",
+}
+"""What is written down when it is asked for, by its route. Never what anybody wrote, nor which chat."""
+_log = logging.getLogger("notso.web.access")
+
+
+class Accounts:
+    """`clock` gives seconds since 1970."""
+
+    def __init__(self, store: AccessStore, clock: Callable[[], float] = time.time) -> None:
+        self.store = store
+        self._clock = clock
+        self._pending: dict[tuple[date, str], Used] = {}
+        self._writing = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+
+    async def start(self) -> None:
+        """Open the store, and write now and then: a server that is killed loses the count of some seconds."""
+        await self.store.open()
+        self._task = asyncio.create_task(self._write_now_and_then())
+
+    async def _write_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            await self.flush()
+
+    def today(self) -> date:
+        """The day, UTC."""
+        return datetime.fromtimestamp(self._clock(), UTC).date()
+
+    def note(self, owner: str, usage: Usage | None) -> None:
+        """A request to the model has ended."""
+        key = (self.today(), owner)
+        if key not in self._pending and len(self._pending) >= MAX_PENDING:
+            return
+        tokens = (usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)
+        self._pending[key] = self._pending.get(key, Used()) + Used(1, *tokens)
+
+    async def flush(self) -> None:
+        """Write what has come together; where that fails it is tried again."""
+        async with self._writing:
+            taken, self._pending = self._pending, {}
+            if not taken:
+                return
+            try:
+                await self.store.add_usage([UsageRow(day, owner, used) for (day, owner), used in taken.items()])
+            except StorageError as error:
+                _log.warning("usage cannot be written yet: %s", error)
+                for key, used in taken.items():
+                    self._pending[key] = self._pending.get(key, Used()) + used
+
+    async def close(self) -> None:
+        """Write what is left, and let go of the store."""
+        if self._task is not None:
+            self._task.cancel()
+        await self.flush()
+        await self.store.close()
+
+    async def used_today(self, owner: str) -> Used:
+        """What is written, and what is not yet. Raises StorageError."""
+        async with self._writing:
+            day = self.today()
+            return await self.store.used_on(day, owner) + self._pending.get((day, owner), Used())
+
+    async def __call__(self, request: Request, caller: Caller) -> None:
+        """The gate: what a key may not do any more is refused, what is audited is written down. Raises Problem (429),
+        and StorageError where a quota cannot be looked up."""
+        if (action := AUDITED.get(asked_of(request))) is not None:
+            await self.audit(caller.owner, action, request)
+        if not caller.key_id or not _asks_the_model(request):
+            return
+        limit = RateLimitItemPerMinute(caller.requests_per_minute) if caller.requests_per_minute else None
+        if limit is not None and not self._limiter.hit(limit, caller.owner):
+            free_at, _ = self._limiter.get_window_stats(limit, caller.owner)
+            seconds = min(60, max(1, math.ceil(free_at - time.time())))
+            message = words["error_key_rate"].format(limit=number(limit.amount), seconds=seconds)
+            raise Problem(429, message, retry_after_seconds=seconds)
+        if caller.tokens_per_day:
+            used = (await self.used_today(caller.owner)).tokens
+            if used >= caller.tokens_per_day:
+                await self.audit(caller.owner, "reached its quota", request)
+                message = words["error_key_quota"].format(used=number(used), limit=number(caller.tokens_per_day))
+                raise Problem(429, message, retry_after_seconds=self._until_tomorrow())
+
+    async def audit(self, owner: str, action: str, request: Request) -> None:
+        """Write down that something was done. A log that cannot be written is told and stops nobody."""
+        address = request.client.host if request.client else ""
+        rate = AUDIT_RATES.get(action)
+        if rate is not None and not self._limiter.hit(rate, action, owner):
+            return
+        try:
+            await self.store.add_audit(AuditEntry(int(1000 * self._clock()), owner, action, address))
+        except StorageError as error:
+            _log.warning("the audit log cannot be written: %s", error)
+
+    def _until_tomorrow(self) -> int:
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        midnight = datetime.combine(now.date() + timedelta(days=1), datetime.min.time(), UTC)
+        return math.ceil((midnight - now).total_seconds())
+
+
+def _asks_the_model(request: Request) -> bool:
+    if request.method != "POST":
+        return False
+    return is_api(request.scope) or request.scope["path"].rstrip("/").rpartition("/")[2] in ASKING

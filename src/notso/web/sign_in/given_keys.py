@@ -1,0 +1,77 @@
+"""Keys that an operator gives out: made once, shown once, kept as a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+
+from notso.web.edge.access import KEY_PREFIX, Caller
+from notso.web.store.access import AccessStore, ApiKey
+from notso.web.values.errors import StorageError
+
+SECRET_BYTES = 32
+"""So much chance cannot be tried through: a fast hash is enough, and a slow one would be a load on every request."""
+MAX_NAME_CHARACTERS = 64
+_log = logging.getLogger("notso.web.access")
+
+
+def new_key(
+    name: str, *, requests_per_minute: int = 0, tokens_per_day: int = 0, is_operator: bool = False
+) -> tuple[str, ApiKey]:
+    """A key, which nobody can find out again, and what is kept of it beside its digest."""
+    secret = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+    kept = ApiKey(
+        secrets.token_hex(8),
+        name,
+        time.time_ns() // 1_000_000,
+        requests_per_minute,
+        tokens_per_day,
+        is_operator,
+    )
+    return secret, kept
+
+
+def digest_of(secret: str) -> bytes:
+    """By which it is found again."""
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+def is_name(name: str) -> bool:
+    """Whether a key, and whoever holds it, can be called that."""
+    return 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable() and name == name.strip()
+
+
+def owner_of_key(key_id: str) -> str:
+    """Whose conversations and usage are those of a key."""
+    return f"key:{key_id}"
+
+
+class GivenKeys:
+    """Looked up at each request, so that a revoked one counts no more at the next. Where the store fails, none does."""
+
+    def __init__(self, store: AccessStore) -> None:
+        self._store = store
+
+    async def by_token(self, token: str) -> Caller | None:
+        """Whose key this is, if it counts."""
+        try:
+            return _caller(await self._store.key_of(digest_of(token)))
+        except StorageError as error:
+            _log.warning("keys cannot be looked up: %s", error)
+            return None
+
+    async def by_id(self, key_id: str) -> Caller | None:
+        """The same, of one that was shown before."""
+        try:
+            return _caller(await self._store.key(key_id))
+        except StorageError as error:
+            _log.warning("keys cannot be looked up: %s", error)
+            return None
+
+
+def _caller(key: ApiKey | None) -> Caller | None:
+    if key is None or key.revoked_ms:
+        return None
+    return Caller(owner_of_key(key.id), key.name, key.is_operator, key.id, key.requests_per_minute, key.tokens_per_day)

@@ -1,0 +1,195 @@
+"""Signing in at an OpenID provider: the authorization code flow with PKCE, state and nonce, by Authlib and joserfc.
+
+Both come with the extra `oidc`. This module alone imports them, and is asked for only where a provider is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from authlib.integrations.httpx_client import AsyncOAuth2Client
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+
+from notso.web.edge.access import Caller
+from notso.web.sign_in.sign_in_error import SignInError
+from notso.web.values.sign_in import OidcSettings
+
+SECONDS = 10.0
+"""For each thing the provider is asked."""
+MAX_ANSWER_BYTES = 1 << 20
+FLOW_SECONDS = 600.0
+MAX_FLOWS = 1_000
+"""Begun and not ended: the oldest is forgotten."""
+KEYS_SECONDS = 3600.0
+KEYS_AGAIN_SECONDS = 10.0
+"""After that a key that nobody knows is looked for once more."""
+LEEWAY_SECONDS = 60
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""Signed with a key that only the provider has; never `none`, never a shared secret."""
+MAX_NAME_CHARACTERS = 128
+CALLBACK = "/login/oidc/callback"
+
+
+@dataclass(frozen=True, slots=True)
+class _Flow:
+    browser: str
+    nonce: str
+    verifier: str
+    began: float
+
+
+class OidcProvider:
+    """One provider. On the event loop; every question to it has a deadline."""
+
+    def __init__(self, settings: OidcSettings, operators: Collection[str]) -> None:
+        self._settings = settings
+        self._secret = settings.secret()
+        self._operators = operators
+        self._redirect = settings.public_url.rstrip("/") + CALLBACK
+        self._flows: dict[str, _Flow] = {}
+        self._facts: dict[str, Any] = {}
+        self._keys: KeySet | None = None
+        self._keys_read = 0.0
+        self._asking = asyncio.Lock()
+
+    async def begin(self, browser: str) -> str:
+        """Where to send a browser, which is known again by `browser`, the value of a cookie. Raises SignInError."""
+        facts = await self._provider()
+        flow = _Flow(browser, secrets.token_urlsafe(32), secrets.token_urlsafe(48), time.monotonic())
+        async with self._client() as client:
+            address, state = client.create_authorization_url(
+                facts["authorization_endpoint"], nonce=flow.nonce, code_verifier=flow.verifier
+            )
+        while len(self._flows) >= MAX_FLOWS:
+            del self._flows[next(iter(self._flows))]
+        self._flows[state] = flow
+        return str(address)
+
+    async def finish(self, browser: str, state: str, code: str) -> Caller:
+        """Who came back with that. Raises SignInError."""
+        flow = self._flows.pop(state, None)
+        if flow is None or not browser or not secrets.compare_digest(flow.browser.encode(), browser.encode()):
+            raise SignInError("this sign-in was not begun here")
+        if time.monotonic() - flow.began > FLOW_SECONDS:
+            raise SignInError("this sign-in took too long")
+        facts = await self._provider()
+        try:
+            async with asyncio.timeout(SECONDS), self._client() as client:
+                token = await client.fetch_token(
+                    facts["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=flow.verifier
+                )
+        except Exception as error:  # of several libraries: the provider is away, or refuses the code
+            raise SignInError(f"the provider did not take the code ({type(error).__name__})") from None
+        return self._caller(await self._claims(str(token.get("id_token", "")), flow.nonce))
+
+    async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
+        try:
+            decoded = jwt.decode(token, await self._key_set(), algorithms=ALGORITHMS)
+        except (JoseError, ValueError, KeyError, TypeError):
+            try:  # its keys may have changed
+                decoded = jwt.decode(token, await self._key_set(anew=True), algorithms=ALGORITHMS)
+            except (JoseError, ValueError, KeyError, TypeError):
+                raise SignInError("the provider's token is not signed as it must be") from None
+        claims = dict(decoded.claims)
+        audience = claims.get("aud")
+        registry = jwt.JWTClaimsRegistry(
+            leeway=LEEWAY_SECONDS,
+            iss={"essential": True, "value": self._facts["issuer"]},
+            aud={"essential": True, "value": self._settings.client_id},
+            exp={"essential": True},
+            iat={"essential": True},
+            sub={"essential": True},
+            nonce={"essential": True, "value": nonce},
+        )
+        try:
+            registry.validate(claims)
+        except (JoseError, ValueError, TypeError) as error:
+            raise SignInError(f"the provider's token does not hold ({type(error).__name__})") from None
+        if isinstance(audience, list) and len(audience) > 1 and claims.get("azp") != self._settings.client_id:
+            raise SignInError("the provider's token is for another program")
+        return claims
+
+    def _caller(self, claims: dict[str, Any]) -> Caller:
+        name = claims.get(self._settings.claim)
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
+            raise SignInError(f"the provider's token has no {self._settings.claim} to know people by")
+        if self._settings.claim == "email" and claims.get("email_verified") is False:
+            raise SignInError("the provider has not verified that address")
+        if not self._settings.allows(name):
+            raise SignInError("this server is not for you; ask its operator")
+        return Caller(f"oidc:{name}", name, name in self._operators)
+
+    async def _provider(self) -> dict[str, Any]:
+        async with self._asking:
+            if not self._facts:
+                issuer = self._settings.issuer.rstrip("/")
+                facts = await self._fetched(f"{issuer}/.well-known/openid-configuration")
+                if str(facts.get("issuer", "")).rstrip("/") != issuer:
+                    raise SignInError("the provider is not the issuer that was configured")
+                needed = ("issuer", "authorization_endpoint", "token_endpoint", "jwks_uri")
+                if not all(_is_near_or_https(facts.get(name)) for name in needed):
+                    raise SignInError("the provider does not tell all its addresses, by https")
+                self._facts = facts
+            return self._facts
+
+    async def _key_set(self, *, anew: bool = False) -> KeySet:
+        facts = await self._provider()
+        async with self._asking:
+            age = time.monotonic() - self._keys_read
+            if self._keys is None or age > (KEYS_AGAIN_SECONDS if anew else KEYS_SECONDS):
+                try:
+                    self._keys = KeySet.import_key_set(await self._fetched(facts["jwks_uri"]))  # type: ignore[arg-type]
+                except (JoseError, ValueError, KeyError, TypeError):
+                    raise SignInError("the provider's keys cannot be read") from None
+                self._keys_read = time.monotonic()
+            return self._keys
+
+    async def _fetched(self, address: str) -> dict[str, Any]:
+        try:
+            async with (
+                asyncio.timeout(SECONDS),
+                httpx.AsyncClient(trust_env=False) as client,
+                client.stream("GET", address, headers={"Accept": "application/json"}) as answer,
+            ):
+                answer.raise_for_status()
+                body = b""
+                async for piece in answer.aiter_bytes():
+                    body += piece
+                    if len(body) > MAX_ANSWER_BYTES:
+                        raise SignInError("the provider says too much")
+            facts = httpx.Response(200, content=body).json()
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError, RecursionError) as error:
+            raise SignInError(f"the provider does not answer ({type(error).__name__})") from None
+        if not isinstance(facts, dict):
+            raise SignInError("the provider does not answer as it should")
+        return facts
+
+    def _client(self) -> AsyncOAuth2Client:
+        return AsyncOAuth2Client(
+            self._settings.client_id,
+            self._secret,
+            token_endpoint_auth_method="client_secret_basic" if self._secret else "none",
+            scope=self._settings.scope,
+            redirect_uri=self._redirect,
+            code_challenge_method="S256",
+            timeout=SECONDS,
+            trust_env=False,
+        )
+
+
+def _is_near_or_https(address: Any) -> bool:
+    if not isinstance(address, str):
+        return False
+    try:
+        url = httpx.URL(address)
+    except httpx.InvalidURL:
+        return False
+    return url.scheme == "https" or (url.scheme == "http" and url.host in ("localhost", "127.0.0.1", "::1"))

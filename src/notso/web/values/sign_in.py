@@ -1,0 +1,146 @@
+"""Who may use a server that many use: what a file says of it, checked."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from notso.web.values.errors import SettingsError
+
+MAX_BYTES = 1 << 20
+T = TypeVar("T")
+_HEADER = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxySignIn:
+    """A proxy in front has signed people in. `header` carries the name, and counts only from `addresses`: single ones,
+    or networks such as 10.0.0.0/8."""
+
+    header: str
+    addresses: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _require(_HEADER.fullmatch(self.header) is not None, "[proxy] header is no name of a header")
+        _require(bool(self.addresses), "[proxy] addresses must name the proxies")
+        for address in self.addresses:
+            try:
+                network = ipaddress.ip_network(address)
+            except ValueError:
+                raise SettingsError(f"[proxy] {address!r} is no address", setting="sign_in") from None
+            _require(
+                network.prefixlen > 0, "[proxy] addresses must not be all there are: anybody could say who they are"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OidcSettings:
+    """An OpenID provider. `claim` of its token names the person; `allowed` are those names, `*@example.org` is all of a
+    domain, empty is everybody the provider knows. `public_url` is where browsers find this server. The secret is
+    `client_secret`, or in `client_secret_file`; none for a public client."""
+
+    issuer: str
+    client_id: str
+    public_url: str
+    client_secret: str = field(default="", repr=False)
+    client_secret_file: str = ""
+    claim: str = "sub"
+    scope: str = "openid profile email"
+    allowed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("issuer", "public_url"):
+            parts = urlsplit(getattr(self, name))
+            is_near = parts.hostname in ("localhost", "127.0.0.1", "::1")
+            is_address = bool(parts.hostname) and not parts.query and not parts.fragment
+            _require(is_address, f"[oidc] {name} must be an address")
+            _require(parts.scheme == "https" or (parts.scheme == "http" and is_near), f"[oidc] {name} must be https")
+        _require(bool(self.client_id), "[oidc] client_id is missing")
+        _require("openid" in self.scope.split(), "[oidc] scope must contain openid")
+        _require(not (self.client_secret and self.client_secret_file), "[oidc] give one client secret")
+
+    def secret(self) -> str | None:
+        """Raises SettingsError: the file cannot be read."""
+        if not self.client_secret_file:
+            return self.client_secret or None
+        try:
+            return Path(self.client_secret_file).read_text("utf-8").strip()
+        except (OSError, ValueError):
+            raise SettingsError(f"[oidc] {self.client_secret_file} cannot be read", setting="sign_in") from None
+
+    def allows(self, name: str) -> bool:
+        """Whether that person may come in."""
+        domain = "*@" + name.rpartition("@")[2]
+        return not self.allowed or name in self.allowed or ("@" in name and domain in self.allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignInSettings:
+    """`require_key`: also at this machine nobody comes in without a key or being known. `operators` are names, as proxy
+    or provider tell them, who may see what concerns everybody."""
+
+    require_key: bool = False
+    operators: tuple[str, ...] = ()
+    proxy: ProxySignIn | None = None
+    oidc: OidcSettings | None = None
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether nobody comes in without being known."""
+        return self.require_key or self.proxy is not None or self.oidc is not None
+
+
+def read_sign_in(path: Path) -> SignInSettings:
+    """The settings of a TOML file. Raises SettingsError, which names what is wrong."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise SettingsError(f"{path}: more than {MAX_BYTES >> 20} MiB are not read", setting="sign_in")
+        given = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
+    tables: dict[str, Any] = {"proxy": _made(ProxySignIn, given, "proxy"), "oidc": _made(OidcSettings, given, "oidc")}
+    return _checked(SignInSettings, given | tables, "")
+
+
+def _made(kind: type[T], given: Mapping[str, Any], name: str) -> T | None:
+    table = given.get(name)
+    if table is None:
+        return None
+    _require(isinstance(table, dict), f"{name} must be a table, [{name}]")
+    return _checked(kind, table, f"[{name}] ")
+
+
+def _checked(kind: type[T], given: Mapping[str, Any], where: str) -> T:
+    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        _require(name in known, f"{where}{name} is unknown; there are {', '.join(known)}")
+        wanted = str(known[name].type)
+        if wanted.startswith("tuple"):
+            is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
+            _require(is_list, f"{where}{name} must be a list of texts")
+            values[name] = tuple(value)
+            continue
+        _require(wanted != "bool" or isinstance(value, bool), f"{where}{name} must be true or false")
+        _require(wanted != "str" or isinstance(value, str), f"{where}{name} must be a text")
+        values[name] = value
+    try:
+        return kind(**values)
+    except TypeError:
+        missing = [name for name, each in known.items() if name not in values and _is_needed(each)]
+        raise SettingsError(f"{where}lacks {', '.join(missing)}", setting="sign_in") from None
+
+
+def _is_needed(field: Any) -> bool:
+    return bool(field.default is MISSING)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise SettingsError(f"sign-in: {message}", setting="sign_in")

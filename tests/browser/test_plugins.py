@@ -1,0 +1,69 @@
+"""What plugins add to the page, and the operator's page, as a person sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser.demo_engine import DemoEngine
+from playwright.sync_api import Page, expect
+from plugins.installed_plugins import install
+
+from notso.plugins.plugin_set import Plugins
+from notso.web.sign_in.key_book import KeyBook
+from notso.web.store.sqlite.access import SQLiteAccessStore
+from notso.web.values.sign_in import SignInSettings
+
+pytestmark = pytest.mark.browser
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugins]:
+    install(tmp_path, monkeypatch)
+    plugins = Plugins(("kind", "raises"))
+    plugins.start()
+    plugins.wait()
+    yield plugins
+    plugins.close()
+
+
+def test_a_plugins_command_is_offered_and_its_word_is_shown(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine, plugins: Plugins
+) -> None:
+    page = open_page(serve(demo.load, plugins=plugins).url, expected="status of 502")
+    text = page.locator("#text")
+    text.fill("/sho")
+    expect(page.locator("#palette [role=option]:visible")).to_have_count(1)
+    expect(page.locator("#palette")).to_contain_text("Say it louder")
+    text.fill("/shout Straße <b>&amp; Co")
+    text.press("Enter")
+    expect(page.locator("#toasts")).to_contain_text("STRASSE <B>&AMP; CO")
+    expect(text).to_have_value("")
+    text.fill("/explode")
+    text.press("Enter")
+    expect(page.locator("#composer-problem")).to_contain_text("the plugin raises failed in command explode")
+    page.goto(page.url.rstrip("/") + "/settings")
+    expect(page.locator("main")).to_contain_text("command explode raised ZeroDivisionError")
+    page.get_by_role("button", name="Switch on again").click()
+    expect(page.locator("main")).not_to_contain_text("ZeroDivisionError")
+
+
+def test_a_key_opens_the_page_and_an_operators_key_the_operators(
+    serve: Callable[..., Any], open_page: Open, demo: DemoEngine, tmp_path: Path
+) -> None:
+    book = KeyBook(lambda: SQLiteAccessStore(tmp_path / "data"))
+    with ThreadPoolExecutor(1) as thread:  # this one has the browser's event loop
+        secret, _ = thread.submit(book.add, "olga", tokens_per_day=9_000, is_operator=True).result()
+    page = open_page(serve(demo.load, sign_in=SignInSettings(require_key=True)).url)
+    page.locator("#api_key").fill(secret)
+    page.locator("#api_key").press("Enter")
+    expect(page.locator("#text")).to_be_visible()
+    page.goto(page.url.rstrip("/") + "/settings")
+    page.get_by_role("link", name="Operator").click()
+    expect(page.get_by_role("heading", name="Audit log")).to_be_visible()
+    expect(page.locator("main")).to_contain_text("9,000")
+    expect(page.locator("main")).to_contain_text("signed in")

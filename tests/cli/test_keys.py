@@ -1,0 +1,36 @@
+"""`notso keys`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Notso = Callable[..., Any]
+
+
+def test_a_key_is_added_listed_and_revoked(notso: Notso, tmp_path: Path) -> None:
+    where = ("--data-dir", str(tmp_path / "data"))
+    assert "no keys" in notso("keys", *where).out
+    limits = ("--tokens-per-day", "1000", "--requests-per-minute", "5", "--operator")
+    added = notso("keys", "add", "ann", *limits, *where)
+    assert added.code == 0 and added.out.startswith("notso-") and "not shown again" in added.err
+    listed = json.loads(notso("keys", "list", "--json", *where).out)
+    assert [(key["name"], key["tokens_per_day"], key["requests_per_minute"]) for key in listed] == [("ann", 1000, 5)]
+    shown = notso("keys", *where).out
+    assert "ann" in shown and "operator" in shown and added.out.strip() not in shown
+    again = notso("keys", "add", "ann", *where)
+    assert again.code == 2 and "already" in again.err and len(again.err.splitlines()) == 1
+    made = json.loads(notso("keys", "add", "bob", "--json", *where).out)
+    assert made["key"].startswith("notso-") and made["name"] == "bob"
+    assert notso("keys", "revoke", "ann", *where).code == 0
+    assert "revoked" in notso("keys", *where).out
+    assert json.loads(notso("keys", "revoke", "bob", "--json", *where).out)["revoked_ms"] > 0
+
+
+def test_what_is_none_is_refused(notso: Notso, tmp_path: Path) -> None:
+    where = ("--data-dir", str(tmp_path / "data"))
+    for arguments in (("add",), ("revoke",), ("revoke", "ann"), ("add", " "), ("forget", "ann")):
+        refused = notso("keys", *arguments, *where)
+        assert refused.code == 2 and len(refused.err.splitlines()) == 1

@@ -1,0 +1,306 @@
+"""Several models behind one server: named by requests, exchanged under load, unloaded when idle; nothing is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.qtensor import GGUFWriter
+from notso.smollm3 import Engine, ModelFileError, OutOfMemoryError
+from notso.smollm3.diagnostics.synth import write_synthetic
+from notso.smollm3.hub.registry import demo_path
+from notso.web.engine.models import ModelRegistry
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+
+Start = Callable[..., Any]
+HELLO = [{"role": "user", "content": "Hello"}]
+CHATS = 8
+
+
+@pytest.fixture
+def folder(own_home: Path, tmp_path: Path) -> Path:
+    """Two files that begin as SmolLM3 does, and one that does not."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name, architecture in (("One-Q4_K_M", "smollm3"), ("Two-Q8_0", "smollm3"), ("Three", "llama")):
+        with GGUFWriter(folder / f"{name}.gguf", durable=False) as writer:
+            writer.add_string("general.architecture", architecture)
+    return folder
+
+
+class Shelf:
+    """Scripted engines of files, and what happened to them in which order. `memory`: how many fit beside each other."""
+
+    def __init__(self, folder: Path, memory: int) -> None:
+        self.folder, self.memory = folder, memory
+        self.engines: dict[str, ScriptedEngine] = {}
+        self.order: list[str] = []
+        self.loading = threading.Event()
+        self.loading.set()
+
+    @property
+    def registry(self) -> ModelRegistry:
+        return ModelRegistry(self.load, self.folder, self.beside, self.check)
+
+    def load(self, path: Path | None) -> ScriptedEngine:
+        name = path.stem if path is not None else "demo"
+        assert self.loading.wait(60)
+        self.order.append(f"load {name}")
+        engine = self.engines[name] = ScriptedEngine(lambda *_: say(f"by {name}"), name=name, slots=CHATS)
+        file = path if path is not None else demo_path()
+        engine.info = dataclasses.replace(engine.info, path=str(file), is_demo=path is None)
+        close = engine.close
+
+        def closed() -> None:
+            self.order.append(f"close {name}")
+            close()
+
+        engine.close = closed  # type: ignore[method-assign]
+        return engine
+
+    def beside(self, path: Path | None, occupied: int) -> ScriptedEngine:
+        assert occupied > 0
+        if sum(not engine.closed for engine in self.engines.values()) >= self.memory:
+            raise OutOfMemoryError("it does not fit", needed_bytes=2, available_bytes=1)
+        return self.load(path)
+
+    @staticmethod
+    def check(path: Path | None) -> None:
+        if path is not None and path.stem == "Three":
+            raise ModelFileError("this is a 'llama' and no smollm3")
+
+    def serve(self, start: Start, **settings: Any) -> Any:
+        first = self.folder / "One-Q4_K_M.gguf"
+        return start(lambda: self.load(first), model_registry=self.registry, **settings).ready()
+
+
+def ask(server: Any, model: str | None = None, **more: Any) -> str:
+    body = {"messages": HELLO} | ({"model": model} if model else {}) | more
+    answer = server.client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def test_a_request_names_a_file_that_is_loaded_beside_the_other(start: Start, folder: Path) -> None:
+    shelf = Shelf(folder, memory=2)
+    server = shelf.serve(start)
+    listed = server.client.get("/v1/models").json()["data"]
+    assert [(each["id"], each["meta"]["loaded"]) for each in listed] == [
+        ("one-q4_k_m", True),
+        ("demo", False),
+        ("two-q8_0", False),
+    ], "the default first, each file once, none of another architecture"
+    assert ask(server, "two-q8_0") == ask(server, "Two-Q8_0") == "by Two-Q8_0"
+    assert ask(server) == ask(server, "one-q4_k_m") == "by One-Q4_K_M"
+    assert shelf.order == ["load One-Q4_K_M", "load Two-Q8_0"]
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "two-q8_0"}).json()
+    assert answer["model"] == "two-q8_0"
+    names = [each["name"] for each in server.client.get("/api/ps").json()["models"]]
+    assert names == ["one-q4_k_m:latest", "two-q8_0:latest"]
+    tags = [each["name"] for each in server.client.get("/api/tags").json()["models"]]
+    assert tags == ["one-q4_k_m:latest", "demo:latest", "two-q8_0:latest"]
+    assert server.client.post("/api/show", json={"model": "demo"}).status_code == 200
+    assert server.client.get("/v1/models/two-q8_0").json()["meta"]["loaded"] is True
+    assert server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "four"}).status_code == 404
+
+
+def test_a_file_of_another_architecture_is_refused_with_a_sentence(start: Start, folder: Path) -> None:
+    shelf = Shelf(folder, memory=2)
+    server = shelf.serve(start)
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "three"})
+    assert answer.status_code == 400 and answer.json()["error"] == {
+        "message": "this is a 'llama' and no smollm3",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "model_not_supported",
+    }
+    assert shelf.order == ["load One-Q4_K_M"], "nothing was closed for it"
+
+
+def test_without_memory_for_two_the_other_waits_for_what_runs_and_the_first_comes_back(
+    start: Start, folder: Path
+) -> None:
+    shelf = Shelf(folder, memory=1)
+    server = shelf.serve(start)
+    one = shelf.engines["One-Q4_K_M"]
+    one.gate.clear()
+    with ThreadPoolExecutor(3) as pool:
+        running = pool.submit(ask, server)
+        server.wait(lambda: one.stats().running == 1)
+        other = pool.submit(ask, server, "two-q8_0")
+        server.wait(lambda: server.on_loop(lambda: server.shared.engine.default.leaving))
+        late = pool.submit(ask, server)
+        server.wait(lambda: server.on_loop(lambda: server.shared.requests.waiting) == 2)
+        assert shelf.order == ["load One-Q4_K_M"] and not (other.done() or late.done())
+        one.gate.set()
+        assert running.result() == late.result() == "by One-Q4_K_M" and other.result() == "by Two-Q8_0"
+    assert shelf.order[:5] == [
+        "load One-Q4_K_M",
+        "close One-Q4_K_M",
+        "load Two-Q8_0",
+        "close Two-Q8_0",
+        "load One-Q4_K_M",
+    ]
+    assert len(one.requests) == 1, "who came late did not keep the other from its turn"
+
+
+@pytest.mark.parametrize("memory", [1, 2])
+def test_a_switch_under_eight_chats_loses_none(start: Start, folder: Path, memory: int) -> None:
+    shelf = Shelf(folder, memory)
+    server = shelf.serve(start)
+    one = shelf.engines["One-Q4_K_M"]
+    one.gate.clear()
+    before = [server.ask(f"before {number}") for number in range(CHATS)]
+    server.wait(lambda: one.stats().running == CHATS)
+    shelf.loading.clear()
+    switched = server.client.post("/models/switch", data={"model": "two", "command": ""})
+    assert switched.status_code == 303
+    after = [server.ask(f"after {number}") for number in range(CHATS)]
+    seen = server.stream(after[0], until=lambda event: "Loading" in event.data)
+    assert "Loading" in seen[-1].data and server.on_loop(lambda: server.shared.requests.waiting) == CHATS
+    one.gate.set()
+    shelf.loading.set()
+    assert {(server.finished(each).state, server.stored(each).content) for each in before} == {
+        ("done", "by One-Q4_K_M")
+    }
+    assert {(server.finished(each).state, server.stored(each).content) for each in after} == {("done", "by Two-Q8_0")}
+    assert server.client.get("/health").json()["model"] == "Two-Q8_0"
+    assert ("close One-Q4_K_M" in shelf.order) == (memory == 1)
+
+
+def test_idle_models_are_unloaded_and_come_back(start: Start, folder: Path) -> None:
+    shelf = Shelf(folder, memory=2)
+    server = shelf.serve(start, keep_alive_seconds=0)
+    server.wait(lambda: shelf.order == ["load One-Q4_K_M", "close One-Q4_K_M"])
+    assert server.client.get("/health").status_code == 200 and server.client.get("/props").json()["is_sleeping"]
+    assert "Not loaded" in server.client.get("/models").text
+    assert server.client.get("/v1/models").json()["data"][0]["meta"]["loaded"] is False
+    assert ask(server) == "by One-Q4_K_M"
+    server.wait(lambda: shelf.order[2:] == ["load One-Q4_K_M", "close One-Q4_K_M"])
+    assert server.finished(server.ask("Hello")).content == "by One-Q4_K_M"
+    server.wait(lambda: server.client.get("/api/ps").json()["models"] == [])
+
+
+def test_a_request_says_how_long_its_model_stays(start: Start, folder: Path) -> None:
+    shelf = Shelf(folder, memory=2)
+    server = shelf.serve(start)
+
+    def until(**body: Any) -> list[str]:
+        answer = server.client.post("/api/chat", json={"messages": HELLO, "stream": False} | body)
+        assert answer.status_code == 200, answer.text
+        return [each["expires_at"][:4] for each in server.client.get("/api/ps").json()["models"]]
+
+    assert until(model="two-q8_0", keep_alive=-1) == ["9999", "9999"]
+    assert until(model="two-q8_0", keep_alive="1h30m")[1] != "9999"
+    assert until(keep_alive="5m")[0] != "9999"
+    gone = server.client.post("/api/generate", json={"model": "two-q8_0", "keep_alive": 0}).json()
+    assert gone["done_reason"] == "unload"
+    server.wait(lambda: shelf.order[-1] == "close Two-Q8_0")
+    assert server.client.post("/api/chat", json={"model": "two-q8_0", "keep_alive": 60}).json()["done_reason"] == "load"
+    assert shelf.order[-1] == "load Two-Q8_0"
+    refused = server.client.post("/api/chat", json={"messages": HELLO, "keep_alive": "soon"})
+    assert refused.status_code == 400 and "keep_alive" in refused.json()["error"]
+
+
+def test_a_model_that_fails_to_load_fails_who_named_it_and_nobody_else(start: Start, folder: Path) -> None:
+    shelf = Shelf(folder, memory=2)
+    server = shelf.serve(start)
+    beside = shelf.beside
+
+    def broken(path: Path | None, occupied: int) -> ScriptedEngine:
+        raise ModelFileError("blk.3.attn_q.weight is missing")
+
+    server.on_loop(lambda: setattr(server.shared, "model_registry", ModelRegistry(shelf.load, folder, broken)))
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "two-q8_0"})
+    assert answer.status_code == 503 and "blk.3.attn_q.weight" in answer.json()["error"]["message"]
+    assert ask(server) == "by One-Q4_K_M" and server.client.get("/health").status_code == 200
+    two = server.shared.engine.model(str(folder / "Two-Q8_0.gguf"))
+    two.load_beside = lambda occupied: beside(folder / "Two-Q8_0.gguf", occupied)
+    assert ask(server, "two-q8_0") == "by Two-Q8_0", "the next one that asks has it tried again"
+
+
+def test_a_chat_has_a_model_of_its_own(start: Start, folder: Path) -> None:
+    shelf = Shelf(folder, memory=2)
+    server = shelf.serve(start)
+    asked = server.ask("Hello")
+    assert server.finished(asked).content == "by One-Q4_K_M"
+    url = f"/chats/{asked.chat_id}"
+    sheet = server.client.get(f"{url}/settings", headers={"HX-Request": "true"}).text
+    assert '<option value="two-q8_0"' in sheet and '<option value="demo"' in sheet
+    server.client.post(f"{url}/settings", data={"model": "two-q8_0"})
+    assert server.finished(server.ask("Again", asked.chat_id)).content == "by Two-Q8_0"
+    assert server.finished(server.ask("In another chat")).content == "by One-Q4_K_M"
+    assert "<span>two-q8_0</span>" in server.client.get(url).text
+    (folder / "Two-Q8_0.gguf").unlink()
+    server.client.post(f"{url}/settings", data={"model": "gone"})
+    fields = {"text": "And now?", "key": "k" * 22}
+    answer = server.client.post(f"{url}/messages", data=fields, headers={"HX-Request": "true"})
+    assert answer.status_code == 400
+
+
+def test_an_adapter_comes_back_with_its_model(start: Start, folder: Path) -> None:
+    shelf = Shelf(folder, memory=2)
+    adapters = folder / "adapters"
+    adapters.mkdir()
+    (adapters / "mine.gguf").write_bytes(b"GGUF")
+    server = shelf.serve(start, adapter_dir=adapters)
+    body = {"lora_name": "Mine", "lora_path": "mine.gguf", "base_model_name": "two-q8_0"}
+    assert server.client.post("/v1/load_lora_adapter", json=body).status_code == 200
+    ids = [each["id"] for each in server.client.get("/v1/models").json()["data"]]
+    assert "two-q8_0:mine" in ids and "one-q4_k_m:mine" not in ids, "it belongs to its base"
+    server.client.post("/api/chat", json={"model": "two-q8_0", "keep_alive": 0})
+    server.wait(lambda: shelf.order[-1] == "close Two-Q8_0")
+    answer = server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "two-q8_0:MINE"})
+    assert answer.status_code == 200 and answer.json()["model"] == "two-q8_0:mine"
+    assert shelf.engines["Two-Q8_0"].requests[-1].options.adapter == "Mine"
+    assert server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "mine"}).status_code == 404
+    assert shelf.order[-1] != "close Two-Q8_0", "what one request said of its staying does not hold for the next"
+    assert server.client.post("/v1/unload_lora_adapter", json={"lora_name": "MINE"}).status_code == 200
+    gone = server.client.post("/v1/chat/completions", json={"messages": HELLO, "model": "two-q8_0:mine"})
+    assert gone.status_code == 404
+
+
+# With real engines
+
+
+@pytest.fixture(scope="module")
+def two_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "first.gguf").write_bytes(demo_path().read_bytes())
+    write_synthetic(folder / "second.gguf", layers=2, hidden=256, ffn=256, heads=4, kv_heads=2, vocab=4096)
+    return folder
+
+
+@pytest.fixture
+def real(start: Start, own_home: Path, two_files: Path, request: pytest.FixtureRequest) -> Any:
+    fits = bool(request.param)
+
+    def load(path: Path | None, beside: int | None = None) -> Engine:
+        if beside is not None and not fits:
+            beside = 1 << 60
+        return Engine.load(path, context_tokens=512, threads=1, max_num_seqs=4, beside_bytes=beside)
+
+    registry = ModelRegistry(load, two_files, load)
+    return start(lambda: load(two_files / "first.gguf"), model_registry=registry).ready()
+
+
+@pytest.mark.parametrize("real", [True, False], ids=["beside", "after"], indirect=True)
+def test_two_real_models_answer_eight_at_a_time_as_each_does_alone(real: Any) -> None:
+    def said(number: int) -> tuple[str | None, str]:
+        model = "second" if number % 2 else None
+        body = {"prompt": f"Tell me {number // 2}", "max_tokens": 8, "temperature": 0, "seed": 1}
+        answer = real.client.post("/v1/completions", json=body | ({"model": model} if model else {}))
+        assert answer.status_code == 200, answer.text
+        return model, answer.json()["choices"][0]["text"]
+
+    alone = [said(number) for number in range(CHATS)]
+    with ThreadPoolExecutor(CHATS) as pool:
+        together = list(pool.map(said, range(CHATS)))
+    assert together == alone
+    assert {text for model, text in alone if model} & {text for model, text in alone if not model} == set()

@@ -1,0 +1,93 @@
+"""What a name means: the default model first, then what is installed, and adapters with the model that has them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from notso.web.engine.adapter_files import adapter_files, name_of, within
+from notso.web.engine.host import EngineHost
+from notso.web.engine.model_names import ModelChoice, choose, names_of
+from notso.web.engine.models import ModelRegistry
+from notso.web.engine.port import AdapterSource
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.durations import duration_s
+
+
+def host_with(name: str, path: Path | str = "", *adapters: str) -> EngineHost:
+    engine = ScriptedEngine(name=name)
+    engine.info = dataclasses.replace(engine.info, path=str(path))
+    for each in adapters:
+        engine.adapters.add(AdapterSource(each, "f"))
+    host = EngineHost(lambda: engine)
+    host.default.opened(engine)
+    return host
+
+
+@pytest.mark.parametrize(
+    ("wanted", "means"),
+    [
+        (None, ModelChoice()),
+        ("my model", ModelChoice()),
+        ("My-Model:latest", ModelChoice()),
+        ("LEGAL", ModelChoice("", "Legal")),
+        ("smollm3:legal", ModelChoice("", "Legal")),
+        ("my-model:legal:latest", ModelChoice("", "Legal")),
+        ("llama:legal", None),
+        ("my-model:other", None),
+        (":legal", None),
+        ("two", "Two.gguf"),
+        ("TWO:latest", "Two.gguf"),
+        ("two:legal", None),
+        ("demo", "demo.gguf"),
+    ],
+)
+def test_names(own_home: Path, tmp_path: Path, wanted: str | None, means: ModelChoice | str | None) -> None:
+    (tmp_path / "Two.gguf").write_bytes(b"GGUF")
+    host = host_with("My Model", tmp_path / "one.gguf", "Legal")
+    registry = ModelRegistry(lambda path: ScriptedEngine(), tmp_path)
+    choice = asyncio.run(choose(host, registry, wanted))
+    if isinstance(means, str):
+        assert choice is not None and Path(str(choice.model)).name == means and choice.adapter is None
+    else:
+        assert choice == means
+
+
+def test_a_model_that_was_the_default_keeps_its_name_and_its_adapters(own_home: Path) -> None:
+    host = host_with("Old", "", "Legal")
+    host.switch(lambda: ScriptedEngine(name="New"))
+    host.default.opened(ScriptedEngine(name="New"))
+    registry = ModelRegistry(lambda path: ScriptedEngine())
+    assert asyncio.run(choose(host, registry, "old")) == ModelChoice("")
+    assert asyncio.run(choose(host, registry, "old:legal")) == ModelChoice("", "Legal")
+    assert asyncio.run(choose(host, registry, "smollm3:legal")) is None, "it stays with its base"
+    assert "new" in names_of(host.default.info)  # type: ignore[arg-type]
+
+
+def test_adapter_files_are_those_of_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "a b.gguf").write_bytes(b"")
+    (tmp_path / "notes.txt").write_bytes(b"")
+    for name in ("peft", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "peft" / "adapter_config.json").write_bytes(b"{}")
+    (tmp_path / "out.gguf").symlink_to("/etc/passwd")
+    found = [(file.path, file.name) for file in adapter_files(tmp_path)]
+    assert found == [("a b.gguf", "a-b"), ("out.gguf", "out"), ("peft", "peft")]
+    assert adapter_files(None) == adapter_files(tmp_path / "absent") == []
+    assert name_of(Path("\u00e9\u00e9.gguf")) == "adapter"
+    assert within(tmp_path, "peft") == (tmp_path / "peft").resolve()
+    assert within(tmp_path, "out.gguf") is within(tmp_path, "../x") is within(tmp_path, "a\0b") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(("0", 0), ("90", 90), ("-1", -1), ("30s", 30), ("5m", 300), ("1h30m", 5400), ("500ms", 0.5), ("-5m", -300)),
+        *(("99999999h", -1), ("", None), ("soon", None), ("1d", None), ("inf", None), ("m5", None), ("5 m", None)),
+    ],
+)
+def test_durations(text: str, seconds: float | None) -> None:
+    assert duration_s(text) == seconds

@@ -1,0 +1,222 @@
+"""Keys that were given out: who they let in, what they limit, and that revoking one counts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from notso.web.edge.access import OPERATORS_ONLY
+from notso.web.sign_in.given_keys import digest_of, is_name, new_key, owner_of_key
+from notso.web.sign_in.key_book import KeyBook
+from notso.web.store.access import Used
+from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.errors import SettingsError
+from notso.web.values.ids import new_id
+from notso.web.values.sign_in import SignInSettings
+
+Start = Callable[..., Any]
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+SERVER_KEY = "correct horse battery staple"
+MANY = SignInSettings(require_key=True)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> KeyBook:
+    """That of the server's data directory."""
+    return KeyBook(lambda: SQLiteAccessStore(tmp_path / "data"))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def asked(server: Any, key: str) -> httpx.Response:
+    response: httpx.Response = server.client.post("/v1/chat/completions", json=BODY, headers=bearer(key))
+    return response
+
+
+def test_a_key_is_long_and_kept_as_a_hash(book: KeyBook, tmp_path: Path) -> None:
+    secret, key = book.add("ann", tokens_per_day=5)
+    assert len(secret) > 40 and secret.startswith("notso-") and new_key("x")[0] != new_key("x")[0]
+    content = (tmp_path / "data" / ACCESS_FILE).read_bytes()
+    assert digest_of(secret) in content and secret.encode() not in content and secret[6:].encode() not in content
+    assert book.all() == [key] and key.tokens_per_day == 5
+
+
+def test_a_name_that_is_none_or_taken_is_refused(book: KeyBook) -> None:
+    book.add("ann")
+    for name in ("ann", "", " x", "a\nb", "x" * 65):
+        with pytest.raises(SettingsError):
+            book.add(name)
+    with pytest.raises(SettingsError, match="no key of bob counts"):
+        book.revoke("bob")
+    assert is_name("ann's laptop") and [key.name for key in book.all()] == ["ann"]
+
+
+def test_each_key_has_chats_of_its_own(start: Start, book: KeyBook) -> None:
+    ann, bob = book.add("ann")[0], book.add("bob")[0]
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    assert server.client.get("/v1/models").status_code == 401 and asked(server, "notso-wrong").status_code == 401
+    assert asked(server, ann).status_code == 200
+    made = server.client.post("/chats", data={"text": "Mine", "key": new_id()}, headers=bearer(ann))
+    assert made.status_code == 303
+    where = made.headers["location"]
+    assert server.client.get(where, headers=bearer(ann)).status_code == 200
+    assert server.client.get(where, headers=bearer(bob)).status_code == 404
+    both = [("Authorization", f"Bearer {ann}"), ("x-api-key", bob)]
+    assert server.client.get("/v1/models", headers=both).status_code == 401
+    assert (
+        server.client.get("/v1/models", headers=[("x-api-key", ann), ("Authorization", f"Bearer {ann}")]).status_code
+        == 200
+    )
+
+
+def test_a_revoked_key_counts_no_more_at_the_next_request(start: Start, book: KeyBook) -> None:
+    secret, _ = book.add("ann")
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    client = httpx.Client(base_url=server.address, timeout=60)
+    assert client.post("/login", data={"api_key": secret}).status_code == 303
+    assert client.get("/").status_code == 200 and asked(server, secret).status_code == 200
+    book.revoke("ann")
+    assert asked(server, secret).status_code == 401 and client.get("/").status_code == 401
+    assert client.post("/login", data={"api_key": secret}).status_code == 403
+    again, _ = book.add("ann")  # while the server runs
+    assert asked(server, again).status_code == 200
+
+
+def test_the_servers_own_key_counts_beside_them(start: Start, book: KeyBook) -> None:
+    secret, _ = book.add("ann")
+    server = start(ScriptedEngine(), api_key=SERVER_KEY).ready()
+    assert [asked(server, key).status_code for key in (SERVER_KEY, secret, "x")] == [200, 200, 401]
+    assert server.client.get("/operator", headers=bearer(secret)).status_code == 403
+    assert server.client.get("/operator", headers=bearer(SERVER_KEY)).status_code == 200
+
+
+def test_one_machine_without_any_of_it_is_as_it_was(start: Start, tmp_path: Path) -> None:
+    server = start(ScriptedEngine()).ready()
+    assert asked(server, "anything").status_code == asked(server, "notso-anything").status_code == 200
+    assert server.client.get("/").status_code == 200
+    assert not (tmp_path / "data" / ACCESS_FILE).exists() and server.shared.accounts is None
+    told = server.client.get("/operator")
+    assert told.status_code == 404 and "notso keys add" in told.text
+
+
+def test_at_this_machine_keys_tell_apart_and_are_not_asked_for(start: Start, book: KeyBook) -> None:
+    secret, key = book.add("ann")
+    server = start(ScriptedEngine()).ready()
+    assert [asked(server, each).status_code for each in ("anything", secret, "notso-wrong")] == [200, 200, 401]
+    server.on_loop(server.shared.accounts.flush)
+    used = {row.owner: row.used.requests for row in server.on_loop(lambda: all_usage(server))}
+    assert used == {"local": 1, owner_of_key(key.id): 1}
+
+
+async def all_usage(server: Any) -> Any:
+    today = server.shared.accounts.today()
+    return await server.shared.accounts.store.usage(today, today)
+
+
+def test_requests_a_minute_are_counted_by_key(start: Start, book: KeyBook) -> None:
+    ann, bob = book.add("ann", requests_per_minute=3)[0], book.add("bob")[0]
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    answers = [asked(server, ann) for _ in range(5)]
+    assert [each.status_code for each in answers] == [200, 200, 200, 429, 429]
+    refused = answers[-1]
+    assert (
+        1 <= int(refused.headers["retry-after"]) <= 60 and "3 requests a minute" in refused.json()["error"]["message"]
+    )
+    assert server.client.get("/v1/models", headers=bearer(ann)).status_code == 200  # reading is free
+    page = server.client.post("/chats", data={"text": "Hi", "key": new_id()}, headers=bearer(ann))
+    assert page.status_code == 429
+    assert asked(server, bob).status_code == 200
+
+
+def test_tokens_a_day_are_counted_and_begin_anew_at_midnight(start: Start, book: KeyBook) -> None:
+    secret, key = book.add("ann", tokens_per_day=1)
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    accounts = server.shared.accounts
+    assert asked(server, secret).status_code == 200
+    refused = asked(server, secret)
+    assert refused.status_code == 429 and "of its 1 tokens" in refused.json()["error"]["message"]
+    assert 0 < int(refused.headers["retry-after"]) <= 86_400
+    server.on_loop(accounts.flush)
+    assert asked(server, secret).status_code == 429
+    owner = owner_of_key(key.id)
+    used = server.on_loop(lambda: accounts.used_today(owner))
+    assert used.requests == 1 and used.prompt_tokens > 0 and used.completion_tokens > 0
+    tomorrow = accounts._clock() + 86_400
+    accounts._clock = lambda: tomorrow
+    assert server.on_loop(lambda: accounts.used_today(owner)) == Used()
+    assert asked(server, secret).status_code == 200
+
+
+def test_a_store_that_fails_knows_no_key_and_loses_no_count(
+    start: Start, book: KeyBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from notso.web.values.errors import StorageError
+
+    secret, key = book.add("ann")
+    server = start(ScriptedEngine(), sign_in=MANY, api_key=SERVER_KEY).ready()
+    assert asked(server, secret).status_code == 200
+    store = server.shared.accounts.store
+
+    async def fail(*_: Any) -> Any:
+        raise StorageError("the disk is away")
+
+    with monkeypatch.context() as broken:
+        for name in ("key_of", "add_usage", "add_audit"):
+            broken.setattr(store, name, fail)
+        server.on_loop(server.shared.accounts.flush)
+        assert asked(server, secret).status_code == 401 and asked(server, SERVER_KEY).status_code == 200
+        assert server.client.get("/backup", headers=bearer(SERVER_KEY)).status_code == 200
+    server.on_loop(server.shared.accounts.flush)
+    used = {row.owner: row.used.requests for row in server.on_loop(lambda: all_usage(server))}
+    assert used == {"local": 1, owner_of_key(key.id): 1}
+
+
+def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -> None:
+    """Other people's conversations above all: a backup holds them."""
+    ann, operator = book.add("ann")[0], book.add("olga", is_operator=True)[0]
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    routes = {f"{method} {context.path}" for context in contexts(server) for method in context.original_route.methods}
+    assert routes >= OPERATORS_ONLY >= {"GET /backup", "GET /metrics", "POST /models/switch"}
+    for each in OPERATORS_ONLY:
+        method, path = each.replace("{name}", "kind").split()
+        refused = server.client.request(method, path, headers=bearer(ann))
+        assert refused.status_code == 403 and "operator" in refused.text, each
+        if method == "GET":
+            assert server.client.request(method, path, headers=bearer(operator)).status_code == 200, each
+    for path in ("/", "/settings", "/export", "/v1/models", "/models"):
+        assert server.client.get(path, headers=bearer(ann)).status_code == 200, path
+
+
+def contexts(server: Any) -> Any:
+    return iter_route_contexts(server.app.routes)
+
+
+def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book: KeyBook) -> None:
+    operator, ann = book.add("olga", is_operator=True)[0], book.add("ann", tokens_per_day=1_000)[0]
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    word = "heliotrope"
+    body = {"messages": [{"role": "user", "content": word}]}
+    server.client.post("/v1/chat/completions", json=body, headers=bearer(ann))
+    made = server.client.post("/chats", data={"text": word, "key": new_id()}, headers=bearer(ann))
+    server.client.get("/export", headers=bearer(ann))
+    server.client.post("/login", data={"api_key": "notso-wrong"})
+    server.client.post("/login", data={"api_key": ann})
+    assert server.client.get("/operator", headers=bearer(ann)).status_code == 403
+    page = server.client.get("/operator", headers=bearer(operator))
+    assert page.status_code == 200
+    for told in ("ann", "olga", "1,000", "exported all chats", "showed a wrong key", "signed in", "added the key"):
+        assert told in page.text, told
+    assert word not in page.text and made.headers["location"].rpartition("/")[2] not in page.text
+    assert ann not in page.text and "127.0.0.1" in page.text
+    flood = [server.client.post("/login", data={"api_key": "x"}).status_code for _ in range(30)]
+    assert set(flood) == {403}
+    log = server.on_loop(lambda: server.shared.accounts.store.audit(1000))
+    assert sum(entry.action == "showed a wrong key" for entry in log) <= 20

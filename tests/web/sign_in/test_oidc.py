@@ -1,0 +1,189 @@
+"""Signing in at an OpenID provider that the test runs: who it says comes in, and nothing forged does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from web.sign_in.oidc_provider import CLIENT, KEYS, SECRET, Provider, running_provider
+
+from notso.web.sign_in import oidc as oidc_module
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.errors import SettingsError
+from notso.web.values.ids import new_id
+from notso.web.values.sign_in import OidcSettings, SignInSettings
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    with running_provider() as running:
+        yield running
+
+
+@pytest.fixture
+def serve(start: Start, provider: Provider) -> Callable[..., Any]:
+    """A server that sends people there. Its port is known only then, so the address it is found at is corrected."""
+
+    def begin(operators: tuple[str, ...] = (), **chosen: Any) -> Any:
+        given = {
+            "issuer": provider.issuer,
+            "client_id": CLIENT,
+            "client_secret": SECRET,
+            "public_url": "http://127.0.0.1",
+        }
+        oidc = OidcSettings(**(given | chosen))
+        server = start(ScriptedEngine(), sign_in=SignInSettings(oidc=oidc, operators=operators))
+        server.app.state.oidc._redirect = server.address + oidc_module.CALLBACK
+        return server
+
+    return begin
+
+
+def browser(server: Any) -> httpx.Client:
+    return httpx.Client(base_url=server.address, timeout=60)
+
+
+def sent_back(client: httpx.Client) -> httpx.Response:
+    """Through the provider and back, to what the server says then."""
+    there = client.get("/login/oidc")
+    assert there.status_code == 303, there.text
+    consented = httpx.get(there.headers["location"])
+    return client.get(consented.headers["location"])
+
+
+def test_who_the_provider_knows_comes_in(serve: Callable[..., Any], provider: Provider) -> None:
+    server = serve(claim="email", operators=("ann@example.org",))
+    client = browser(server)
+    assert client.get("/", headers={"Accept": "text/html"}).headers["location"] == "/login"
+    assert 'href="/login/oidc"' in client.get("/login").text
+    back = sent_back(client)
+    assert back.status_code == 200 and 'content="0;url=/"' in back.text
+    assert "samesite=strict" in back.headers["set-cookie"].lower() and "httponly" in back.headers["set-cookie"].lower()
+    assert client.get("/").status_code == 200
+    assert client.post("/chats", data={"text": "Hello", "key": new_id()}).status_code == 303
+    assert len(server.on_loop(lambda: server.shared.store.chats("oidc:ann@example.org"))) == 1
+    page = client.get("/operator")
+    assert page.status_code == 200 and "signed in" in page.text and "oidc:ann@example.org" in page.text
+    assert client.post("/logout").status_code == 303 and client.get("/").status_code == 401
+    assert "signed out" in str(server.on_loop(lambda: server.shared.accounts.store.audit(10)))
+
+
+def test_two_people_do_not_meet(serve: Callable[..., Any], provider: Provider) -> None:
+    server = serve()
+    clients = []
+    for name in ("ann", "bob"):
+        provider.claims["sub"] = name
+        clients.append(browser(server))
+        assert sent_back(clients[-1]).status_code == 200
+    made = clients[0].post("/chats", data={"text": "Mine", "key": new_id()})
+    assert made.status_code == 303
+    where = made.headers["location"]
+    assert [client.get(where).status_code for client in clients] == [200, 404]
+    assert [client.get("/operator").status_code for client in clients] == [403, 403]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "nonce",
+        "audience",
+        "audiences",
+        "expired",
+        "no expiry",
+        "token issuer",
+        "unsigned",
+        "public key as secret",
+        "key",
+    ],
+)
+def test_a_token_that_is_wrong_lets_nobody_in(
+    serve: Callable[..., Any], provider: Provider, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    monkeypatch.setattr(oidc_module, "KEYS_AGAIN_SECONDS", 0.0)
+    server = serve()
+    client = browser(server)
+    provider.wrong = wrong
+    refused = sent_back(client)
+    assert refused.status_code == 403 and "notso_session" not in refused.headers.get("set-cookie", "")
+    assert client.get("/").status_code == 401
+    assert "could not sign in" in str(server.on_loop(lambda: server.shared.accounts.store.audit(10)))
+    provider.wrong = ""
+    assert sent_back(client).status_code == 200
+
+
+@pytest.mark.parametrize("wrong", ["issuer", "silent", "much"])
+def test_a_provider_that_is_not_there_is_told(serve: Callable[..., Any], provider: Provider, wrong: str) -> None:
+    server = serve()
+    provider.wrong = wrong
+    told = browser(server).get("/login/oidc")
+    assert told.status_code == 502 and "the provider" in told.text
+    provider.wrong = ""
+    assert sent_back(browser(server)).status_code == 200
+
+
+def test_a_sign_in_counts_once_and_in_the_browser_that_began_it(serve: Callable[..., Any], provider: Provider) -> None:
+    server = serve()
+    client, other = browser(server), browser(server)
+    there = client.get("/login/oidc").headers["location"]
+    back = httpx.get(there).headers["location"]
+    assert other.get(back).status_code == 403  # another's browser: login with somebody else's account
+    assert client.get(back).status_code == 403  # and it was used up by that
+    there = client.get("/login/oidc").headers["location"]
+    back = httpx.get(there).headers["location"]
+    assert client.get(back).status_code == 200 and client.get(back).status_code == 403
+    state = parse_qs(urlsplit(there).query)["state"][0]
+    for query in ("", "state=x&code=y", f"state={state}", "error=access_denied"):
+        assert client.get(f"/login/oidc/callback?{query}").status_code == 403
+
+
+def test_new_keys_of_the_provider_are_found(
+    serve: Callable[..., Any], provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc_module, "KEYS_AGAIN_SECONDS", 0.0)
+    server = serve()
+    assert sent_back(browser(server)).status_code == 200
+    provider.key = KEYS["two"]
+    assert sent_back(browser(server)).status_code == 200
+    assert provider.asked.count("/keys") == 2
+
+
+def test_who_is_not_allowed_stays_outside(serve: Callable[..., Any], provider: Provider) -> None:
+    server = serve(claim="email", allowed=("bob@example.org", "*@example.com"))
+    for email, status in (
+        ("ann@example.org", 403),
+        ("bob@example.org", 200),
+        ("x@example.com", 200),
+        ("x@sub.example.com", 403),
+        ("", 403),
+        (7, 403),
+        ("a\nb@example.com", 403),
+    ):
+        provider.claims["email"] = email
+        assert sent_back(browser(server)).status_code == status, email
+    provider.claims |= {"email": "bob@example.org", "email_verified": False}
+    assert sent_back(browser(server)).status_code == 403
+
+
+def test_without_a_provider_there_is_no_way_to_one(start: Start) -> None:
+    server = start(ScriptedEngine())
+    assert server.client.get("/login/oidc").status_code == server.client.get("/login/oidc/callback").status_code == 404
+    assert "/login/oidc" not in server.client.get("/login").text
+
+
+def test_its_libraries_are_not_asked_for_by_anybody_else() -> None:
+    code = "import sys, notso.web.server; sys.exit(bool({'authlib', 'joserfc', 'httpx'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_without_the_extra_it_is_refused_by_name(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "notso.web.sign_in.oidc", None)
+    oidc = OidcSettings(issuer="https://example.org", client_id="x", public_url="https://example.org")
+    with pytest.raises(SettingsError, match="extra of that name"):
+        start(ScriptedEngine(), sign_in=SignInSettings(oidc=oidc))

@@ -1,0 +1,57 @@
+"""A proxy in front names people in a header: from its own address only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+
+from notso.web.edge.access import Caller
+from notso.web.sign_in.proxy_sign_in import ProxyHeader
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.sign_in import ProxySignIn, SignInSettings
+
+
+def named(address: str | None, *values: str, addresses: tuple[str, ...] = ("10.0.0.0/8", "::1")) -> Caller | None:
+    headers = [(b"x-user", value.encode()) for value in values]
+    client = (address, 5) if address is not None else None
+    scope: dict[str, Any] = {"type": "http", "headers": headers, "client": client}
+    way = ProxyHeader(ProxySignIn(header="X-User", addresses=addresses), ("ann",))
+    return asyncio.run(way(Request(scope)))
+
+
+def test_only_a_trusted_proxy_says_who_it_is() -> None:
+    assert named("10.1.2.3", "ann") == Caller("proxy:ann", "ann", is_operator=True)
+    assert named("::ffff:10.1.2.3", "jürgen") == Caller("proxy:jürgen", "jürgen")
+    assert named("::1", " bob ") == Caller("proxy:bob", "bob")
+    for address in ("11.0.0.1", "127.0.0.1", "::2", "testclient", "", None):
+        assert named(address, "ann") is None
+    for values in ((), ("",), (" ",), ("ann", "bob"), ("a\tb",), ("x" * 129,)):
+        assert named("10.1.2.3", *values) is None
+
+
+@pytest.mark.parametrize(("address", "status"), [("127.0.0.1", 200), ("192.0.2.1", 401)])
+def test_behind_a_proxy(start: Callable[..., Any], address: str, status: int) -> None:
+    proxy = ProxySignIn(header="X-Forwarded-User", addresses=(address,))
+    server = start(ScriptedEngine(), sign_in=SignInSettings(proxy=proxy, operators=("ann",))).ready()
+    for path in ("/", "/v1/models", "/operator"):
+        assert server.client.get(path, headers={"X-Forwarded-User": "ann"}).status_code == status
+        assert server.client.get(path).status_code == 401
+        two = [("X-Forwarded-User", "ann"), ("X-Forwarded-User", "bob")]
+        assert server.client.get(path, headers=two).status_code == 401
+    assert server.client.get("/operator", headers={"X-Forwarded-User": "bob"}).status_code == (
+        403 if status == 200 else 401
+    )
+
+
+def test_a_proxy_that_says_for_whom_it_speaks_is_still_the_proxy(start: Callable[..., Any]) -> None:
+    """Its own address counts, and not the one it names."""
+    for trusted, status in (("127.0.0.1", 200), ("192.0.2.1", 401)):
+        proxy = ProxySignIn(header="X-User", addresses=(trusted,))
+        server = start(ScriptedEngine(), sign_in=SignInSettings(proxy=proxy), trusted_proxies=("127.0.0.1",)).ready()
+        headers = {"X-User": "ann", "X-Forwarded-For": "192.0.2.1"}
+        assert server.client.get("/v1/models", headers=headers).status_code == status
+        server.close()

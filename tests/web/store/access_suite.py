@@ -1,0 +1,116 @@
+"""What every AccessStore must do. A store's own test file names how one is made:
+
+class TestMine(AccessSuite):
+    def make(self, folder): return MyAccessStore(...)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+
+from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
+
+DAY = date(2026, 11, 25)
+ANN = ApiKey("k1", "ann", 1_000, requests_per_minute=60, tokens_per_day=1_000, is_operator=True)
+BOB = ApiKey("k2", "bob", 2_000)
+
+
+class AccessSuite:
+    """Subclassed for each store; every test gets an empty one."""
+
+    def make(self, folder: Path) -> AccessStore:
+        """A store, and the same one again for the same folder. Not opened."""
+        raise NotImplementedError
+
+    def run(self, folder: Path, work: Callable[[AccessStore], Awaitable[None]]) -> None:
+        async def inner() -> None:
+            store = self.make(folder)
+            await store.open()
+            try:
+                await work(store)
+            finally:
+                await store.close()
+
+        asyncio.run(inner())
+
+    def test_keys_come_back_and_only_by_their_digest(self, tmp_path: Path) -> None:
+        async def work(store: AccessStore) -> None:
+            assert await store.keys() == []
+            assert await store.add_key(BOB, b"2" * 32) and await store.add_key(ANN, b"1" * 32)
+            assert await store.keys() == [ANN, BOB]
+            assert (await store.key_of(b"1" * 32), await store.key_of(b"3" * 32)) == (ANN, None)
+            assert (await store.key("k2"), await store.key("k3")) == (BOB, None)
+
+        self.run(tmp_path, work)
+
+        async def later(store: AccessStore) -> None:
+            assert await store.keys() == [ANN, BOB]
+
+        self.run(tmp_path, later)
+
+    def test_a_name_counts_once_and_again_when_it_was_revoked(self, tmp_path: Path) -> None:
+        async def work(store: AccessStore) -> None:
+            assert await store.add_key(ANN, b"1" * 32)
+            assert not await store.add_key(replace(ANN, id="k9"), b"9" * 32)
+            assert not await store.add_key(replace(BOB, id="k1"), b"8" * 32) and len(await store.keys()) == 1
+            revoked = await store.revoke_key("ann", 5_000)
+            assert revoked == replace(ANN, revoked_ms=5_000) == await store.key_of(b"1" * 32)
+            assert await store.revoke_key("ann", 6_000) is None and await store.revoke_key("nobody", 1) is None
+            newer = replace(ANN, id="k9", created_ms=7_000)
+            assert await store.add_key(newer, b"9" * 32)
+            assert await store.keys() == [newer, revoked]
+
+        self.run(tmp_path, work)
+
+    def test_usage_adds_up_by_day_and_owner(self, tmp_path: Path) -> None:
+        async def work(store: AccessStore) -> None:
+            assert await store.used_on(DAY, "key:k1") == Used()
+            await store.add_usage([UsageRow(DAY, "key:k1", Used(1, 10, 5)), UsageRow(DAY, "local", Used(2, 20, 7))])
+            await store.add_usage([UsageRow(DAY, "key:k1", Used(1, 1, 1))])
+            await store.add_usage([UsageRow(DAY - timedelta(days=1), "local", Used(9, 9, 9))])
+            await store.add_usage([])
+            used = await store.used_on(DAY, "key:k1")
+            assert used == Used(2, 11, 6) and used.tokens == 17
+            everything = await store.usage(DAY - timedelta(days=30), DAY)
+            assert [(row.day, row.owner, row.used.requests) for row in everything] == [
+                (DAY, "key:k1", 2),
+                (DAY, "local", 2),
+                (DAY - timedelta(days=1), "local", 9),
+            ]
+            assert [row.owner for row in await store.usage(DAY, DAY)] == ["key:k1", "local"]
+
+        self.run(tmp_path, work)
+
+    def test_the_audit_log_is_told_the_newest_first(self, tmp_path: Path) -> None:
+        async def work(store: AccessStore) -> None:
+            for number in range(5):
+                await store.add_audit(AuditEntry(number, "local", f"action {number}", "127.0.0.1"))
+            assert [entry.action for entry in await store.audit(2)] == ["action 4", "action 3"]
+            assert (await store.audit(100))[-1] == AuditEntry(0, "local", "action 0", "127.0.0.1")
+
+        self.run(tmp_path, work)
+
+    def test_two_at_once_see_each_other_and_lose_nothing(self, tmp_path: Path) -> None:
+        async def both() -> None:
+            first, second = self.make(tmp_path), self.make(tmp_path)
+            await asyncio.gather(first.open(), second.open())
+            await asyncio.gather(
+                *(
+                    each.add_usage([UsageRow(DAY, "local", Used(1, 1, 1))])
+                    for each in (first, second)
+                    for _ in range(10)
+                )
+            )
+            assert await second.used_on(DAY, "local") == Used(20, 20, 20)
+            added = await asyncio.gather(first.add_key(ANN, b"1" * 32), second.add_key(replace(ANN, id="x"), b"x" * 32))
+            assert sorted(added) == [False, True]
+            assert await first.revoke_key("ann", 5) is not None
+            assert all(key.revoked_ms == 5 for key in await second.keys())
+            await first.close()
+            await second.close()
+
+        asyncio.run(both())

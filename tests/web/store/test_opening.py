@@ -1,0 +1,84 @@
+"""Which database keeps the conversations: how it is named, what the command line says of it, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.cli import exit_codes
+from notso.cli.app import run_command_line
+from notso.web.store.opening import database_facts, store_at
+from notso.web.store.sqlite.store import SQLiteStore
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.errors import SettingsError, StorageError
+from notso.web.values.settings import Settings
+
+Start = Callable[..., Any]
+
+
+def test_a_directory_keeps_them_unless_a_database_is_named(tmp_path: Path) -> None:
+    assert isinstance(store_at(tmp_path, None), SQLiteStore)
+    for address in ("mysql://x", "sqlite:///x", "", "host=x"):
+        with pytest.raises(SettingsError, match="postgresql://"):
+            Settings(database_url=address)
+        with pytest.raises(SettingsError, match="postgresql://"):
+            database_facts(address)
+    with pytest.raises(SettingsError, match="both"):
+        Settings(database_url="postgresql://x", store_plugin="mine")
+    assert "secret" not in repr(Settings(database_url="postgresql://a:secret@x/y"))
+
+
+def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("store", "connection"):
+        monkeypatch.setitem(sys.modules, f"notso.web.store.postgres.{module}", None)
+    for ask in (lambda: store_at(Path(), "postgresql://x"), lambda: database_facts("postgresql://x")):
+        with pytest.raises(SettingsError, match=r"notso-smollm3-bot\[postgres\]"):
+            ask()
+
+
+def doctor(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+    run_command_line(["doctor", "--json", "--port", "0"])
+    return {each["subject"]: each for each in json.loads(capsys.readouterr().out)}
+
+
+def test_doctor_asks_the_database(
+    database: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    assert doctor(capsys)["postgresql"]["status"] == "ok"
+    monkeypatch.setenv("DATABASE_URL", database)
+    found = doctor(capsys)
+    assert found["postgresql"]["status"] == "warn" and "fsync" in found["postgresql"]["message"], "so tests have it"
+    assert "PostgreSQL" in found["data"]["message"]
+    monkeypatch.setenv("DATABASE_URL", "postgresql://somebody:secret@127.0.0.1:1/x")
+    found = doctor(capsys)
+    assert found["postgresql"]["status"] == "fail" and "refused" in found["postgresql"]["message"]
+    assert "secret" not in str(found)
+
+
+def test_the_command_line_keeps_the_password_and_names_the_other_backup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://somebody:secret@127.0.0.1:1/x")
+    assert run_command_line(["serve", "--show-config"]) == exit_codes.DONE
+    said = capsys.readouterr().out
+    assert "postgresql://somebody:***@127.0.0.1:1/x" in said and "secret" not in said
+    assert run_command_line(["backup", str(tmp_path / "copy.db")]) == exit_codes.FAILED
+    assert "pg_dump" in capsys.readouterr().err and not (tmp_path / "copy.db").exists()
+
+
+def test_a_server_says_where_the_conversations_are(database: str, start: Start) -> None:
+    server = start(ScriptedEngine(), database_url=database).ready()
+    server.finished(server.ask("Hello"))
+    refused = server.client.get("/backup")
+    assert refused.status_code == 501 and "pg_dump" in refused.text
+    settings = server.client.get("/settings").text
+    assert "Chats are kept in a PostgreSQL database" in settings and database not in settings
+    with pytest.raises(StorageError, match="pg_dump"):
+        server.on_loop(lambda: server.shared.store.backup(Path()))
+    server.close()

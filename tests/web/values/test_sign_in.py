@@ -1,0 +1,84 @@
+"""The file that says who may use a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from notso.web.values.errors import SettingsError, UnsafeBindError
+from notso.web.values.settings import Settings
+from notso.web.values.sign_in import OidcSettings, ProxySignIn, SignInSettings, read_sign_in
+
+WHOLE = """
+require_key = true
+operators = ["ann@example.org"]
+[proxy]
+header = "X-Forwarded-User"
+addresses = ["127.0.0.1", "10.0.0.0/8"]
+[oidc]
+issuer = "https://login.example.org"
+client_id = "notso"
+client_secret_file = "SECRET"
+public_url = "https://chat.example.org"
+claim = "email"
+allowed = ["*@example.org"]
+"""
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    path, secret = tmp_path / "sign-in.toml", tmp_path / "secret"
+    secret.write_text("hush\n")
+    path.write_text(WHOLE.replace("SECRET", str(secret)))
+    found = read_sign_in(path)
+    assert found.require_key and found.operators == ("ann@example.org",) and found.asks_who
+    assert found.proxy == ProxySignIn(header="X-Forwarded-User", addresses=("127.0.0.1", "10.0.0.0/8"))
+    assert found.oidc is not None and found.oidc.secret() == "hush" and found.oidc.allows("b@example.org")
+    assert (
+        "hush"
+        not in repr(found)
+        + repr(OidcSettings(issuer="https://a.b", client_id="x", public_url="https://c.d", client_secret="hush"))
+        and not SignInSettings().asks_who
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x = [", "sign-in.toml"),
+        ("requires_key = true", "requires_key is unknown; there are require_key"),
+        ("require_key = 1", "require_key must be true or false"),
+        ("operators = 'ann'", "operators must be a list of texts"),
+        ("proxy = 1", "[proxy]"),
+        ("[proxy]\nheader = 'X'", "lacks addresses"),
+        ("[proxy]\nheader = 'X'\naddresses = []", "must name the proxies"),
+        ("[proxy]\nheader = 'X: y'\naddresses = ['::1']", "no name of a header"),
+        ("[proxy]\nheader = 'X'\naddresses = ['me']", "'me' is no address"),
+        ("[proxy]\nheader = 'X'\naddresses = ['0.0.0.0/0']", "anybody could say who they are"),
+        ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'", "lacks public_url"),
+        ("[oidc]\nissuer = 'http://a.b'\nclient_id = 'x'\npublic_url = 'https://c.d'", "issuer must be https"),
+        ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'\npublic_url = 'c.d'", "public_url must be an address"),
+        ("[oidc]\nissuer = 'https://a.b'\nclient_id = 'x'\npublic_url = 'https://c.d'\nscope = 'email'", "openid"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "sign-in.toml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as refusal:
+        read_sign_in(path)
+    assert told in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError):
+        read_sign_in(tmp_path / "none")
+    oidc = OidcSettings(issuer="https://a.b", client_id="x", public_url="https://c.d", client_secret_file="/none/such")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        oidc.secret()
+
+
+def test_other_machines_are_let_in_where_people_are_known() -> None:
+    with pytest.raises(UnsafeBindError):
+        Settings(host="0.0.0.0", sign_in=SignInSettings(operators=("ann",)))
+    assert Settings(host="0.0.0.0", sign_in=SignInSettings(require_key=True)).asks_who
+    assert Settings(host="0.0.0.0", sign_in_plugin="doorman").asks_who
