@@ -134,7 +134,7 @@ def train(
         task_type="CAUSAL_LM",
     )
 
-    class Told(TrainerCallback):  # type: ignore[misc,unused-ignore]
+    class Reports(TrainerCallback):  # type: ignore[misc,unused-ignore]
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
             progress("training", state.global_step, state.max_steps)
 
@@ -148,7 +148,7 @@ def train(
         eval_dataset=data(held_out) if held_out else None,
         processing_class=_padding_only(),
         peft_config=lora,
-        callbacks=[Told()],
+        callbacks=[Reports()],
     )
 
     trainer.remove_callback(PrinterCallback)
