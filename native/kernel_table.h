@@ -155,8 +155,8 @@ struct KernelTable {
   // Rows of a sequence that attention over bytes best takes together by tiles (0: the family has none for it).
   int64_t attention_tile_rows;
 
-  // Tiles, where there are any: from which M on they are faster (0: never).
-  int64_t tiles_from_m;
+  // Tiles, where there are any (null: none): from which M on they are faster.
+  int64_t (*tiles_from_m)(Format);
   int64_t tile_rows;  // of the weight, that are best taken together
   int64_t (*packed_bytes)(int64_t blocks, int64_t m);
   int64_t (*tile_scratch_bytes)(int64_t m);

@@ -40,7 +40,9 @@ MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
 
 bool is_k_quant(Format f) { return f == Format::Q4_K || f == Format::Q5_K || f == Format::Q6_K; }
 
-TileKernel tile_kernel(const KernelTable& table, Format format) {
+// Null where tiles are not to be had, or slower.
+TileKernel tile_kernel(const KernelTable& table, Format format, int64_t m) {
+  if (table.tiles_from_m == nullptr || m < table.tiles_from_m(format)) return nullptr;
   switch (format) {
     case Format::Q4_K:
       return table.matmul_tiles_q4_k;
@@ -106,7 +108,7 @@ struct MatmulRun {
     const int64_t row_bytes = bytes_per_row(w.format, op.k);
     const uint8_t* weight = w.data + begin * row_bytes;
     const uint8_t* const tiles = is_k_quant(w.format) ? packed : has_blocks_of_32(w.format) ? packed_32 : packed_lanes;
-    const TileKernel by_tiles = tiles != nullptr ? tile_kernel(table, w.format) : nullptr;
+    const TileKernel by_tiles = tiles != nullptr ? tile_kernel(table, w.format, op.m) : nullptr;
     const int64_t tiled = by_tiles != nullptr ? (end - begin) / 16 * 16 : 0;
     if (tiled > 0) {
       TileTask t{};
@@ -148,13 +150,11 @@ struct MatmulRun {
 }  // namespace
 
 Step matmul(Matmul op) {
-  bool any_256 = false, any_32 = false, any_mins = false, any_signed = false;
+  bool any_256 = false, any_32 = false;
   for (const auto& product : op.products) {
     const bool of_32 = has_blocks_of_32(product.weight.format);
     any_32 |= of_32;
     any_256 |= !of_32 && !is_float(product.weight.format);
-    any_signed |= product.weight.format == Format::Q6_K;
-    any_mins |= is_k_quant(product.weight.format) && product.weight.format != Format::Q6_K;
   }
   return [=](ThreadPool& pool) {
     const KernelTable& table = kernels();
@@ -174,14 +174,18 @@ Step matmul(Matmul op) {
         if (any_32) table.quantize_q8x32(run.x + j * k, k, run.quantised_32 + j * run.blocks);
       }
     });
-    const bool large = table.tiles_from_m > 0 && m >= table.tiles_from_m;
-    bool tiles_256 = large && (any_mins || any_signed), tiles_lanes = false;
-    const bool tiles_32 = large && any_32 && k % kSuperBlock == 0;
+    bool tiles_mins = false, tiles_signed = false, tiles_lanes = false, tiles_32 = false;
     for (const auto& product : op.products) {
       const Format f = product.weight.format;
-      const bool other = large && !is_k_quant(f) && !has_blocks_of_32(f) && tile_kernel(table, f) != nullptr;
-      (table.pack_block_lanes == nullptr ? tiles_256 : tiles_lanes) |= other;
+      if (tile_kernel(table, f, m) == nullptr) continue;
+      (f == Format::Q6_K             ? tiles_signed
+       : is_k_quant(f)               ? tiles_mins
+       : has_blocks_of_32(f)         ? tiles_32
+       : table.pack_block_lanes != 0 ? tiles_lanes
+                                     : tiles_mins) = true;
     }
+    tiles_32 &= k % kSuperBlock == 0;
+    const bool tiles_256 = tiles_mins || tiles_signed;
     const bool any_tiles = tiles_256 || tiles_lanes || tiles_32;
     if (any_tiles) {
       const int64_t tiles = (m + 15) / 16;
@@ -196,7 +200,7 @@ Step matmul(Matmul op) {
       if (tiles_lanes) run.packed_lanes = packed + bytes;
       if (table.pack_block_lanes == nullptr) run.packed_lanes = run.packed;
       if (tiles_32) run.packed_32 = packed + bytes + bytes_lanes;
-      PackTask packing{run.quantised, run.quantised_32, run.blocks, m, any_mins, any_signed, packed};
+      PackTask packing{run.quantised, run.quantised_32, run.blocks, m, tiles_mins, tiles_signed, packed};
       PackTask packing_lanes = packing, packing_32 = packing;
       packing_lanes.packed = run.packed_lanes;
       packing_32.packed = run.packed_32;

@@ -193,7 +193,7 @@ void matmul_case(Format f, bool tiles, Random& random) {
   const std::string what = "format " + std::to_string(int(f)) + (tiles ? " tiles" : "") + ", M " + std::to_string(m) +
                            ", rows " + std::to_string(rows) + ", K " + std::to_string(k);
   Random later{random.bits()};  // families shall not differ in what they leave of the other
-  if (!tiles || tested.tiles_from_m == 0 || tile_kernel_of(tested, f) == nullptr) {
+  if (!tiles || tested.tiles_from_m == nullptr || tile_kernel_of(tested, f) == nullptr) {
     task.y = out.data();
     task.row_end = later.below(rows);
     kernel_of(tested, f)(task);

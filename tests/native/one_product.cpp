@@ -32,7 +32,7 @@ int main(int count, char** arguments) {
   const int64_t blocks = k / 256, row_bytes = bytes_per_row(f, k);
   const bool of_32 = has_blocks_of_32(f);
   if (m * blocks > kMostBlocks || rows * row_bytes > kMostBytes || m * rows > kMostBytes) return 2;
-  if (t.tiles_from_m == 0 || m < t.tiles_from_m) {
+  if (t.tiles_from_m == nullptr || m < t.tiles_from_m(f)) {
     const MatmulTask task{weight, row_bytes, k, x, x_32, blocks, nullptr, m, y, rows, 0, rows};
     (f == Format::Q4_K   ? t.matmul_q4_k
      : f == Format::Q5_K ? t.matmul_q5_k

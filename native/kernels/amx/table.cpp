@@ -23,7 +23,7 @@ void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
 
 // What has no tiles of AMX has AVX-512's, for which batch rows are packed otherwise.
 constexpr KernelTable amx_entries() {
-  KernelTable t = tile_entries(QTENSOR_TABLE_NAME, 4, 16 * kNTileTiles, 32);
+  KernelTable t = tile_entries(QTENSOR_TABLE_NAME, from_m<4>, 16 * kNTileTiles, 32);
   t.packed_bytes_lanes = packed_bytes_lanes;
   t.pack_block_lanes = pack_block_lanes;
   return t;

@@ -19,6 +19,6 @@ void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
 }  // namespace
 
-constinit const KernelTable kAvx2Kernels = tile_entries("avx2", 6, 64);
+constinit const KernelTable kAvx2Kernels = tile_entries("avx2", from_m<6>, 64);
 
 }  // namespace qtensor

@@ -8,6 +8,7 @@
 #include "kernels/x86/matmul.h"
 #include "kernels/x86/unpacked_matmul.h"
 #include "tile_matmul.h"
+#include "tuning.h"
 
 namespace qtensor {
 namespace {
@@ -17,8 +18,16 @@ void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K512>(t); }
 void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
 void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 
+// The other formats have batch rows in the lanes, which are packed otherwise.
+constexpr KernelTable avx512_entries() {
+  KernelTable t = tile_entries("avx512", tiles_from_m, 64);
+  t.packed_bytes_lanes = packed_bytes_lanes;
+  t.pack_block_lanes = pack_block_lanes;
+  return t;
+}
+
 }  // namespace
 
-constinit const KernelTable kAvx512Kernels = tile_entries("avx512", 5, 64);
+constinit const KernelTable kAvx512Kernels = avx512_entries();
 
 }  // namespace qtensor

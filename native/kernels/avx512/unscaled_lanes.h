@@ -21,24 +21,16 @@
 namespace qtensor {
 namespace {
 
-struct alignas(64) RowBlocks256 {
-  uint8_t q[kTileRows][256];
-  int16_t pairs[2][kTileRows][8];  // mins of groups 0..7 and 8..15, or scales of sub-blocks
-  int32_t scale[16][kTileRows];    // of sub-blocks, or of groups
-  float d[kTileRows], dmin[kTileRows];
-};
-static_assert(sizeof(RowBlocks256) <= sizeof(RowBlocks) && kTileRows == 4);
-
 // A format: where bytes from k on stand, eight of which are neighbours, whether they hold their scale, and how many
 // scales a sub-block has. What computes knows its Layout alone, which several formats may have.
 template <class Block>
 struct Rows256 : Folded<Block> {
-  using Unpacked = RowBlocks256;
+  using Unpacked = RowBlocks;
   using Layout = Rows256;
   static constexpr bool scaled = true;
   static constexpr int scales = 1;
   static QTENSOR_INLINE int place(int k) { return k; }
-  static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks256& to) {
+  static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks& to) {
     const auto h = Folded<Block>::headers(place);
     _mm_store_ps(to.d, h.d);
     if constexpr (Folded<Block>::has_min) {
@@ -56,14 +48,14 @@ struct Rows256 : Folded<Block> {
 
 template <>
 struct Rows256<BlockIQ4_XS> {
-  using Unpacked = RowBlocks256;
+  using Unpacked = RowBlocks;
   using Layout = Rows256;
   static constexpr int64_t bytes = sizeof(BlockIQ4_XS);
   static constexpr int scales = 1;
   static constexpr bool has_min = false, scaled = false;
   static constexpr int offset = kLevelsOffset;
   static QTENSOR_INLINE int place(int k) { return k / 128 * 128 + k % 32 / 16 * 64 + k % 128 / 32 * 16 + k % 16; }
-  static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks256& to) {
+  static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks& to) {
     const LevelHeaders h = level_headers(place);
     _mm_store_ps(to.d, h.d);
     for (int n = 0; n < 2; n++) _mm512_store_si512(to.scale[4 * n], h.scales[n]);
@@ -92,11 +84,11 @@ struct GridLayout {
 template <class F>
 struct GridRows256 {
   using Block = typename F::Block;
-  using Unpacked = RowBlocks256;
+  using Unpacked = RowBlocks;
   using Layout = GridLayout<Grid<Block>::scales>;
   static constexpr int64_t bytes = sizeof(Block);
   static constexpr bool has_min = false;
-  static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks256& to) {
+  static QTENSOR_INLINE void unpack(const uint8_t* const* place, RowBlocks& to) {
     _mm_store_ps(to.d, _mm_mul_ps(grid_d<Block>(place), _mm_set1_ps(F::kStep)));
     for (int r = 0; r < kTileRows; r++) {
       GridRow w;
@@ -122,13 +114,13 @@ struct UnscaledLanes512 : BatchLanes512 {
   static constexpr int64_t tile_bytes = 4096 + 320 + 64;
 
   template <class Rows, int GROUPS, int TILES>
-  static QTENSOR_INLINE void block(const RowBlocks256* rows, const Packed* x, float* acc) {
+  static QTENSOR_INLINE void block(const RowBlocks* rows, const Packed* x, float* acc) {
     block_of<typename Rows::Layout, GROUPS, TILES>(rows, x, acc);
   }
   template <class Rows, int GROUPS, int TILES>
-  static __attribute__((noinline)) void block_of(const RowBlocks256* rows, const Packed* x, float* acc) {
+  static __attribute__((noinline)) void block_of(const RowBlocks* rows, const Packed* x, float* acc) {
     constexpr int count = GROUPS * kTileRows;
-    const auto own = [&](int r) -> const RowBlocks256& { return rows[r / kTileRows]; };
+    const auto own = [&](int r) -> const RowBlocks& { return rows[r / kTileRows]; };
     __m512i total[count][TILES];
 #pragma GCC unroll 16
     for (int r = 0; r < count; r++)
@@ -164,7 +156,7 @@ struct UnscaledLanes512 : BatchLanes512 {
 
   // total = sum where bytes hold their scale, else the scaled sums of sub-block j are added.
   template <class Rows, int COUNT, int TILES>
-  static QTENSOR_INLINE void add_scaled(const RowBlocks256* rows, int j, const __m512i (&sum)[COUNT][TILES],
+  static QTENSOR_INLINE void add_scaled(const RowBlocks* rows, int j, const __m512i (&sum)[COUNT][TILES],
                                         __m512i (&total)[COUNT][TILES]) {
 #pragma GCC unroll 16
     for (int r = 0; r < COUNT; r++) {
@@ -177,7 +169,7 @@ struct UnscaledLanes512 : BatchLanes512 {
 
   // Mins or what is to be taken off for the offset, and the float step.
   template <class Rows, int COUNT>
-  static QTENSOR_INLINE void finish(const RowBlocks256* rows, const Packed& x, __m512i (&total)[COUNT], float* acc) {
+  static QTENSOR_INLINE void finish(const RowBlocks* rows, const Packed& x, __m512i (&total)[COUNT], float* acc) {
     using V = Vector512;
     const __m512 dx = V::load_floats(x.d);
     constexpr bool of_groups = Rows::has_min || Rows::scales == 2;
@@ -190,7 +182,7 @@ struct UnscaledLanes512 : BatchLanes512 {
     }
 #pragma GCC unroll 16
     for (int r = 0; r < COUNT; r++) {
-      const RowBlocks256& own = rows[r / kTileRows];
+      const RowBlocks& own = rows[r / kTileRows];
       __m512i side = V::zero();
 #pragma GCC unroll 8
       for (int i = 0; i < pairs; i++)
@@ -205,7 +197,7 @@ struct UnscaledLanes512 : BatchLanes512 {
   }
 
   template <class Rows>
-  static QTENSOR_INLINE void small_m(const RowBlocks256* rows, const Packed* x, int64_t m, float* acc,
+  static QTENSOR_INLINE void small_m(const RowBlocks* rows, const Packed* x, int64_t m, float* acc,
                                      AheadInOrder& ahead) {
     using Layout = typename Rows::Layout;
     if (m <= 8)
@@ -215,8 +207,8 @@ struct UnscaledLanes512 : BatchLanes512 {
   }
   // The first HALVES * 8 batch rows of two groups of rows, in pairs of fours: see BatchLanes512::pair.
   template <class Rows, int HALVES>
-  static __attribute__((noinline)) void halves(const RowBlocks256* rows, const Packed& x, float* acc,
-                                               AheadInOrder& ahead, int64_t bytes) {
+  static __attribute__((noinline)) void halves(const RowBlocks* rows, const Packed& x, float* acc, AheadInOrder& ahead,
+                                               int64_t bytes) {
     constexpr int count = 2 * kTileRows;
     __m512i total[count][HALVES];
 #pragma GCC unroll 16

@@ -21,9 +21,9 @@ void attention_bytes(const ByteAttentionTask& t) { attend_bytes(t, read_tile); }
 }  // namespace
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-constinit const KernelTable kNeonI8mmKernels = tile_entries("neon_i8mm", 5, 64);
+constinit const KernelTable kNeonI8mmKernels = tile_entries("neon_i8mm", from_m<5>, 64);
 #else
-constinit const KernelTable kNeonKernels = tile_entries("neon", 5, 64);
+constinit const KernelTable kNeonKernels = tile_entries("neon", from_m<5>, 64);
 #endif
 
 }  // namespace qtensor

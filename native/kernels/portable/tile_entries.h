@@ -20,7 +20,12 @@ int64_t packed_bytes_32(int64_t blocks, int64_t m);
 void pack_block_32(const PackTask& t, int64_t tile, int64_t block);
 TileKernel tile_kernel_32(Format format);
 
-constexpr KernelTable tile_entries(const char* name, int64_t tiles_from_m, int64_t tile_rows,
+template <int64_t M>
+int64_t from_m(Format) {
+  return M;
+}
+
+constexpr KernelTable tile_entries(const char* name, int64_t (*tiles_from_m)(Format), int64_t tile_rows,
                                    int64_t attention_tile_rows = 0) {
   KernelTable t = table_entries(name);
   t.attention_tile_rows = attention_tile_rows;
