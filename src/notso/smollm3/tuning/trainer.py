@@ -153,11 +153,11 @@ def train(
 
     trainer.remove_callback(PrinterCallback)
 
-    def judge() -> float | None:
+    def held_out_loss() -> float | None:
         return float(trainer.evaluate()["eval_loss"]) if held_out else None
 
     if "before" not in state:
-        state["before"] = judge()
+        state["before"] = held_out_loss()
         _write(folder, state)
     checkpoint = _last_checkpoint(folder)
     resumed_at = int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
@@ -165,7 +165,7 @@ def train(
     if not math.isfinite(result.training_loss):
         raise TuningError("the training came to numbers that are not finite: a lower learning rate may help")
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-10:]
-    after = judge()
+    after = held_out_loss()
     unfinished = folder / f"{ADAPTER_FOLDER}.new"
     shutil.rmtree(unfinished, ignore_errors=True)
     trainer.model.save_pretrained(unfinished)
