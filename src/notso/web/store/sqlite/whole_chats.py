@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from notso.web.store.protocol import WholeChat
+from notso.web.store.sql.rows import chat_of, message_of
 from notso.web.store.sqlite.connection import open_reader, storage_errors
 from notso.web.store.sqlite.migrations import SCHEMA_VERSION
-from notso.web.store.sqlite.rows import chat_of, message_of
 from notso.web.values.errors import StorageError
 
 
