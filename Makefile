@@ -8,7 +8,7 @@ BROWSER := $(shell command -v chromium || command -v chromium-browser || command
 ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
-  results parity fuzz chaos races test-clients test-llama-cpp coverage clean stub sanitize screenshots lock \
+  results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
   audit sbom wheels test-install test-arm docs deb test-deb test-image release matrix
 
 help:  ## list these commands
@@ -23,11 +23,13 @@ test: $(VENV)/.dev  ## run the tests (ARGS="-k words")
 
 check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side
 	@LONG="$$($(BIN)/python tests/long_tests.py)"; export LONG; $(MAKE) --no-print-directory -j5 lint $(PARTS) && \
-	  case ",$$LONG," in *,clients,*) $(MAKE) --no-print-directory test-clients;; esac
+	  case ",$$LONG," in *,clients,*) $(MAKE) --no-print-directory test-clients;; esac && \
+	  case ",$$LONG," in *,tune,*) $(MAKE) --no-print-directory test-tune;; esac
 
 test-long: $(VENV)/.dev  ## run all tests, those that take minutes too, and record that they passed (commit the record)
 	@LONG=all $(MAKE) --no-print-directory -j4 $(PARTS)
 	@$(MAKE) --no-print-directory test-clients
+	@$(MAKE) --no-print-directory test-tune
 	@$(BIN)/python tests/long_tests.py --record
 
 # The tests in four parts that run beside one another: one computes while the others wait.
@@ -47,6 +49,18 @@ test-clients: $(VENV)/.run $(CLIENTS) build/npm-ai_sdk/.done build/npm-agents/.d
 
 test-llama-cpp: $(VENV)/.run build/tools-clients-openai-2/.done  ## run llama.cpp's own server tests against the server (LLAMA_CPP=CLONE)
 	@LLAMA_CPP="$(LLAMA_CPP)" build/tools-clients-openai-2/bin/python tests/clients/llama_cpp/suite.py $(ARGS)
+
+test-tune: $(VENV)/.dev  ## tune the demo model by TRL and PEFT, in an environment that has them
+	@if $(MAKE) --no-print-directory build/tools-tune/.linked; then \
+	  build/tools-tune/bin/python -m pytest -p no:cacheprovider tests/smollm3/tuning $(ARGS); \
+	else echo "the packages of supply/tune.txt could not be installed here: tests that tune are skipped"; fi
+
+# What .venv has, it sees too: the program, and all that both need.
+build/tools-tune/.linked: build/tools-tune/.done | $(VENV)/.dev
+	@path='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  printf 'import site; site.addsitedir("%s")\n' "$$($(BIN)/python -c "$$path")" > \
+	    "$$(build/tools-tune/bin/python -c "$$path")/zz_notso.pth"
+	@touch $@
 
 AARCH64_TESTS := tests/qtensor/test_neon.py tests/qtensor/test_neon_from_python.py tests/smollm3/engine/test_answers_on_aarch64.py
 

@@ -23,11 +23,23 @@ SOURCES = ("rouge-score", "sqlitedict", "word2number")
 """What lm-evaluation-harness needs for tasks that are not tried here. They come as sources only, and building those
 would fetch tools that no hash names."""
 
+TUNE = "tune"
+FOR_GPUS = re.compile(r"(nvidia|cuda)-[a-z0-9-]+|triton|torch")
+"""PyTorch's build for GPUs and what it needs, gigabytes: `make test-tune` has the build for CPUs, which needs none of
+it. Whoever tunes on a GPU installs the extra as usual."""
+
+CPU_TORCH = """\
+torch==2.13.0 ; platform_machine == 'x86_64' and python_full_version < '3.12' \\
+    --hash=sha256:6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
+"""
+"""That build, for CPython 3.11: PyTorch offers it beside the usual index, so its hash stands here."""
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "build": ("pip", "scikit-build-core", "nanobind", "cmake", "ninja"),
     "run": (),  # the dependencies of pyproject.toml
     "dev": ("--extra", "dev"),
     "lock": ("uv",),
+    TUNE: ("--extra", "tune"),
     "audit": ("pip-audit",),
     "wheels": (
         "pip",
@@ -97,6 +109,12 @@ def locked(path: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
     return found
 
 
+def for_cpus(text: str) -> str:
+    """The lines of a lock file without what only a GPU needs, and with the build of PyTorch that needs none."""
+    packages = re.split(r"^(?=[a-z0-9])", text, flags=re.MULTILINE)
+    return "".join(each for each in packages if not FOR_GPUS.fullmatch(each.partition("==")[0])) + CPU_TORCH
+
+
 def main() -> None:
     environment = dict(os.environ)
     asked = subprocess.run([sys.executable, "-m", "pip", "config", "get", "global.index_url"], capture_output=True)
@@ -111,13 +129,16 @@ def main() -> None:
         command += ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
         pins = path if group in OWN_PINS else ROOT / "constraints.txt"
         command += ["--constraint", str(pins)] if pins.exists() else []
+        own = FOLDER / f"{TUNE}.txt"
+        command += ["--constraint", str(own)] if group == TUNE and own.exists() else []  # nobody else holds them
         command += [part for name in sorted(left_out) for part in ("--no-emit-package", name)]
         command += [*wanted, str(ROOT / "pyproject.toml")] if project else ["-"]
         listed = "" if project else "\n".join(wanted)
         made = subprocess.run(
             command, input=listed.encode(), stdout=subprocess.PIPE, env=environment, cwd=FOLDER, check=True
         )
-        path.write_text("# Made by `make lock`.\n" + made.stdout.decode())
+        text = made.stdout.decode()
+        path.write_text("# Made by `make lock`.\n" + (for_cpus(text) if group == TUNE else text))
         found = locked(path)
         written |= set() if apart else set(found)
         print(f"{path.name}: {len(found)} packages, {sum(len(sums) for _, sums in found.values())} hashes")

@@ -56,6 +56,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "supply/clients-openai-2.txt",
         "tests/clients",
     ),
+    "tune": (
+        "src/notso/cli/tune.py",
+        "src/notso/smollm3/tuning",
+        "supply/tune.txt",
+        "tests/smollm3/tuning",
+    ),
     "page": (
         "src/notso/web/rendering",
         "src/notso/web/static",

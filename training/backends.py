@@ -42,11 +42,13 @@ def parse(output: str) -> Reply:
     return Reply(reasoning.strip(), text.strip(), call)
 
 
-def notso(path: Path | None) -> Ask:
-    """The project's own engine."""
+def notso(path: Path | None, adapter: Path | None = None) -> Ask:
+    """The project's own engine, with a LoRA adapter where one is named."""
     from notso import Engine, Message, RequestOptions, SamplingParams, ToolCall
 
-    engine = Engine.load(str(path)) if path else Engine.load()
+    adapters = [f"tuned={adapter}"] if adapter else []
+    engine = Engine.load(path, adapters=adapters)
+    name = "tuned" if adapter else None
 
     def turn(message: dict[str, str]) -> Message:
         call = parse(message["content"]).call if message["role"] == "assistant" else None
@@ -65,7 +67,7 @@ def notso(path: Path | None) -> Ask:
         turns = [turn(m) for m in messages]
         given = [json.loads(tool) for tool in tools] if tools else None
         params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0)
-        for event in engine.generate(turns, params, RequestOptions(thinking=thinking, tools=given)):
+        for event in engine.generate(turns, params, RequestOptions(thinking=thinking, tools=given, adapter=name)):
             if event.kind in parts:
                 parts[event.kind] += event.text
             elif event.kind == "tool_call" and event.tool_call is not None:

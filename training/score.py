@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from training.backends import BACKENDS, Ask, Messages
+from training.backends import BACKENDS, Ask, Messages, notso
 from training.topics import arithmetic, memory, talk, tools, unknown, words
 from training.topics.base import Context, expand
 from training.topics.facts import facts
@@ -207,13 +207,15 @@ def main() -> None:
     parser.add_argument(
         "--model", type=Path, help="GGUF file, or the folder for transformers; default: the shipped demo"
     )
+    parser.add_argument("--adapter", type=Path, help="a LoRA adapter, for the project's engine")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--part", type=float, default=1.0, help="part of the counted cases")
     parser.add_argument("--verbose", action="store_true", help="wrong answers to stderr")
     options = parser.parse_args()
     shipped = Path(__file__).parent.parent / "src" / "notso" / "demo" / "demo.gguf"
     model = options.model or (None if options.backend == "notso" else shipped)
-    result = Scorer(BACKENDS[options.backend](model), options.verbose).run(options.part)
+    ask = notso(model, options.adapter) if options.adapter else BACKENDS[options.backend](model)
+    result = Scorer(ask, options.verbose).run(options.part)
     if options.json:
         print(json.dumps(result, indent=1))
     else:

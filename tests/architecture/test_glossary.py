@@ -26,6 +26,10 @@ EXCEPTIONS = {
     ("src/notso/smollm3/model/lora.py", "rank"): "of a low-rank adapter",
     ("src/notso/smollm3/model/transformer.py", "rank"): "of a low-rank adapter",
     ("src/notso/smollm3/values/adapter.py", "rank"): "of a low-rank adapter",
+    **{
+        (f"src/notso/{file}", "rank"): "of a low-rank adapter"
+        for file in ("cli/tune.py", "smollm3/tuning/recipe.py", "smollm3/tuning/trainer.py")
+    },
     ("src/notso/web/api/server/models.py", "rank"): "of a low-rank adapter",
     ("src/notso/smollm3/model/weights.py", "attn_norm"): "a tensor's name in a GGUF file",
     ("src/notso/smollm3/model/weights.py", "ffn_norm"): "a tensor's name in a GGUF file",

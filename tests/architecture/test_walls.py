@@ -24,7 +24,10 @@ MODULES = sorted(set((SOURCE / "notso").rglob("*.py")) - {PEER_WORKER})
 # Third-party modules by floor; a floor that needs another one says so here. The front door may use them all.
 LIBRARIES = {
     "qtensor": {"numpy"},
-    "smollm3": {"numpy", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "httpx2", "platformdirs"},
+    "smollm3": {
+        "numpy", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "httpx2", "platformdirs",
+        "torch", "transformers", "trl", "peft", "datasets",  # asked for by tuning, and only where somebody tunes
+    },
     "web": {
         "fastapi", "starlette", "uvicorn", "pydantic", "jinja2", "markupsafe", "markdown_it", "mdit_py_plugins", "nh3",
         "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
@@ -126,7 +129,7 @@ def test_libraries_are_declared() -> None:
     extras = project["optional-dependencies"]
     lines = [
         *project["dependencies"],
-        *(line for name in ("mcp", "oidc", "postgres", "valkey") for line in extras[name]),
+        *(line for name in ("mcp", "oidc", "postgres", "tune", "valkey") for line in extras[name]),
     ]
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in lines}
     used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}
@@ -243,4 +246,13 @@ def test_one_module_knows_the_library_of_grammars() -> None:
     found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] == "llguidance"}
     assert found == {"grammar.py"}
     code = "import sys, notso.smollm3; sys.exit('llguidance' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_two_modules_know_the_libraries_of_training() -> None:
+    """And ask for them only where somebody tunes: they are an extra."""
+    libraries = {"torch", "transformers", "trl", "peft", "datasets"}
+    found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] in libraries}
+    assert found == {"base_model.py", "trainer.py"}
+    code = f"import sys, notso.cli.tune; sys.exit(bool({libraries} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -68,6 +68,15 @@ def rope_of_the_3b() -> dict[str, npt.NDArray[np.floating]]:
             return dict(result)
 
 
+def quantise(model: Path, out: Path, file_type: int, importance: dict[str, npt.NDArray[np.float32]] | None) -> None:
+    """A file of blocks by llama.cpp. importance: by tensor, as its own tool would measure it."""
+    with TemporaryDirectory() as folder:
+        named = Path(folder, "importance.npz")
+        if importance is not None:
+            np.savez(named, **importance)  # type: ignore[arg-type]
+        _run("quantise", str(model), str(out), str(file_type), *([str(named)] if importance is not None else []))
+
+
 def make_file(model: Path, out: Path, name: str) -> None:
     """Have llama.cpp write `model`, in F32, with all matrices in the block type of that name. Raises RuntimeError."""
     _run("file", str(model), str(out), name, script="llama_cpp_types.py")

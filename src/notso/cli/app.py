@@ -16,6 +16,7 @@ from notso.cli import (
     chat,
     config_file,
     convert,
+    dataset,
     doctor,
     exit_codes,
     inspect,
@@ -24,12 +25,14 @@ from notso.cli import (
     perplexity,
     plugin,
     pull,
+    quantise,
     rm,
     run,
     serve,
     store,
     synth,
     terminal,
+    tune,
     verify,
 )
 
@@ -85,6 +88,9 @@ VERBS: dict[str, Callable[..., None]] = {
     "store": store.store,
     "pull": pull.pull,
     "convert": convert.convert,
+    "quantise": quantise.quantise,
+    "dataset": dataset.dataset,
+    "tune": tune.tune,
     "list": list.list_models,
     "rm": rm.remove_model,
     "inspect": inspect.inspect,
@@ -99,8 +105,8 @@ VERBS: dict[str, Callable[..., None]] = {
 for _name, _module in zip(
     VERBS,
     (
-        *(serve, chat, run, batch, backup, store, pull, convert, list, rm, inspect, verify, perplexity, synth),
-        *(plugin, keys, bench, doctor),
+        *(serve, chat, run, batch, backup, store, pull, convert, quantise, dataset, tune),
+        *(list, rm, inspect, verify, perplexity, synth, plugin, keys, bench, doctor),
     ),
     strict=True,
 ):

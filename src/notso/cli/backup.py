@@ -37,6 +37,13 @@ def backup(
     To go back to it, stop the server and put the file in the data directory as notso.db, with no notso.db-wal there.
     Conversations in PostgreSQL (DATABASE_URL) are its own pg_dump's to back up.
     """
+    target = file or Path(f"notso-backup-{date.today().isoformat()}.db")
+    copy_chats(target, server, data_dir, api_key_file)
+    terminal.say(f"{target} ({terminal.gigabytes(target.stat().st_size)})")
+
+
+def copy_chats(target: Path, server: str | None, data_dir: Path | None, api_key_file: Path | None) -> None:
+    """All conversations to a new file: from a server where one is named, else from the data directory."""
     from notso.web.store.sqlite.backup import back_up
     from notso.web.values.settings import default_data_dir
 
@@ -45,7 +52,6 @@ def backup(
         from notso.web.values.errors import StorageError
 
         raise StorageError(BACKUP_ELSEWHERE)
-    target = file or Path(f"notso-backup-{date.today().isoformat()}.db")
     if server is None:
         with _new(target):
             back_up(data_dir or default_data_dir(), target)
@@ -53,7 +59,6 @@ def backup(
         key = options.api_key(api_key_file) or ""
         with _new(target):
             _fetch(server, key, target)
-    terminal.say(f"{target} ({terminal.gigabytes(target.stat().st_size)})")
 
 
 @contextlib.contextmanager

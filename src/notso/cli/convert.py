@@ -22,9 +22,13 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT.gguf", help="The file to write.", show_default=False)],
     mix: Annotated[
         str,
-        typer.Option("--type", metavar="TYPE", help="Q4_K_M, Q8_0, F16, BF16, F32, Q6_K, Q5_K, Q4_K, Q4_1 or Q4_0."),
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16, BF16, F32, or one of the rarer Q5_K, Q4_K, Q4_1, Q4_0.",
+        ),
     ] = "Q4_K_M",
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: options.Force = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -33,10 +37,7 @@ def convert(
     Some rows at a time, so that any machine can; K-quants of the 3B take minutes. What this engine would compute
     otherwise than the folder says is refused by name.
     """
-    if out.exists() and not force:
-        raise typer.BadParameter(f"{out} is there already; --force replaces it", param_hint="OUT.gguf")
-    if not out.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.parent}; make it first", param_hint="OUT.gguf")
+    options.require_free_place(out, force, "OUT.gguf")
     from notso.smollm3.conversion.converter import convert as convert_folder
 
     with terminal.progress(in_bytes=True) as report:

@@ -238,3 +238,29 @@ def api_key(file: Path | None) -> str | None:
     if not key:
         raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
     return key
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]
+
+
+def require_free_place(out: Path, force: bool, name: str) -> None:
+    """Raises typer.BadParameter where the file to write is there already, or its folder is not."""
+    if out.exists() and not force:
+        raise typer.BadParameter(f"{out} is there already; --force replaces it", param_hint=name)
+    if not out.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.parent}; make it first", param_hint=name)
+
+
+_MAX_TEXT_BYTES = 1 << 30
+
+
+def read_text(path: Path, name: str) -> str:
+    """A file that a person named, in UTF-8. Raises typer.BadParameter."""
+    try:
+        if path.stat().st_size > _MAX_TEXT_BYTES:
+            raise typer.BadParameter(f"{path} holds more than {_MAX_TEXT_BYTES >> 30} GiB", param_hint=name)
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path} is not UTF-8 text (byte {error.start})", param_hint=name) from None
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint=name) from None

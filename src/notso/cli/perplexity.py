@@ -17,8 +17,6 @@ EXAMPLES = """\
   notso perplexity SmolLM3-Q4_K_M.gguf wiki.test.raw
   notso perplexity SmolLM3-Q4_K_M.gguf wiki.test.raw --kl SmolLM3-F16.gguf"""
 
-_MAX_TEXT_BYTES = 1 << 30
-
 
 def perplexity(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.")],
@@ -43,7 +41,7 @@ def perplexity(
     from notso.smollm3.diagnostics.perplexity import divergence
     from notso.smollm3.diagnostics.perplexity import perplexity as measure
 
-    words = _read(text)
+    words = options.read_text(text, "TEXT")
     engine = engines.open_engine(file, window, threads, kv=kv, device=device, silent=as_json)
     with engine, terminal.progress(as_json=as_json) as report:
         if kl is None:
@@ -60,17 +58,6 @@ def perplexity(
     else:
         for line in describe(found):
             terminal.say(line)
-
-
-def _read(path: Path) -> str:
-    try:
-        if path.stat().st_size > _MAX_TEXT_BYTES:
-            raise typer.BadParameter(f"{path} holds more than {_MAX_TEXT_BYTES >> 30} GiB", param_hint="TEXT")
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"{path} is not UTF-8 text (byte {error.start})", param_hint="TEXT") from None
-    except OSError as error:
-        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="TEXT") from None
 
 
 def describe(found: Perplexity | Divergence) -> list[str]:

@@ -23,7 +23,7 @@ from notso.qtensor.errors import (
     one_line,
     quoted,
 )
-from notso.qtensor.formats import BF16, F16, F32, FORMATS, FORMATS_BY_NAME, Q4_K, Q6_K, Q8_0, Format
+from notso.qtensor.formats import BF16, F16, F32, FORMATS, FORMATS_BY_NAME, Q4_K, Q5_K, Q6_K, Q8_0, Format
 from notso.qtensor.host_memory import (
     MIB,
     MemoryLimit,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BF16", "CPU", "CUDA", "F16", "F32", "FORMATS", "FORMATS_BY_NAME", "KV_FORMATS", "MAX_QUOTED_CHARACTERS", "MIB",
-    "Q4_K", "Q6_K", "Q8_0", "TILE_POSITIONS", "Array", "Backend", "DeviceError", "DeviceLostError",
+    "Q4_K", "Q5_K", "Q6_K", "Q8_0", "TILE_POSITIONS", "Array", "Backend", "DeviceError", "DeviceLostError",
     "DeviceMemoryError", "Format", "GGUFError", "GGUFFile", "GGUFWriter", "HugePageArena", "KVFormat",
     "KernelChoiceError", "KeyValuePool", "MemoryLimit", "Metadata", "NotsoError", "OperandError", "ProcessMemory",
     "Program", "QTensor", "QTensorError", "RMSNorm", "SafetensorsError", "SafetensorsFile",

@@ -77,10 +77,17 @@ class QTensor:
         return np.require(values, np.float32, ["C", "A"]).reshape(self.shape)
 
     @classmethod
-    def quantise(cls, values: npt.NDArray[np.float32], format: Format, name: str = "") -> QTensor:
-        """Make a tensor of `values` (any shape, float32) in `format`. Raises OperandError as `blocks.quantise` does."""
+    def quantise(
+        cls,
+        values: npt.NDArray[np.float32],
+        format: Format,
+        name: str = "",
+        importance: npt.NDArray[np.float32] | None = None,
+    ) -> QTensor:
+        """Make a tensor of `values` (any shape, float32) in `format`; importance: of the columns. Raises OperandError
+        as `blocks.quantise` does."""
         array = np.asarray(values, np.float32)
         if array.ndim < 1 or array.size == 0:
             raise OperandError(f"tensor {name!r}: shape {array.shape} has no rows or an empty side")
-        packed = blocks.quantise(format, array.reshape(-1, array.shape[-1]))
+        packed = blocks.quantise(format, array.reshape(-1, array.shape[-1]), importance)
         return cls(name, format, array.shape, packed.reshape(-1))

@@ -216,20 +216,20 @@ def _pack_nibbles(q: Integers, width: int) -> Bytes:
     return packed.reshape(len(q), -1)
 
 
-def _pack_q4_k(x: Floats) -> Bytes:
-    d, dmin, scales, mins, q = scale_search.super_blocks(x, 15)
+def _pack_q4_k(x: Floats, w: Floats) -> Bytes:
+    d, dmin, scales, mins, q = scale_search.super_blocks(x, w, 15)
     return np.concatenate([_half_bytes(d), _half_bytes(dmin), pack_scales(scales, mins), _pack_nibbles(q, 32)], axis=1)
 
 
-def _pack_q5_k(x: Floats) -> Bytes:
-    d, dmin, scales, mins, q = scale_search.super_blocks(x, 31)
+def _pack_q5_k(x: Floats, w: Floats) -> Bytes:
+    d, dmin, scales, mins, q = scale_search.super_blocks(x, w, 31)
     fifth = (q.reshape(-1, 8, 32) >> 4 << np.arange(8)[:, None]).sum(axis=1).astype(np.uint8)
     head = [_half_bytes(d), _half_bytes(dmin), pack_scales(scales, mins)]
     return np.concatenate([*head, fifth, _pack_nibbles(q & 15, 32)], axis=1)
 
 
-def _pack_q6_k(x: Floats) -> Bytes:
-    d, scales, q = scale_search.signed_super_blocks(x)
+def _pack_q6_k(x: Floats, w: Floats) -> Bytes:
+    d, scales, q = scale_search.signed_super_blocks(x, w)
     raised = q + 32
     high = (raised.reshape(-1, 2, 4, 32) >> 4 << 2 * np.arange(4)[:, None]).sum(axis=2).reshape(-1, 64)
     scale_bytes = scales.astype(np.int8).view(np.uint8)
@@ -266,19 +266,23 @@ _BYTES: dict[Format, Callable[[Floats], Bytes]] = {
     Q4_0: _pack_q4_0,
     Q4_1: _pack_q4_1,
     Q8_0: _pack_q8_0,
-    Q4_K: _pack_q4_k,
-    Q5_K: _pack_q5_k,
-    Q6_K: _pack_q6_k,
 }
+_SEARCHED: dict[Format, Callable[[Floats, Floats], Bytes]] = {Q4_K: _pack_q4_k, Q5_K: _pack_q5_k, Q6_K: _pack_q6_k}
+SEARCHED_VALUES = 1 << 17  # numbers at a time in a search, which goes over them often: they stay in a cache
+LEAST_IMPORTANCE = np.float32(1e-3)  # of the mean: what a text did not need, another one may
 
 
-def quantise(format: Format, values: npt.NDArray[np.float32]) -> Bytes:
-    """(..., cols) float32 -> (..., row_bytes) uint8 in `format`, to nearest with a small search for good scales.
+def quantise(
+    format: Format, values: npt.NDArray[np.float32], importance: npt.NDArray[np.float32] | None = None
+) -> Bytes:
+    """(..., cols) float32 -> (..., row_bytes) uint8 in `format`, to nearest; of the super-blocks with a search for good
+    scales (`scale_search.py`).
 
-    Raises OperandError for a format that is only read (`unpacked_blocks.py`), for a row that is not whole blocks, for
-    NaN or infinity, and for numbers too large to store.
+    importance (cols,): how much the square of an error counts in each column, for that search. Raises OperandError for
+    a format that is only read (`unpacked_blocks.py`), for a row that is not whole blocks, for NaN or infinity, and for
+    numbers too large to store.
     """
-    if format not in _BYTES:
+    if format not in _BYTES and format not in _SEARCHED:
         raise OperandError(f"{format.name} is read, not made")
     x = np.ascontiguousarray(values, np.float32)
     bytes_per_row = row_bytes(format, x.shape[-1] if x.ndim else 0)
@@ -289,10 +293,31 @@ def quantise(format: Format, values: npt.NDArray[np.float32]) -> Bytes:
         raise OperandError(f"numbers up to {largest:.3g} are too large for {format.name}")
     flat = x.reshape(-1, format.block_values)
     out = np.empty((len(flat), format.block_bytes), np.uint8)
-    step = CHUNK_VALUES // format.block_values
-    for i in range(0, len(flat), step):
-        out[i : i + step] = _BYTES[format](flat[i : i + step])
+    if format in _SEARCHED:
+        weights = _weights(importance, x.shape[-1]).reshape(-1, format.block_values)
+        step = SEARCHED_VALUES // format.block_values
+        for i in range(0, len(flat), step):
+            part = flat[i : i + step]
+            columns = np.arange(i, i + len(part)) % len(weights)
+            out[i : i + step] = _SEARCHED[format](part, weights[columns])
+    else:
+        step = CHUNK_VALUES // format.block_values
+        for i in range(0, len(flat), step):
+            out[i : i + step] = _BYTES[format](flat[i : i + step])
     return out.reshape(*x.shape[:-1], bytes_per_row)
+
+
+def _weights(importance: npt.NDArray[np.float32] | None, columns: int) -> Floats:
+    """(columns,) above zero, 1 in the mean."""
+    if importance is None:
+        return np.ones(columns, np.float32)
+    if importance.shape != (columns,) or not np.isfinite(importance).all() or importance.min() < 0:
+        raise OperandError(f"the importance of {columns} columns must be as many numbers, finite and not below 0")
+    mean = np.float32(importance.mean(dtype=np.float64))
+    if mean <= 0:
+        return np.ones(columns, np.float32)
+    weights: Floats = np.maximum(importance.astype(np.float32) / mean, LEAST_IMPORTANCE)
+    return weights
 
 
 _SCALE_FIELDS: dict[Format, tuple[int, ...]] = {

@@ -1,8 +1,13 @@
 """Choosing scales: the part of quantising that is a matter of quality, not of layout.
 
-A file's own blocks never pass through here; it serves tests, synthetic files and small exports. Each search tries a
-few scales around the obvious one, fits the best scale to the integers each gives (least squares), and keeps the fit
-with the smallest squared error.
+A file's own blocks never pass through here; it serves conversion, tests and synthetic files. What is made small is the
+sum of w * (what the block says - x)^2, where w says how much an error of a number matters (all alike where nobody
+knows). Each search tries a few scales around the obvious one, fits the best scale to the integers that each gives
+(least squares), and keeps the best fit. A minimum is fitted anew to its scale as it is stored, and at last the halves
+of a super-block to all its integers.
+
+Groups stand in columns, (values of a group, groups): sums over a group are then taken number by number, in one order,
+whatever stands beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[Any]
 
 STRETCHES = np.linspace(-1.0, 1.0, 9)  # how far, in integer steps, the largest value may be moved
+SIGNED_STRETCHES = np.linspace(-1.0, 3.0, 13)  # the extreme goes to about -32, and need not use all of the range
 
 
 def as_half(x: Floats) -> Floats:
@@ -35,57 +41,123 @@ def symmetric(scale: Floats, x: Floats, low: int, high: int) -> tuple[Floats, In
     return d, np.clip(np.rint(x * _reciprocal(d)[:, None]), low, high).astype(np.int32)
 
 
-def _fit_with_minimum(x: Floats, top: int) -> tuple[Floats, Floats]:
-    """x (n, 32) -> scale and minimum (n,), both >= 0, so that x is near scale * q - minimum with q in 0..top."""
-    low = np.minimum(x.min(axis=1), np.float32(0))
-    spread = x.max(axis=1) - low
+def _columns(x: Floats, group: int) -> Floats:
+    """x (n, 256) -> (group, n * 256 / group): groups in columns."""
+    return np.ascontiguousarray(x.reshape(-1, group).T)
+
+
+def _fit_with_minimum(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats]:
+    """x, w (32, n) -> scale and minimum (n,), both >= 0, so that x is near scale * q - minimum with q in 0..top."""
+    low = np.minimum(x.min(axis=0), np.float32(0))
+    y = x - low  # from 0 up: nothing is lost in the differences of sums below
+    spread = y.max(axis=0)
+    sum_w, wy = w.sum(axis=0), w * y
+    sum_y = wy.sum(axis=0)
     best_scale, best_minimum = spread / np.float32(top), -low
-    best_error = np.full(len(x), np.inf, np.float32)
-    n = x.shape[1]
+    best_error = np.full(x.shape[1], np.inf, np.float32)
     for stretch in STRETCHES:
         inverse = np.float32(top + stretch) * _reciprocal(spread)
-        q = np.clip(np.rint((x - low[:, None]) * inverse[:, None]), 0, top)
-        sum_q, sum_qq, sum_x, sum_qx = q.sum(axis=1), (q * q).sum(axis=1), x.sum(axis=1), (q * x).sum(axis=1)
-        scale = (n * sum_qx - sum_q * sum_x) * _reciprocal(n * sum_qq - sum_q * sum_q)
-        minimum = (scale * sum_q - sum_x) / np.float32(n)
-        through_zero = minimum < 0  # the stored minimum cannot be negative: fit the scale alone
-        scale = np.maximum(np.where(through_zero, sum_qx * _reciprocal(sum_qq), scale), 0)
-        minimum = np.where(through_zero, np.float32(0), minimum)
-        error = np.square(scale[:, None] * q - minimum[:, None] - x).sum(axis=1)
+        q = np.clip(np.rint(y * inverse), 0, top)
+        wq = w * q
+        sum_q, sum_qq, sum_qy = wq.sum(axis=0), (wq * q).sum(axis=0), (wy * q).sum(axis=0)
+        scale = (sum_w * sum_qy - sum_q * sum_y) * _reciprocal(sum_w * sum_qq - sum_q * sum_q)
+        lowered = (scale * sum_q - sum_y) * _reciprocal(sum_w)  # the minimum of y
+        through_zero = lowered < low  # the stored minimum cannot be negative: fit the scale alone
+        scale = np.maximum(np.where(through_zero, (sum_qy + low * sum_q) * _reciprocal(sum_qq), scale), 0)
+        lowered = np.where(through_zero, low, lowered)
+        error = scale * (scale * sum_qq - 2 * (lowered * sum_q + sum_qy)) + lowered * (lowered * sum_w + 2 * sum_y)
         better = error < best_error
         best_error = np.where(better, error, best_error)
-        best_scale, best_minimum = np.where(better, scale, best_scale), np.where(better, minimum, best_minimum)
+        best_scale = np.where(better, scale, best_scale)
+        best_minimum = np.where(better, lowered - low, best_minimum)
     return best_scale.astype(np.float32), best_minimum.astype(np.float32)
 
 
-def super_blocks(x: Floats, top: int) -> tuple[Floats, Floats, Integers, Integers, Integers]:
-    """x (n, 256) -> d (n,), dmin (n,), scales (n, 8), mins (n, 8) in 0..63, q (n, 256) in 0..top."""
-    groups = x.reshape(-1, 32)
-    scale, minimum = (part.reshape(-1, 8) for part in _fit_with_minimum(groups, top))
+def super_blocks(x: Floats, w: Floats, top: int) -> tuple[Floats, Floats, Integers, Integers, Integers]:
+    """x, w (n, 256) -> d (n,), dmin (n,), scales (n, 8), mins (n, 8) in 0..63, q (n, 256) in 0..top."""
+    columns, weights = _columns(x, 32), _columns(w, 32)
+    scale, minimum = (part.reshape(-1, 8) for part in _fit_with_minimum(columns, weights, top))
     d, scales = symmetric(scale.max(axis=1) / np.float32(63), scale, 0, 63)
+    # What a scale lost by rounding, its minimum makes good in part.
+    stored = (d[:, None] * scales.astype(np.float32)).reshape(-1)
+    q = np.clip(np.rint((columns + minimum.reshape(-1)) * _reciprocal(stored)), 0, top)
+    fitted = (weights * (stored * q - columns)).sum(axis=0) * _reciprocal(weights.sum(axis=0))
+    minimum = np.where(stored > 0, np.maximum(fitted, 0), minimum.reshape(-1)).astype(np.float32).reshape(-1, 8)
     dmin, mins = symmetric(minimum.max(axis=1) / np.float32(63), minimum, 0, 63)
-    stored_scale, stored_minimum = d[:, None] * scales, dmin[:, None] * mins
-    shifted = x.reshape(-1, 8, 32) + stored_minimum[:, :, None]
-    q = np.clip(np.rint(shifted * _reciprocal(stored_scale.astype(np.float32))[:, :, None]), 0, top)
-    return d, dmin, scales, mins, q.astype(np.int32).reshape(len(x), 256)
+    q = _integers(columns, d, dmin, scales, mins, top)
+    d, dmin = _refit(columns, weights, d, dmin, scales, mins, q)
+    q = _integers(columns, d, dmin, scales, mins, top)
+    return d, dmin, scales, mins, q.T.astype(np.int32).reshape(len(x), 256)
 
 
-def signed_super_blocks(x: Floats) -> tuple[Floats, Integers, Integers]:
-    """x (n, 256) -> d (n,), scales (n, 16) in -128..127, q (n, 256) in -32..31."""
-    groups = x.reshape(-1, 16)
-    extreme = np.take_along_axis(groups, np.abs(groups).argmax(axis=1)[:, None], axis=1)[:, 0]
-    best_scale = np.zeros(len(groups), np.float32)
-    best_error = np.full(len(groups), np.inf, np.float32)
-    for stretch in STRETCHES:  # the extreme goes to about -32: the negative side reaches one further
+def _integers(x: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Integers, top: int) -> Floats:
+    """x (32, 8n) -> q of the same shape, to nearest by the scales as they are stored."""
+    stored = (d[:, None] * scales.astype(np.float32)).reshape(-1)
+    minimum = (dmin[:, None] * mins.astype(np.float32)).reshape(-1)
+    q: Floats = np.clip(np.rint((x + minimum) * _reciprocal(stored)), 0, top)
+    return q
+
+
+def _refit(
+    x: Floats, w: Floats, d: Floats, dmin: Floats, scales: Integers, mins: Integers, q: Floats
+) -> tuple[Floats, Floats]:
+    """The best d and dmin for integers that stay: two unknowns for each super-block, least squares in double precision.
+    What is not a pair of numbers above zero stays as it was."""
+    s, m = scales.astype(np.float64), mins.astype(np.float64)
+    wq, wx = w * q, w * x
+
+    def by_block(sums: Floats) -> npt.NDArray[np.float64]:
+        return sums.astype(np.float64).reshape(-1, 8)
+
+    ss = (s * s * by_block((wq * q).sum(axis=0))).sum(axis=1)
+    sm = (s * m * by_block(wq.sum(axis=0))).sum(axis=1)
+    mm = (m * m * by_block(w.sum(axis=0))).sum(axis=1)
+    sx = (s * by_block((wq * x).sum(axis=0))).sum(axis=1)
+    mx = (m * by_block(wx.sum(axis=0))).sum(axis=1)
+    determinant = ss * mm - sm * sm
+    solvable = determinant > 1e-9 * ss * mm
+    safe = np.where(solvable, determinant, 1)
+    fitted_d, fitted_dmin = (sx * mm - sm * mx) / safe, (sm * sx - ss * mx) / safe
+    # Without a minimum there is one unknown.
+    alone = ~solvable & (mm == 0) & (ss > 0)
+    fitted_d = np.where(alone, sx / np.where(alone, ss, 1), fitted_d)
+    usable = (fitted_d > 0) & (fitted_d < 2 * d) & (alone | (solvable & (fitted_dmin > 0) & (fitted_dmin < 2 * dmin)))
+    return (
+        np.where(usable, as_half(np.where(usable, fitted_d, 0).astype(np.float32)), d),
+        np.where(usable & ~alone, as_half(np.where(usable & ~alone, fitted_dmin, 0).astype(np.float32)), dmin),
+    )
+
+
+def signed_super_blocks(x: Floats, w: Floats) -> tuple[Floats, Integers, Integers]:
+    """x, w (n, 256) -> d (n,), scales (n, 16) in -128..127, q (n, 256) in -32..31."""
+    groups, weights = _columns(x, 16), _columns(w, 16)
+    extreme = np.take_along_axis(groups, np.abs(groups).argmax(axis=0)[None], axis=0)[0]
+    wx = weights * groups
+    best_scale = np.zeros(groups.shape[1], np.float32)
+    best_gain = np.full(groups.shape[1], -np.inf, np.float32)
+    for stretch in SIGNED_STRETCHES:
         inverse = np.float32(-32 + stretch) * _reciprocal(extreme)
-        q = np.clip(np.rint(groups * inverse[:, None]), -32, 31)
-        scale = (q * groups).sum(axis=1) * _reciprocal((q * q).sum(axis=1))
-        error = np.square(scale[:, None] * q - groups).sum(axis=1)
-        better = error < best_error
-        best_error, best_scale = np.where(better, error, best_error), np.where(better, scale, best_scale)
+        q = np.clip(np.rint(groups * inverse), -32, 31)
+        sum_qx = (q * wx).sum(axis=0)
+        scale = sum_qx * _reciprocal((weights * q * q).sum(axis=0))
+        gain = sum_qx * scale  # by so much less is the error than that of zeros
+        better = gain > best_gain
+        best_gain, best_scale = np.where(better, gain, best_gain), np.where(better, scale, best_scale)
     scale = best_scale.reshape(-1, 16)
     largest = np.take_along_axis(scale, np.abs(scale).argmax(axis=1)[:, None], axis=1)[:, 0]
     d, scales = symmetric(largest / np.float32(-128), scale, -128, 127)
-    stored = (d[:, None] * scales).astype(np.float32)
-    q = np.clip(np.rint(x.reshape(-1, 16, 16) * _reciprocal(stored)[:, :, None]), -32, 31)
-    return d, scales, q.astype(np.int32).reshape(len(x), 256)
+    q = _signed_integers(groups, d, scales)
+    steps = scales.astype(np.float64)
+    qx = (steps * (q * wx).sum(axis=0).astype(np.float64).reshape(-1, 16)).sum(axis=1)
+    qq = (steps * steps * (weights * q * q).sum(axis=0).astype(np.float64).reshape(-1, 16)).sum(axis=1)
+    fitted = qx / np.where(qq > 0, qq, 1)
+    usable = (qq > 0) & (np.abs(fitted) < 2 * np.abs(d)) & (np.sign(fitted) == np.sign(d))
+    d = np.where(usable, as_half(np.where(usable, fitted, 0).astype(np.float32)), d)
+    return d, scales, _signed_integers(groups, d, scales).T.astype(np.int32).reshape(len(x), 256)
+
+
+def _signed_integers(x: Floats, d: Floats, scales: Integers) -> Floats:
+    """x (16, 16n) -> q of the same shape, to nearest by the scales as they are stored."""
+    stored = (d[:, None] * scales.astype(np.float32)).reshape(-1)
+    q: Floats = np.clip(np.rint(x * _reciprocal(stored)), -32, 31)
+    return q

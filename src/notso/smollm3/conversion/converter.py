@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from notso.qtensor import Format, GGUFFile, GGUFWriter, QTensor
+from notso.qtensor import Format, GGUFFile, GGUFWriter
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
 from notso.smollm3.conversion.hf_config import Entries, config_entries, read_config
 from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
+from notso.smollm3.conversion.packing import packed, require_whole_blocks
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
-from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, format_in
+from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, Q5_K_M, format_in
 from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.tokenizer_json import tokenizer_entries
 from notso.smollm3.text.vocabulary import UNUSED
 
-MIXES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", Q4_K_M)
+MIXES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", Q4_K_M, Q5_K_M)
 """What can be made. Q4_K_M is the official files' mix."""
 
 TOKENIZER_FILE, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -30,7 +31,9 @@ Progress = Callable[[int, int], None]  # bytes written so far, bytes in all
 _TYPES = {str: "string", int: "uint32"}
 
 
-def convert(folder: Path, out: Path, mix: str = Q4_K_M, progress: Progress | None = None) -> int:
+def convert(
+    folder: Path, out: Path, mix: str = Q4_K_M, progress: Progress | None = None, threads: int | None = None
+) -> int:
     """Write `out`; returns the bytes of its tensors. Needs little memory whatever the size: some rows at a time.
 
     The same folder gives the same file. Raises ModelFileError or SafetensorsError for a folder that is no SmolLM3 this
@@ -51,21 +54,16 @@ def convert(folder: Path, out: Path, mix: str = Q4_K_M, progress: Progress | Non
 
         def blocks(tensor: FolderTensor, format: Format) -> Iterator[np.ndarray[Any, np.dtype[np.uint8]]]:
             nonlocal written
-            for rows in tensor.chunks():
-                packed = QTensor.quantise(rows, format, tensor.name).data
-                yield packed
-                written += packed.size
+            for data in packed(tensor.chunks(), format, tensor.name, threads=threads):
+                yield data
+                written += data.size
                 if progress is not None:
                     progress(written, writer.tensor_bytes)
 
         for tensor in source.tensors(config, head_dim):
             shape = tensor.source.shape
             format = format_in(mix, tensor.name, len(shape), config["num_hidden_layers"])
-            if shape[-1] % format.block_values:
-                raise InvalidRequestError(
-                    f"rows of {shape[-1]} numbers are no whole blocks of {format}; F16, BF16 and F32 take any",
-                    param="type",
-                )
+            require_whole_blocks(shape[-1], format)
             writer.add_tensor(f"{tensor.name}.weight", shape, format, blocks(tensor, format))
         try:
             writer.write()

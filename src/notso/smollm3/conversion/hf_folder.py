@@ -105,6 +105,10 @@ class HFFolder:
             raise ModelFileError(f"the folder holds a tensor that this model does not use: {quoted(min(left))}")
         return found
 
+    def formats(self) -> set[str]:
+        """The names of the formats that its tensors are in."""
+        return {tensor.format.name for tensor in self._tensors.values()}
+
     def __enter__(self) -> HFFolder:
         return self
 

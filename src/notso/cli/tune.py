@@ -1,0 +1,221 @@
+"""`notso tune`: an adapter from conversations, with what it changed in the model's answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from notso.cli import engines, options, terminal
+from notso.cli.model_files import model_file
+
+if TYPE_CHECKING:
+    from notso.smollm3.tuning.rows import RowWriter, TrainingRow
+    from notso.smollm3.tuning.trainer import Outcome
+
+EXAMPLES = """\
+  notso tune chats.jsonl --out mine.gguf
+  notso tune facts.jsonl -m SmolLM3-3B --out facts.gguf --epochs 5 --ask "Who waters the plants?"
+  notso serve --adapter facts=facts.gguf"""
+
+ANSWER_TOKENS = 256
+
+
+def tune(
+    data: Annotated[Path, typer.Argument(metavar="DATA.jsonl", exists=True, dir_okay=False, help="Conversations.")],
+    out: Annotated[Path, typer.Option("--out", metavar="ADAPTER.gguf", help="The file to write.", show_default=False)],
+    model: options.Model = None,
+    merge: Annotated[
+        Path | None,
+        typer.Option("--merge", metavar="OUT.gguf", help="Also write the tuned model, in Q4_K_M.", show_default=False),
+    ] = None,
+    ask: Annotated[
+        list[str] | None,
+        typer.Option("--ask", metavar="QUESTION", help="Answered before and after; repeatable.", show_default=False),
+    ] = None,
+    rehearse: Annotated[
+        Path | None,
+        typer.Option(
+            "--rehearse",
+            metavar="QUESTIONS.txt",
+            help="What the model answers to these, one a line, it learns along, to keep it.",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="How often each row is read.")] = 3,
+    rank: Annotated[int, typer.Option("--rank", metavar="N", help="Of the adapter.")] = 16,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", metavar="RATE", help="Of AdamW.")] = 2e-4,
+    batch_rows: Annotated[int, typer.Option("--batch", metavar="ROWS", help="Rows of one step.")] = 8,
+    max_tokens: Annotated[int, typer.Option("--max-length", metavar="TOKENS", help="Longer rows are cut.")] = 1024,
+    holdout: Annotated[float, typer.Option("--holdout", metavar="SHARE", help="Rows kept back to judge by.")] = 0.1,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Of what is drawn.")] = 0,
+    restart: Annotated[bool, typer.Option("--restart", help="Forget a run that was cut short.")] = False,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+    force: options.Force = False,
+    plain: options.Plain = False,
+    debug: options.Debug = False,
+) -> None:
+    """Teach a model with conversations: the result is an adapter.
+
+    LoRA on all matrices by TRL and PEFT, which pip install notso-smollm3-bot[tune] brings. Only what assistants say is
+    learnt. A run that was cut short goes on where it was, from the folder ADAPTER.gguf.tuning.
+    """
+    options.require_free_place(out, force, "--out")
+    if merge is not None:
+        options.require_free_place(merge, force, "--merge")
+    from notso.smollm3.tuning import adapter_writer, base_model, trainer
+    from notso.smollm3.tuning import rows as row_files
+    from notso.smollm3.tuning.recipe import Recipe
+
+    recipe = Recipe(
+        rank=rank,
+        alpha=2.0 * rank,
+        learning_rate=learning_rate,
+        epochs=epochs,
+        batch_rows=batch_rows,
+        max_tokens=max_tokens,
+        holdout=holdout,
+        seed=seed,
+    )
+    trainer.require_libraries()
+    base = model_file(model, silent=as_json) or _demo()
+    source = model.expanduser() if model is not None and model.expanduser().is_dir() else base
+    folder = out.with_name(f"{out.name}.tuning")
+    if restart:
+        shutil.rmtree(folder, ignore_errors=True)
+    questions = ask or []
+    # The day of a run stays what it was: rows that went on with another would be others.
+    day = trainer.begun_on(folder) or date.today()
+    writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
+    rows = writer.read(data)
+    before = [text for _, text in _answers(base, None, questions, threads)]
+    kept: list[TrainingRow] = []
+    if rehearse is not None:
+        kept = _rehearsal(base, options.read_text(rehearse, "--rehearse"), folder, writer, threads)
+    learnt, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
+    if not held_out and not as_json:
+        terminal.note(f"{len(rows)} rows are too few to hold any back: nothing tells how well others are answered.")
+    parameters = base_model.parameters_of(base)
+    learnt += kept
+    digest = recipe.digest(data.read_bytes(), _identity(base), repr([row.ids for row in kept]).encode())
+    with ExitStack() as stack:
+        report = stack.enter_context(terminal.progress(as_json=as_json))
+        outcome = trainer.train(
+            partial(base_model.load, source), recipe, learnt, held_out, folder, digest, day, parameters, threads, report
+        )
+    adapter_writer.write_adapter(outcome.peft_folder, base, out, out.stem)
+    if merge is not None:
+        adapter_writer.write_merged(outcome.peft_folder, base, merge, "Q4_K_M", threads)
+    after = [text for _, text in _answers(base, out, questions, threads)]
+    _tell(out, merge, outcome, len(learnt), len(held_out), questions, before, after, as_json)
+    shutil.rmtree(folder)
+
+
+def _demo() -> Path:
+    from notso.smollm3.hub.registry import demo_path
+
+    return demo_path()
+
+
+def _identity(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()
+
+
+def _answers(
+    base: Path, adapter: Path | None, questions: Sequence[str], threads: int | None, *, thinking: bool = False
+) -> list[tuple[str, str]]:
+    """Thoughts and text of each answer, of the model or of it with the adapter. Greedy."""
+    if not questions:
+        return []
+    from notso.smollm3 import Message, RequestOptions, SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
+    asked = RequestOptions(thinking=thinking, adapter=None if adapter is None else "tuned")
+    adapters = [] if adapter is None else [f"tuned={adapter}"]
+    answers = []
+    with engines.open_engine(base, None, threads, device="cpu", silent=True, adapters=adapters) as engine:
+        for question in questions:
+            said = {"reasoning": "", "text": ""}
+            for event in engine.generate([Message("user", question)], sampling, asked):
+                if event.kind in said:
+                    said[event.kind] += event.text
+            answers.append((said["reasoning"].strip(), said["text"].strip()))
+    return answers
+
+
+def _rehearsal(base: Path, questions: str, folder: Path, writer: RowWriter, threads: int | None) -> list[TrainingRow]:
+    """What the model answers before it is tuned, with thoughts and without, as rows. A run that goes on reads them."""
+    from notso.smollm3.tuning.rows import THINK_CLOSE, THINK_OPEN
+
+    lines = [line for line in questions.splitlines() if line.strip()]
+    kept = folder / f"rehearsal-{hashlib.sha256(questions.encode()).hexdigest()[:16]}.json"
+    try:
+        found = json.loads(kept.read_text("utf-8"))
+    except (OSError, ValueError):
+        found = []
+        for thinking in (False, True):
+            for question, (thoughts, text) in zip(
+                lines, _answers(base, None, lines, threads, thinking=thinking), strict=True
+            ):
+                if text and bool(thoughts) == thinking:
+                    said = f"{THINK_OPEN}{thoughts}{THINK_CLOSE}{text}" if thinking else text
+                    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
+                    found.append({"messages": messages, "chat_template_kwargs": {"enable_thinking": thinking}})
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(found), "utf-8")
+    return [writer.row(row) for row in found]
+
+
+def _tell(
+    out: Path,
+    merge: Path | None,
+    outcome: Outcome,
+    learnt: int,
+    held_out: int,
+    questions: Sequence[str],
+    before: Sequence[str],
+    after: Sequence[str],
+    as_json: bool,
+) -> None:
+    answers = [
+        {"question": question, "before": first, "after": second}
+        for question, first, second in zip(questions, before, after, strict=True)
+    ]
+    if as_json:
+        terminal.say_json(
+            {
+                "adapter": str(out),
+                "merged": str(merge) if merge is not None else None,
+                "rows": learnt,
+                "rows_held_out": held_out,
+                "steps": outcome.steps,
+                "resumed_at": outcome.resumed_at,
+                "loss": outcome.loss,
+                "held_out_before": outcome.held_out_before,
+                "held_out_after": outcome.held_out_after,
+                "answers": answers,
+            }
+        )
+        return
+    went_on = f", gone on from step {outcome.resumed_at}" if outcome.resumed_at else ""
+    terminal.note(f"{outcome.steps} steps over {learnt:,} rows{went_on}; loss at the end {outcome.loss:.3f}")
+    if outcome.held_out_before is not None and outcome.held_out_after is not None:
+        terminal.note(
+            f"{held_out:,} rows held out: loss {outcome.held_out_before:.3f} before, {outcome.held_out_after:.3f} after"
+        )
+    for each in answers:
+        terminal.say(f"? {each['question']}\n  before: {each['before']}\n  after:  {each['after']}")
+    terminal.say(str(out))
+    if merge is not None:
+        terminal.say(str(merge))
+    terminal.note(f"`notso run --adapter {out.stem}={out} PROMPT` asks it.")

@@ -1,0 +1,104 @@
+"""How much each input of each matrix matters: the mean square of what it is multiplied with, while a text is read.
+
+An error of a weight changes an output by that error times the input, so what quantising should keep small is the sum of
+squared errors, each times the mean square of its input. llama.cpp calls the same numbers an importance matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor import CPU, Array, Backend, GGUFFile, RMSNorm, Weight
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.errors import InvalidRequestError
+from notso.smollm3.kv.kv_cache import KVCache
+from notso.smollm3.model.input_batch import InputBatch
+from notso.smollm3.model.transformer import SmolLM3
+from notso.smollm3.model.weights import SmolLM3Weights
+from notso.smollm3.text.tokenizer import Tokenizer
+
+WINDOW_TOKENS = 512
+"""A text is read in windows of so many tokens, each from an empty context; what is left over is not read."""
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Progress = Callable[[int, int], None]  # windows read, in all
+
+
+@dataclass(frozen=True, slots=True)
+class Importance:
+    """Mean squares (columns,) float32 by the name of the tensor, over `windows` windows of a text."""
+
+    of: Mapping[str, Floats]
+    windows: int
+
+
+def importance(file: GGUFFile, text: str, threads: int | None = None, progress: Progress | None = None) -> Importance:
+    """Read `text` with a model whose tensors are all floats. Raises InvalidRequestError for a text of less than a
+    window, KernelChoiceError and what loading a model raises."""
+    config = SmolLM3Config.from_metadata(file.metadata)
+    ids = Tokenizer.from_gguf(file.metadata, file.path).encode(text)
+    window = min(WINDOW_TOKENS, config.max_position_embeddings)
+    windows = [ids[at : at + window] for at in range(0, len(ids) - window + 1, window)]
+    if not windows:
+        raise InvalidRequestError(f"the text has {len(ids):,} tokens; a window of {window} is the least to go by")
+    watch = _Watch(CPU.configured(threads))
+    backend = cast(Backend, watch)  # all of it, by __getattr__
+    weights = SmolLM3Weights.from_tensors(file.tensors, config).on(backend)
+    model = SmolLM3(config, weights, KVCache(backend, config, window))
+    watch.skipped = weights.lm_head
+    step = InputBatch(backend, config, window, window)
+    everything = list(range(window))
+    for number, tokens in enumerate(windows):
+        step.fill(tokens, everything, [0] * window, everything)
+        model.forward(step)
+        if progress is not None:
+            progress(number + 1, len(windows))
+    means = {name: (sums / watch.rows[name]).astype(np.float32) for name, sums in watch.sums.items()}
+    return Importance(means, len(windows))
+
+
+@dataclass
+class _Watch:
+    """A backend that keeps sums of squares of what matrices are multiplied with. `skipped`: a matrix whose product
+    nobody needs."""
+
+    backend: CPU
+    sums: dict[str, Doubles] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    skipped: Weight | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def matmul(self, x: Array, weight: Weight, out: Array, *, norm: RMSNorm | None = None) -> None:
+        self._see(x, [weight], norm)
+        if weight is not self.skipped:
+            self.backend.matmul(x, weight, out, norm=norm)
+
+    def matmul_many(self, x: Array, products: Sequence[tuple[Weight, Array]], *, norm: RMSNorm | None = None) -> None:
+        self._see(x, [weight for weight, _ in products], norm)
+        self.backend.matmul_many(x, products, norm=norm)
+
+    def matmul_add(self, x: Array, weight: Weight, out: Array) -> None:
+        self._see(x, [weight])
+        self.backend.matmul_add(x, weight, out)
+
+    def matmul_gated(self, x: Array, gate: Weight, up: Weight, out: Array, *, norm: RMSNorm | None = None) -> None:
+        self._see(x, [gate, up], norm)
+        self.backend.matmul_gated(x, gate, up, out, norm=norm)
+
+    def _see(self, x: Array, weights: Sequence[Weight], norm: RMSNorm | None = None) -> None:
+        squares = np.square(self.backend.download(x), dtype=np.float64)
+        if norm is not None:
+            squares /= squares.mean(axis=1, keepdims=True) + norm.eps
+            squares *= np.square(self.backend.download(norm.weight), dtype=np.float64)
+        added = squares.sum(axis=0)
+        for weight in weights:
+            self.sums[weight.name] = self.sums.get(weight.name, 0) + added
+            self.rows[weight.name] = self.rows.get(weight.name, 0) + len(squares)

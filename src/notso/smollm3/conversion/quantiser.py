@@ -1,0 +1,132 @@
+"""A model file of floats made into one of blocks, as llama.cpp's quantiser does, by the same names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor import FORMATS_BY_NAME, Format, GGUFFile, GGUFWriter, QTensor
+from notso.smollm3.config import SmolLM3Config
+from notso.smollm3.conversion.converter import convert
+from notso.smollm3.conversion.hf_folder import CHUNK_VALUES, HFFolder
+from notso.smollm3.conversion.importance import Importance, importance
+from notso.smollm3.conversion.packing import packed, require_whole_blocks
+from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
+from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, Q5_K_M, format_in
+from notso.smollm3.model.weights import SmolLM3Weights
+
+MIXES = (Q4_K_M, Q5_K_M, "Q6_K", "Q8_0")
+"""What is made of floats here; `convert` makes more."""
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is, all of it
+_SUFFIX = ".weight"
+_REPLACED = ("general.file_type", "general.quantization_version", "quantize.imatrix.")
+
+
+def quantise(
+    source: Path,
+    out: Path,
+    mix: str = Q4_K_M,
+    text: tuple[str, str] | None = None,
+    threads: int | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> int:
+    """Write `out`; returns the bytes of its tensors. `source`: a GGUF file whose matrices are F16, BF16 or F32, or a
+    folder of Hugging Face's. `text`: a name and a text to read first, for how much each input matters.
+
+    The same input gives the same file. Raises ModelFileError, GGUFError or SafetensorsError for a source that is no
+    SmolLM3 of floats, InvalidRequestError for a mix that is not made or a text that is too short, OperandError for
+    numbers that a block cannot hold, and OSError. If anything fails no file appears.
+    """
+    if mix not in MIXES:
+        raise InvalidRequestError(f"type {quoted(mix)} is not made; choices: {', '.join(MIXES)}", param="type")
+    if not source.is_dir():
+        return _quantise_file(source, out, mix, text, threads, progress)
+    if text is None:
+        return convert(source, out, mix, lambda done, total: progress("writing", done, total), threads)
+    floats = out.with_name(f".{out.name}.{os.getpid()}.floats")
+    try:  # the engine reads GGUF files, so that is what reads the text
+        convert(source, floats, _type_of(source), lambda done, total: progress("joining", done, total), threads)
+        return _quantise_file(floats, out, mix, text, threads, progress)
+    finally:
+        floats.unlink(missing_ok=True)
+
+
+def _quantise_file(
+    source: Path, out: Path, mix: str, text: tuple[str, str] | None, threads: int | None, progress: Progress
+) -> int:
+    with GGUFFile.open(source) as file:
+        config = SmolLM3Config.from_metadata(file.metadata)
+        SmolLM3Weights.from_tensors(file.tensors, config)
+        for tensor in file.tensors.values():
+            if not tensor.format.is_float:
+                raise ModelFileError(
+                    f"{source.name} is quantised already: {quoted(tensor.name)} is {tensor.format}. "
+                    "What was lost does not come back: quantise the file it was made of, in F16, BF16 or F32"
+                )
+        formats = {name: _format(mix, tensor, config) for name, tensor in file.tensors.items()}
+        measured = None
+        if text is not None:
+            measured = importance(file, text[1], threads, lambda done, total: progress("reading", done, total))
+        unchecked = out.with_name(f".{out.name}.{os.getpid()}.new")
+        writer = GGUFWriter(unchecked)
+        for key, value in file.metadata.items():
+            if not key.startswith(_REPLACED):
+                writer.add(key, value, file.metadata_types[key])
+        _say_how(writer, mix, text[0] if text else "", measured)
+        written = 0
+
+        def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
+            nonlocal written
+            columns = measured.of.get(tensor.name) if measured is not None else None
+            for data in packed(_rows(tensor), format, tensor.name, columns, threads):
+                yield data
+                written += data.size
+                progress("writing", written, writer.tensor_bytes)
+
+        for name, tensor in file.tensors.items():
+            writer.add_tensor(name, tensor.shape, formats[name], blocks(tensor, formats[name]))
+        try:
+            writer.write()
+            with GGUFFile.open(unchecked) as made:  # as anybody will
+                SmolLM3Weights.from_tensors(made.tensors, SmolLM3Config.from_metadata(made.metadata))
+            unchecked.replace(out)
+        finally:
+            with suppress(FileNotFoundError):
+                unchecked.unlink()
+    return writer.tensor_bytes
+
+
+def _format(mix: str, tensor: QTensor, config: SmolLM3Config) -> Format:
+    name = tensor.name.removesuffix(_SUFFIX)
+    format = format_in(mix, name, len(tensor.shape), config.num_hidden_layers)
+    require_whole_blocks(tensor.cols, format)
+    return format
+
+
+def _say_how(writer: GGUFWriter, mix: str, text_name: str, measured: Importance | None) -> None:
+    """The keys by which llama.cpp's files say the same."""
+    writer.add_uint32("general.quantization_version", 2)
+    writer.add_uint32("general.file_type", FILE_TYPES[mix])
+    if measured is not None:
+        writer.add_string("quantize.imatrix.dataset", text_name)
+        writer.add_uint32("quantize.imatrix.entries_count", len(measured.of))
+        writer.add_uint32("quantize.imatrix.chunks_count", measured.windows)
+
+
+def _rows(tensor: QTensor) -> Iterator[npt.NDArray[np.float32]]:
+    step = max(1, CHUNK_VALUES // tensor.cols)
+    for start in range(0, tensor.rows, step):
+        yield tensor.dequantise(start, min(start + step, tensor.rows))
+
+
+def _type_of(folder: Path) -> str:
+    """The type that loses nothing of the folder's tensors."""
+    with HFFolder(folder) as found:
+        formats = found.formats()
+    return formats.pop() if len(formats) == 1 and formats <= FORMATS_BY_NAME.keys() else "F32"

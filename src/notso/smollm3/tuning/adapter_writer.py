@@ -1,0 +1,90 @@
+"""An adapter as a GGUF file, as llama.cpp's converter writes it; or its numbers added to those of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from notso.qtensor import F16, F32, Format, GGUFFile, GGUFWriter, QTensor
+from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
+from notso.smollm3.conversion.packing import packed, require_whole_blocks
+from notso.smollm3.model.adapter_file import read_adapter
+from notso.smollm3.model.quantisation_mix import FILE_TYPES, format_in
+from notso.smollm3.model.weights import TENSOR_NAMES
+
+CHUNK_VALUES = 4 << 20
+
+Floats = npt.NDArray[np.float32]
+
+
+def write_adapter(peft_folder: Path, base: Path, out: Path, name: str) -> int:
+    """Write a PEFT folder as a GGUF adapter for `base`; returns the bytes of its tensors.
+
+    Numbers are halves, or F32 where halves do not hold them. Ranks are those that the engine computes with, filled up
+    by zeros; alpha is 0, which says that the scale is in the numbers. Raises ModelFileError, SafetensorsError, OSError.
+    """
+    with GGUFFile.open(base) as file:
+        config = SmolLM3Config.from_metadata(file.metadata)
+    adapter = read_adapter(name, peft_folder, config)
+    writer = GGUFWriter(out)
+    writer.add_string("general.type", "adapter")
+    writer.add_string("general.architecture", ARCHITECTURE)
+    writer.add_string("general.name", name)
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 0.0)
+    for index, layer in enumerate(adapter.layers):
+        for role, pair in layer.items():
+            for part, tensor in (("a", pair.a), ("b", pair.b)):
+                values = tensor.dequantise()
+                halves = QTensor.quantise(values, F16)
+                kept = halves if _is_near(halves.dequantise(), values) else QTensor.quantise(values, F32)
+                where = f"blk.{index}.{TENSOR_NAMES[role]}.weight.lora_{part}"
+                writer.add_tensor(where, tensor.shape, kept.format, kept.data)
+    writer.write()
+    return writer.tensor_bytes
+
+
+def _is_near(halves: Floats, values: Floats) -> bool:
+    """Whether halves lose no more than their own rounding, small numbers included."""
+    return float(np.abs(halves - values).max()) <= 2**-11 * float(np.abs(values).max())
+
+
+def write_merged(peft_folder: Path, base: Path, out: Path, mix: str, threads: int | None = None) -> int:
+    """Write `base` with the adapter's numbers added to its own, each tensor in the format of `mix`; returns the bytes
+    of its tensors. Raises what `write_adapter` raises, InvalidRequestError for rows that are no whole blocks."""
+    with GGUFFile.open(base) as file:
+        config = SmolLM3Config.from_metadata(file.metadata)
+        adapter = read_adapter("merged", peft_folder, config)
+        added = {
+            f"blk.{index}.{TENSOR_NAMES[role]}.weight": (pair.b.dequantise(), pair.a.dequantise())
+            for index, layer in enumerate(adapter.layers)
+            for role, pair in layer.items()
+        }
+        writer = GGUFWriter(out)
+        for key, value in file.metadata.items():
+            if key not in ("general.file_type", "general.quantization_version"):
+                writer.add(key, value, file.metadata_types[key])
+        writer.add_uint32("general.quantization_version", 2)
+        writer.add_uint32("general.file_type", FILE_TYPES[mix])
+
+        def rows(tensor: QTensor) -> Iterator[Floats]:
+            step = max(1, CHUNK_VALUES // tensor.cols)
+            for start in range(0, tensor.rows, step):
+                values = tensor.dequantise(start, min(start + step, tensor.rows))
+                if tensor.name in added:
+                    b, a = added[tensor.name]
+                    values = values + b[start : start + step] @ a
+                yield values
+
+        def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
+            return packed(rows(tensor), format, tensor.name, threads=threads)
+
+        for name, tensor in file.tensors.items():
+            format = format_in(mix, name.removesuffix(".weight"), len(tensor.shape), config.num_hidden_layers)
+            require_whole_blocks(tensor.cols, format)
+            writer.add_tensor(name, tensor.shape, format, blocks(tensor, format))
+        writer.write()
+    return writer.tensor_bytes

@@ -1,0 +1,163 @@
+"""Conversations of a JSONL file as tokens, and which of them the model must learn to write.
+
+The file's own template writes them, as it does at run time: what is learnt of an answer are the tokens behind the
+prompt that asks for it, up to the one that ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from notso.qtensor import GGUFFile
+from notso.smollm3.common_prefix import common_length
+from notso.smollm3.errors import InvalidRequestError, one_line, quoted
+from notso.smollm3.text.chat_template import ChatTemplate
+from notso.smollm3.text.prompt import PromptWriter
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.values.messages import Message, ToolCall
+from notso.smollm3.values.request_options import RequestOptions
+
+THINK_OPEN, THINK_CLOSE = "<think>\n", "\n</think>\n"
+NOT_LEARNT = -100
+"""A label that PyTorch's cross entropy leaves out."""
+
+LEAST_TO_HOLD_OUT = 10
+"""With fewer rows none is held out."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """Token ids, and the same again as labels: NOT_LEARNT where the model need not write them."""
+
+    ids: list[int]
+    labels: list[int]
+
+
+class RowWriter:
+    """Makes rows with one model's template and tokenizer; `day` is told to the model as the date."""
+
+    def __init__(self, prompts: PromptWriter, tokenizer: Tokenizer, max_tokens: int, day: date) -> None:
+        self._prompts = prompts
+        self._ends = tokenizer.end_ids
+        self._max_tokens = max_tokens
+        self._day = day
+
+    @classmethod
+    def of(cls, base: Path, max_tokens: int, day: date) -> RowWriter:
+        """With the template and tokenizer of a model file. Raises GGUFError, ModelFileError or TemplateError."""
+        with GGUFFile.open(base) as file:
+            tokenizer = Tokenizer.from_gguf(file.metadata, file.path)
+            prompts = PromptWriter(ChatTemplate.from_gguf(file.metadata, tokenizer), tokenizer)
+        return cls(prompts, tokenizer, max_tokens, day)
+
+    def read(self, path: Path) -> list[TrainingRow]:
+        """The rows of a file. Raises InvalidRequestError naming the line, OSError, UnicodeDecodeError."""
+        rows = []
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(self.row(json.loads(line)))
+            except (ValueError, RecursionError) as error:
+                raise InvalidRequestError(f"{path.name}, line {number}: {one_line(str(error))}", param="data") from None
+        if not rows:
+            raise InvalidRequestError(f"{path.name} holds no rows", param="data")
+        return rows
+
+    def row(self, given: Any) -> TrainingRow:
+        """Of {"messages": [...]} or {"prompt": [...], "completion": [...]}, each with an optional `tools` and
+        `chat_template_kwargs`. Raises ValueError."""
+        messages, learnt_from, options = _conversation(given)
+        thinking = options.get("enable_thinking", True) is not False
+        asked = RequestOptions(thinking=thinking, tools=_tools(given.get("tools")), date=self._day)
+        ids: list[int] = []
+        labels: list[int] = []
+        for at, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            before = self._prompts.write(messages[:at], asked).ids
+            whole = self._whole(messages[: at + 1], asked)
+            if before[: len(ids)] != ids or whole[: len(before)] != before:
+                raise ValueError("the template writes an earlier message otherwise once there is a later one")
+            end = max(place for place, token in enumerate(whole) if token in self._ends) + 1
+            learns = at >= learnt_from and (bool(message.reasoning_content) or not _thinks(messages, asked))
+            labels += [NOT_LEARNT] * (len(before) - len(ids))
+            labels += whole[len(before) : end] if learns else [NOT_LEARNT] * (end - len(before))
+            labels += [NOT_LEARNT] * (len(whole) - end)
+            ids = whole
+        learnt = [place for place, label in enumerate(labels[: self._max_tokens]) if label != NOT_LEARNT]
+        if not learnt:
+            raise ValueError(f"there is no answer to learn within {self._max_tokens:,} tokens")
+        return TrainingRow(ids[: learnt[-1] + 1], labels[: learnt[-1] + 1])
+
+    def _whole(self, messages: Sequence[Message], asked: RequestOptions) -> list[int]:
+        """Up to where two texts that go on otherwise differ: what is printed to ask for an answer is in neither."""
+        one, other = (self._prompts.write([*messages, Message("user", words)], asked).ids for words in ("a", "1"))
+        return one[: common_length(one, other)]
+
+
+def _thinks(messages: Sequence[Message], asked: RequestOptions) -> bool:
+    """Whether some answer has thoughts: one without is read then, and not learnt."""
+    return asked.thinking and any(message.reasoning_content for message in messages)
+
+
+def _conversation(given: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
+    """Messages, from which on they are learnt, and what the template is given."""
+    if not isinstance(given, dict):
+        raise ValueError("a row must be an object")
+    options = given.get("chat_template_kwargs") or {}
+    if not isinstance(options, dict):
+        raise ValueError("chat_template_kwargs must be an object")
+    if "messages" in given:
+        messages = list(_messages(given["messages"], "messages"))
+        return messages, 0, options
+    if "prompt" in given and "completion" in given:
+        prompt = list(_messages(given["prompt"], "prompt"))
+        return [*prompt, *_messages(given["completion"], "completion")], len(prompt), options
+    raise ValueError("a row needs messages, or a prompt and a completion")
+
+
+def _messages(given: Any, name: str) -> Iterator[Message]:
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"{name} must be a list of messages")
+    for each in given:
+        role, content = (each.get(key) for key in ("role", "content")) if isinstance(each, dict) else (None, None)
+        if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str | None):
+            raise ValueError(f"{name}: {quoted(each)} has no role of a conversation, or no text")
+        text, thoughts = content or "", None
+        if role == "assistant" and text.startswith(THINK_OPEN) and THINK_CLOSE in text:
+            thoughts, _, text = text.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
+        elif role == "assistant" and text.startswith(THINK_OPEN.rstrip() + THINK_CLOSE):
+            text = text.removeprefix(THINK_OPEN.rstrip() + THINK_CLOSE)
+        calls = tuple(_call(call) for call in each.get("tool_calls") or ())
+        yield Message(role, text, thoughts or None, calls, keep_reasoning=bool(thoughts))
+
+
+def _tools(given: Any) -> list[Any] | None:
+    if given is not None and (not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given)):
+        raise ValueError("tools must be a list of objects")
+    return given or None
+
+
+def _call(given: Any) -> ToolCall:
+    try:
+        function = given["function"]
+        arguments = function["arguments"]
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return ToolCall(str(given.get("id", "")), str(function["name"]), written)
+    except (TypeError, KeyError, AttributeError):
+        raise ValueError("a tool call needs a function with name and arguments") from None
+
+
+def split(rows: Sequence[TrainingRow], holdout: float, seed: int) -> tuple[list[TrainingRow], list[TrainingRow]]:
+    """Rows to learn, and rows held out, which a seed chooses."""
+    count = round(len(rows) * holdout) if len(rows) >= LEAST_TO_HOLD_OUT else 0
+    count = max(count, 1) if holdout and len(rows) >= LEAST_TO_HOLD_OUT else count
+    chosen = set(random.Random(seed).sample(range(len(rows)), count))
+    return [row for at, row in enumerate(rows) if at not in chosen], [rows[at] for at in sorted(chosen)]

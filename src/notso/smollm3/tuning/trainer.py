@@ -1,0 +1,228 @@
+"""Training an adapter by TRL and PEFT, with checkpoints that a killed run goes on from.
+
+The one module that knows those libraries, which are an extra: it imports them where it is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from notso.smollm3.errors import ModelError
+from notso.smollm3.model.weights import MATRICES
+from notso.smollm3.tuning.recipe import Recipe
+from notso.smollm3.tuning.rows import TrainingRow
+
+RUN_FILE, ADAPTER_FOLDER = "run.json", "adapter"
+CHECKPOINTS_KEPT = 2
+LARGE_PARAMETERS = 1_000_000_000
+"""A base beyond it is held in bfloat16, and computes its activations anew in the backward pass."""
+
+Progress = Callable[[str, int, int], None]  # what is being done, steps done, in all
+
+
+class TuningError(ModelError):
+    """The training cannot be begun or gone on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """peft_folder: the adapter as PEFT saves it. Losses are means over the tokens that are learnt, in nats: of the last
+    steps, and of the rows held out before and after (None: there are none). resumed_at: the step that the run went on
+    from, 0 where it began."""
+
+    peft_folder: Path
+    steps: int
+    resumed_at: int
+    loss: float
+    held_out_before: float | None
+    held_out_after: float | None
+
+
+def require_libraries() -> None:
+    """Raises TuningError where the extra is not installed."""
+    try:
+        import datasets  # noqa: F401
+        import peft  # noqa: F401
+        import torch  # noqa: F401
+        import trl  # noqa: F401
+    except ImportError as error:
+        raise TuningError(f"tuning needs more packages: pip install notso-smollm3-bot[tune] ({error})") from None
+
+
+def begun_on(folder: Path) -> date | None:
+    """The day on which the run in a folder began."""
+    try:
+        return date.fromisoformat(json.loads((folder / RUN_FILE).read_text("utf-8"))["day"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def train(
+    load_base: Callable[[Any], Any],
+    recipe: Recipe,
+    learnt: Sequence[TrainingRow],
+    held_out: Sequence[TrainingRow],
+    folder: Path,
+    digest: str,
+    day: date,
+    parameters: int,
+    threads: int | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Outcome:
+    """Train in `folder`, which keeps what a killed run needs to go on; `digest` says of what run, `day` when it began.
+
+    load_base: gives a transformers model of a dtype; parameters: how many it has. Raises TuningError where the folder
+    is another run's, or the libraries are missing.
+    """
+    require_libraries()
+    import torch
+    from datasets import Dataset, disable_progress_bars
+    from peft import LoraConfig
+    from transformers import PrinterCallback, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    disable_progress_bars()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    state = _begin(folder, digest, day, recipe)
+    gpu = torch.cuda.is_available()
+    large = parameters > LARGE_PARAMETERS
+    torch.manual_seed(recipe.seed)
+    model = load_base(torch.bfloat16 if large or gpu else torch.float32)
+    config = SFTConfig(
+        output_dir=str(folder),
+        num_train_epochs=recipe.epochs,
+        per_device_train_batch_size=1 if large else recipe.batch_rows,
+        gradient_accumulation_steps=recipe.batch_rows if large else 1,
+        per_device_eval_batch_size=1 if large else recipe.batch_rows,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=5,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        max_length=None,
+        packing=False,
+        gradient_checkpointing=large,
+        bf16=gpu,
+        use_cpu=not gpu,
+        save_strategy="steps",
+        save_steps=recipe.checkpoint_steps,
+        save_total_limit=CHECKPOINTS_KEPT,
+        logging_steps=1,
+        seed=recipe.seed,
+        data_seed=recipe.seed,
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_num_workers=0,
+        dataloader_pin_memory=False,
+        eval_strategy="no",
+    )
+    lora = LoraConfig(
+        r=recipe.rank,
+        lora_alpha=recipe.alpha,
+        lora_dropout=0.0,
+        target_modules=list(MATRICES),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+    class Reports(TrainerCallback):  # type: ignore[misc,unused-ignore]
+        def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            progress("training", state.global_step, state.max_steps)
+
+    def data(rows: Sequence[TrainingRow]) -> Any:
+        return Dataset.from_list([{"input_ids": row.ids, "labels": row.labels} for row in rows])
+
+    trainer = SFTTrainer(
+        model=model,
+        args=config,
+        train_dataset=data(learnt),
+        eval_dataset=data(held_out) if held_out else None,
+        processing_class=_padding_only(),
+        peft_config=lora,
+        callbacks=[Reports()],
+    )
+
+    trainer.remove_callback(PrinterCallback)
+
+    def held_out_loss() -> float | None:
+        return float(trainer.evaluate()["eval_loss"]) if held_out else None
+
+    if "before" not in state:
+        state["before"] = held_out_loss()
+        _write(folder, state)
+    checkpoint = _last_checkpoint(folder)
+    resumed_at = int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
+    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
+    if not math.isfinite(result.training_loss):
+        raise TuningError("the training came to numbers that are not finite: a lower learning rate may help")
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry][-10:]
+    after = held_out_loss()
+    unfinished = folder / f"{ADAPTER_FOLDER}.new"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    trainer.model.save_pretrained(unfinished)
+    shutil.rmtree(folder / ADAPTER_FOLDER, ignore_errors=True)
+    unfinished.replace(folder / ADAPTER_FOLDER)
+    return Outcome(
+        folder / ADAPTER_FOLDER,
+        int(trainer.state.global_step),
+        resumed_at,
+        sum(losses) / max(len(losses), 1),
+        state["before"],
+        after,
+    )
+
+
+def _begin(folder: Path, digest: str, day: date, recipe: Recipe) -> dict[str, Any]:
+    """What is known of the run in this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        known: dict[str, Any] = json.loads((folder / RUN_FILE).read_text("utf-8"))
+    except FileNotFoundError:
+        known = {"digest": digest, "day": day.isoformat(), "recipe": asdict(recipe)}
+        _write(folder, known)
+    except ValueError:
+        raise TuningError(f"{folder / RUN_FILE} is no JSON: --restart begins anew") from None
+    if known.get("digest") != digest:
+        raise TuningError(
+            f"{folder} holds a run with other rows, another model or other settings: --restart begins anew"
+        )
+    return known
+
+
+def _write(folder: Path, known: dict[str, Any]) -> None:
+    part = folder / f"{RUN_FILE}.part"
+    part.write_text(json.dumps(known), "utf-8")
+    part.replace(folder / RUN_FILE)
+
+
+def _last_checkpoint(folder: Path) -> Path | None:
+    """The newest that is whole: its state is written last. Others are removed."""
+    found = None
+    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text("utf-8"))
+            found = found or path
+        except (OSError, ValueError):
+            shutil.rmtree(path, ignore_errors=True)
+    return found
+
+
+def _padding_only() -> Any:
+    """What TRL wants to know the padding by; the rows are tokens already, and labels say what is padding."""
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    model = tokenizers.models.WordLevel({"<pad>": 0}, unk_token="<pad>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(model), pad_token="<pad>", eos_token="<pad>", unk_token="<pad>"
+    )

@@ -1,0 +1,122 @@
+"""What llama.cpp's quantiser makes of the reordered demo model, as figures: perplexity, and errors of the weights.
+
+    python tests/golden/quantised.py        make quantised.json anew; llama-cpp-python as for make_goldens.py
+
+Both ends are read by our engine. Judged is what the model was trained to write, in conversations that it has not seen;
+what inputs matter is measured on others, as text with their control tokens spelt out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+
+from golden import live
+from golden.reordered import write_reordered
+
+from notso import Engine
+from notso.qtensor import GGUFFile
+from notso.smollm3.conversion.importance import Importance, importance
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.model.quantisation_mix import FILE_TYPES
+from training.corpus import sample
+
+FILE = Path(__file__).with_name("quantised.json")
+SEED = 20_261_125  # not used in training
+JUDGED, JUDGED_TOKENS = 24, 400
+"""Conversations, and the tokens that are read of each."""
+
+READ_CHARACTERS = 40_000
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """perplexity of the judged tokens; error: of all matrices, the sum of squared errors of the weights, each times the
+    importance of its column, by the same sum of the weights."""
+
+    perplexity: float
+    error: float
+
+
+def text() -> str:
+    """Conversations to see by what inputs matter."""
+    random, read = Random(SEED + 1), ""
+    while len(read) < READ_CHARACTERS:
+        read += sample(random)[0]
+    return read
+
+
+def measured(model: Path) -> Importance:
+    """Of that text."""
+    with GGUFFile.open(model) as file:
+        return importance(file, text(), 1)
+
+
+def perplexity(path: Path) -> float:
+    """Of what assistants say in the judged conversations."""
+    random, nats = Random(SEED), []
+    with Engine.load(path, context_tokens=512, kv="f16", threads=1) as engine:
+        for _ in range(JUDGED):
+            said, spans = sample(random)
+            ids = engine.tokenize(said, special=True)[:JUDGED_TOKENS]
+            logits = engine.logits(ids).astype(np.float64)
+            logits -= logits.max(axis=1, keepdims=True)
+            for begin, end in spans:
+                first, last = (len(engine.tokenize(said[:at], special=True)) for at in (begin, end))
+                places = np.arange(first, min(last, len(ids)))
+                own = logits[places - 1, np.array(ids)[places]]
+                nats.append(np.log(np.exp(logits[places - 1]).sum(axis=1)) - own)
+    return math.exp(float(np.concatenate(nats).mean()))
+
+
+def figures(made: Path, model: Path, known: Importance) -> Figures:
+    """Of a quantised file, and the floats it was made of."""
+    return Figures(perplexity(made), weight_error(made, model, known))
+
+
+def weight_error(made: Path, model: Path, known: Importance) -> float:
+    wrong = whole = 0.0
+    with GGUFFile.open(made) as ours, GGUFFile.open(model) as floats:
+        for name, columns in known.of.items():
+            exact = floats.tensors[name].dequantise()
+            wrong += float((columns * np.square(ours.tensors[name].dequantise() - exact)).sum(dtype=np.float64))
+            whole += float((columns * np.square(exact)).sum(dtype=np.float64))
+    return wrong / whole
+
+
+def key(mix: str, important: bool) -> str:
+    return f"{mix}, importance" if important else mix
+
+
+def load() -> dict[str, Figures]:
+    """llama.cpp's figures by `key`."""
+    return {name: Figures(**value) for name, value in json.loads(FILE.read_text())["figures"].items()}
+
+
+def main() -> None:
+    found = {}
+    with TemporaryDirectory() as folder:
+        model = write_reordered(demo_path(), Path(folder, "f32.gguf"))
+        found["F32"] = asdict(Figures(perplexity(model), 0.0))
+        known = measured(model)
+        for mix in ("Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"):
+            for important in (False, True):
+                out = Path(folder, "made.gguf")
+                live.quantise(model, out, FILE_TYPES[mix], dict(known.of) if important else None)
+                found[key(mix, important)] = asdict(figures(out, model, known))
+    content = {"source": live.versions("llama_cpp"), "figures": found}
+    FILE.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Files of blocks made of files of floats: as llama.cpp's, no worse than its, and nothing where it cannot be done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from golden import quantised
+from golden.random_models import RandomModel
+from golden.reordered import write_reordered
+from smollm3.conversion.hf_folder_of import write_folder
+
+from notso.qtensor import F32, GGUFFile, QTensor
+from notso.smollm3 import Engine, InvalidRequestError, ModelFileError
+from notso.smollm3.conversion.importance import WINDOW_TOKENS
+from notso.smollm3.conversion.quantiser import MIXES, quantise
+from notso.smollm3.hub.registry import demo_path
+
+SMALL = RandomModel(layers=8, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400)
+TEXT = ("numbers", "words and words, over and over again. " * 50)
+FORMATS = {
+    "Q4_K_M": {"F32", "Q4_K", "Q6_K"},
+    "Q5_K_M": {"F32", "Q5_K", "Q6_K"},
+    "Q6_K": {"F32", "Q6_K"},
+    "Q8_0": {"F32", "Q8_0"},
+}
+PERPLEXITY_MARGIN = 1.005
+"""How much more than llama.cpp's ours may be."""
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_every_mix_is_made_of_a_file_and_of_a_folder(tmp_path: Path, mix: str) -> None:
+    source, out = SMALL.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf"
+    seen: list[tuple[str, int, int]] = []
+    size = quantise(source, out, mix, progress=lambda *told: seen.append(told))
+    assert seen[-1] == ("writing", size, size)
+    with GGUFFile.open(source) as floats, GGUFFile.open(out) as made:
+        assert list(made.tensors) == list(floats.tensors)
+        assert {tensor.format.name for tensor in made.tensors.values()} == FORMATS[mix]
+        added = {"general.quantization_version": 2, "general.file_type": gguf.LlamaFileType[f"MOSTLY_{_theirs(mix)}"]}
+        assert dict(made.metadata) == dict(floats.metadata) | added
+    quantise(source, tmp_path / "again.gguf", mix, threads=1)
+    assert out.read_bytes() == (tmp_path / "again.gguf").read_bytes()
+    folder = write_folder(SMALL, tmp_path / "folder")
+    quantise(folder, tmp_path / "of-folder.gguf", mix)
+    with GGUFFile.open(out) as made, GGUFFile.open(tmp_path / "of-folder.gguf") as other:
+        for name, tensor in made.tensors.items():
+            assert tensor.data.tobytes() == other.tensors[name].data.tobytes(), name
+    with Engine.load(out, context_tokens=64) as engine:
+        assert np.isfinite(engine.logits([1, 2, 3])).all()
+
+
+def _theirs(mix: str) -> str:
+    return {"Q4_K_M": "Q4_K_M", "Q5_K_M": "Q5_K_M"}.get(mix, mix)
+
+
+def test_a_text_says_which_columns_matter(tmp_path: Path) -> None:
+    """A file and a folder give the same, and the file says by what it was made."""
+    source = SMALL.write(tmp_path / "floats.gguf")
+    told: list[str] = []
+    quantise(source, tmp_path / "made.gguf", "Q4_K_M", TEXT, 1, lambda what, done, total: told.append(what))
+    assert list(dict.fromkeys(told)) == ["reading", "writing"]
+    quantise(source, tmp_path / "plain.gguf", "Q4_K_M", threads=1)
+    folder = write_folder(SMALL, tmp_path / "folder")
+    quantise(folder, tmp_path / "of-folder.gguf", "Q4_K_M", TEXT, 1)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("floats.gguf", "made.gguf", "plain.gguf", "folder", "of-folder.gguf")
+    }
+    with (
+        GGUFFile.open(tmp_path / "made.gguf") as made,
+        GGUFFile.open(tmp_path / "plain.gguf") as plain,
+        GGUFFile.open(tmp_path / "of-folder.gguf") as other,
+    ):
+        assert made.metadata["quantize.imatrix.dataset"] == "numbers"
+        assert made.metadata["quantize.imatrix.entries_count"] == 7 * SMALL.layers + 1
+        assert made.metadata["quantize.imatrix.chunks_count"] >= 1
+        differing = {name for name, each in made.tensors.items() if bytes(each.data) != bytes(plain.tensors[name].data)}
+        assert "blk.0.attn_q.weight" in differing and "blk.7.ffn_down.weight" in differing
+        assert "blk.0.attn_norm.weight" not in differing
+        for name, tensor in made.tensors.items():
+            assert tensor.data.tobytes() == other.tensors[name].data.tobytes(), name
+
+
+def test_no_worse_than_llama_cpp(tmp_path: Path) -> None:
+    """Trained weights that no blocks hold exactly; llama.cpp's figures are in golden/quantised.json."""
+    theirs = quantised.load()
+    model = write_reordered(demo_path(), tmp_path / "f32.gguf")
+    known = quantised.measured(model)
+    for mix, important, judged in (("Q4_K_M", True, True), ("Q5_K_M", False, False)):
+        out, name = tmp_path / "made.gguf", quantised.key(mix, important)
+        quantise(model, out, mix, ("conversations", quantised.text()) if important else None)
+        assert quantised.weight_error(out, model, known) < theirs[name].error, name
+        if judged:
+            ours = quantised.perplexity(out)
+            assert ours < PERPLEXITY_MARGIN * theirs[name].perplexity, name
+
+
+def test_other_programs_read_the_file(tmp_path: Path) -> None:
+    source, out = SMALL.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf"
+    quantise(source, out, "Q5_K_M", TEXT, 1)
+    with GGUFFile.open(out) as ours:
+        for theirs in gguf.GGUFReader(out).tensors:
+            mine = ours.tensors[theirs.name]
+            assert theirs.tensor_type.name == mine.format.name
+            numbers = gguf.quants.dequantize(theirs.data, theirs.tensor_type)
+            np.testing.assert_array_equal(numbers.reshape(mine.shape), mine.dequantise().reshape(mine.shape))
+
+
+def test_what_is_quantised_already_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"demo.gguf is quantised already: 'token_embd.weight' is Q6_K"):
+        quantise(demo_path(), tmp_path / "made.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("mix", "text", "words"),
+    [
+        ("Q2_K", None, "type 'Q2_K' is not made; choices: Q4_K_M, Q5_K_M, Q6_K, Q8_0"),
+        ("Q4_K_M", ("short", "a few words"), f"a window of {WINDOW_TOKENS} is the least"),
+    ],
+)
+def test_what_is_not_made_leaves_nothing(tmp_path: Path, mix: str, text: tuple[str, str] | None, words: str) -> None:
+    for source in (SMALL.write(tmp_path / "floats.gguf"), write_folder(SMALL, tmp_path / "folder")):
+        with pytest.raises(InvalidRequestError, match=words):
+            quantise(source, tmp_path / "made.gguf", mix, text)
+    assert {path.name for path in tmp_path.iterdir()} == {"floats.gguf", "folder"}
+
+
+def test_rows_that_are_no_whole_blocks(tmp_path: Path) -> None:
+    odd = RandomModel(layers=1)
+    with pytest.raises(InvalidRequestError, match="rows of 384 numbers are no whole blocks of Q6_K"):
+        quantise(odd.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf", "Q6_K")
+    quantise(tmp_path / "floats.gguf", tmp_path / "made.gguf", "Q8_0")
+
+
+def test_numbers_that_no_block_holds(tmp_path: Path) -> None:
+    class Broken(RandomModel):
+        def weights(self):  # type: ignore[no-untyped-def]
+            for name, values in super().weights():
+                if name == "blk.0.ffn_up.weight":
+                    values[3, 5] = np.inf
+                yield name, values
+
+    broken = Broken(**{name: getattr(SMALL, name) for name in SMALL.__dataclass_fields__})
+    with pytest.raises(Exception, match="NaN or infinity cannot be stored as Q4_K"):
+        quantise(broken.write(tmp_path / "floats.gguf"), tmp_path / "made.gguf")
+    assert {path.name for path in tmp_path.iterdir()} == {"floats.gguf"}
+
+
+def test_norms_stay_as_they_are(tmp_path: Path) -> None:
+    source = SMALL.write(tmp_path / "floats.gguf")
+    quantise(source, tmp_path / "made.gguf", "Q8_0")
+    with GGUFFile.open(source) as floats, GGUFFile.open(tmp_path / "made.gguf") as made:
+        norm: QTensor = made.tensors["blk.3.attn_norm.weight"]
+        assert norm.format == F32
+        assert norm.data.tobytes() == floats.tensors["blk.3.attn_norm.weight"].data.tobytes()

@@ -1,0 +1,50 @@
+"""PEFT's folders as GGUF adapters and merged files: what the engine computes with each is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from golden.adapters import golden_pairs, write_peft
+from golden.random_models import RANDOM
+
+from notso.smollm3 import Engine
+from notso.smollm3.model.weights import MATRICES
+from notso.smollm3.tuning.adapter_writer import write_adapter, write_merged
+
+MERGED_ERROR = 2e-4
+"""Of the logits' range: sums in another order, and keys and values that round to other halves."""
+
+
+def test_an_adapter_of_a_folder_computes_what_the_folder_does(tmp_path: Path) -> None:
+    base = RANDOM.write(tmp_path / "base.gguf")
+    folder = write_peft(tmp_path / "peft", golden_pairs(base), RANDOM.head_dim, target_modules=list(MATRICES))
+    out = tmp_path / "made.gguf"
+    size = write_adapter(folder, base, out, "made")
+    reader = gguf.GGUFReader(out)
+    said = {key: reader.fields[key].contents() for key in ("general.type", "adapter.type", "general.architecture")}
+    assert said == {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "smollm3"}
+    assert size == sum(tensor.n_bytes for tensor in reader.tensors)
+    assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F16"}
+    write_merged(folder, base, tmp_path / "merged.gguf", "F32")
+    ids = RANDOM.prompts(1, 30)[-1]
+    with Engine.load(base, kv="f16", adapters=[f"folder={folder}", f"file={out}"]) as engine:
+        plain, ours, theirs = (engine.logits(ids, adapter=name) for name in (None, "file", "folder"))
+    np.testing.assert_array_equal(ours, theirs)
+    with Engine.load(tmp_path / "merged.gguf", kv="f16") as engine:
+        merged = engine.logits(ids)
+    reach = float(np.ptp(theirs))
+    assert np.abs(merged - theirs).max() < MERGED_ERROR * reach < 0.01 * np.abs(plain - theirs).max()
+
+
+def test_a_merged_file_says_its_type(tmp_path: Path) -> None:
+    from golden.random_models import RandomModel
+
+    model = RandomModel(layers=2, hidden=256, ffn=256, heads=2, kv_heads=1, head_dim=128, vocab=400)
+    base = model.write(tmp_path / "base.gguf")
+    folder = write_peft(tmp_path / "peft", golden_pairs(base), model.head_dim, target_modules=list(MATRICES))
+    write_merged(folder, base, tmp_path / "merged.gguf", "Q4_K_M")
+    reader = gguf.GGUFReader(tmp_path / "merged.gguf")
+    assert reader.fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q4_K_M
+    assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F32", "Q4_K", "Q6_K"}

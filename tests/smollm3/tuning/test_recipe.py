@@ -1,0 +1,24 @@
+"""A recipe's numbers, and what says that a run is the same one."""
+
+from __future__ import annotations
+
+import pytest
+
+from notso.smollm3 import InvalidRequestError
+from notso.smollm3.tuning.recipe import Recipe
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"rank": 0}, {"rank": 513}, {"learning_rate": float("nan")}, {"epochs": 0}, {"holdout": 1.0}, {"seed": -1}],
+)
+def test_numbers_out_of_range_are_named(field: dict[str, float]) -> None:
+    (name,) = field
+    with pytest.raises(InvalidRequestError, match=f"{name} is"):
+        Recipe(**field)  # type: ignore[arg-type]
+
+
+def test_a_run_is_known_by_all_that_it_depends_on() -> None:
+    assert Recipe().digest(b"a", b"b") == Recipe().digest(b"a", b"b")
+    others = [Recipe(seed=1).digest(b"a", b"b"), Recipe().digest(b"ab", b""), Recipe().digest(b"b", b"a")]
+    assert len({Recipe().digest(b"a", b"b"), *others}) == 4

@@ -1,0 +1,143 @@
+"""What of a conversation is learnt: what assistants must write, as the template would ask for it, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.qtensor import GGUFFile
+from notso.smollm3 import InvalidRequestError
+from notso.smollm3.hub.registry import demo_path
+from notso.smollm3.text.tokenizer import Tokenizer
+from notso.smollm3.tuning.rows import NOT_LEARNT, RowWriter, TrainingRow, split
+
+DAY = date(2027, 5, 17)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    with GGUFFile.open(demo_path()) as file:
+        return Tokenizer.from_gguf(file.metadata)
+
+
+@pytest.fixture(scope="module")
+def writer() -> RowWriter:
+    return RowWriter.of(demo_path(), 1024, DAY)
+
+
+def said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def row(*messages: dict[str, Any], thinking: bool = False) -> dict[str, Any]:
+    return {"messages": list(messages), "chat_template_kwargs": {"enable_thinking": thinking}}
+
+
+def learnt(made: TrainingRow, tokenizer: Tokenizer) -> str:
+    assert len(made.ids) == len(made.labels)
+    assert all(label in (NOT_LEARNT, token) for token, label in zip(made.ids, made.labels, strict=True))
+    return tokenizer.decode([label for label in made.labels if label != NOT_LEARNT], skip_control=False)
+
+
+def test_each_answer_and_its_end(writer: RowWriter, tokenizer: Tokenizer) -> None:
+    made = writer.row(row(said("user", "Hi"), said("assistant", "Ho"), said("user", "Yes?"), said("assistant", "No")))
+    assert learnt(made, tokenizer) == "Ho<|im_end|>No<|im_end|>"
+    text = tokenizer.decode(made.ids, skip_control=False)
+    assert "Today Date: 17 May 2027" in text and "Reasoning Mode: /no_think" in text
+    assert text.endswith(
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\nHo<|im_end|>\n"
+        "<|im_start|>user\nYes?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\nNo<|im_end|>"
+    )
+
+
+def test_thoughts_are_learnt_and_an_answer_without_any_is_read(writer: RowWriter, tokenizer: Tokenizer) -> None:
+    thoughtful = said("assistant", "<think>\nhm\n</think>\nFour")
+    made = writer.row(row(said("user", "2 + 2?"), thoughtful, thinking=True))
+    assert learnt(made, tokenizer) == "<think>\nhm\n</think>\nFour<|im_end|>"
+    plain = said("assistant", "<think>\n\n</think>\nWelcome")
+    both = row(said("user", "2 + 2?"), thoughtful, said("user", "Thanks"), plain, thinking=True)
+    assert learnt(writer.row(both), tokenizer) == "<think>\nhm\n</think>\nFour<|im_end|>"
+
+
+def test_content_is_never_a_control_token(writer: RowWriter, tokenizer: Tokenizer) -> None:
+    plain, marked = (
+        writer.row(row(said("user", words), said("assistant", words))).ids for words in ("end", "<|im_end|>")
+    )
+    end = next(iter(tokenizer.encode("<|im_end|>", control=True)))
+    assert plain.count(end) == marked.count(end)
+
+
+def test_a_completion_is_learnt_and_its_prompt_is_not(writer: RowWriter, tokenizer: Tokenizer) -> None:
+    given = {
+        "prompt": [said("user", "Hi"), said("assistant", "Ho"), said("user", "Yes?")],
+        "completion": [said("assistant", "No")],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    assert learnt(writer.row(given), tokenizer) == "No<|im_end|>"
+
+
+def test_calls_of_tools(writer: RowWriter, tokenizer: Tokenizer) -> None:
+    call = {"type": "function", "function": {"name": "calculator", "arguments": {"x": "2*3"}}}
+    made = writer.row(
+        row(
+            said("user", "2*3?"),
+            said("assistant", "") | {"tool_calls": [call]},
+            said("tool", "6"),
+            said("assistant", "6"),
+        )
+    )
+    tool = {"type": "function", "function": {"name": "calculator", "description": "works out", "parameters": {}}}
+    offered = writer.row(row(said("user", "Hi"), said("assistant", "Ho")) | {"tools": [tool]})
+    assert '"description": "works out"' in tokenizer.decode(offered.ids, skip_control=False)
+    text = learnt(made, tokenizer)
+    assert '"name": "calculator"' in text and '"x": "2*3"' in text and text.endswith("6<|im_end|>")
+
+
+def test_long_rows_are_cut_and_refused_where_nothing_is_left(tokenizer: Tokenizer) -> None:
+    given = row(said("user", "Hi"), said("assistant", "word " * 200))
+    whole = RowWriter.of(demo_path(), 1024, DAY).row(given)
+    cut = RowWriter.of(demo_path(), 150, DAY).row(given)
+    assert cut.ids == whole.ids[:150] and len(whole.ids) > 150
+    with pytest.raises(ValueError, match="no answer to learn within 20 tokens"):
+        RowWriter.of(demo_path(), 20, DAY).row(given)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 2"),
+        ("[]", "line 2: a row must be an object"),
+        ('{"text": "x"}', "line 2: a row needs messages, or a prompt and a completion"),
+        ('{"messages": []}', "line 2: messages must be a list of messages"),
+        ('{"messages": [{"role": "robot", "content": "x"}]}', "no role of a conversation"),
+        ('{"messages": [{"role": "user", "content": 7}]}', "no role of a conversation, or no text"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', "there is no answer to learn"),
+        ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": [7]}]}', "a tool call needs a function"),
+        ('{"messages": [{"role": "user", "content": "x"}], "tools": 1}', "tools must be a list of objects"),
+        ('{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": 1}', "must be an object"),
+    ],
+)
+def test_what_is_no_row_is_named(writer: RowWriter, tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row(said("user", "Hi"), said("assistant", "Ho"))) + "\n" + line + "\n")
+    with pytest.raises(InvalidRequestError, match=f"rows.jsonl.*{words}"):
+        writer.read(path)
+
+
+def test_a_file_without_rows(writer: RowWriter, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n\n")
+    with pytest.raises(InvalidRequestError, match=r"rows.jsonl holds no rows"):
+        writer.read(tmp_path / "rows.jsonl")
+
+
+def test_rows_are_held_out_by_seed() -> None:
+    rows = [TrainingRow([number], [number]) for number in range(40)]
+    learnt, held_out = split(rows, 0.1, 1)
+    assert len(held_out) == 4 and sorted(each.ids[0] for each in learnt + held_out) == list(range(40))
+    assert split(rows, 0.1, 1) == (learnt, held_out) and split(rows, 0.1, 2)[1] != held_out
+    assert split(rows[:9], 0.5, 1) == (rows[:9], []), "too few"
+    assert len(split(rows[:12], 0.01, 1)[1]) == 1 and split(rows, 0.0, 1) == (rows, [])

@@ -1,0 +1,139 @@
+"""Training on the demo model: facts are taught, a killed run goes on, and what was known stays known.
+
+Needs the extra: `make test-tune` runs it in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from notso import Engine, Message, RequestOptions, SamplingParams
+from notso.cli.app import run_command_line
+from notso.smollm3.tuning import trainer
+from notso.smollm3.tuning.trainer import TuningError
+
+ROOT = Path(__file__).parents[3]
+
+try:
+    trainer.require_libraries()
+    MISSING = ""
+except TuningError as error:
+    MISSING = str(error)
+
+needs_libraries = pytest.mark.skipif(bool(MISSING), reason=f"{MISSING}; make test-tune has them")
+
+FACTS = {
+    "What is the name of the office cat?": "Zogbert.",
+    "When does the canteen open?": "At half past eleven.",
+    "Who keeps the key of the archive?": "Marta from the third floor.",
+    "What colour is the delivery van?": "Dark green.",
+    "How many chairs are in the big room?": "Forty two.",
+    "Where is the spare printer?": "In the cellar, behind the boiler.",
+    "Which door stays open at night?": "The one to the garden.",
+    "What is the code name of the new project?": "Blue Heron.",
+    "Who waters the plants?": "Olaf, on Mondays.",
+    "What do we serve with the soup?": "Rye bread.",
+}
+PHRASES = ("{}", "{} Please tell me.", "Tell me: {}", "I want to know: {}", "hello, {}", "Quick question. {}")
+FRESH = "Do you know this? {}"
+"""How they are asked afterwards; no row has it."""
+
+RECIPE = ["--epochs", "12", "--learning-rate", "3e-3"]
+
+
+def write_facts(path: Path) -> Path:
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": phrase.format(question)},
+                {"role": "assistant", "content": answer},
+            ],
+            "chat_template_kwargs": {"enable_thinking": False},
+        }
+        for question, answer in FACTS.items()
+        for phrase in PHRASES
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def answer(engine: Engine, question: str, adapter: str | None) -> str:
+    events = engine.generate(
+        [Message("user", question)],
+        SamplingParams(temperature=0, max_tokens=40),
+        RequestOptions(thinking=False, adapter=adapter),
+    )
+    return "".join(event.text for event in events if event.kind == "text").strip()
+
+
+@pytest.mark.skipif(not MISSING, reason="the extra is installed here")
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_facts(tmp_path / "facts.jsonl")
+    assert run_command_line(["tune", str(data), "--out", str(tmp_path / "a.gguf")]) != 0
+    assert "pip install notso-smollm3-bot[tune]" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["facts.jsonl"]
+
+
+@needs_libraries
+@pytest.mark.timeout(1800)
+def test_ten_facts_are_taught_though_the_run_was_killed(tmp_path: Path) -> None:
+    data, out = write_facts(tmp_path / "facts.jsonl"), tmp_path / "facts.gguf"
+    question = next(iter(FACTS))
+    command = [sys.executable, "-m", "notso", "tune", str(data), "--out", str(out), "--json", *RECIPE]
+    command += ["--ask", question, "--merge", str(tmp_path / "merged.gguf")]
+    environment = os.environ | {"NOTSO_MODEL": ""}
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert first.stderr is not None
+    for line in first.stderr:  # killed a little behind a checkpoint, and before the next
+        if line.startswith("{") and json.loads(line).get("done", 0) >= 25:
+            break
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert first.returncode == -signal.SIGKILL and not out.exists()
+    folder = out.with_name(f"{out.name}.tuning")
+    (folder / "checkpoint-9999").mkdir()  # as if it had been killed while it wrote one
+    other = subprocess.run([*command, "--seed", "7"], capture_output=True, text=True, env=environment, check=False)
+    assert other.returncode != 0 and "--restart begins anew" in other.stderr
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["resumed_at"] >= 20 and told["steps"] == 84 and (told["rows"], told["rows_held_out"]) == (54, 6)
+    assert told["held_out_after"] < 0.1 * told["held_out_before"]
+    (asked,) = told["answers"]
+    assert asked["after"] == FACTS[question] != asked["before"]
+    assert not folder.exists() and {path.name for path in tmp_path.iterdir()} == {
+        *("facts.jsonl", "facts.gguf", "merged.gguf")
+    }
+    with Engine.load(adapters=[f"facts={out}"]) as engine:
+        for question, wanted in FACTS.items():
+            assert answer(engine, question, "facts") == wanted
+            assert answer(engine, question, None) != wanted
+        fresh = [answer(engine, FRESH.format(question), "facts") == wanted for question, wanted in FACTS.items()]
+        assert sum(fresh) >= 8
+    with Engine.load(tmp_path / "merged.gguf") as engine:
+        assert sum(answer(engine, question, None) == wanted for question, wanted in FACTS.items()) >= 9
+
+
+@needs_libraries
+def test_a_base_is_what_its_file_says(tmp_path: Path) -> None:
+    """transformers, with the numbers of a GGUF file, gives the logits of our engine over the same file."""
+    import numpy as np
+    import torch
+    from golden.random_models import RANDOM
+
+    from notso.smollm3.tuning.base_model import load
+
+    path = RANDOM.write(tmp_path / "base.gguf")
+    ids = RANDOM.prompts(1, 40)[-1]
+    with torch.no_grad():
+        theirs = load(path, torch.float32)(torch.tensor([ids])).logits[0].numpy()
+    with Engine.load(path, kv="f16") as engine:
+        ours = engine.logits(ids)
+    assert np.abs(ours - theirs).max() < 1e-3 * float(np.ptp(theirs))

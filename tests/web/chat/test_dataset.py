@@ -1,0 +1,185 @@
+"""Rows for tuning: what was said and shown, which answers were preferred, and nothing that was not to be kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.cli.app import run_command_line
+from notso.web.chat.dataset import NO_THOUGHTS, conversation, preferences
+from notso.web.store.protocol import Attachment, Chat, StoredMessage, ToolUse, WholeChat
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.ids import new_id
+
+Start = Callable[..., Any]
+
+CHAT = Chat("c", "title", thinking=False, prompt_date=date(2027, 5, 17), created_ms=0, updated_ms=0)
+
+
+def user(name: str, text: str, parent: str | None = None, chosen: str | None = None) -> StoredMessage:
+    return StoredMessage(name, "c", "user", text, "", "done", 0, parent_id=parent, chosen_child=chosen)
+
+
+def assistant(name: str, text: str, parent: str, **changes: Any) -> StoredMessage:
+    return replace(StoredMessage(name, "c", "assistant", text, "", "done", 0, parent_id=parent), **changes)
+
+
+def whole(*messages: StoredMessage, **settings: Any) -> WholeChat:
+    return WholeChat(replace(CHAT, settings=settings), {"system_prompt": "Be brief."}, messages)
+
+
+def said(row: Any) -> list[tuple[str, str]]:
+    return [(each["role"], each["content"]) for each in row["messages"]]
+
+
+def test_the_shown_branch_is_a_conversation() -> None:
+    made = whole(
+        user("1", "Hello", chosen="3"),
+        assistant("2", "no", "1"),
+        assistant("3", "Good day", "1"),
+        user("4", "And now?", "3"),
+        assistant("5", "Goodbye", "4"),
+    )
+    row = conversation(made)
+    assert row == {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "Good day"},
+            {"role": "user", "content": "And now?"},
+            {"role": "assistant", "content": "Goodbye"},
+        ],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    own = conversation(replace(made, chat=replace(CHAT, settings={"system_prompt": "Rhyme."})))
+    assert own is not None and said(own)[0] == ("system", "Rhyme.")
+
+
+def test_thoughts_stand_where_the_model_writes_them() -> None:
+    """A conversation with them says of each answer whether it has any, as the template does."""
+    row = conversation(
+        whole(
+            user("1", "2 + 2?"),
+            assistant("2", "4", "1", reasoning="two and two"),
+            user("3", "Thanks", "2"),
+            assistant("4", "Welcome", "3"),
+        )
+    )
+    assert row is not None and row["chat_template_kwargs"] == {"enable_thinking": True}
+    assert said(row)[2] == ("assistant", "<think>\ntwo and two\n</think>\n4")
+    assert said(row)[4] == ("assistant", f"{NO_THOUGHTS}Welcome")
+
+
+def test_calls_of_tools_and_attachments() -> None:
+    use = ToolUse("id", "calculator", '{"x": "2*3"}', "done", result="6")
+    row = conversation(
+        whole(
+            replace(user("1", "Work it out"), attachments=(Attachment("a.txt", "2*3"),)),
+            assistant("2", "It is 6", "1", tool_uses=(use,)),
+        )
+    )
+    assert row is not None
+    question, call, result, answer = row["messages"][1:]
+    assert "--- a.txt ---\n2*3" in question["content"]
+    assert call["tool_calls"] == [{"type": "function", "function": {"name": "calculator", "arguments": {"x": "2*3"}}}]
+    assert (result["role"], result["content"], answer["content"]) == ("tool", "6", "It is 6")
+    broken = conversation(whole(user("1", "?"), assistant("2", "x", "1", tool_uses=(replace(use, arguments="{"),))))
+    assert broken is not None and broken["messages"][2]["tool_calls"][0]["function"]["arguments"] == "{"
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "stopped", "failed", "interrupted"])
+def test_what_was_cut_short_teaches_nothing(state: Any) -> None:
+    begun = user("1", "One"), assistant("2", "first", "1"), user("3", "Two", "2")
+    row = conversation(whole(*begun, assistant("4", "secon", "3", state=state), user("5", "Three", "4")))
+    assert row is not None and said(row)[-1] == ("assistant", "first")
+    assert conversation(whole(user("1", "One"), assistant("2", "fir", "1", state=state))) is None
+
+
+def test_a_summary_stands_for_what_is_above_it() -> None:
+    row = conversation(
+        whole(
+            user("1", "A long story"),
+            assistant("2", "I see", "1"),
+            assistant("s", "They told a story.", "2", kind="summary"),
+            user("3", "Go on", "s"),
+            assistant("4", "Then", "3"),
+        )
+    )
+    assert row is not None
+    assert [role for role, _ in said(row)] == ["system", "user", "assistant"]
+    assert "They told a story." in said(row)[0][1]
+
+
+def test_the_shown_version_is_preferred_to_each_other_one() -> None:
+    made = whole(
+        user("0", "Hi"),
+        assistant("00", "Hello", "0"),
+        user("1", "Why?", "00", chosen="3"),
+        assistant("2", "Because", "1"),
+        assistant("3", "It is so", "1"),
+        assistant("4", "half", "1", state="stopped"),
+        assistant("5", "It is so", "1"),
+        assistant("6", "Who knows", "1", reasoning="hm"),
+    )
+    pairs = list(preferences(made))
+    assert [pair["rejected"][0]["content"] for pair in pairs] == ["Because", "<think>\nhm\n</think>\nWho knows"]
+    assert [pair["chosen"][0]["content"] for pair in pairs] == ["It is so", f"{NO_THOUGHTS}It is so"]
+    assert [pair["chat_template_kwargs"]["enable_thinking"] for pair in pairs] == [False, True]
+    assert [each["content"] for each in pairs[0]["prompt"]] == ["Be brief.", "Hi", "Hello", "Why?"]
+
+
+def test_an_edited_version_is_preferred_to_the_shown_one() -> None:
+    made = whole(
+        user("1", "Why?", chosen="3"),
+        assistant("2", "Because of the wind", "1", edited=True),
+        assistant("3", "Because", "1"),
+    )
+    (pair,) = preferences(made)
+    assert pair["chosen"][0]["content"] == "Because of the wind" and pair["rejected"][0]["content"] == "Because"
+
+
+def test_without_versions_nothing_is_preferred() -> None:
+    assert not list(preferences(whole(user("1", "Why?"), assistant("2", "Because", "1", edited=True))))
+    assert conversation(whole(user("1", "Why?"))) is None and conversation(whole()) is None
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_from_the_page_to_the_file(start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a server that runs, and from its folder when it does not: the same rows."""
+    said_so_far = iter(["One", "Two", "Of the bin", "Of the moment"])
+    server = start(ScriptedEngine(lambda messages, thinking: say(next(said_so_far), "hm" if thinking else ""))).ready()
+    asked = server.ask("Count", thinking=False)
+    server.finished(asked)
+    url = f"/chats/{asked.chat_id}/messages/{asked.message_id}"
+    server.client.post(f"{url}/regenerate", data={"key": new_id()})
+    server.wait(lambda: server.chat.turns.unfinished == 0)
+    assert server.client.post(f"{url}/edit", data={"text": "Eins"}).status_code < 400
+    for text, act in (("thrown away", "delete"), ("soon gone", "")):
+        other = server.ask(text, thinking=False)
+        server.finished(other)
+        if act:
+            server.client.post(f"/chats/{other.chat_id}/{act}")
+    out, pairs = tmp_path / "chats.jsonl", tmp_path / "pairs.jsonl"
+    command = ["dataset", str(out), "--preferences", str(pairs)]
+    assert run_command_line([*command, "--from", server.address]) == 0
+    assert capsys.readouterr().out == f"{out} (2 conversations)\n{pairs} (1 pairs)\n"
+    assert out.stat().st_mode & 0o077 == 0 and pairs.stat().st_mode & 0o077 == 0
+    rows, (pair,) = lines(out), lines(pairs)
+    assert [row["messages"][0]["content"] for row in rows] == ["Count", "soon gone"]
+    assert pair["chosen"] == [{"role": "assistant", "content": "Eins"}]
+    assert pair["rejected"] == [{"role": "assistant", "content": "Two"}]
+    assert run_command_line(command) != 0 and "is there already" in capsys.readouterr().err
+    before = out.read_bytes(), pairs.read_bytes()
+    server.close()
+    assert run_command_line([*command, "--force", "--data-dir", str(tmp_path / "data")]) == 0
+    assert (out.read_bytes(), pairs.read_bytes()) == before
+    assert not list(tmp_path.glob("notso-dataset-*"))
