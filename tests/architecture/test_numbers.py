@@ -9,7 +9,7 @@ import pytest
 from notso.smollm3.engine.memory_plan import DEFAULT_CONTEXT_TOKENS, DEFAULT_SEQUENCES, K8V8_UP_TO_TOKENS
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
 from notso.web import app
-from notso.web.chat import imports
+from notso.web.chat.files import imports
 from notso.web.chat.services import MOST_WAITING_IMPORTS
 from notso.web.edge import body_budget, door, limits, log_pace, work_line
 from notso.web.tools import mcp_config, mcp_process, mcp_servers, toolbox

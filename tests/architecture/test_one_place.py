@@ -16,7 +16,7 @@ from notso.smollm3.scheduling.prefill_budget import TILE_ROWS
 from notso.smollm3.values.engine_config import DEFAULT_CACHE_BYTES
 from notso.smollm3.values.sampling_params import SamplingParams
 from notso.web.turns.chat_settings import ChatSettings
-from notso.web.values.settings import DEFAULT_PORT, MAX_REQUESTS_PER_MINUTE
+from notso.web.values.settings import DEFAULT_PORT
 
 ROOT = Path(__file__).parents[2]
 NATIVE, DOCS = ROOT / "native", ROOT / "docs" / "kernels"
@@ -69,7 +69,6 @@ def test_the_front_door_has_the_defaults_of_the_floors() -> None:
     doctor = {parameter.name: parameter for parameter in verbs.commands["doctor"].params}
     assert serve["port"].default == doctor["port"].default == DEFAULT_PORT
     assert serve["cache_disk"].default * 10**9 == DEFAULT_CACHE_BYTES
-    assert serve["rate_limit"].max == MAX_REQUESTS_PER_MINUTE
 
 
 def test_sampling_defaults() -> None:

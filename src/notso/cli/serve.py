@@ -94,7 +94,7 @@ def serve(
             "--rate-limit",
             envvar="NOTSO_RATE_LIMIT",
             metavar="N",
-            help="Of an address, a minute (NOTSO_RATE_LIMIT).",
+            help="API requests a minute per address, 0: any (NOTSO_RATE_LIMIT).",
             show_envvar=False,
             show_default=False,
         ),
@@ -116,7 +116,9 @@ def serve(
     ] = None,
     leave_seconds: Annotated[
         float,
-        typer.Option("--leave-seconds", metavar="S", help="Notice that a proxy gets at the end.", show_default=False),
+        typer.Option(
+            "--leave-seconds", metavar="S", help="Seconds a proxy is told before the end.", show_default=False
+        ),
     ] = 0.0,
     mcp_config: Annotated[
         Path | None,
@@ -131,7 +133,7 @@ def serve(
     plugin: options.Plugins = None,
     sign_in: Annotated[
         Path | None,
-        typer.Option("--sign-in", metavar="FILE", help="Who may use it, as TOML.", show_default=False),
+        typer.Option("--sign-in", metavar="FILE", help="TOML file that says who may use it.", show_default=False),
     ] = None,
     keep_volatile: Annotated[
         bool, typer.Option("--keep-volatile", help="The model reads clients' billing lines too.")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from notso.web.chat.imports import read_chats
+from notso.web.chat.files.imports import read_chats
 from notso.web.chat.submit import title_of
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from notso.web.api.chat_completions.request import parse_chat_request
 from notso.web.api.request_fields import field_reader
-from notso.web.chat.imports import read_chats
+from notso.web.chat.files.imports import read_chats
 from notso.web.edge.api_error import ApiError
 from notso.web.values.problems import Problem
 from notso.web.values.strict_fields import StrictFields, at_most

@@ -15,8 +15,8 @@ from markupsafe import Markup
 from starlette.responses import FileResponse, RedirectResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from notso.web.chat.export import JSON_HEAD, JSON_TAIL, chat_as_json, export_markdown, file_name
-from notso.web.chat.imports import ImportedChat, read_chats
+from notso.web.chat.files.export import JSON_HEAD, JSON_TAIL, chat_as_json, export_markdown, file_name
+from notso.web.chat.files.imports import ImportedChat, read_chats
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import title_of
 from notso.web.chat.templates import is_fragment

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from notso.web.chat.export import FORMAT_NAME, FORMAT_VERSION
+from notso.web.chat.files.export import FORMAT_NAME, FORMAT_VERSION
 from notso.web.store.protocol import Attachment, Chat, MessageState, Numbers, StoredMessage, ToolUse
 from notso.web.turns.chat_settings import changed, shown_values
 from notso.web.values.ids import new_generation_id, new_id, new_tool_use_id

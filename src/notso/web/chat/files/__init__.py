@@ -1,0 +1,1 @@
+"""Chats as files: out, in, and as rows for tuning."""
