@@ -84,6 +84,64 @@ def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_
     server.wait(lambda: server.shared.engine.info is not None and server.shared.engine.info.name == "x")
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_demo_answers_until_what_was_fetched_takes_its_place(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile, beside: bool
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(path: Path | None, occupied: int = 0) -> ScriptedEngine:
+        if path is not None:
+            loading.set()
+            assert go_on.wait(60)
+        return named(path.stem if path else "demo", path or registry.demo_path())
+
+    models = ModelRegistry(load, load_beside=load if beside else None)
+    server = start(lambda: load(None), model_registry=models).ready()
+    begin(server, official_file)
+    server.wait(loading.is_set)
+    wait_for(server, "done")
+    host = server.shared.engine
+    assert host.is_loading and host.default.info.name == "demo"
+    assert 'hx-trigger="every 1s"' in server.client.get("/models/download", headers={"HX-Request": "true"}).text
+    if beside:
+        assert server.finished(server.ask("Hello")).state == "done", "the demo goes on"
+        assert "Loading" in text_of(page(server))
+    go_on.set()
+    server.wait(lambda: not host.is_loading)
+    assert host.info is not None and host.info.path.endswith(official_file.filename)
+    settled = server.client.get("/status", headers={"HX-Request": "true"})
+    assert settled.headers["hx-trigger"] == "status-settled" and "Demo model" not in settled.text
+    assert server.finished(server.ask("Hello")).state == "done"
+
+
+def test_what_was_fetched_and_cannot_be_loaded_leaves_the_demo(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
+    def load(path: Path | None) -> ScriptedEngine:
+        if path is not None:
+            raise ModelFileError("blk.3.attn_q.weight is missing")
+        return named("demo", registry.demo_path())
+
+    server = start(lambda: load(None), model_registry=ModelRegistry(load)).ready()
+    begin(server, official_file)
+    wait_for(server, "done")
+    server.wait(lambda: not server.shared.engine.is_loading and server.shared.engine.state == "ready")
+    assert server.shared.engine.info.name == "demo" and "is missing" not in page(server, "/")
+    assert server.finished(server.ask("Hello")).state == "done"
+
+
+def test_a_model_that_a_person_chose_stays_when_another_arrives(
+    start: Start, folder: Path, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
+    first = folder / "one-Q4_K_M.gguf"
+    models = ModelRegistry(lambda path: named("x", path or ""), folder)
+    server = start(lambda: named("one", first), model_registry=models).ready()
+    begin(server, official_file)
+    wait_for(server, "done")
+    assert not server.shared.engine.is_loading and server.shared.engine.info.name == "one"
+
+
 def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
     fake_hub.bytes_per_second, fake_hub.trickles_from = 800_000, 2_200_000
     server = start(ScriptedEngine()).ready()

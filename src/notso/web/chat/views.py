@@ -199,7 +199,7 @@ def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown
 def status_context(services: ChatServices, view: ChatView | None = None) -> dict[str, Any]:
     """What the status badge and the banner need to know; the chat may have a model of its own."""
     engine, download = services.shared.engine, services.downloads.current
-    polling = engine.state == "loading" or (download is not None and download.active)
+    polling = engine.is_loading or (download is not None and download.active)
     return {
         "engine_state": engine.state,
         "info": engine.info,

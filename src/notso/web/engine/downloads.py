@@ -68,14 +68,15 @@ class Downloads:
         """The one that runs, or ended last."""
         return self._current
 
-    def start(self, file: KnownFile) -> bool:
-        """Begin, or go on where it stopped. False while another one runs."""
+    def start(self, file: KnownFile, arrived: Callable[[], None] = lambda: None) -> bool:
+        """Begin, or go on where it stopped. False while another one runs. `arrived` is called in the download's thread,
+        before it is said to be done."""
         with self._lock:
             if self._current is not None and self._current.active:
                 return self._current.file == file
             self._current = Download(file, "checking")
             self._stop_requested = threading.Event()
-            run = _Run(self, file, self._stop_requested)
+            run = _Run(self, file, self._stop_requested, arrived)
             self._thread = threading.Thread(target=run.run, name="notso-download", daemon=True)
             self._thread.start()
             return True
@@ -101,7 +102,10 @@ class _Stop(Exception):
 class _Run:
     """One download, in its thread."""
 
-    def __init__(self, downloads: Downloads, file: KnownFile, stop_requested: threading.Event) -> None:
+    def __init__(
+        self, downloads: Downloads, file: KnownFile, stop_requested: threading.Event, arrived: Callable[[], None]
+    ) -> None:
+        self._arrived = arrived
         self._downloads = downloads
         self._file = file
         self._stop_requested = stop_requested
@@ -111,6 +115,7 @@ class _Run:
         end = Download(self._file, "done", self._file.size_bytes)
         try:
             self._downloads._pull(self._file, progress=self._progress, sleep=self._sleep)
+            self._arrived()
         except _Stop:
             end = replace(end, phase="stopped", done_bytes=self._done_bytes)
         except DownloadError as error:

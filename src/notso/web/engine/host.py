@@ -80,6 +80,11 @@ class EngineHost:
         """Every one that was asked for since the start."""
         return iter(list(self._models.values()))
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether any of them is on its way."""
+        return any(each.state == "loading" for each in self.models())
+
     def loaded(self) -> list[ServedModel]:
         """Those that occupy memory."""
         return [each for each in self.models() if each.engine is not None]
@@ -129,6 +134,21 @@ class EngineHost:
         for each in (old, self.default):
             self._count_down(each)
         self._tell()
+
+    def switch_when_loaded(self, served: ServedModel) -> None:
+        """Make it the default once it is loaded. Where it cannot be, or another was chosen meanwhile, that stays."""
+        old = self.default
+
+        def look() -> None:
+            if served.state == "loading":
+                self.when_changed(look)
+            elif self.default is old and served.state == "ready":
+                self.switch(served)
+            elif self.default is old:
+                self.want(old)  # it may have made room
+
+        self.want(served)
+        look()
 
     def want(self, served: ServedModel) -> None:
         """Have it loaded, unless it is, or failed."""

@@ -15,6 +15,7 @@ from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.engine.adapter_files import adapter_files
+from notso.web.engine.change_over import change_over
 from notso.web.engine.facts import model_facts
 from notso.web.engine.model_names import served_file
 from notso.web.engine.models import Inventory, take_inventory
@@ -42,14 +43,15 @@ async def show_download(request: Request, services: Services) -> Response:
 
 @router.post("/models/download")
 async def begin_download(request: Request, services: Services) -> Response:
-    """Fetch an official file, or go on where that stopped."""
+    """Fetch an official file, or go on where that stopped. It takes the demo's place when it is there."""
     name = (await read_form(request)).get("name", "")
     file = next((file for file in official_files() if file.name == name), None)
     if file is None:
         raise Problem(404, words["error_unknown_model"])
     if services.shared.stopping:
         raise Problem(503, words["error_stopping"], retry_after_seconds=5)
-    if not services.downloads.start(file):
+    arrived = change_over(services.shared.engine, services.shared.model_registry, file)
+    if not services.downloads.start(file, arrived):
         raise Problem(409, words["error_downloading"])
     return await shown(request, services)
 
@@ -122,7 +124,8 @@ async def _context(services: ChatServices) -> dict[str, Any]:
         "adapter_folder": folder,
         "adapter_files": [file for file in files if file.path not in in_use],
         "busy": services.turns.unfinished,
-        "polling": engine.state == "loading" or (download is not None and download.active),
+        "loading_paths": {served.path for served in engine.models() if served.state == "loading"},
+        "polling": engine.is_loading or (download is not None and download.active),
     }
 
 
