@@ -212,16 +212,19 @@ def test_from_question_to_question(serve: Serve, open_page: Open, demo: DemoEngi
     expect(page.locator("article.user").first).to_be_in_viewport()
 
 
-def test_another_model_by_a_part_of_its_name(serve: Serve, open_page: Open, demo: DemoEngine) -> None:
+def test_another_model_by_a_part_of_its_name(
+    serve: Serve, open_page: Open, demo: DemoEngine, own_home: Path, tmp_path: Path
+) -> None:
     """The engine that is taken is scripted, since it must go by another name than the one before."""
     gate = threading.Event()
     model_registry = ModelRegistry(
-        lambda path: ScriptedEngine(name="Another" if gate.wait(60) else "Nobody waited for")
+        lambda path: ScriptedEngine(name="Another" if gate.wait(60) else "Nobody waited for"), tmp_path
     )
+    (tmp_path / "another-one-Q8_0.gguf").write_bytes(b"GGUF")
     page = open_page(serve(demo.load, model_registry=model_registry).url, expected="status of 404|response:error")
     ask(page, "/model nonsense")
     expect(page.locator("#composer-problem")).to_contain_text("There is no such model")
-    ask(page, "/model demo")
+    ask(page, "/model another")
     expect(page.locator("#status-label")).to_have_text("Loading")
     expect(page.locator(".model-name, #gauge .count")).to_have_count(0)
     gate.set()

@@ -31,6 +31,7 @@ CANARY = 0x5A
 CONTROL = {
     "Program", "attention_variant", "available_kernels", "cpu_features", "end_on_bus_errors", "kernels",
     "known_kernels", "multiply_bytes", "set_thread_count", "thread_count", "use_attention", "use_kernels",
+    "work_shares",
 }  # fmt: skip
 
 Array = npt.NDArray[Any]
