@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from notso.smollm3 import Engine, Event, RequestOptions, SamplingParams
+from notso.smollm3.engine import engine as engine_module
 from notso.smollm3.kv import kv_cache
 from notso.smollm3.kv.disk_store import DiskStore
 from notso.smollm3.kv.formats import KV_FORMATS, KVFormat
@@ -141,6 +142,7 @@ def test_memory_for_what_is_on_disk_is_there_before_anyone_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_cache, "IDLE_BLOCKS", 0)
+    monkeypatch.setattr(engine_module, "LARGE_CACHE_BYTES", 0)  # one so small has no memory ahead
     with load(tmp_path) as engine:
         assert engine._core._offload is not None and engine._core._offload.ready_blocks == 0
         answer(engine, PROMPT)
