@@ -10,6 +10,7 @@ import re
 _TICKS = re.compile(r"`+")
 _OPEN_CODE = re.compile(r"(?<!`)(`++)([^`]*+)$")
 _OPEN_LINK = re.compile(r"!?\[([^\[\]\n]*)(?:\](?:\([^()\n]*)?)?$")
+_OPEN_HEADING = re.compile(r"(?:^|(?<=\n)) {0,3}#{1,6}[ \t]*$")
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})", re.MULTILINE)
 _OPEN_FORMULA = re.compile(r"^ {0,3}(?:\$\$|\\\[)", re.MULTILINE)
 _PAIRS = ("~~", "**", "__", "*", "_")
@@ -23,6 +24,7 @@ def complete(tail: str) -> str:
     head, last = tail[:start], tail[start:]
     if _OPEN_FORMULA.search(last):
         return tail  # stars and brackets of a formula are its own
+    last = _OPEN_HEADING.sub("", last)
     outside = _without_code(last)
     if code := _OPEN_CODE.search(outside):
         return head + (last.rstrip() + code[1] if code[2].strip() else last[: code.start()])
