@@ -111,7 +111,7 @@ def test_the_demo_answers_until_what_was_fetched_takes_its_place(
     server.wait(lambda: not host.is_loading)
     assert host.info is not None and host.info.path.endswith(official_file.filename)
     settled = server.client.get("/status", headers={"HX-Request": "true"})
-    assert settled.headers["hx-trigger"] == "status-settled" and "Demo model" not in settled.text
+    assert "Demo model" not in settled.text
     assert server.finished(server.ask("Hello")).state == "done"
 
 

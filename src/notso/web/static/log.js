@@ -4,7 +4,7 @@
   const newest = document.getElementById("newest");
   const wanted = () => document.documentElement.dataset.follow === "on";
   let [following, last] = [!location.hash.startsWith("#msg-"), 0];
-  const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; };
+  const toEnd = () => { scroller.scrollTop = scroller.scrollHeight; last = scroller.scrollTop; }; // its event comes later
   const isAtEnd = () => scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 64;
   const offer = () => { newest.hidden = following || isAtEnd(); };
   const look = () => {

@@ -214,10 +214,7 @@ async def status(request: Request, services: Services, owner: Owner, chat: str =
     context = status_context(services, view) | details_context(services, view.path() if view is not None else [])
     context["polling"] = context["polling"] or services.turns.unfinished > 0
     where = f"/chats/{chat}" if is_id(chat) else ""
-    response = await services.pages.respond(request, "_status.html", **context, where=where)
-    if not context["polling"]:
-        response.headers["HX-Trigger"] = "status-settled"  # the greeting is of the model that is there now
-    return response
+    return await services.pages.respond(request, "_status.html", **context, where=where)
 
 
 @router.get("/status/details")
