@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import resource
 import socket
 import statistics
 import subprocess
@@ -35,13 +36,18 @@ WAIT_SECONDS = 3.0
 class Server:
     """`notso serve` as a process of its own, over a data directory that goes with it."""
 
-    def __init__(self, file: Path, options: list[str]) -> None:
+    def __init__(self, file: Path, options: list[str], data_limit_mib: int | None = None) -> None:
+        def limited() -> None:
+            if data_limit_mib is not None:
+                resource.setrlimit(resource.RLIMIT_DATA, (data_limit_mib << 20, data_limit_mib << 20))
+
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.folder = tempfile.TemporaryDirectory()
         command = [sys.executable, "-m", "notso", "serve", "--model", str(file), "--port", str(self.port)]
-        self.process = subprocess.Popen([*command, "--data-dir", self.folder.name, *options], stdout=subprocess.DEVNULL)
+        command += ["--data-dir", self.folder.name, *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=limited)
         ends = time.monotonic() + START_SECONDS
         while True:
             try:

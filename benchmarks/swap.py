@@ -13,12 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -26,11 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from server import Server
+
 from notso import __version__
 from notso.smollm3.diagnostics.machine import StolenTime, describe_machine
 
 CLIENTS = 8
-START_SECONDS = 120.0
 ANSWER_SECONDS = 600.0
 
 
@@ -42,54 +38,24 @@ class Answer(NamedTuple):
     problem: str = ""
 
 
-class Server:
-    """`notso serve` as a process of its own."""
-
-    def __init__(self, file: Path, data_limit: int | None, options: list[str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"http://127.0.0.1:{free.getsockname()[1]}"
-        self.folder = tempfile.TemporaryDirectory()
-        command = [sys.executable, "-m", "notso", "serve", "--model", str(file), "--port", self.address[17:]]
-        command += ["--data-dir", self.folder.name, "--no-browser", *options]
-
-        def limited() -> None:
-            if data_limit is not None:
-                resource.setrlimit(resource.RLIMIT_DATA, (data_limit << 20, data_limit << 20))
-
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=limited)
-        ends = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                with urllib.request.urlopen(f"{self.address}/health", timeout=30):
-                    return
-            except OSError:
-                if time.monotonic() > ends or self.process.poll() is not None:
-                    self.close()
-                    sys.exit("the server did not start")
-                time.sleep(0.2)
-
-    def ask(self, model: str, number: int, tokens: int) -> Answer:
-        """Stream one answer."""
-        body = {"model": model, "prompt": f"Question {number}:", "max_tokens": tokens, "stream": True, "seed": number}
-        headers = {"content-type": "application/json"}
-        request = urllib.request.Request(f"{self.address}/v1/completions", json.dumps(body).encode(), headers)
-        began, first, last = time.monotonic(), 0.0, b""
-        try:
-            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
-                for line in answer:
-                    if line.startswith(b"data: "):
-                        first, last = first or time.monotonic() - began, line.strip()
-        except urllib.error.HTTPError as error:
-            return Answer(False, 0.0, error.read().decode(errors="replace")[:200])
-        except OSError as error:
-            return Answer(False, 0.0, str(error))
-        return Answer(last == b"data: [DONE]", first, last.decode(errors="replace")[:200])
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait()
-        self.folder.cleanup()
+def ask(server: Server, model: str, number: int, tokens: int) -> Answer:
+    """Stream one answer."""
+    body = {"model": model, "prompt": f"Question {number}:", "max_tokens": tokens, "stream": True, "seed": number}
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/v1/completions", json.dumps(body).encode(), headers
+    )
+    began, first, last = time.monotonic(), 0.0, b""
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            for line in answer:
+                if line.startswith(b"data: "):
+                    first, last = first or time.monotonic() - began, line.strip()
+    except urllib.error.HTTPError as error:
+        return Answer(False, 0.0, error.read().decode(errors="replace")[:200])
+    except OSError as error:
+        return Answer(False, 0.0, str(error))
+    return Answer(last == b"data: [DONE]", first, last.decode(errors="replace")[:200])
 
 
 def run(server: Server, names: tuple[str, str], rounds: int, tokens: int) -> dict[str, Any]:
@@ -103,7 +69,7 @@ def run(server: Server, names: tuple[str, str], rounds: int, tokens: int) -> dic
             batches = {"same model": here, "other model": there}
             pending = []
             for kind, model in batches.items():
-                pending += [(kind, pool.submit(server.ask, model, asked + at, tokens)) for at in range(CLIENTS)]
+                pending += [(kind, pool.submit(ask, server, model, asked + at, tokens)) for at in range(CLIENTS)]
                 asked += CLIENTS
                 time.sleep(0.2)  # so that the first are being written when the others come
             for kind, future in pending:
@@ -137,11 +103,10 @@ def main() -> None:
     parser.add_argument("--data-limit", type=int, metavar="MIB")
     options = parser.parse_args()
     stolen = StolenTime()
-    server = Server(options.one, options.data_limit, ["--context", "2048", "--cache-disk", "0"])
+    server = Server(options.one, ["--context", "2048", "--cache-disk", "0", "--no-browser"], options.data_limit)
     try:
         found = run(server, (options.one.stem.lower(), options.two.stem.lower()), options.rounds, options.tokens)
-        with urllib.request.urlopen(f"{server.address}/api/ps", timeout=30) as answer:
-            found["loaded at the end"] = [each["name"] for each in json.load(answer)["models"]]
+        found["loaded at the end"] = [each["name"] for each in json.loads(server.get("/api/ps"))["models"]]
     finally:
         server.close()
     machine = describe_machine() | {"stolen_percent": round(stolen.percent(), 2)}

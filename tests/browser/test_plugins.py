@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
-from plugins.installed_plugins import install
+from plugins.installed_plugins import running
 
 from notso.plugins.plugin_set import Plugins
 from notso.web.sign_in.key_book import KeyBook
@@ -23,12 +23,8 @@ Open = Callable[..., Page]
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugins]:
-    install(tmp_path, monkeypatch)
-    plugins = Plugins(("kind", "raises"))
-    plugins.start()
-    plugins.wait()
-    yield plugins
-    plugins.close()
+    with running(tmp_path, monkeypatch, "kind", "raises") as plugins:
+        yield plugins
 
 
 def test_a_plugins_command_is_offered_and_its_word_is_shown(

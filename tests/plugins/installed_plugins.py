@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from notso.plugins.plugin_set import Plugins
 
 HERE = Path(__file__).parent
 NAMES = {
@@ -28,3 +32,16 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, names: dict[str, str]
     monkeypatch.syspath_prepend(str(metadata.parent))
     paths = [str(metadata.parent), str(modules), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+
+
+@contextmanager
+def running(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> Iterator[Plugins]:
+    """Those of these names, each on or off already."""
+    install(folder, monkeypatch)
+    plugins = Plugins(names)
+    plugins.start()
+    plugins.wait()
+    try:
+        yield plugins
+    finally:
+        plugins.close()

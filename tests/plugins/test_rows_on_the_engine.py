@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from plugins.installed_plugins import install
+from plugins.installed_plugins import running
 
 from notso.plugins.plugin_set import Plugins
 from notso.smollm3 import Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
@@ -17,12 +17,8 @@ PARAMS = SamplingParams(max_tokens=16, temperature=0.7, seed=5)
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plugins]:
-    install(tmp_path, monkeypatch)
-    plugins = Plugins(("kind", "rows"))
-    plugins.start()
-    plugins.wait()
-    yield plugins
-    plugins.close()
+    with running(tmp_path, monkeypatch, "kind", "rows") as plugins:
+        yield plugins
 
 
 def test_a_stuck_processor_fails_its_own_answer_and_no_other(plugins: Plugins) -> None:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 
+from web.store.some_chats import in_store
+
 from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
 
 DAY = date(2026, 11, 25)
@@ -27,15 +29,7 @@ class AccessSuite:
         raise NotImplementedError
 
     def run(self, folder: Path, work: Callable[[AccessStore], Awaitable[None]]) -> None:
-        async def inner() -> None:
-            store = self.make(folder)
-            await store.open()
-            try:
-                await work(store)
-            finally:
-                await store.close()
-
-        asyncio.run(inner())
+        in_store(self.make(folder), work)
 
     def test_keys_come_back_and_only_by_their_digest(self, tmp_path: Path) -> None:
         async def work(store: AccessStore) -> None:

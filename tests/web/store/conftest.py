@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from web.store.postgres_server import PostgresServer, postgres_server
+from web.store.some_chats import in_store
 
 from notso.web.store.sqlite.store import SQLiteStore
 
@@ -21,15 +21,7 @@ class Kept:
         self.store = store
 
     def run(self, work: Callable[[Any], Awaitable[None]]) -> None:
-        async def session() -> None:
-            store = self.store()
-            await store.open()
-            try:
-                await work(store)
-            finally:
-                await store.close()
-
-        asyncio.run(session())
+        in_store(self.store(), work)
 
 
 @pytest.fixture(scope="session")

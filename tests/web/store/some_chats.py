@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import date
+from typing import Any
 
 from notso.web.store.protocol import Chat, ChatStore, NewTurn, StoredMessage, TurnAccepted
 from notso.web.store.tree import shown_path
 from notso.web.values.ids import new_generation_id, new_id
 
 OWNER = "somebody"
+
+
+def in_store(store: Any, work: Callable[[Any], Awaitable[None]]) -> None:
+    """Do something with a store that is open meanwhile."""
+
+    async def session() -> None:
+        await store.open()
+        try:
+            await work(store)
+        finally:
+            await store.close()
+
+    asyncio.run(session())
 
 
 def a_chat(title: str = "A chat") -> Chat:

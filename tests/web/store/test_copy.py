@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, shown
+from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, in_store, shown
 
 from notso.cli import exit_codes
 from notso.cli.app import run_command_line
@@ -65,15 +65,7 @@ async def fill(store: SQLiteStore, chats: int = 3) -> None:
 
 
 def in_directory(directory: Path, work: Any) -> None:
-    async def session() -> None:
-        store = SQLiteStore(directory)
-        await store.open()
-        try:
-            await work(store)
-        finally:
-            await store.close()
-
-    asyncio.run(session())
+    in_store(SQLiteStore(directory), work)
 
 
 def everything(directory: Path) -> dict[str, list[tuple[Any, ...]]]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from web.store.some_chats import OWNER, a_chat, a_turn, finished, shown
+from web.store.some_chats import OWNER, a_chat, a_turn, finished, in_store, shown
 
 from notso.web.store.sqlite import connection as connection_module
 from notso.web.store.sqlite import migrations
@@ -26,15 +26,7 @@ from notso.web.values.errors import (
 
 
 def run(directory: Path, work: Callable[[SQLiteStore], Awaitable[None]]) -> None:
-    async def session() -> None:
-        store = SQLiteStore(directory)
-        await store.open()
-        try:
-            await work(store)
-        finally:
-            await store.close()
-
-    asyncio.run(session())
+    in_store(SQLiteStore(directory), work)
 
 
 def test_files_are_private_and_the_pragmas_hold(tmp_path: Path) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from notso.qtensor import Format, GGUFFile, GGUFWriter
-from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
+from notso.qtensor import Format
+from notso.smollm3.config import ARCHITECTURE
 from notso.smollm3.conversion.hf_config import Entries, config_entries, read_config
 from notso.smollm3.conversion.hf_folder import FolderTensor, HFFolder
+from notso.smollm3.conversion.model_file import new_model_file
 from notso.smollm3.conversion.packing import packed, require_whole_blocks
 from notso.smollm3.errors import InvalidRequestError, ModelFileError
 from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, Q5_K_M, format_in
-from notso.smollm3.model.weights import SmolLM3Weights
 from notso.smollm3.text.tokenizer_json import tokenizer_entries
 from notso.smollm3.text.vocabulary import UNUSED
 
@@ -45,9 +44,7 @@ def convert(
     config = read_config(folder)
     entries = _general(folder, mix) | config_entries(config) | _tokenizer(folder, config["vocab_size"])
     head_dim = entries[f"{ARCHITECTURE}.rope.dimension_count"][0]
-    with HFFolder(folder) as source:
-        unchecked = out.with_name(f".{out.name}.{os.getpid()}.new")
-        writer = GGUFWriter(unchecked)
+    with HFFolder(folder) as source, new_model_file(out) as writer:
         for key, (value, type_name) in entries.items():
             writer.add(key, value, type_name)
         written = 0
@@ -65,13 +62,6 @@ def convert(
             format = format_in(mix, tensor.name, len(shape), config["num_hidden_layers"])
             require_whole_blocks(shape[-1], format)
             writer.add_tensor(f"{tensor.name}.weight", shape, format, blocks(tensor, format))
-        try:
-            writer.write()
-            with GGUFFile.open(unchecked) as made:  # as anybody will
-                SmolLM3Weights.from_tensors(made.tensors, SmolLM3Config.from_metadata(made.metadata))
-            unchecked.replace(out)
-        finally:
-            unchecked.unlink(missing_ok=True)
     return writer.tensor_bytes
 
 

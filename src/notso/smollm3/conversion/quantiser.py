@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.conversion.converter import convert
 from notso.smollm3.conversion.hf_folder import CHUNK_VALUES, HFFolder
 from notso.smollm3.conversion.importance import Importance, importance
+from notso.smollm3.conversion.model_file import new_model_file
 from notso.smollm3.conversion.packing import packed, require_whole_blocks
 from notso.smollm3.errors import InvalidRequestError, ModelFileError, quoted
 from notso.smollm3.model.quantisation_mix import FILE_TYPES, Q4_K_M, Q5_K_M, format_in
@@ -73,32 +73,23 @@ def _quantise_file(
         measured = None
         if text is not None:
             measured = importance(file, text[1], threads, lambda done, total: progress("reading", done, total))
-        unchecked = out.with_name(f".{out.name}.{os.getpid()}.new")
-        writer = GGUFWriter(unchecked)
-        for key, value in file.metadata.items():
-            if not key.startswith(_REPLACED):
-                writer.add(key, value, file.metadata_types[key])
-        _say_how(writer, mix, text[0] if text else "", measured)
-        written = 0
+        with new_model_file(out) as writer:
+            for key, value in file.metadata.items():
+                if not key.startswith(_REPLACED):
+                    writer.add(key, value, file.metadata_types[key])
+            _say_how(writer, mix, text[0] if text else "", measured)
+            written = 0
 
-        def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
-            nonlocal written
-            columns = measured.of.get(tensor.name) if measured is not None else None
-            for data in packed(_rows(tensor), format, tensor.name, columns, threads):
-                yield data
-                written += data.size
-                progress("writing", written, writer.tensor_bytes)
+            def blocks(tensor: QTensor, format: Format) -> Iterator[npt.NDArray[np.uint8]]:
+                nonlocal written
+                columns = measured.of.get(tensor.name) if measured is not None else None
+                for data in packed(_rows(tensor), format, tensor.name, columns, threads):
+                    yield data
+                    written += data.size
+                    progress("writing", written, writer.tensor_bytes)
 
-        for name, tensor in file.tensors.items():
-            writer.add_tensor(name, tensor.shape, formats[name], blocks(tensor, formats[name]))
-        try:
-            writer.write()
-            with GGUFFile.open(unchecked) as made:  # as anybody will
-                SmolLM3Weights.from_tensors(made.tensors, SmolLM3Config.from_metadata(made.metadata))
-            unchecked.replace(out)
-        finally:
-            with suppress(FileNotFoundError):
-                unchecked.unlink()
+            for name, tensor in file.tensors.items():
+                writer.add_tensor(name, tensor.shape, formats[name], blocks(tensor, formats[name]))
     return writer.tensor_bytes
 
 
