@@ -122,6 +122,8 @@ def table(result: dict[str, Any]) -> list[str]:
     rows.append(["byte products, 10^12/s", *_spread(result, "byte_tops", 2), "-"])
     for label, row in _rates(result):
         share = f"{100 * row['roofline']:.0f} %" if "roofline" in row else "-"
+        if "roofline_beside" in row:
+            share += f", {100 * row['roofline_beside']:.0f} % of reading beside it"
         rows.append([label, *_spread(row, "tok_s"), share])
     if "peer" in result:
         ratios = [row["ratio"] for _, row in _rates(result["ratio"])]

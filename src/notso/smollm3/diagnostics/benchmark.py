@@ -103,7 +103,8 @@ def run_benchmark(path: Path | None, plan: BenchmarkPlan, progress: Progress | N
     """Measure a model file (None: the demo) and give the result under stable keys, rates in tokens per second.
 
     `prefill`, `decode` and `batch` carry `tok_s` (median) with `tok_s_min` and `tok_s_max`; `roofline` is decode's
-    share of what the read bandwidth of this run allows, the best of reading in order and in several places at a time;
+    share of what the best reading of this run allows, in order or in several places at a time; `roofline_beside` its
+    share of what the output head's reading right before and after it allows, where the head is large enough to tell;
     `byte_tops` is what the kernels' instructions multiply and add at the most, 10^12 operations per second;
     `first_token` is the time from asking to the first token of an answer; `load_s` is a load from a warm page cache,
     `first_load_s` the one before it; `fingerprint` is the same wherever this file is run with this cache format.
@@ -176,6 +177,7 @@ class _Rounds:
         self.sampling_ms: dict[str, float] = {}
         self.memory: dict[str, float] = {}  # the largest seen after any measurement
         self._steps: dict[Task, list[float]] = {task: [] for task in plan.tasks}
+        self._beside: dict[Task, list[float]] = {task: [] for task in plan.tasks}  # bytes per second
 
     def run(self) -> None:
         measurements: list[tuple[str, Callable[[], None]]] = [("ceilings", self._measure_ceilings)]
@@ -224,10 +226,18 @@ class _Rounds:
     def _beside_the_ceiling(self, task: Task, samples: Samples) -> dict[str, float]:
         depth = max(task[2], SHORT_TOKENS) + self._plan.decode_tokens // 2
         kv_bytes = depth * kv_bytes_per_token(self._engine.config, self._engine.info.kv_format)  # type: ignore[arg-type]
-        ceiling = self.bandwidth.median * 1e9 / (self._weight_bytes + kv_bytes)
+        token_bytes = self._weight_bytes + kv_bytes
         steps = sorted(self._steps[task])
-        by_host = self._engine.info.device == "cpu"  # a GPU has a memory of its own
-        share = {"roofline": _rounded(samples.median / ceiling), "roofline_tok_s": _rounded(ceiling)} if by_host else {}
+        share = {}
+        if self._engine.info.device == "cpu":  # a GPU has a memory of its own
+            beside = self._beside[task]
+            ceiling = max(max(self.bandwidth.values) * 1e9, *beside, 0.0) / token_bytes
+            share = {"roofline": _rounded(samples.median / ceiling), "roofline_tok_s": _rounded(ceiling)}
+            if beside:
+                near = statistics.median(
+                    rate * token_bytes / best for rate, best in zip(samples.values, beside, strict=True)
+                )
+                share["roofline_beside"] = _rounded(near)
         return {
             **share,
             "step_ms_p50": _rounded(1000 * statistics.median(steps)),
@@ -248,7 +258,10 @@ class _Rounds:
         time.sleep(CALM_SECONDS)
 
     def _measure(self, task: Task) -> None:
+        before = self._meter.read_bandwidth() if task[0] == "decode" else None
         seconds = self._meter.measure(task)
+        if before is not None and (after := self._meter.read_bandwidth()) is not None:
+            self._beside[task].append(max(before, after))
         self._steps[task] += seconds
         self.ours[task].values.append(_rate(task, seconds))
         for name, megabytes in resident_memory().items():

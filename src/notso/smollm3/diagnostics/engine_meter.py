@@ -7,9 +7,11 @@ import math
 import statistics
 import threading
 import time
+from functools import partial
 
 import numpy as np
 
+from notso.qtensor import QTensor, ceilings
 from notso.smollm3.diagnostics.peers.process import Task
 from notso.smollm3.engine.engine import Engine
 from notso.smollm3.errors import EngineError
@@ -78,6 +80,19 @@ class EngineMeter:
             sampler.sample(logits, [0], position)
             seconds.append(time.perf_counter() - started)
         return statistics.median(seconds)
+
+    def read_bandwidth(self) -> float | None:
+        """Bytes per second at which the output head can be read where it lies, the best of all ways; None where it is
+        too small to tell, or lies on another device. Between two steps: nothing else is computed meanwhile."""
+        if self._engine.info.device != "cpu":
+            return None
+        head = self._engine._core.call(lambda: self._engine._runner.weights.lm_head)
+        data = head.data if isinstance(head, QTensor) else None
+        if data is None or data.size < ceilings.WINDOW_BYTES:
+            return None
+        return max(
+            self._engine._core.call(partial(ceilings.read_bandwidth, data, places)) for places in ceilings.PLACES
+        )
 
     def _prefill(self, tokens: int, depth: int) -> float:
         usage = self.watched(self.prompt(depth, tokens), 1).usage
