@@ -15,6 +15,10 @@ Scratch& memory(Use use) {
   return shared[size_t(use)];
 }
 
+// A multiply-add with a float weight takes as long as so many with bytes, most of it to read and to widen it; adding up
+// the lanes of a row takes as long as sixteen of them.
+constexpr int64_t kFloatCost = 8;
+
 bool is_float(Format f) { return f == Format::F32 || f == Format::F16 || f == Format::BF16; }
 
 MatmulKernel matmul_kernel(const KernelTable& table, Format format) {
@@ -236,7 +240,8 @@ Step matmul(Matmul op) {
       for (int64_t j = 0; j < m; j++) table.silu_mul(first + j * rows, second + j * rows, rows, y + j * w.rows);
     };
     int64_t weights = 0;
-    for (const auto& product : op.products) weights += product.weight.rows * k;
+    for (const auto& product : op.products)
+      weights += product.weight.rows * (is_float(product.weight.format) ? kFloatCost * (k + 16) : k);
     run_tasks(pool, int64_t(plan.size()), weights * m, task);
   };
 }

@@ -103,7 +103,7 @@ class WorkerRecords {
   static constexpr double kSlow = 2, kSlowest = 1000, kForgets = 0.99;
   static constexpr double kPatience = 4, kCredit = 64;       // in usual runs
   static constexpr int64_t kLookedAt = 8;                    // every so many runs, and all that waited long
-  static constexpr Nanoseconds kLongest = int64_t(1) << 36;  // some seventy seconds: a thread at idle priority stops for two
+  static constexpr Nanoseconds kLongest = int64_t(1) << 36;  // some seventy seconds: one of idle priority stops for two
 
   std::vector<Part> parts_;
   std::vector<Known> known_;

@@ -77,6 +77,10 @@ inline float v_reduce_add(V16 a) {
     for (int i = 0; i < width; i++) a.lane[i] = a.lane[i] + a.lane[i + width];
   return a.lane[0];
 }
+// v_reduce_add of four, to y[0..3].
+inline void v_store_sums(float* y, const V16 (&a)[4]) {
+  for (int r = 0; r < 4; r++) y[r] = v_reduce_add(a[r]);
+}
 inline float v_reduce_max(V16 a) {
   for (int width = 8; width >= 1; width /= 2)
     for (int i = 0; i < width; i++) a.lane[i] = a.lane[i] > a.lane[i + width] ? a.lane[i] : a.lane[i + width];

@@ -83,6 +83,10 @@ inline float v_reduce_add(V16 a) {
   const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
   return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
+// v_reduce_add of four, to y[0..3].
+inline void v_store_sums(float* y, const V16 (&a)[4]) {
+  for (int r = 0; r < 4; r++) y[r] = v_reduce_add(a[r]);
+}
 inline float v_reduce_max(V16 a) {
   const float32x4_t four = larger(larger(a.part[0], a.part[2]), larger(a.part[1], a.part[3]));
   const float32x2_t x = vget_low_f32(four), y = vget_high_f32(four), two = vbsl_f32(vcgt_f32(x, y), x, y);

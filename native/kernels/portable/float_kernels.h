@@ -143,8 +143,12 @@ inline void float_rows(const MatmulTask& t, int64_t row) {
         for (int64_t i = 0; i < rest; i++) tail[i] = Load::one(w + whole + i);
         acc[r] = v_fma(v_load(tail), v_load_first(x + whole, rest), acc[r]);
       }
-      t.y[j * t.y_stride + row + r] = v_reduce_add(acc[r]);
     }
+    float* const y = t.y + j * t.y_stride + row;
+    if constexpr (ROWS == 4)
+      v_store_sums(y, acc);
+    else
+      y[0] = v_reduce_add(acc[0]);
   }
 }
 
