@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import shutil
@@ -203,6 +204,7 @@ def serve(
         for line in starting.lines:
             terminal.say(line)
     engines.prepare_for_a_lost_file()
+    gc.disable()  # until the page answers: nothing that a start makes is garbage, and looking takes its time
     from notso.web.engine.models import ModelRegistry
     from notso.web.server import serve as run_server
 
@@ -218,6 +220,8 @@ def serve(
         return Engine.load(configured, find_processor=plugins.logits_processor)
 
     def ready(address: str) -> None:
+        gc.freeze()  # what a start has made stays
+        gc.enable()
         if as_json:
             terminal.say_json({"event": "open", "url": address})
         else:
@@ -227,7 +231,10 @@ def serve(
 
     folder = path.parent if model is not None and path is not None else None
     model_registry = ModelRegistry(load, folder, load_beside=load, check=engines.check_model)
-    run_server(lambda: load(path), settings, model_registry=model_registry, plugins=plugins, on_ready=ready)
+    try:
+        run_server(lambda: load(path), settings, model_registry=model_registry, plugins=plugins, on_ready=ready)
+    finally:
+        gc.enable()
 
 
 def has_display() -> bool:
