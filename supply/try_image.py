@@ -77,8 +77,9 @@ def build(text: str, mirror: list[str]) -> Path:
             subprocess.run(["cp", "--archive", f"{stages[name]}{source}/.", f"{root}{target}"], check=True)
         elif word == "COPY":
             source, target = rest.split()
-            (found,) = ROOT.glob(source)
-            shutil.copy(found, root / target.lstrip("/"))
+            (root / target.lstrip("/")).mkdir()
+            for found in ROOT.glob(source):
+                shutil.copy(found, root / target.lstrip("/"))
     return root
 
 

@@ -28,7 +28,7 @@ from target import MACHINES, ROOT, commit_time
 
 LOCK = Path(__file__).with_name("wheels.txt")
 BUILD = ROOT / "build" / "wheels"
-CACHE = BUILD / "objects"  # those of the kernels are the same for each Python; made anew for all wheels together
+CACHE = BUILD / "objects"  # zig's; made anew for all wheels together
 
 GLIBC = (2, 17)  # manylinux2014's
 MAX_BYTES = 12 << 20
@@ -104,20 +104,19 @@ def environment(python: Path, machine: str = MACHINES[0]) -> dict[str, str]:
     }
 
 
-def wheel(python: Path, machine: str, out: Path) -> Path:
-    """Built, checked by auditwheel to need nothing newer than glibc 2.17, and named so."""
+def wheel(python: Path, machine: str, folder: Path, out: Path) -> Path:
+    """Built, checked by auditwheel to need nothing newer than glibc 2.17, and named so.
+
+    folder: where it is built. Another Python takes the kernels from there that the one before has compiled.
+    """
     raw = BUILD / "raw"
     shutil.rmtree(raw, ignore_errors=True)
-    BUILD.mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="build-", dir=BUILD)  # nothing of an earlier build, and never the same name
+    (folder / "CMakeCache.txt").unlink(missing_ok=True)  # it names the Python before
     cmake = ["QTENSOR_CUDA=OFF", "CMAKE_SYSTEM_NAME=Linux", f"CMAKE_SYSTEM_PROCESSOR={machine}"]
     settings = [f"build-dir={folder}", *(f"cmake.define.{each}" for each in cmake)]
     command = [python, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps", "--no-build-isolation"]
     command += [part for each in settings for part in ("-C", each)]
-    try:
-        subprocess.run([*command, "-w", raw, ROOT], env=environment(python, machine), cwd=ROOT, check=True)
-    finally:
-        shutil.rmtree(folder)
+    subprocess.run([*command, "-w", raw, ROOT], env=environment(python, machine), cwd=ROOT, check=True)
     (made,) = raw.glob("*.whl")
     repaired = BUILD / "repaired"
     shutil.rmtree(repaired, ignore_errors=True)
@@ -183,9 +182,11 @@ def main() -> None:
 
     def build() -> list[Path]:
         shutil.rmtree(CACHE, ignore_errors=True)
+        wheels = []
         for machine in options.machine or MACHINES:
             compiler(tools[0], machine)
-        wheels = [wheel(each, machine, options.out) for machine in options.machine or MACHINES for each in tools]
+            with tempfile.TemporaryDirectory(prefix="build-", dir=BUILD) as folder:  # nothing of an earlier build
+                wheels += [wheel(each, machine, Path(folder), options.out) for each in tools]
         return [*wheels, source(tools[0], options.out)]
 
     made = build()

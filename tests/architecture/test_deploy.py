@@ -93,6 +93,13 @@ def test_the_image_runs_a_command_that_exists_and_keeps_to_its_volumes() -> None
     assert {path.split("/")[1] for path in folders} == {each.strip("/") for each in said["VOLUME"].split()}
 
 
+@pytest.mark.parametrize("name", ["Containerfile", "Containerfile.replica"])
+def test_an_image_can_be_built_on_each_machine(name: str) -> None:
+    lines = [line for line in (ROOT / "deploy" / name).read_text().splitlines() if not line.startswith("#")]
+    named = [*DEBIAN_NAMES, *DEBIAN_NAMES.values()]
+    assert lines and not [line for line in lines if any(each in line for each in named)]
+
+
 def test_the_compose_file_agrees_with_the_image() -> None:
     said = settings((ROOT / "deploy" / "Containerfile").read_text())
     service = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]["notso"]
