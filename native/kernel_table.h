@@ -179,7 +179,7 @@ extern const KernelTable kGenericKernels;
 #if defined(QTENSOR_X86)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAmxKernels;
+extern const KernelTable kAmxKernels;  // what tiles do otherwise; null where AVX-512's entry serves as well
 #endif
 #if defined(QTENSOR_ARM64)
 extern const KernelTable kNeonKernels;

@@ -19,12 +19,32 @@ struct Family {
   bool supported;
 };
 
+#if defined(QTENSOR_X86)
+// AVX-512's rows and floats with the entries that a family of tiles has of its own.
+KernelTable upon_avx512(const KernelTable& tiles) {
+  KernelTable t = kAvx512Kernels;
+  const auto take = [&](auto... entry) { ((t.*entry = tiles.*entry), ...); };
+  using T = KernelTable;
+  take(&T::name, &T::attention_bytes, &T::byte_peak, &T::peak_products, &T::attention_tile_rows, &T::tiles_from_m,
+       &T::tile_rows, &T::packed_bytes, &T::tile_scratch_bytes, &T::pack_block, &T::matmul_tiles_q4_k,
+       &T::matmul_tiles_q5_k, &T::matmul_tiles_q6_k, &T::packed_bytes_lanes, &T::pack_block_lanes, &T::tile_kernel_256,
+       &T::packed_bytes_32, &T::pack_block_32, &T::tile_kernel_32);
+  return t;
+}
+#endif
+
 const std::vector<Family>& families() {
   static const std::vector<Family> all = [] {
     [[maybe_unused]] const CpuFeatures cpu = detect_cpu_features();
+#if defined(QTENSOR_X86)
+    static const KernelTable amx = upon_avx512(kAmxKernels);
+#endif
+#if defined(QTENSOR_EMULATED_TILES)
+    static const KernelTable amx_emulated = upon_avx512(kAmxEmulatedKernels);
+#endif
     return std::vector<Family>{
 #if defined(QTENSOR_X86)
-        {&kAmxKernels, cpu.amx_int8},
+        {&amx, cpu.amx_int8},
         {&kAvx512Kernels, cpu.avx512_vnni},
         {&kAvx2Kernels, cpu.avx2},
 #endif
@@ -33,7 +53,7 @@ const std::vector<Family>& families() {
         {&kNeonKernels, cpu.dotprod},
 #endif
 #if defined(QTENSOR_EMULATED_TILES)
-        {&kAmxEmulatedKernels, cpu.avx512_vnni},  // never the first: there is avx512 before it
+        {&amx_emulated, cpu.avx512_vnni},  // never the first: there is avx512 before it
 #endif
         {&kGenericKernels, true},
 #if defined(QTENSOR_EMULATED_LANES)

@@ -1,14 +1,13 @@
-// Kernels for AVX-512 with VNNI and VBMI, and AMX: tiles for many batch rows, the AVX-512 kernels for few.
+// Kernels for AMX: tiles for many batch rows and for attention over bytes. The rest of the family is AVX-512's, which
+// would have the same instructions here and take as long to compile again: runtime/dispatch.cpp puts both together.
+#pragma GCC diagnostic ignored "-Wunused-function"  // what shared headers hold for the rest
+
 #include "kernel_table.h"
+#include "kernels/amx/byte_peak.h"
 #include "kernels/amx/tile_attention.h"
 #include "kernels/amx/tile_matmul.h"
 #include "kernels/avx512/batch_lanes_32.h"
-#include "kernels/avx512/four_block_rows.h"
-#include "kernels/avx512/integer_kernels.h"
 #include "kernels/avx512/unscaled_lanes.h"
-#include "kernels/portable/tile_entries.h"
-#include "kernels/x86/matmul.h"
-#include "kernels/x86/unpacked_matmul.h"
 
 #ifndef QTENSOR_TABLE_NAME  // the emulation of tests/native has another
 #define QTENSOR_TABLE_NAME "amx"
@@ -17,20 +16,29 @@
 namespace qtensor {
 namespace {
 
-void matmul_q4_k(const MatmulTask& t) { matmul_k_quant<Q4_K512>(t); }
-void matmul_q5_k(const MatmulTask& t) { matmul_k_quant<Q5_K512>(t); }
-void matmul_q6_k(const MatmulTask& t) { matmul_k_quant<Q6_K512>(t); }
-
-// What has no tiles of AMX has AVX-512's, for which batch rows are packed otherwise.
-constexpr KernelTable amx_entries() {
-  KernelTable t = tile_entries(QTENSOR_TABLE_NAME, from_m<4>, 16 * kNTileTiles, 32);
-  t.packed_bytes_lanes = packed_bytes_lanes;
-  t.pack_block_lanes = pack_block_lanes;
-  return t;
-}
+int64_t tiles_from_m(Format) { return 4; }
 
 }  // namespace
 
-constinit const KernelTable kAmxKernels = amx_entries();
+// What has no tiles of AMX has AVX-512's, for which batch rows are packed otherwise; they ask for memory as AMX's do.
+constinit const KernelTable kAmxKernels = {.name = QTENSOR_TABLE_NAME,
+                                           .attention_bytes = attention_bytes,
+                                           .byte_peak = byte_peak,
+                                           .peak_products = kPeakProducts,
+                                           .attention_tile_rows = 32,
+                                           .tiles_from_m = tiles_from_m,
+                                           .tile_rows = 16 * kNTileTiles,
+                                           .packed_bytes = packed_bytes,
+                                           .tile_scratch_bytes = tile_scratch_bytes,
+                                           .pack_block = pack_block,
+                                           .matmul_tiles_q4_k = matmul_tiles_q4_k,
+                                           .matmul_tiles_q5_k = matmul_tiles_q5_k,
+                                           .matmul_tiles_q6_k = matmul_tiles_q6_k,
+                                           .packed_bytes_lanes = packed_bytes_lanes,
+                                           .pack_block_lanes = pack_block_lanes,
+                                           .tile_kernel_256 = tile_kernel_256,
+                                           .packed_bytes_32 = packed_bytes_32,
+                                           .pack_block_32 = pack_block_32,
+                                           .tile_kernel_32 = tile_kernel_32};
 
 }  // namespace qtensor
