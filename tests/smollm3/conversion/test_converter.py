@@ -122,6 +122,8 @@ def test_yarn_and_newer_names(tmp_path: Path) -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope scaling of type 'llama3'"),
         ({"hidden_size": "256"}, "hidden_size is '256'"),
         ({"rms_norm_eps": None}, "rms_norm_eps is None"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 10"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
         ({"num_hidden_layers": 3, "no_rope_layers": None}, "lacks the tensor model.layers.2.input_layernorm.weight"),
         ({"num_hidden_layers": 1, "no_rope_layers": None}, "does not use: 'model.layers.1"),
         ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),

@@ -13,8 +13,10 @@ from golden.adapters import ALPHA, Pairs, random_pairs, write_gguf, write_merged
 from golden.random_models import RANDOM
 from smollm3.two_turns import until
 
-from notso.qtensor import F16, F32, NotsoError
-from notso.smollm3 import Engine, InvalidRequestError, Message, RequestOptions, SamplingParams
+from notso.qtensor import F16, F32, MemoryLimit, NotsoError
+from notso.smollm3 import Engine, InvalidRequestError, Message, OutOfMemoryError, RequestOptions, SamplingParams
+from notso.smollm3.engine import adapters
+from notso.smollm3.model import adapter_file
 from notso.smollm3.values.adapter import AdapterSource
 
 SMALL = replace(RANDOM, layers=4, hidden=256, ffn=384, vocab=700)
@@ -184,7 +186,7 @@ def damaged(pairs: Pairs) -> Pairs:
         (lambda path, pairs: write_gguf(path, {}), "holds no tensors"),
         (lambda path, pairs: write_gguf(path, {(0, "attn_norm"): pairs[0, "q_proj"]}), "attn_norm"),
         (lambda path, pairs: write_gguf(path, {(9, "q_proj"): pairs[0, "q_proj"]}), "layer 9; this model has 4"),
-        (lambda path, pairs: write_gguf(path, {(0, "q_proj"): pairs[0, "k_proj"]}), "layer 0, q_proj: A is"),
+        (lambda path, pairs: write_gguf(path, {(0, "q_proj"): pairs[0, "k_proj"]}), "layer 0, q_proj: B is"),
         (lambda path, pairs: path.write_bytes(b"GGUF" + bytes(7)) and path, "version"),
     ],
 )
@@ -204,6 +206,8 @@ def test_files_that_cannot_be_used_are_refused_by_name(engine: Engine, tmp_path:
         ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern"),
         ({"lora_alpha": "much"}, "lora_alpha"),
         ({"r": 0}, "r at least 1"),
+        ({"r": 10**400}, "r must be numbers"),
+        ({"lora_alpha": 10**400}, "lora_alpha and r must be"),
         ({"peft_type": "IA3"}, "LORA"),
         ({"use_rslora": True, "rank_pattern": {"q_proj": 2}}, "rank_pattern"),
     ],
@@ -214,6 +218,26 @@ def test_settings_that_change_the_answer_are_refused_by_name(
     folder = write_peft(tmp_path / "bad", random_pairs(engine.config, 1), engine.config.head_dim, **settings)
     with pytest.raises(NotsoError, match=words):
         add(engine, "bad", folder)
+
+
+def test_what_a_file_claims_is_refused_before_it_is_copied(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tensors may be holes: a short file on the disk, and more than there is memory."""
+
+    def copied(tensor: object) -> None:
+        pytest.fail("it was copied")
+
+    monkeypatch.setattr(adapter_file, "_copy", copied)
+    pairs = random_pairs(engine.config, 1)
+    (outputs, _), (_, inputs) = pairs[0, "q_proj"][1].shape, pairs[0, "q_proj"][0].shape
+    wide = np.zeros((600, inputs), np.float32), np.zeros((outputs, 600), np.float32)
+    for bad, words in (({(9, "q_proj"): pairs[0, "q_proj"]}, "layer 9"), ({(0, "q_proj"): wide}, "r from 1 to 512")):
+        with pytest.raises(NotsoError, match=words):
+            add(engine, "bad", write_gguf(tmp_path / "bad.gguf", bad))
+    monkeypatch.setattr(adapters, "available_memory", lambda: MemoryLimit("nothing", 10))
+    with pytest.raises(OutOfMemoryError, match="more than the 10 bytes"):
+        add(engine, "bad", write_gguf(tmp_path / "bad.gguf", pairs))
 
 
 def test_a_folder_with_half_a_pair_is_refused(engine: Engine, tmp_path: Path) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import Request
 from fastapi.routing import APIRoute, iter_route_contexts
 
 from notso.web.app import create_app
-from notso.web.edge.access import KeyRing, guarded, public
+from notso.web.edge.access import COOKIE, Caller, KeyRing, guarded, public
 from notso.web.edge.security import content_security_policy
+from notso.web.replicas.exchange import Alone
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.ids import new_generation_id, new_id
 from notso.web.values.settings import Settings
@@ -329,6 +332,39 @@ def test_sessions_end_by_themselves(start: Start) -> None:
     for days, status in [(6, 200), (6, 200), (6, 200), (6, 200), (5.9, 200), (0.2, 401)]:
         now += days * 86_400
         assert server.client.get("/").status_code == status, "a month old"
+
+
+class Book(Alone):
+    """A memory that servers share."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+
+    async def remember(self, name: str, value: str, seconds: float) -> None:
+        self.values[name] = value
+
+    async def recall(self, name: str) -> str | None:
+        return self.values.get(name)
+
+
+def test_who_came_in_under_other_rules_is_asked_again() -> None:
+    """An operator's name that was taken out of the settings, above all."""
+
+    async def known(cookie: str, ring: KeyRing) -> Caller | None:
+        headers = [(b"cookie", f"{COOKIE}={cookie}".encode())]
+        return await ring.caller(Request({"type": "http", "headers": headers}))
+
+    async def scenario() -> None:
+        book, bob = Book(), Caller("oidc:bob", "bob", is_operator=True)
+        cookie = await KeyRing(KEY, book=book, rules="bob may").new_session(bob)
+        assert await known(cookie, KeyRing(KEY, book=book, rules="bob may")) == bob
+        for other in (KeyRing(KEY, book=book), KeyRing("another key", book=book, rules="bob may")):
+            assert await known(cookie, other) is None
+        (name, value) = book.values.popitem()
+        book.values[name] = value.replace("bob", "ann")
+        assert await known(cookie, KeyRing(KEY, book=book, rules="bob may")) is None
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("path", ["/backup", "/export", "/search?q=x"])

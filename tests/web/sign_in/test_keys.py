@@ -185,6 +185,7 @@ def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     routes = {f"{method} {context.path}" for context in contexts(server) for method in context.original_route.methods}
     assert routes >= OPERATORS_ONLY >= {"GET /backup", "GET /metrics", "POST /models/switch"}
+    assert {each for each in routes if each.startswith("POST /models/") or "lora" in each} <= OPERATORS_ONLY
     for each in OPERATORS_ONLY:
         method, path = each.replace("{name}", "kind").split()
         refused = server.client.request(method, path, headers=bearer(ann))

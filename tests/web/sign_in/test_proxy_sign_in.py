@@ -42,6 +42,9 @@ def test_behind_a_proxy(start: Callable[..., Any], address: str, status: int) ->
         assert server.client.get(path).status_code == 401
         two = [("X-Forwarded-User", "ann"), ("X-Forwarded-User", "bob")]
         assert server.client.get(path, headers=two).status_code == 401
+    passed_on = {"X-Forwarded-User": "ann", "Authorization": "Basic YW5uOnNlY3JldA=="}
+    assert server.client.get("/", headers=passed_on).status_code == status
+    assert server.client.get("/", headers=passed_on | {"Authorization": "Bearer x"}).status_code == 401
     assert server.client.get("/operator", headers={"X-Forwarded-User": "bob"}).status_code == (
         403 if status == 200 else 401
     )

@@ -11,6 +11,8 @@ from notso.smollm3.config import ARCHITECTURE, NO_ROPE_LAYER_INTERVAL
 from notso.smollm3.errors import ModelFileError, quoted
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_NUMBER = 1e30
+"""JSON has whole numbers that no float holds, and Python's reads NaN."""
 
 FIXED: Mapping[str, tuple[Any, ...]] = {
     "model_type": (ARCHITECTURE,),
@@ -127,6 +129,6 @@ def _scaling(rope: Mapping[str, Any]) -> Entries:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
         raise ModelFileError(f"config.json: {name} is {quoted(value)}, no number")
     return float(value)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from notso.qtensor import Backend
+from notso.qtensor import Backend, available_memory
 from notso.smollm3.config import SmolLM3Config
 from notso.smollm3.engine.engine_core import EngineCore
 from notso.smollm3.errors import InvalidRequestError, OutOfMemoryError
@@ -52,7 +52,8 @@ class Adapters:
                 raise InvalidRequestError(f"an adapter {source.name} is loaded already", param="adapter")
             if len(self._loaded) >= MAX_ADAPTERS:
                 raise InvalidRequestError(f"at most {MAX_ADAPTERS} adapters are loaded at a time", param="adapter")
-            read = read_adapter(source.name, Path(source.path), self._config, source.scale)
+            left = available_memory().available_bytes
+            read = read_adapter(source.name, Path(source.path), self._config, source.scale, left)
             limit = self._backend.memory()
             if read.nbytes > limit.available_bytes:
                 raise OutOfMemoryError(

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import numpy.typing as npt
 
 from notso.qtensor import F32, GGUFFile, QTensor, QTensorError, SafetensorsFile
 from notso.smollm3.config import ARCHITECTURE, SmolLM3Config
-from notso.smollm3.errors import ModelFileError, quoted
+from notso.smollm3.errors import ModelFileError, OutOfMemoryError, quoted
 from notso.smollm3.model.lora import MAX_RANK, Adapter, LowRank
 from notso.smollm3.model.weights import MATRICES, TENSOR_NAMES, matrix_shapes
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
+MAX_SETTING = 1e12
+"""Of a rank or an alpha. JSON has whole numbers that no float holds."""
 DIGEST_BYTES = 16
 RANK_STEP = 16
 """Ranks are filled up to a multiple of what a vector of floats holds: the ragged end of short rows costs more."""
@@ -47,17 +50,23 @@ Place = tuple[int, str, str]  # layer, name in LayerWeights, "a" or "b"
 Floats = npt.NDArray[np.float32]
 
 
-def read_adapter(name: str, path: Path, config: SmolLM3Config, scale: float = 1.0) -> Adapter:
+def read_adapter(
+    name: str, path: Path, config: SmolLM3Config, scale: float = 1.0, available_bytes: int | None = None
+) -> Adapter:
     """An adapter of a GGUF file or of a PEFT folder, for a model of this configuration; `scale` multiplies its own.
 
-    Everything is read: the file may go. Raises ModelFileError, which names the file.
+    Everything is read: the file may go. Raises ModelFileError, which names the file, and OutOfMemoryError where its
+    tensors have more than `available_bytes`.
     """
+    tensors = _Tensors(name, config, {}, available_bytes)
     try:
         if not path.exists():
             raise ModelFileError("there is no such file")
         if path.is_dir():
-            return _adapter(name, config, *_from_peft(path, config, scale))
-        return _adapter(name, config, *_from_gguf(path, scale))
+            factor, by_rank = _from_peft(path, tensors, scale)
+        else:
+            factor, by_rank = _from_gguf(path, tensors, scale)
+        return _adapter(name, config, tensors.found, factor, by_rank)
     except (ModelFileError, QTensorError) as error:
         raise ModelFileError(f"{path.name}: {error}") from None
     except OSError as error:
@@ -66,8 +75,42 @@ def read_adapter(name: str, path: Path, config: SmolLM3Config, scale: float = 1.
         raise ModelFileError(f"{place} cannot be read: {error.strerror}") from None
 
 
-def _from_gguf(path: Path, scale: float) -> tuple[dict[Place, QTensor], float, bool]:
-    """Tensors by place, what A is multiplied by if rank is 1, and whether that depends on the rank."""
+@dataclass(slots=True)
+class _Tensors:
+    """Copies of a file's tensors by place. Each is checked before a byte of it is copied: a file with holes can claim
+    more than there is memory."""
+
+    name: str
+    config: SmolLM3Config
+    found: dict[Place, QTensor]
+    available_bytes: int | None
+    nbytes: int = 0
+
+    def take(self, place: Place, tensor: QTensor, *, head_dim: int = 0) -> None:
+        """`head_dim`: of heads whose rows change their order; 0: none do."""
+        layer, role, part = place
+        if layer >= self.config.num_hidden_layers:
+            raise ModelFileError(f"it changes layer {layer}; this model has {self.config.num_hidden_layers}")
+        outputs, inputs = matrix_shapes(self.config)[role]
+        shape = tensor.shape if part == "a" else tensor.shape[::-1]
+        side = inputs if part == "a" else outputs
+        if len(shape) != 2 or shape[1] != side or not 1 <= shape[0] <= MAX_RANK:
+            raise ModelFileError(
+                f"layer {layer}, {role}: {part.upper()} is {tensor.shape}; for this model A is (r, {inputs}) and B "
+                f"({outputs}, r), r from 1 to {MAX_RANK}"
+            )
+        self.nbytes += tensor.nbytes
+        if self.available_bytes is not None and self.nbytes > self.available_bytes:
+            raise OutOfMemoryError(
+                f"adapter {self.name} has more than the {self.available_bytes:,} bytes that are left",
+                needed_bytes=self.nbytes,
+                available_bytes=self.available_bytes,
+            )
+        self.found[place] = _in_pairs(tensor, head_dim) if head_dim else _copy(tensor)
+
+
+def _from_gguf(path: Path, tensors: _Tensors, scale: float) -> tuple[float, bool]:
+    """What A is multiplied by if rank is 1, and whether that depends on the rank."""
     with GGUFFile.open(path) as file:
         found = {key: file.metadata.get(key) for key in ("general.type", "general.architecture", "adapter.type")}
         if found["general.type"] != "adapter" or found["adapter.type"] != "lora":
@@ -79,30 +122,28 @@ def _from_gguf(path: Path, scale: float) -> tuple[dict[Place, QTensor], float, b
         alpha = file.metadata.get("adapter.lora.alpha", 0.0)
         if not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
             raise ModelFileError("adapter.lora.alpha must be a number")
-        tensors = {}
         for tensor in file.tensors.values():
             place = _GGUF_NAME.fullmatch(tensor.name)
             if place is None or place[2] not in _ROLES:
                 raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
-            tensors[int(place[1]), _ROLES[place[2]], place[3]] = _copy(tensor)
-    return tensors, scale * alpha if alpha else scale, alpha != 0
+            tensors.take((int(place[1]), _ROLES[place[2]], place[3]), tensor)
+    return scale * alpha if alpha else scale, alpha != 0
 
 
-def _from_peft(folder: Path, config: SmolLM3Config, scale: float) -> tuple[dict[Place, QTensor], float, bool]:
+def _from_peft(folder: Path, tensors: _Tensors, scale: float) -> tuple[float, bool]:
     settings = _peft_settings(folder / PEFT_CONFIG)
     with SafetensorsFile(folder / PEFT_WEIGHTS) as file:
-        tensors = {}
         for tensor in file.tensors.values():
             place = _PEFT_NAME.fullmatch(tensor.name)
             if place is None or place[2] not in MATRICES:
                 raise ModelFileError(f"it changes {quoted(tensor.name)}, which is not supported")
             role, part = place[2], place[3].lower()
             turned = part == "b" and role in ("q_proj", "k_proj")
-            tensors[int(place[1]), role, part] = _in_pairs(tensor, config.head_dim) if turned else _copy(tensor)
+            tensors.take((int(place[1]), role, part), tensor, head_dim=tensors.config.head_dim if turned else 0)
     alpha = float(settings["lora_alpha"])
     if settings.get("use_rslora"):  # alpha / sqrt(r) in place of alpha / r
-        return tensors, scale * alpha / math.sqrt(settings["r"]), False
-    return tensors, scale * alpha, True
+        return scale * alpha / math.sqrt(settings["r"]), False
+    return scale * alpha, True
 
 
 def _peft_settings(path: Path) -> dict[str, Any]:
@@ -127,7 +168,7 @@ def _peft_settings(path: Path) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and -MAX_SETTING <= value <= MAX_SETTING
 
 
 def _in_pairs(tensor: QTensor, head_dim: int) -> QTensor:
@@ -147,15 +188,9 @@ def _adapter(name: str, config: SmolLM3Config, tensors: dict[Place, QTensor], fa
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     nbytes = most = 0
     for layer, role, a, b in _pairs(tensors):
-        if layer >= config.num_hidden_layers:
-            raise ModelFileError(f"it changes layer {layer}; this model has {config.num_hidden_layers}")
-        outputs, inputs = matrix_shapes(config)[role]
         rank = a.shape[0]
-        if a.shape != (rank, inputs) or b.shape != (outputs, rank) or not 1 <= rank <= MAX_RANK:
-            raise ModelFileError(
-                f"layer {layer}, {role}: A is {a.shape} and B {b.shape}; for this model they are (r, {inputs}) and "
-                f"({outputs}, r), r from 1 to {MAX_RANK}"
-            )
+        if b.shape[1] != rank:
+            raise ModelFileError(f"layer {layer}, {role}: A is {a.shape} and B {b.shape}, which are of two ranks")
         padding = -rank % RANK_STEP
         a, b = _widened(a, padding, 0), _widened(b, 0, padding)
         pair = LowRank(_times(a, factor / rank if by_rank else factor), _times(b, 1.0), rank + padding)
@@ -175,8 +210,6 @@ def _pairs(tensors: dict[Place, QTensor]) -> Iterator[tuple[int, str, QTensor, Q
         a, b = tensors.get((layer, role, "a")), tensors.get((layer, role, "b"))
         if a is None or b is None:
             raise ModelFileError(f"layer {layer}, {role}: A and B come together, one is missing")
-        if len(a.shape) != 2 or len(b.shape) != 2:
-            raise ModelFileError(f"layer {layer}, {role}: A and B must be matrices")
         yield layer, role, a, b
 
 

@@ -38,6 +38,7 @@ OPERATORS_ONLY = frozenset(
     {
         *("GET /backup", "GET /metrics", "GET /operator"),
         *("POST /models/switch", "POST /models/download", "POST /models/download/stop"),
+        *("POST /models/adapters/load", "POST /models/adapters/unload"),
         *("POST /plugins/{name}/start", "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter"),
     }
 )
@@ -144,7 +145,7 @@ class SessionBook(Protocol):
 
 class KeyRing:
     """The server's key, kept as a hash, and the browsers that have shown it: to this server, or to another with the
-    same key that writes in the same `book`."""
+    same key that writes in the same `book`. `rules` say who may come in: who came in under others is asked again."""
 
     def __init__(
         self,
@@ -156,6 +157,7 @@ class KeyRing:
         keys: Keys | None = None,
         gate: Gate | None = None,
         asks_who: bool = False,
+        rules: str = "",
     ) -> None:
         self.gate = gate
         self._clock = clock
@@ -164,6 +166,7 @@ class KeyRing:
         self._asks_who = asks_who or bool(sign_ins)
         self._most_sessions = MAX_SESSIONS_OF_MANY if keys is not None or sign_ins else MAX_BROWSER_SESSIONS
         self._digest = _digest(api_key) if api_key is not None else None
+        self._signing = _digest(f"{api_key} {rules}")
         self._book = book if api_key is not None else None  # what is written there is signed with the key
         if self._book is not None:
             self._book.hear("logout", lambda body: self._drop(bytes.fromhex(body["session"])))
@@ -258,7 +261,7 @@ class KeyRing:
         return self._add(digest, _Session(began, self._clock(), 0.0, Caller(*caller)))
 
     def _signature(self, digest: bytes, text: str) -> str:
-        return hmac.new(self._digest or b"", digest + text.encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self._signing, digest + text.encode(), hashlib.sha256).hexdigest()
 
 
 async def public() -> None:
@@ -297,11 +300,13 @@ def owner_of(request: Request) -> str:
 
 
 def _keys_shown(request: Request) -> list[str]:
-    """Every key in the headers. Who shows two must hold both, so that no header can speak for another."""
+    """Every key in the headers. Who shows two must hold both, so that no header can speak for another. What else
+    `Authorization` says is not for us: a proxy that asks for names and passwords passes on what it was told."""
     keys = request.headers.getlist("x-api-key")
     for value in request.headers.getlist("authorization"):
         scheme, _, token = value.partition(" ")
-        keys.append(token.strip() if scheme.lower() == "bearer" else "")
+        if scheme.lower() == "bearer":
+            keys.append(token.strip())
     return keys
 
 

@@ -36,6 +36,8 @@ AUDITED = {
     "POST /models/switch": "switched the model",
     "POST /models/download": "fetched a model",
     "POST /plugins/{name}/start": "switched a plugin on",
+    "POST /models/adapters/load": "loaded an adapter",
+    "POST /models/adapters/unload": "unloaded an adapter",
     "POST /v1/load_lora_adapter": "loaded an adapter",
     "POST /v1/unload_lora_adapter": "unloaded an adapter",
     "GET /operator": "looked at the operator's page",

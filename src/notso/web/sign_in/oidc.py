@@ -6,14 +6,17 @@ Both come with the extra `oidc`. This module alone imports them, and is asked fo
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import secrets
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from authlib.integrations.httpx_client import AsyncOAuth2Client
+from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
+from authlib.oauth2.rfc7636 import create_s256_code_challenge
 from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
@@ -26,8 +29,8 @@ SECONDS = 10.0
 """For each thing the provider is asked."""
 MAX_ANSWER_BYTES = 1 << 20
 FLOW_SECONDS = 600.0
-MAX_FLOWS = 1_000
-"""Begun and not ended: the oldest is forgotten."""
+MAX_ENDED = 10_000
+"""Sign-ins that are known to have ended: the oldest is forgotten."""
 KEYS_SECONDS = 3600.0
 KEYS_AGAIN_SECONDS = 10.0
 """After that a key that nobody knows is looked for once more."""
@@ -38,23 +41,21 @@ MAX_NAME_CHARACTERS = 128
 CALLBACK = "/login/oidc/callback"
 
 
-@dataclass(frozen=True, slots=True)
-class _Flow:
-    browser: str
-    nonce: str
-    verifier: str
-    began: float
-
-
 class OidcProvider:
-    """One provider. On the event loop; every question to it has a deadline."""
+    """One provider. On the event loop; every question to it has a deadline.
+
+    State, nonce and verifier of a sign-in are made of its browser's cookie and a secret: nothing is kept of one that
+    was begun, so that whoever begins thousands takes nobody's place.
+    """
 
     def __init__(self, settings: OidcSettings, operators: Collection[str]) -> None:
         self._settings = settings
         self._secret = settings.secret()
         self._operators = operators
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
-        self._flows: dict[str, _Flow] = {}
+        self._trusted = httpx.create_ssl_context(trust_env=False)  # once: reading it takes a while
+        self._own = secrets.token_bytes(32)
+        self._ended: dict[str, None] = {}
         self._facts: dict[str, Any] = {}
         self._keys: KeySet | None = None
         self._keys_read = 0.0
@@ -63,32 +64,45 @@ class OidcProvider:
     async def begin(self, browser: str) -> str:
         """Where to send a browser, which is known again by `browser`, the value of a cookie. Raises SignInError."""
         facts = await self._provider()
-        flow = _Flow(browser, secrets.token_urlsafe(32), secrets.token_urlsafe(48), time.monotonic())
-        async with self._client() as client:
-            address, state = client.create_authorization_url(
-                facts["authorization_endpoint"], nonce=flow.nonce, code_verifier=flow.verifier
-            )
-        while len(self._flows) >= MAX_FLOWS:
-            del self._flows[next(iter(self._flows))]
-        self._flows[state] = flow
-        return str(address)
+        began = f"{time.monotonic():.0f}"
+        address: str = prepare_grant_uri(
+            facts["authorization_endpoint"],
+            self._settings.client_id,
+            "code",
+            self._redirect,
+            self._settings.scope,
+            f"{began}.{self._made('state', browser, began)}",
+            nonce=self._made("nonce", browser, began),
+            code_challenge=create_s256_code_challenge(self._made("verifier", browser, began)),
+            code_challenge_method="S256",
+        )
+        return address
 
     async def finish(self, browser: str, state: str, code: str) -> Caller:
         """Who came back with that. Raises SignInError."""
-        flow = self._flows.pop(state, None)
-        if flow is None or not browser or not secrets.compare_digest(flow.browser.encode(), browser.encode()):
+        began, _, proof = state.partition(".")
+        if not browser or not secrets.compare_digest(proof.encode(), self._made("state", browser, began).encode()):
             raise SignInError("this sign-in was not begun here")
-        if time.monotonic() - flow.began > FLOW_SECONDS:
-            raise SignInError("this sign-in took too long")
+        if state in self._ended or time.monotonic() - float(began) > FLOW_SECONDS:
+            raise SignInError("this sign-in took too long, or has ended")
+        self._ended[state] = None
+        while len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         facts = await self._provider()
+        verifier = self._made("verifier", browser, began)
         try:
             async with asyncio.timeout(SECONDS), self._client() as client:
                 token = await client.fetch_token(
-                    facts["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=flow.verifier
+                    facts["token_endpoint"], grant_type="authorization_code", code=code, code_verifier=verifier
                 )
         except Exception as error:  # of several libraries: the provider is away, or refuses the code
             raise SignInError(f"the provider did not take the code ({type(error).__name__})") from None
-        return self._caller(await self._claims(str(token.get("id_token", "")), flow.nonce))
+        claims = await self._claims(str(token.get("id_token", "")), self._made("nonce", browser, began))
+        return self._caller(claims)
+
+    def _made(self, what: str, browser: str, began: str) -> str:
+        """Something of one sign-in that nobody else can tell; 64 characters."""
+        return hmac.new(self._own, f"{what} {began} {browser}".encode(), hashlib.sha256).hexdigest()
 
     async def _claims(self, token: str, nonce: str) -> dict[str, Any]:
         try:
@@ -121,7 +135,7 @@ class OidcProvider:
         name = claims.get(self._settings.claim)
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
             raise SignInError(f"the provider's token has no {self._settings.claim} to know people by")
-        if self._settings.claim == "email" and claims.get("email_verified") is False:
+        if self._settings.claim == "email" and claims.get("email_verified") in (False, "false"):
             raise SignInError("the provider has not verified that address")
         if not self._settings.allows(name):
             raise SignInError("this server is not for you; ask its operator")
@@ -156,7 +170,7 @@ class OidcProvider:
         try:
             async with (
                 asyncio.timeout(SECONDS),
-                httpx.AsyncClient(trust_env=False) as client,
+                httpx.AsyncClient(verify=self._trusted, trust_env=False) as client,
                 client.stream("GET", address, headers={"Accept": "application/json"}) as answer,
             ):
                 answer.raise_for_status()
@@ -179,7 +193,7 @@ class OidcProvider:
             token_endpoint_auth_method="client_secret_basic" if self._secret else "none",
             scope=self._settings.scope,
             redirect_uri=self._redirect,
-            code_challenge_method="S256",
+            verify=self._trusted,
             timeout=SECONDS,
             trust_env=False,
         )
