@@ -162,7 +162,7 @@ test-image: $(BIN)/python  ## do what deploy/Containerfile says without docker, 
 matrix: $(BIN)/python  ## build as on a fresh machine with each compiler and Python here, and ask (ARGS="--debian trixie")
 	@$(BIN)/python supply/matrix.py $(ARGS)
 
-sbom: $(VENV)/.dev  ## write build/sbom.json: what the program is made of, as CycloneDX
+sbom: $(VENV)/.build-tools libraries  ## write build/sbom.json: what the program is made of, as CycloneDX
 	@$(BIN)/python supply/sbom.py build/sbom.json
 
 docs: build/tools-docs/.done  ## write the documentation as a site into build/handbook/site; a broken link fails

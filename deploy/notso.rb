@@ -8,7 +8,6 @@ class Notso < Formula
   sha256 "@SHA256@"
   license "Apache-2.0"
 
-  depends_on arch: :x86_64
   depends_on :linux
   depends_on "python@3.13"
 

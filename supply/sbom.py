@@ -16,6 +16,7 @@ from typing import Any
 
 from audit import OURS, licence_of
 from lock import ROOT, locked
+from target import version
 
 VENDOR = ROOT / "src" / "notso" / "web" / "static" / "vendor"
 NPM_NAMES = {"htmx": "htmx.org", "hx": "htmx.org", "katex": "katex"}
@@ -24,9 +25,8 @@ NPM_NAMES = {"htmx": "htmx.org", "hx": "htmx.org", "katex": "katex"}
 def bill() -> dict[str, Any]:
     """The whole document. The same input gives the same bytes: it holds neither the time nor a number drawn."""
     packages = locked(ROOT / "supply" / "run.txt")
-    ours = importlib.metadata.distribution(OURS)
-    root = f"pkg:pypi/{OURS}@{ours.version}"
-    components = [_package(name, version, sums) for name, (version, sums) in sorted(packages.items())]
+    root = f"pkg:pypi/{OURS}@{version()}"
+    components = [_package(name, pinned, sums) for name, (pinned, sums) in sorted(packages.items())]
     components += [_file(*row) for row in vendored()]
     return {
         "bomFormat": "CycloneDX",
@@ -37,7 +37,7 @@ def bill() -> dict[str, Any]:
                 "type": "application",
                 "bom-ref": root,
                 "name": OURS,
-                "version": ours.version,
+                "version": version(),
                 "purl": root,
                 "licenses": [{"expression": "Apache-2.0"}],
             }
@@ -56,13 +56,13 @@ def vendored() -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _package(name: str, version: str, sums: tuple[str, ...]) -> dict[str, Any]:
-    purl = f"pkg:pypi/{name}@{version}"
+def _package(name: str, pinned: str, sums: tuple[str, ...]) -> dict[str, Any]:
+    purl = f"pkg:pypi/{name}@{pinned}"
     return {
         "type": "library",
         "bom-ref": purl,
         "name": name,
-        "version": version,
+        "version": pinned,
         "purl": purl,
         "licenses": [{"license": {"name": licence_of(importlib.metadata.distribution(name))}}],
         # Each is the sum of one archive, a wheel for one kind of machine: none is that of the package as a whole.
@@ -70,14 +70,14 @@ def _package(name: str, version: str, sums: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def _file(name: str, version: str, licence: str, sha256: str) -> dict[str, Any]:
+def _file(name: str, released: str, licence: str, sha256: str) -> dict[str, Any]:
     package = NPM_NAMES[re.split(r"[/.-]", name)[0]]
     return {
         "type": "file",
-        "bom-ref": f"pkg:npm/{package}@{version}#{name}",
+        "bom-ref": f"pkg:npm/{package}@{released}#{name}",
         "name": name,
-        "version": version,
-        "purl": f"pkg:npm/{package}@{version}#{name}",
+        "version": released,
+        "purl": f"pkg:npm/{package}@{released}#{name}",
         "hashes": [{"alg": "SHA-256", "content": sha256}],
         "licenses": [{"license": {"id": licence}}],
     }
