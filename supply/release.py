@@ -4,8 +4,7 @@
 
 The version stands in pyproject.toml alone. What CHANGELOG.md has under Unreleased becomes the section of this version;
 both are committed, then wheels, sources, bill of materials and formula are built from that commit into dist/ with their
-SHA-256 sums, and only then it is tagged. Wheels and sources are built twice and have to be the same bytes. Where the
-build fails the commit is taken back. Nothing is pushed.
+SHA-256 sums, and only then it is tagged. Where the build fails the commit is taken back. Nothing is pushed.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ def build(root: Path, version: str) -> None:
     dist = root / "dist"
     for old in dist.glob(f"*{version}*"):
         old.unlink()
-    subprocess.run(["make", "--no-print-directory", "wheels", "ARGS=--twice"], cwd=root, check=True)
-    subprocess.run(["make", "--no-print-directory", "sbom"], cwd=root, check=True)
+    subprocess.run(["make", "--no-print-directory", "wheels", "sbom"], cwd=root, check=True)
     shutil.copy(root / "build" / "sbom.json", dist / f"notso_smollm3_bot-{version}.cdx.json")
     (sources,) = dist.glob(f"*-{version}.tar.gz")
     formula = (root / "deploy" / "notso.rb").read_text()

@@ -111,7 +111,8 @@ def wheel(python: Path, machine: str, folder: Path, out: Path) -> Path:
     """
     raw = BUILD / "raw"
     shutil.rmtree(raw, ignore_errors=True)
-    (folder / "CMakeCache.txt").unlink(missing_ok=True)  # it names the Python before
+    for name in ("CMakeCache.txt", ".skbuild-info.json"):  # where they name another Python, objects are removed as well
+        (folder / name).unlink(missing_ok=True)
     cmake = ["QTENSOR_CUDA=OFF", "CMAKE_SYSTEM_NAME=Linux", f"CMAKE_SYSTEM_PROCESSOR={machine}"]
     settings = [f"build-dir={folder}", *(f"cmake.define.{each}" for each in cmake)]
     command = [python, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps", "--no-build-isolation"]
