@@ -26,6 +26,11 @@ COMMAND_SECONDS = 10.0
 PAGE_SECONDS = 10.0
 MAX_PAGE_CHARACTERS = 1 << 20
 MAX_TOAST_CHARACTERS = 2_000
+NO_SCRIPTS = (
+    "default-src 'none'; style-src 'self'; img-src 'self'; font-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+"""Not even ours: what a plugin shows of others' words could name one of them, and what it should do."""
 MEDIA_TYPES = ("text/html", "text/plain", "text/csv", "application/json")
 
 
@@ -58,7 +63,7 @@ async def run_command(request: Request, services: Services, name: str, command: 
 @router.get("/plugins/{name}/pages/{path:path}")
 @router.post("/plugins/{name}/pages/{path:path}")
 async def show_page(request: Request, services: Services, owner: Owner, name: str, path: str) -> Response:
-    """A plugin's page, under our content policy."""
+    """A plugin's page, under a content policy of its own."""
     form = await read_form(request) if request.method == "POST" else {}
     process = _find(services, name)
     if not any(row["path"] == path for row in process.offer.get("pages", [])):
@@ -74,7 +79,8 @@ async def show_page(request: Request, services: Services, owner: Owner, name: st
     body, media_type, status = str(shown["body"]), shown["media_type"], shown["status"]
     if len(body) > MAX_PAGE_CHARACTERS or media_type not in MEDIA_TYPES or not _is_status(status):
         raise Problem(502, words["error_plugin_page"].format(name=name))
-    return Response(body.encode("utf-8", "replace"), status, media_type=f"{media_type}; charset=utf-8")
+    headers = {"Content-Security-Policy": NO_SCRIPTS}
+    return Response(body.encode("utf-8", "replace"), status, headers, f"{media_type}; charset=utf-8")
 
 
 def _is_status(status: Any) -> bool:
