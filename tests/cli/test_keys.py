@@ -33,4 +33,5 @@ def test_what_is_none_is_refused(notso: Notso, tmp_path: Path) -> None:
     where = ("--data-dir", str(tmp_path / "data"))
     for arguments in (("add",), ("revoke",), ("revoke", "ann"), ("add", " "), ("forget", "ann")):
         refused = notso("keys", *arguments, *where)
-        assert refused.code == 2 and len(refused.err.splitlines()) == 1
+        assert refused.code == 2 and len(refused.err.splitlines()) == 1 and "Value error" not in refused.err
+    assert "`notso keys list`" in notso("keys", "revoke", "ann", *where).err

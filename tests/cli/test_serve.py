@@ -121,6 +121,11 @@ def test_a_port_in_use_is_exit_code_6(start: Process) -> None:
     assert err.count(b"\n") == 1
 
 
+def test_a_folder_of_adapters_that_is_not_there_is_told(start: Process) -> None:
+    _, err = start("--adapter-dir", "/none/such").communicate(timeout=60)
+    assert b"--adapter-dir" in err and b"does not exist" in err
+
+
 def test_letting_others_in_without_a_key_is_exit_code_6(start: Process) -> None:
     run = start("--host", "0.0.0.0")
     _, err = run.communicate(timeout=60)

@@ -153,7 +153,7 @@ def _tell(error: BaseException) -> int:
 
 def _usage_line(error: typer.TyperException) -> str:
     """One line for a wrong command line, with the nearest right spelling where there is one."""
-    message = error.format_message()
+    message = error.format_message().replace(": Value error, ", ": ")  # the library's own word for it
     context = getattr(error, "ctx", None)
     nearest: Sequence[str] = getattr(error, "possibilities", None) or ()
     if nearest:

@@ -86,7 +86,7 @@ def _web_rows(error: BaseException) -> tuple[tuple[type[BaseException], int, str
 
     return (
         (web.UnsafeBindError, BIND_REFUSED, "NOTSO_API_KEY or --api-key-file sets the key."),
-        (web.SettingsError, WRONG_USAGE, "`notso serve --help` lists the settings."),
+        (web.SettingsError, WRONG_USAGE, _settings_hint(getattr(error, "setting", ""))),
         (web.AddressInUseError, BIND_REFUSED, ""),
         (web.DataDirectoryBusyError, BAD_DATA_DIRECTORY, "--data-dir names another."),
         (web.DataDirectoryNewerError, BAD_DATA_DIRECTORY, "--data-dir names another."),
@@ -105,6 +105,10 @@ def _classify_os_error(error: OSError) -> tuple[int, str, str]:
     if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
         return BIND_REFUSED, message, "Choose another address with --host or another port with --port."
     return FAILED, message, ""
+
+
+def _settings_hint(setting: str) -> str:
+    return "`notso keys list` shows the keys." if setting == "name" else "`notso serve --help` lists the settings."
 
 
 def _option_hint(param: str | None) -> str:

@@ -63,7 +63,14 @@ def serve(
     adapter: options.Adapters = None,
     adapter_dir: Annotated[
         Path | None,
-        typer.Option("--adapter-dir", metavar="DIR", help="Whence the API may load adapters.", show_default=False),
+        typer.Option(
+            "--adapter-dir",
+            metavar="DIR",
+            help="Whence the API may load adapters.",
+            exists=True,
+            file_okay=False,
+            show_default=False,
+        ),
     ] = None,
     max_num_seqs: options.MaxNumSeqs = None,
     keep_alive: Annotated[

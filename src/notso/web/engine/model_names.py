@@ -13,7 +13,7 @@ from notso.web.engine.models import Installed, ModelRegistry, take_inventory
 from notso.web.engine.served_model import ServedModel
 
 FAMILY = "smollm3"
-"""Whatever the default file is called, this names it where an adapter follows."""
+"""Whatever the default file is called, this names it, where nothing else is called that: it claims no size."""
 LATEST = ":latest"
 """A tag, to Ollama's clients, that means none."""
 
@@ -70,7 +70,8 @@ def adapters_of(served: ServedModel) -> list[str]:
 
 async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str | None) -> ModelChoice | None:
     """What a name means, None where nothing is called that. The default model's names come first, then what is
-    installed; an adapter is named alone, or behind its model and a colon, and stays with the model that it has now."""
+    installed, then the family's; an adapter is named alone, or behind its model and a colon, and stays with the model
+    that it has now."""
     if wanted is None:
         return ModelChoice()
     name = wanted.lower()
@@ -84,9 +85,13 @@ async def choose(host: EngineHost, registry: ModelRegistry | None, wanted: str |
         adapter = _spelt(last, adapters_of(host.default))
         if adapter is not None:
             return ModelChoice(host.default.key, adapter)
-    if registry is None:
-        return None
-    inventory = await asyncio.to_thread(take_inventory, info, registry.folder)
+    found = await _among_files(host, registry, name) if registry is not None else None
+    return ModelChoice() if found is None and name == FAMILY else found
+
+
+async def _among_files(host: EngineHost, registry: ModelRegistry, name: str) -> ModelChoice | None:
+    base, colon, last = name.rpartition(":")
+    inventory = await asyncio.to_thread(take_inventory, host.default.info, registry.folder)
     found = _called(name, inventory.installed)
     if found is not None:
         return ModelChoice(served_file(host, registry, found).key)

@@ -102,7 +102,9 @@ def read_sign_in(path: Path) -> SignInSettings:
         if path.stat().st_size > MAX_BYTES:
             raise SettingsError(f"{path}: more than {MAX_BYTES >> 20} MiB are not read", setting="sign_in")
         given = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}", setting="sign_in") from None
+    except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
     tables: dict[str, Any] = {"proxy": _made(ProxySignIn, given, "proxy"), "oidc": _made(OidcSettings, given, "oidc")}
     return _checked(SignInSettings, given | tables, "")
