@@ -70,7 +70,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="none cannot be read: No such file or directory$"):
+    with pytest.raises(SettingsError, match=r"none cannot be read: No such file or directory$"):
         read_sign_in(tmp_path / "none")
     oidc = OidcSettings(issuer="https://a.b", client_id="x", public_url="https://c.d", client_secret_file="/none/such")
     with pytest.raises(SettingsError, match="cannot be read"):
