@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from web.store.postgres_server import PostgresServer, postgres_server
 
 from notso.plugins.plugin_set import Plugins
 from notso.web.api.shared.services import ApiServices
@@ -296,3 +297,15 @@ def shown() -> Shown:
 @pytest.fixture
 def event_reader() -> type[EventReader]:
     return EventReader
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> str:
+    """The address of an empty PostgreSQL database."""
+    return postgres.new_database()

@@ -30,22 +30,24 @@ def keys(
     ] = 0,
     operator: Annotated[bool, typer.Option("--operator", help="The key opens the operator's page, too.")] = False,
     data_dir: options.DataDir = None,
+    database_url: options.DatabaseUrl = None,
     as_json: options.Json = False,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
     """List, add or revoke keys.
 
-    A key is shown once, when it is made: only a hash is kept. The first one of all needs a restart of the server.
+    A key is shown once, when it is made: only a hash is kept. In a data directory the first one of all needs a restart
+    of the server; in a database (DATABASE_URL) keys are those of all its servers.
     """
     if action != "list" and name is None:
         raise typer.BadParameter(f"{action} needs a name", param_hint="NAME")
     from notso.web.sign_in.key_book import KeyBook
-    from notso.web.store.sqlite.access import SQLiteAccessStore
+    from notso.web.store.opening import access_store_at
     from notso.web.values.settings import Settings
 
-    directory = Settings(data_dir=data_dir).directory
-    book = KeyBook(lambda: SQLiteAccessStore(directory))
+    settings = Settings(data_dir=data_dir, database_url=database_url or None)
+    book = KeyBook(lambda: access_store_at(settings.directory, settings.database_url))
     if name is None or action == "list":
         _show(book.all(), as_json)
     elif action == "add":

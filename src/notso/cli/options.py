@@ -148,7 +148,7 @@ DatabaseUrl = Annotated[
         "--database-url",
         envvar="DATABASE_URL",
         metavar="URL",
-        help="PostgreSQL for conversations (DATABASE_URL).",
+        help="PostgreSQL instead of it (DATABASE_URL).",
         show_envvar=False,
         show_default=False,
     ),

@@ -1,4 +1,4 @@
-"""`notso store copy`: all conversations from one database to another."""
+"""`notso store copy`: all conversations, people and keys from one database to another."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def store(
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> None:
-    """Copy all conversations to PostgreSQL, or back.
+    """Copy all conversations, keys and usage to PostgreSQL, or back.
 
     No server may use either side. They are read back and compared before they are kept: all of them, or none. A
     password belongs in ~/.pgpass or in PGPASSWORD, not on a command line that others can see.
     """
-    from notso.web.store.copy import copy_conversations
+    from notso.web.store.copy import copy_everything
 
-    copied = copy_conversations(source, target)
+    copied = copy_everything(source, target)
     if as_json:
         terminal.say_json([asdict(each) for each in copied])
         return

@@ -245,7 +245,8 @@ def _parts(
     turns.at_end.append(lambda turn, usage, finish_reason: titles.consider(turn))
     ListMarks(turns, store, feed)
     exchange = exchange_at(settings.valkey_url)
-    ways = sign_in_ways(settings, plugins, access_store_of(settings), exchange)
+    counters = counters_at(settings.valkey_url)  # of keys; addresses, of which there may be very many, have their own
+    ways = sign_in_ways(settings, plugins, access_store_of(settings, store), counters, exchange)
     requests.at_end += [ways.accounts.note] if ways.accounts is not None else []
     shared = Shared(settings, store, engine, requests, plugins, model_registry, ways.accounts, exchange=exchange)
     kept_html = KeptHtml(store, turns, renderer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from notso.web.edge.access import OPERATORS_ONLY
-from notso.web.sign_in.given_keys import digest_of, is_name, new_key, owner_of_key
+from notso.web.sign_in.given_keys import KNOWN_SECONDS, digest_of, is_name, new_key, owner_of_key
 from notso.web.sign_in.key_book import KeyBook
 from notso.web.store.access import Used
 from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
@@ -155,28 +156,35 @@ def test_tokens_a_day_are_counted_and_begin_anew_at_midnight(start: Start, book:
     assert asked(server, secret).status_code == 200
 
 
-def test_a_store_that_fails_knows_no_key_and_loses_no_count(
+def test_while_the_store_fails_known_keys_hold_for_a_minute_and_no_count_is_lost(
     start: Start, book: KeyBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from notso.web.values.errors import StorageError
 
-    secret, key = book.add("ann")
+    (secret, key), (other, _), (limited, _) = book.add("ann"), book.add("bob"), book.add("cid", tokens_per_day=1_000)
     server = start(ScriptedEngine(), sign_in=MANY, api_key=SERVER_KEY).ready()
-    assert asked(server, secret).status_code == 200
-    store = server.shared.accounts.store
+    assert asked(server, secret).status_code == asked(server, limited).status_code == 200
+    server.on_loop(server.shared.accounts.flush)
+    store, known = server.shared.accounts.store, server.app.state.key_ring._keys
 
     async def fail(*_: Any) -> Any:
         raise StorageError("the disk is away")
 
     with monkeypatch.context() as broken:
-        for name in ("key_of", "add_usage", "add_audit"):
+        for name in ("key_of", "add_usage", "add_audit", "used_on"):
             broken.setattr(store, name, fail)
+        assert asked(server, secret).status_code == 200 and asked(server, SERVER_KEY).status_code == 200
+        for unknown in (other, "notso-wrong", limited):  # of the last one it cannot be known what it used
+            refused = asked(server, unknown)
+            assert refused.status_code == 503 and refused.headers["retry-after"] == "5"
+        assert server.client.post("/login", data={"api_key": other}).status_code == 503
         server.on_loop(server.shared.accounts.flush)
-        assert asked(server, secret).status_code == 401 and asked(server, SERVER_KEY).status_code == 200
+        broken.setattr(known, "_clock", lambda: time.monotonic() + KNOWN_SECONDS + 1)
+        assert asked(server, secret).status_code == 503
         assert server.client.get("/backup", headers=bearer(SERVER_KEY)).status_code == 200
     server.on_loop(server.shared.accounts.flush)
     used = {row.owner: row.used.requests for row in server.on_loop(lambda: all_usage(server))}
-    assert used == {"local": 1, owner_of_key(key.id): 1}
+    assert used["local"] == 1 and used[owner_of_key(key.id)] == 2 and len(used) == 3
 
 
 def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -> None:

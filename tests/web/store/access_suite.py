@@ -12,9 +12,11 @@ from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 
+import pytest
 from web.store.some_chats import in_store
 
 from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
+from notso.web.store.sql import access as sql_access
 
 DAY = date(2026, 11, 25)
 ANN = ApiKey("k1", "ann", 1_000, requests_per_minute=60, tokens_per_day=1_000, is_operator=True)
@@ -85,6 +87,18 @@ class AccessSuite:
                 await store.add_audit(AuditEntry(number, "local", f"action {number}", "127.0.0.1"))
             assert [entry.action for entry in await store.audit(2)] == ["action 4", "action 3"]
             assert (await store.audit(100))[-1] == AuditEntry(0, "local", "action 0", "127.0.0.1")
+
+        self.run(tmp_path, work)
+
+    def test_the_audit_log_does_not_grow_for_ever(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sql_access, "AUDIT_ENTRIES", 3)
+        monkeypatch.setattr(sql_access, "MAX_KEYS", 1)
+
+        async def work(store: AccessStore) -> None:
+            for number in range(8):
+                await store.add_audit(AuditEntry(number, "local", "x"))
+            assert [entry.at_ms for entry in await store.audit(100)] == [7, 6, 5]
+            assert await store.add_key(ANN, b"1" * 32) and not await store.add_key(BOB, b"2" * 32)
 
         self.run(tmp_path, work)
 

@@ -24,18 +24,6 @@ class Kept:
         in_store(self.store(), work)
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    with postgres_server() as server:
-        yield server
-
-
-@pytest.fixture
-def database(postgres: PostgresServer) -> str:
-    """The address of an empty PostgreSQL database."""
-    return postgres.new_database()
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
     if request.param == "sqlite":

@@ -1,18 +1,17 @@
-"""People and keys in SQLite."""
+"""People and keys in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from web.store.access_suite import ANN, BOB, AccessSuite
+from web.store.access_suite import ANN, AccessSuite
 
-from notso.web.store.access import AccessStore, AuditEntry
-from notso.web.store.sqlite import access as sqlite_access
+from notso.web.store.access import AccessStore
+from notso.web.store.opening import access_store_at
 from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
 from notso.web.values.errors import DataDirectoryNewerError, StorageError
 
@@ -20,6 +19,15 @@ from notso.web.values.errors import DataDirectoryNewerError, StorageError
 class TestSQLite(AccessSuite):
     def make(self, folder: Path) -> AccessStore:
         return SQLiteAccessStore(folder / "data")
+
+
+class TestPostgres(AccessSuite):
+    @pytest.fixture(autouse=True)
+    def empty(self, database: str) -> None:
+        self.database = database
+
+    def make(self, folder: Path) -> AccessStore:
+        return access_store_at(folder / "data", self.database)
 
 
 def test_the_file_is_private_and_holds_no_key(tmp_path: Path) -> None:
@@ -34,21 +42,6 @@ def test_the_file_is_private_and_holds_no_key(tmp_path: Path) -> None:
     assert SQLiteAccessStore.exists(path.parent) and stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert {each.name for each in path.parent.iterdir()} == {ACCESS_FILE}  # no WAL, which two writers could damage
-
-
-def test_the_audit_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_access, "AUDIT_ENTRIES", 3)
-    monkeypatch.setattr(sqlite_access, "MAX_KEYS", 1)
-
-    async def work() -> None:
-        store = SQLiteAccessStore(tmp_path)
-        for number in range(8):
-            await store.add_audit(AuditEntry(number, "local", "x"))
-        assert [entry.at_ms for entry in await store.audit(100)] == [7, 6, 5]
-        assert await store.add_key(ANN, b"1" * 32) and not await store.add_key(replace(BOB, name="c"), b"2" * 32)
-        await store.close()
-
-    asyncio.run(work())
 
 
 def test_a_newer_or_broken_file_is_told_and_left(tmp_path: Path) -> None:

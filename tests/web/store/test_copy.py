@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, in_
 from notso.cli import exit_codes
 from notso.cli.app import run_command_line
 from notso.smollm3 import Message, ToolCall
-from notso.web.store.copy import copy_conversations
-from notso.web.store.opening import store_at
+from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Used
+from notso.web.store.copy import copy_everything
+from notso.web.store.opening import access_store_at, store_at
 from notso.web.store.protocol import (
     Attachment,
     NewMessage,
@@ -25,6 +28,7 @@ from notso.web.store.protocol import (
     ToolUse,
     TurnAccepted,
 )
+from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import StorageError
 from notso.web.values.ids import new_id
@@ -64,6 +68,18 @@ async def fill(store: SQLiteStore, chats: int = 3) -> None:
         await store.save_response(OWNER, StoredResponse(f"resp_{9 - number}", None, body, conversation, 1, (body,)))
 
 
+async def fill_access(store: AccessStore) -> None:
+    """Keys, a revoked one too, usage and the log."""
+    for number, name in enumerate((STRANGE, "ann", "ann", "bob")):
+        key = ApiKey(f"k{number}", name, number, number, 2**50 + number, is_operator=number % 2 == 1)
+        assert await store.add_key(key, bytes([number, 0, 255]) * 10)
+        if number == 1:
+            await store.revoke_key("ann", 7)
+    await store.add_usage([UsageRow(date(2026, 1, day), "key:k1", Used(day, day, 2**40)) for day in range(1, 29)])
+    for number in range(5):
+        await store.add_audit(AuditEntry(number, STRANGE, f"action {number}", "::1"))
+
+
 def in_directory(directory: Path, work: Any) -> None:
     in_store(SQLiteStore(directory), work)
 
@@ -75,17 +91,21 @@ def everything(directory: Path) -> dict[str, list[tuple[Any, ...]]]:
     found = {name: sorted(db.execute(f"SELECT * FROM {name}").fetchall(), key=repr) for name in tables}
     found["responses"] = db.execute("SELECT * FROM responses ORDER BY rowid").fetchall()
     db.close()
+    with contextlib.closing(sqlite3.connect(directory / "access.db")) as db:
+        found |= {name: db.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall() for name in ("keys", "usage")}
+        found["audit"] = db.execute("SELECT at_ms, owner, action, address FROM audit ORDER BY number").fetchall()
     return found
 
 
 def test_there_and_back_nothing_is_lost(tmp_path: Path, database: str, capsys: pytest.CaptureFixture[str]) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     in_directory(before, fill)
+    in_store(SQLiteAccessStore(before), fill_access)
     assert run_command_line(["store", "copy", str(before), database]) == exit_codes.DONE
     there = capsys.readouterr().out
     assert run_command_line(["store", "copy", database, str(after)]) == exit_codes.DONE
     assert capsys.readouterr().out == there and "messages" in there and "both sides hold the same" in there
-    assert everything(before) == everything(after)
+    assert everything(before) == everything(after) and len(everything(after)["usage"]) == 28
     assert [row[0] for row in everything(after)["responses"]] == [f"resp_{9 - number}" for number in range(5)]
 
     async def look(store: Any) -> None:
@@ -111,12 +131,36 @@ def test_there_and_back_nothing_is_lost(tmp_path: Path, database: str, capsys: p
 def test_a_target_that_holds_something_is_left_alone(tmp_path: Path, database: str) -> None:
     before = tmp_path / "before"
     in_directory(before, fill)
-    first = copy_conversations(str(before), database)
+    first = copy_everything(str(before), database)
     with pytest.raises(StorageError, match="holds something already"):
-        copy_conversations(str(before), database)
+        copy_everything(str(before), database)
     with pytest.raises(StorageError, match="holds something already"):
-        copy_conversations(database, str(before))
-    assert copy_conversations(database, str(tmp_path / "after")) == first
+        copy_everything(database, str(before))
+    assert copy_everything(database, str(tmp_path / "after")) == first
+
+
+def test_keys_are_in_the_way_as_conversations_are(tmp_path: Path, database: str) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    in_directory(before, fill)
+    in_store(access_store_at(Path(), database), fill_access)
+    with pytest.raises(StorageError, match="holds something already"):
+        copy_everything(str(before), database)
+    in_store(SQLiteAccessStore(before), fill_access)
+    with pytest.raises(StorageError, match="holds something already"):
+        copy_everything(str(before), database)
+    in_store(SQLiteAccessStore(after), fill_access)
+    with pytest.raises(StorageError, match="holds something already"):
+        copy_everything(database, str(after))
+    assert sum(each.rows for each in copy_everything(database, str(tmp_path / "new"))) == 4 + 28 + 5, (
+        "nothing else came"
+    )
+
+
+def test_where_nobody_keeps_keys_nobody_does_afterwards(tmp_path: Path) -> None:
+    in_directory(tmp_path / "before", fill)
+    copied = {each.table: each.rows for each in copy_everything(str(tmp_path / "before"), str(tmp_path / "after"))}
+    assert copied["chats"] == 5 and copied["keys"] == copied["audit"] == 0
+    assert not SQLiteAccessStore.exists(tmp_path / "before") and not SQLiteAccessStore.exists(tmp_path / "after")
 
 
 def test_what_was_written_otherwise_than_read_is_not_kept(
@@ -132,8 +176,8 @@ def test_what_was_written_otherwise_than_read_is_not_kept(
     with monkeypatch.context() as patched:
         patched.setattr(PostgresDatabase, "index_title", change)
         with pytest.raises(StorageError, match="nothing was kept"):
-            copy_conversations(str(before), database)
-    assert {each.table: each.rows for each in copy_conversations(str(before), database)}["chats"] == 5
+            copy_everything(str(before), database)
+    assert {each.table: each.rows for each in copy_everything(str(before), database)}["chats"] == 5
 
 
 def test_a_server_in_the_way_is_named(tmp_path: Path, database: str) -> None:
@@ -145,15 +189,15 @@ def test_a_server_in_the_way_is_named(tmp_path: Path, database: str) -> None:
         await store.open()
         try:
             with pytest.raises(StorageError, match="a server is using"):
-                await asyncio.to_thread(copy_conversations, str(before), database)
+                await asyncio.to_thread(copy_everything, str(before), database)
         finally:
             await store.close()
 
     async def holding(store: SQLiteStore) -> None:
         with pytest.raises(StorageError, match="another notso is using"):
-            await asyncio.to_thread(copy_conversations, str(before), database)
+            await asyncio.to_thread(copy_everything, str(before), database)
 
     asyncio.run(serving())
     in_directory(before, holding)
     with pytest.raises(StorageError, match="no conversations in"):
-        copy_conversations(str(tmp_path / "nowhere"), database)
+        copy_everything(str(tmp_path / "nowhere"), database)

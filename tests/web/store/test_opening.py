@@ -41,6 +41,19 @@ def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             ask()
 
 
+def test_keys_of_the_command_line_are_in_the_database_that_is_named(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", database)
+    assert run_command_line(["keys", "add", "ann", "--data-dir", str(tmp_path / "data")]) == exit_codes.DONE
+    assert run_command_line(["keys", "--json", "--data-dir", str(tmp_path / "other")]) == exit_codes.DONE
+    assert '"name": "ann"' in capsys.readouterr().out and not list(tmp_path.iterdir())
+    monkeypatch.setenv("DATABASE_URL", "postgresql://somebody:secret@127.0.0.1:1/x")
+    assert run_command_line(["keys"]) == exit_codes.FAILED
+    told = capsys.readouterr().err
+    assert "cannot be reached" in told and "secret" not in told
+
+
 def doctor(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
     run_command_line(["doctor", "--json", "--port", "0"])
     return {each["subject"]: each for each in json.loads(capsys.readouterr().out)}

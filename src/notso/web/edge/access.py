@@ -73,7 +73,7 @@ class SignIn(Protocol):
 
 
 class Keys(Protocol):
-    """The keys that an operator has given out. Methods raise nothing: a store that fails knows no key."""
+    """The keys that an operator has given out. Methods raise StorageError where that cannot be known."""
 
     async def by_token(self, token: str) -> Caller | None:
         """Whose key this is, if it counts."""
@@ -86,7 +86,7 @@ class Gate(Protocol):
     """Decides whether a known caller may do this now, and notes what is to be noted."""
 
     async def __call__(self, request: Request, caller: Caller) -> None:
-        """Raises Problem (429)."""
+        """Raises Problem (429), and StorageError where what was used cannot be looked up."""
 
 
 PEER = "notso.peer"

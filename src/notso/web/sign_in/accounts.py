@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -16,6 +17,7 @@ from limits.strategies import MovingWindowRateLimiter
 
 from notso.web.edge.access import Caller, asked_of
 from notso.web.edge.errors import is_api
+from notso.web.edge.rate_limit import Counters
 from notso.web.engine.port import Usage
 from notso.web.store.access import AccessStore, AuditEntry, UsageRow, Used
 from notso.web.values.errors import StorageError
@@ -27,6 +29,7 @@ MAX_PENDING = 10_000
 """Owners and days whose usage waits to be written; where the store fails for so long, more is not counted."""
 AUDIT_RATES = {"showed a wrong key": RateLimitItemPerMinute(20), "reached its quota": RateLimitItemPerHour(1)}
 """Of what anybody can cause as often as they like: in all, and by owner."""
+KEY_REQUESTS = "requests of keys"
 ASKING = frozenset({"chats", "messages", "regenerate", "continue", "summarize", "edit"})
 """Last parts of the addresses by which a page asks the model."""
 AUDITED = {
@@ -47,12 +50,19 @@ _log = logging.getLogger("notso.web.access")
 
 
 class Accounts:
-    """`clock` gives seconds since 1970."""
+    """`counters` count the requests of keys, for all servers where those are shared. `clock` gives seconds since 1970.
 
-    def __init__(self, store: AccessStore, clock: Callable[[], float] = time.time) -> None:
+    Usage is written every few seconds, and that of who has a quota at the end of each request: other servers over the
+    same store know of it then.
+    """
+
+    def __init__(self, store: AccessStore, counters: Counters, clock: Callable[[], float] = time.time) -> None:
         self.store = store
+        self._counters = counters
         self._clock = clock
         self._pending: dict[tuple[date, str], Used] = {}
+        self._with_quota: set[str] = set()
+        self._due = asyncio.Event()
         self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._limiter = MovingWindowRateLimiter(MemoryStorage())
@@ -64,7 +74,10 @@ class Accounts:
 
     async def _write_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(FLUSH_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_SECONDS):
+                    await self._due.wait()
+            self._due.clear()
             await self.flush()
 
     def today(self) -> date:
@@ -78,6 +91,8 @@ class Accounts:
             return
         tokens = (usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)
         self._pending[key] = self._pending.get(key, Used()) + Used(1, *tokens)
+        if owner in self._with_quota:
+            self._due.set()
 
     async def flush(self) -> None:
         """Write what has come together; where that fails it is tried again."""
@@ -113,12 +128,13 @@ class Accounts:
         if not caller.key_id or not _asks_the_model(request):
             return
         limit = RateLimitItemPerMinute(caller.requests_per_minute) if caller.requests_per_minute else None
-        if limit is not None and not self._limiter.hit(limit, caller.owner):
-            free_at, _ = self._limiter.get_window_stats(limit, caller.owner)
+        if limit is not None and not await self._counters.hit(limit, KEY_REQUESTS, caller.owner):
+            free_at = await self._counters.free_at(limit, KEY_REQUESTS, caller.owner)
             seconds = min(60, max(1, math.ceil(free_at - time.time())))
             message = words["error_key_rate"].format(limit=number(limit.amount), seconds=seconds)
             raise Problem(429, message, retry_after_seconds=seconds)
         if caller.tokens_per_day:
+            self._with_quota.add(caller.owner)
             used = (await self.used_today(caller.owner)).tokens
             if used >= caller.tokens_per_day:
                 await self.audit(caller.owner, "reached its quota", request)

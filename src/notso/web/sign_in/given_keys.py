@@ -6,6 +6,7 @@ import hashlib
 import logging
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 
 from notso.web.edge.access import KEY_PREFIX, Caller
 from notso.web.store.access import AccessStore, ApiKey
@@ -14,6 +15,9 @@ from notso.web.values.errors import StorageError
 SECRET_BYTES = 32
 """So much chance cannot be tried through: a fast hash is enough, and a slow one would be a load on every request."""
 MAX_NAME_CHARACTERS = 64
+KNOWN_SECONDS = 60.0
+"""So long a key is believed without being looked up, and only where it cannot be."""
+MAX_KNOWN = 10_000
 _log = logging.getLogger("notso.web.access")
 
 
@@ -49,26 +53,38 @@ def owner_of_key(key_id: str) -> str:
 
 
 class GivenKeys:
-    """Looked up at each request, so that a revoked one counts no more at the next. Where the store fails, none does."""
+    """Looked up at each request, so that a revoked one counts no more at the next, whichever server it reaches. While
+    the store does not answer, what it said within the last minute holds; of other keys nothing is known then."""
 
-    def __init__(self, store: AccessStore) -> None:
+    def __init__(self, store: AccessStore, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
+        self._clock = clock
+        self._known: dict[bytes | str, tuple[Caller, float]] = {}
 
     async def by_token(self, token: str) -> Caller | None:
-        """Whose key this is, if it counts."""
-        try:
-            return _caller(await self._store.key_of(digest_of(token)))
-        except StorageError as error:
-            _log.warning("keys cannot be looked up: %s", error)
-            return None
+        """Whose key this is, if it counts. Raises StorageError."""
+        digest = digest_of(token)
+        return await self._found(digest, self._store.key_of(digest))
 
     async def by_id(self, key_id: str) -> Caller | None:
         """The same, of one that was shown before."""
+        return await self._found(key_id, self._store.key(key_id))
+
+    async def _found(self, by: bytes | str, asked: Awaitable[ApiKey | None]) -> Caller | None:
         try:
-            return _caller(await self._store.key(key_id))
+            caller = _caller(await asked)
         except StorageError as error:
             _log.warning("keys cannot be looked up: %s", error)
-            return None
+            known, told = self._known.get(by, (None, 0.0))
+            if known is None or self._clock() - told > KNOWN_SECONDS:
+                raise
+            return known
+        self._known.pop(by, None)
+        if caller is not None:
+            if len(self._known) >= MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[by] = caller, self._clock()
+        return caller
 
 
 def _caller(key: ApiKey | None) -> Caller | None:

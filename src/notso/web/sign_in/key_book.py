@@ -67,6 +67,7 @@ class KeyBook:
         async def run() -> T:
             store = self._make()
             try:
+                await store.open()
                 return await work(store)
             finally:
                 await store.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from notso.plugins.plugin_set import Plugins
 from notso.plugins.process import PluginProcess
 from notso.web.edge.access import KeyRing, SessionBook, SignIn
+from notso.web.edge.rate_limit import Counters
 from notso.web.sign_in.accounts import Accounts
 from notso.web.sign_in.given_keys import GivenKeys
 from notso.web.sign_in.plugin_sign_in import PluginSignIn
@@ -30,16 +31,23 @@ class SignInWays:
 
 
 def sign_in_ways(
-    settings: Settings, plugins: Plugins, store: AccessStore | None, book: SessionBook | None = None
+    settings: Settings,
+    plugins: Plugins,
+    store: AccessStore | None,
+    counters: Counters,
+    book: SessionBook | None = None,
 ) -> SignInWays:
-    """Raises SettingsError: the extra is missing, or a plugin that has a role was not switched on."""
+    """`counters` count the requests of keys.
+
+    Raises SettingsError: the extra is missing, or a plugin that has a role was not switched on.
+    """
     chosen = settings.sign_in
     sign_ins: list[SignIn] = []
     if chosen.proxy is not None:
         sign_ins.append(ProxyHeader(chosen.proxy, chosen.operators))
     if settings.sign_in_plugin is not None:
         sign_ins.append(PluginSignIn(plugin_with_role(plugins, settings.sign_in_plugin, "sign_in_plugin")))
-    accounts = Accounts(store) if store is not None else None
+    accounts = Accounts(store, counters) if store is not None else None
     ring = KeyRing(
         settings.api_key,
         sign_ins=tuple(sign_ins),

@@ -1,19 +1,22 @@
-"""All conversations from one database to another, whichever they are, verified before they are kept."""
+"""Conversations, people and keys from one database to another, whichever they are, verified before they are kept."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from notso.web.store.opening import store_at
-from notso.web.store.sql.database import Database, Value
+from notso.web.store.opening import access_store_at, store_at
+from notso.web.store.sql.access import SQLAccessStore
+from notso.web.store.sql.database import Database, Statements, Value
 from notso.web.store.sql.rows import message_of
 from notso.web.store.sql.store import SQLStore
+from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.errors import StorageError
 from notso.web.values.settings import is_postgres
 
@@ -66,34 +69,82 @@ TABLES = (
 """What of a row is missing here a database makes itself: words to be found, and whose an unfinished answer is."""
 
 
-def copy_conversations(source: str, target: str) -> tuple[Copied, ...]:
+ACCESS_TABLES = (
+    Table(
+        "keys",
+        ("id", "name", "digest", "created_ms", "requests_per_minute", "tokens_per_day", "is_operator", "revoked_ms"),
+        ("id",),
+        frozenset({"is_operator"}),
+    ),
+    Table("usage", ("day", "owner", "requests", "prompt_tokens", "completion_tokens"), ("day", "owner")),
+    Table("audit", ("at_ms", "owner", "action", "address"), ("number",)),
+)
+"""Of people and keys: in a data directory these are a file of their own, which there need not be."""
+
+
+def copy_everything(source: str, target: str) -> tuple[Copied, ...]:
     """Copy all of a data directory, or of the database at a postgresql:// address, to another that is empty.
 
-    Either all of it is there afterwards, and was read back and compared, or nothing. Raises StorageError: one of them
-    is used by a server, is damaged or cannot be reached, or the target holds something. Raises SettingsError.
+    Either all of it is there afterwards, and was read back and compared, or nothing: conversations and keys are two
+    transactions, of which the one is kept once the other is ready to be. Raises StorageError: one of them is used by a
+    server, is damaged or cannot be reached, or the target holds something. Raises SettingsError.
     """
-    return asyncio.run(_copy(_store_of(source, must_exist=True), _store_of(target)))
+    return asyncio.run(_copy(source, target))
 
 
-async def _copy(source: SQLStore, target: SQLStore) -> tuple[Copied, ...]:
+async def _copy(source: str, target: str) -> tuple[Copied, ...]:
+    from_store, to_store = _store_of(source, must_exist=True), _store_of(target)
+    async with from_store.alone(), to_store.alone():
+        return await _copied(from_store, to_store, TABLES, lambda: _copy_access(source, target))
+
+
+async def _copy_access(source: str, target: str) -> tuple[Copied, ...]:
+    there, to_be = _access_of(source), _access_of(target)
+    async with contextlib.AsyncExitStack() as closing:
+        for each in (there, to_be):
+            if each is not None:
+                closing.push_async_callback(each.close)
+                await each.open()
+        if there is not None:
+            if to_be is None:
+                to_be = SQLiteAccessStore(Path(target))
+                closing.push_async_callback(to_be.close)
+            return await _copied(there, to_be, ACCESS_TABLES)
+        if to_be is not None:
+            await to_be.look(lambda db: _refuse_rows(db, ACCESS_TABLES))
+    return tuple(_Digest(table).copied for table in ACCESS_TABLES)
+
+
+async def _copied(
+    source: SQLStore | SQLAccessStore,
+    target: SQLStore | SQLAccessStore,
+    tables: tuple[Table, ...],
+    before_keeping: Callable[[], Coroutine[Any, Any, tuple[Copied, ...]]] | None = None,
+) -> tuple[Copied, ...]:
+    """These tables, and what else is to be copied before they are kept."""
     loop = asyncio.get_running_loop()
 
-    def read(from_db: Database) -> tuple[Copied, ...]:
+    def read(from_db: Statements) -> tuple[Copied, ...]:
+        def write(to_db: Statements) -> tuple[Copied, ...]:
+            if isinstance(to_db, Database):
+                to_db.begin_much()
+            copied = _copy_tables(tables, from_db, to_db)
+            if before_keeping is None:
+                return copied
+            return (*copied, *asyncio.run_coroutine_threadsafe(before_keeping(), loop).result())
+
         with from_db.snapshot():
-            writing = target.write(lambda to_db: _copy_tables(from_db, to_db))
-            return asyncio.run_coroutine_threadsafe(writing, loop).result()
+            if isinstance(from_db, Database):
+                from_db.begin_much()
+            return asyncio.run_coroutine_threadsafe(target.write(write), loop).result()
 
-    async with source.alone(), target.alone():
-        return await source.look(read)
+    return await source.look(read)
 
 
-def _copy_tables(from_db: Database, to_db: Database) -> tuple[Copied, ...]:
-    for table in TABLES:
-        if to_db.execute(f"SELECT 1 AS one FROM {table.name} LIMIT 1").fetchone() is not None:
-            raise StorageError("the target holds something already: choose an empty one; nothing was changed")
-    to_db.parents_may_follow()
+def _copy_tables(tables: tuple[Table, ...], from_db: Statements, to_db: Statements) -> tuple[Copied, ...]:
+    _refuse_rows(to_db, tables)
     copied = []
-    for table in TABLES:
+    for table in tables:
         marks = ", ".join("?" * len(table.columns))
         into = f"INSERT INTO {table.name} ({', '.join(table.columns)}) VALUES ({marks})"
         digest = _Digest(table)
@@ -101,18 +152,29 @@ def _copy_tables(from_db: Database, to_db: Database) -> tuple[Copied, ...]:
             digest.take(rows)
             for row in rows:
                 to_db.execute(into, [bool(row[c]) if c in table.truths else row[c] for c in table.columns])
-                if table.name == "chats":
-                    to_db.index_title(row["owner"], row["id"], row["title"])
-                elif table.name == "messages":
-                    to_db.index_message(row["owner"], message_of(row))
+                if isinstance(to_db, Database):
+                    _index(to_db, table, row)
         copied.append(digest.copied)
-    there = tuple(digest_of(to_db, table) for table in TABLES)
+    there = tuple(digest_of(to_db, table) for table in tables)
     if there != tuple(copied):
         raise StorageError("what was written is not what was read: nothing was kept")
     return there
 
 
-def digest_of(db: Database, table: Table) -> Copied:
+def _index(db: Database, table: Table, row: Any) -> None:
+    if table.name == "chats":
+        db.index_title(row["owner"], row["id"], row["title"])
+    elif table.name == "messages":
+        db.index_message(row["owner"], message_of(row))
+
+
+def _refuse_rows(db: Statements, tables: tuple[Table, ...]) -> None:
+    for table in tables:
+        if db.execute(f"SELECT 1 AS one FROM {table.name} LIMIT 1").fetchone() is not None:
+            raise StorageError("the target holds something already: choose an empty one; nothing was changed")
+
+
+def digest_of(db: Statements, table: Table) -> Copied:
     """What a table holds."""
     digest = _Digest(table)
     for rows in _pages(db, table):
@@ -129,7 +191,7 @@ class _Digest:
     def take(self, rows: list[Any]) -> None:
         for row in rows:
             values = [bool(row[c]) if c in self._table.truths else row[c] for c in self._table.columns]
-            line = json.dumps(values, ensure_ascii=True, separators=(",", ":")).encode()
+            line = json.dumps(values, ensure_ascii=True, separators=(",", ":"), default=bytes.hex).encode()
             self._sum = (self._sum + int.from_bytes(hashlib.sha256(line).digest())) % (1 << 256)
             self._rows += 1
 
@@ -138,7 +200,7 @@ class _Digest:
         return Copied(self._table.name, self._rows, f"{self._sum:064x}")
 
 
-def _pages(db: Database, table: Table) -> Iterator[list[Any]]:
+def _pages(db: Statements, table: Table) -> Iterator[list[Any]]:
     """All rows in the order of the key, some at a time."""
     names = ", ".join(dict.fromkeys((*table.columns, *table.key)))
     key, marks = ", ".join(table.key), ", ".join("?" * len(table.key))
@@ -159,3 +221,10 @@ def _store_of(place: str, *, must_exist: bool = False) -> SQLStore:
     if must_exist and not (Path(place) / "notso.db").exists():
         raise StorageError(f"there are no conversations in {place}")
     return store_at(Path(place), None)
+
+
+def _access_of(place: str) -> SQLAccessStore | None:
+    """None: a directory in which nobody has begun to keep keys."""
+    if is_postgres(place):
+        return access_store_at(Path(), place)
+    return SQLiteAccessStore(Path(place)) if SQLiteAccessStore.exists(Path(place)) else None

@@ -1,4 +1,4 @@
-"""Which database keeps the conversations: a directory's own, or one that was named."""
+"""Which database keeps conversations, people and keys: a directory's own, or one that was named."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from notso.web.store.protocol import ChatStore
+from notso.web.store.sql.access import SQLAccessStore
+from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.store.sqlite.store import SQLiteStore
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import NO_POSTGRES, is_postgres
@@ -35,6 +38,22 @@ def store_at(directory: Path, database_url: str | None) -> SQLiteStore | Postgre
     except ImportError as error:
         raise SettingsError(WITHOUT_EXTRA, setting="database_url") from error
     return PostgresStore(database_url)
+
+
+def access_store_at(directory: Path, database_url: str | None, beside: ChatStore | None = None) -> SQLAccessStore:
+    """Where people and keys are kept: with the conversations; `beside` is the store of those, where one is in use. Not
+    open yet. Raises SettingsError and StorageError, as `store_at`."""
+    if database_url is None:
+        return SQLiteAccessStore(directory)
+    try:
+        from notso.web.store.postgres.access import ACCESS_THREADS, PostgresAccessStore
+        from notso.web.store.postgres.connection import Connections
+        from notso.web.store.postgres.store import PostgresStore
+    except ImportError as error:
+        raise SettingsError(WITHOUT_EXTRA, setting="database_url") from error
+    if isinstance(beside, PostgresStore):
+        return beside.access()
+    return PostgresAccessStore(Connections(database_url, ACCESS_THREADS, "keys"))
 
 
 def database_facts(database_url: str) -> DatabaseFacts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -75,13 +76,16 @@ class _PlainText(Loader):
 class Connections:
     """A pool of at most `most` connections to the database at `url`, for the process that is called `replica`.
 
-    Used by threads. Every method may raise StorageError.
+    Used by threads. Every method may raise StorageError. Several stores may open it; the last one that closes it lets
+    the connections go.
     """
 
     def __init__(self, url: str, most: int, replica: str) -> None:
         self._replica = replica
         self._url = url
         self._is_away = False
+        self._opening = threading.Lock()
+        self._users = 0
         self._pool: ConnectionPool[Connection[DictRow]] = ConnectionPool(
             url,
             kwargs={**_defaults_for(url), "autocommit": True, "row_factory": dict_row},
@@ -96,15 +100,20 @@ class Connections:
 
     def open(self) -> None:
         """Reach the database and bring its schema up to date. Raises DataDirectoryNewerError, too."""
-        with storage_errors():
-            with connect(self._url) as connection:
-                check(connection)
-                migrate(connection)
-            self._pool.open()
+        with storage_errors(), self._opening:
+            if not self._users:
+                with connect(self._url) as connection:
+                    check(connection)
+                    migrate(connection)
+                self._pool.open()
+            self._users += 1
 
     def close(self) -> None:
-        """Let all connections go."""
-        self._pool.close(timeout=PATIENCE_SECONDS)
+        """Let all connections go, unless another store uses them."""
+        with self._opening:
+            self._users -= 1
+            if not self._users:
+                self._pool.close(timeout=PATIENCE_SECONDS)
 
     def write(self, work: Callable[[PostgresDatabase], T]) -> T:
         """Run `work` in one transaction, and again where another one was in its way or it could not begin."""

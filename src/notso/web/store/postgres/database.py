@@ -49,8 +49,9 @@ class PostgresDatabase(Database):
             self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             yield
 
-    def parents_may_follow(self) -> None:
+    def begin_much(self) -> None:
         self.execute("SET CONSTRAINTS ALL DEFERRED")
+        self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
 
     # ---- words
 

@@ -130,6 +130,36 @@ MIGRATIONS: tuple[str, ...] = (
         since TIMESTAMPTZ NOT NULL DEFAULT clock_timestamp()
     );
     """,
+    """
+    CREATE TABLE keys (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        name TEXT COLLATE "C" NOT NULL,
+        digest BYTEA NOT NULL UNIQUE,
+        created_ms BIGINT NOT NULL,
+        requests_per_minute BIGINT NOT NULL,
+        tokens_per_day BIGINT NOT NULL,
+        is_operator BOOLEAN NOT NULL,
+        revoked_ms BIGINT NOT NULL
+    );
+    CREATE UNIQUE INDEX one_key_per_name ON keys (name) WHERE revoked_ms = 0;
+
+    CREATE TABLE usage (
+        day TEXT COLLATE "C" NOT NULL,
+        owner TEXT COLLATE "C" NOT NULL,
+        requests BIGINT NOT NULL,
+        prompt_tokens BIGINT NOT NULL,
+        completion_tokens BIGINT NOT NULL,
+        PRIMARY KEY (day, owner)
+    );
+
+    CREATE TABLE audit (
+        number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        at_ms BIGINT NOT NULL,
+        owner TEXT COLLATE "C" NOT NULL,
+        action TEXT COLLATE "C" NOT NULL,
+        address TEXT COLLATE "C" NOT NULL
+    );
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from notso.web.store.postgres.access import ACCESS_THREADS, PostgresAccessStore
 from notso.web.store.postgres.connection import Connections
 from notso.web.store.postgres.database import PostgresDatabase
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Conversation, Damage, Heartbeat
@@ -33,12 +34,17 @@ class PostgresStore(SQLStore):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        self._connections = Connections(url, WRITE_THREADS + READ_THREADS + LEASE_THREADS, uuid.uuid4().hex)
+        most = WRITE_THREADS + READ_THREADS + LEASE_THREADS + ACCESS_THREADS
+        self._connections = Connections(url, most, uuid.uuid4().hex)
         self._write_threads = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="notso-db-write")
         self._read_threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="notso-db-read")
         self._lease_thread = ThreadPoolExecutor(LEASE_THREADS, thread_name_prefix="notso-db-lease")
         self._forgotten: set[int] = set()
         self._is_open = False
+
+    def access(self) -> PostgresAccessStore:
+        """People and keys in the same database, by the same connections."""
+        return PostgresAccessStore(self._connections)
 
     async def open(self) -> None:
         """Reach the database, bring its schema up to date, and begin with leases. Opening an open store does nothing.

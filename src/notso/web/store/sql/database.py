@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from notso.web.store.protocol import SearchHit, StoredMessage
 
-Value = str | int | float | bool | None
+Value = str | int | float | bool | bytes | None
 
 
 class Rows(Protocol):
@@ -25,8 +25,18 @@ class Rows(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
 
+class Statements(Protocol):
+    """One connection, within a transaction where something is written."""
+
+    def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
+        """Run one statement; `?` stands for a parameter."""
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """What is read within it is as of one moment."""
+
+
 class Database(ABC):
-    """One connection, within a transaction where something is written.
+    """Statements, and what the tables of conversations need beside them.
 
     `for_update` ends a SELECT whose rows nobody else may change until the transaction has ended.
     """
@@ -42,8 +52,8 @@ class Database(ABC):
         """What is read within it is as of one moment."""
 
     @abstractmethod
-    def parents_may_follow(self) -> None:
-        """Until the transaction ends a message may come before the one that it follows."""
+    def begin_much(self) -> None:
+        """Until the transaction ends a message may come before the one that it follows, and it may take its time."""
 
     # ---- words to be found
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from notso.web.store.access import AUDIT_ENTRIES, MAX_KEYS, ApiKey, AuditEntry, UsageRow, Used
-from notso.web.store.sqlite.connection import BUSY_MS, storage_errors
+from notso.web.store.sql.access import SQLAccessStore
+from notso.web.store.sql.database import Rows, Statements, Value
+from notso.web.store.sqlite.connection import BUSY_MS, snapshot, storage_errors, transaction
 from notso.web.values.errors import DataDirectoryNewerError
 
 T = TypeVar("T")
@@ -50,11 +51,9 @@ MIGRATIONS: tuple[str, ...] = (
     """,
 )
 
-_KEY = "id, name, created_ms, requests_per_minute, tokens_per_day, is_operator, revoked_ms"
 
-
-class SQLiteAccessStore:
-    """An AccessStore in one file of the data directory. One thread uses its connection."""
+class SQLiteAccessStore(SQLAccessStore):
+    """An AccessStore in one file of the data directory, opened when first used. One thread uses its connection."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / ACCESS_FILE
@@ -67,7 +66,7 @@ class SQLiteAccessStore:
         return (directory / ACCESS_FILE).exists()
 
     async def open(self) -> None:
-        await self._run(lambda _: None)
+        await self.look(lambda _: None)
 
     async def close(self) -> None:
         def work() -> None:
@@ -78,109 +77,15 @@ class SQLiteAccessStore:
         await asyncio.get_running_loop().run_in_executor(self._thread, work)
         self._thread.shutdown(wait=False)
 
-    async def add_key(self, key: ApiKey, digest: bytes) -> bool:
-        row = (key.id, key.name, key.created_ms, key.requests_per_minute, key.tokens_per_day, int(key.is_operator))
+    async def write(self, work: Callable[[Statements], T]) -> T:
+        def run(connection: sqlite3.Connection) -> T:
+            with transaction(connection):
+                return work(_Connection(connection))
 
-        def work(connection: sqlite3.Connection) -> bool:
-            (count,) = connection.execute("SELECT count(*) FROM keys").fetchone()
-            if count >= MAX_KEYS:
-                return False
-            done = connection.execute(
-                f"INSERT OR IGNORE INTO keys ({_KEY}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*row, key.revoked_ms, digest),
-            )
-            return done.rowcount == 1
+        return await self._run(run)
 
-        return await self._write(work)
-
-    async def keys(self) -> list[ApiKey]:
-        rows = f"SELECT {_KEY} FROM keys ORDER BY name, created_ms DESC, id"
-        return await self._run(lambda connection: [_key(row) for row in connection.execute(rows)])
-
-    async def key_of(self, digest: bytes) -> ApiKey | None:
-        return await self._one("digest = ?", digest)
-
-    async def key(self, key_id: str) -> ApiKey | None:
-        return await self._one("id = ?", key_id)
-
-    async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None:
-        def work(connection: sqlite3.Connection) -> ApiKey | None:
-            update = f"UPDATE keys SET revoked_ms = ? WHERE name = ? AND revoked_ms = 0 RETURNING {_KEY}"
-            rows = connection.execute(update, (max(now_ms, 1), name)).fetchall()
-            return _key(rows[0]) if rows else None
-
-        return await self._write(work)
-
-    async def add_usage(self, rows: list[UsageRow]) -> None:
-        values = [
-            (row.day.isoformat(), row.owner, row.used.requests, row.used.prompt_tokens, row.used.completion_tokens)
-            for row in rows
-        ]
-        insert = """
-            INSERT INTO usage (day, owner, requests, prompt_tokens, completion_tokens) VALUES (?, ?, ?, ?, ?)
-            ON CONFLICT (day, owner) DO UPDATE SET
-                requests = requests + excluded.requests,
-                prompt_tokens = prompt_tokens + excluded.prompt_tokens,
-                completion_tokens = completion_tokens + excluded.completion_tokens
-        """
-        await self._write(lambda connection: connection.executemany(insert, values))
-
-    async def usage(self, first: date, last: date) -> list[UsageRow]:
-        select = """
-            SELECT day, owner, requests, prompt_tokens, completion_tokens FROM usage
-            WHERE day BETWEEN ? AND ? ORDER BY day DESC, owner
-        """
-        days = (first.isoformat(), last.isoformat())
-        return await self._run(
-            lambda connection: [
-                UsageRow(date.fromisoformat(day), owner, Used(*counts))
-                for day, owner, *counts in connection.execute(select, days)
-            ]
-        )
-
-    async def used_on(self, day: date, owner: str) -> Used:
-        select = "SELECT requests, prompt_tokens, completion_tokens FROM usage WHERE day = ? AND owner = ?"
-
-        def work(connection: sqlite3.Connection) -> Used:
-            row = connection.execute(select, (day.isoformat(), owner)).fetchone()
-            return Used(*row) if row else Used()
-
-        return await self._run(work)
-
-    async def add_audit(self, entry: AuditEntry) -> None:
-        def work(connection: sqlite3.Connection) -> None:
-            done = connection.execute(
-                "INSERT INTO audit (at_ms, owner, action, address) VALUES (?, ?, ?, ?)",
-                (entry.at_ms, entry.owner, entry.action, entry.address),
-            )
-            connection.execute("DELETE FROM audit WHERE number <= ?", ((done.lastrowid or 0) - AUDIT_ENTRIES,))
-
-        await self._write(work)
-
-    async def audit(self, limit: int) -> list[AuditEntry]:
-        select = "SELECT at_ms, owner, action, address FROM audit ORDER BY number DESC LIMIT ?"
-        return await self._run(lambda connection: [AuditEntry(*row) for row in connection.execute(select, (limit,))])
-
-    async def _one(self, where: str, value: bytes | str) -> ApiKey | None:
-        def work(connection: sqlite3.Connection) -> ApiKey | None:
-            row = connection.execute(f"SELECT {_KEY} FROM keys WHERE {where}", (value,)).fetchone()
-            return _key(row) if row else None
-
-        return await self._run(work)
-
-    async def _write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def transaction(connection: sqlite3.Connection) -> T:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                result = work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-            return result
-
-        return await self._run(transaction)
+    async def look(self, work: Callable[[Statements], T]) -> T:
+        return await self._run(lambda connection: work(_Connection(connection)))
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def guarded() -> T:
@@ -203,7 +108,21 @@ class SQLiteAccessStore:
         return self._connection
 
 
+class _Connection:
+    """One as the common statements see it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
+        return self._connection.execute(sql, parameters)
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        return snapshot(self._connection)
+
+
 def _prepare(connection: sqlite3.Connection) -> None:
+    connection.row_factory = sqlite3.Row
     for pragma in (f"busy_timeout={BUSY_MS}", "journal_mode=DELETE", "synchronous=FULL", "trusted_schema=OFF"):
         connection.execute(f"PRAGMA {pragma}")
     connection.execute("BEGIN IMMEDIATE")  # two processes may come at once
@@ -215,8 +134,3 @@ def _prepare(connection: sqlite3.Connection) -> None:
             connection.execute(statement)
     connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
     connection.execute("COMMIT")
-
-
-def _key(row: tuple[str, str, int, int, int, int, int]) -> ApiKey:
-    key_id, name, created, per_minute, per_day, is_operator, revoked = row
-    return ApiKey(key_id, name, created, per_minute, per_day, bool(is_operator), revoked)

@@ -26,7 +26,7 @@ class SQLiteDatabase(Database):
     def snapshot(self) -> AbstractContextManager[None]:
         return snapshot(self._connection)
 
-    def parents_may_follow(self) -> None:
+    def begin_much(self) -> None:
         self.execute("PRAGMA defer_foreign_keys=ON")
 
     def index_title(self, owner: str, chat_id: str, title: str) -> None:

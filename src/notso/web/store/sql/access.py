@@ -1,0 +1,134 @@
+"""People and keys in a database that speaks SQL: what is asked of it. How it is asked, each database says itself."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import date
+from typing import Any, TypeVar
+
+from notso.web.store.access import AUDIT_ENTRIES, MAX_KEYS, ApiKey, AuditEntry, UsageRow, Used
+from notso.web.store.sql.database import Statements
+
+T = TypeVar("T")
+
+_KEY = "id, name, created_ms, requests_per_minute, tokens_per_day, is_operator, revoked_ms"
+_ADD_KEY = f"INSERT INTO keys ({_KEY}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_REVOKE = f"UPDATE keys SET revoked_ms = ? WHERE name = ? AND revoked_ms = 0 RETURNING {_KEY}"
+_ADD_USAGE = """
+    INSERT INTO usage (day, owner, requests, prompt_tokens, completion_tokens) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (day, owner) DO UPDATE SET
+        requests = usage.requests + excluded.requests,
+        prompt_tokens = usage.prompt_tokens + excluded.prompt_tokens,
+        completion_tokens = usage.completion_tokens + excluded.completion_tokens
+"""
+_COUNTS = "requests, prompt_tokens, completion_tokens"
+_USAGE = f"SELECT day, owner, {_COUNTS} FROM usage WHERE day BETWEEN ? AND ? ORDER BY day DESC, owner"
+_FORGET_OLD = "DELETE FROM audit WHERE number <= (SELECT number FROM audit ORDER BY number DESC LIMIT 1 OFFSET ?)"
+
+
+class SQLAccessStore(ABC):
+    """An AccessStore but for its opening and closing (see ../access.py for the methods)."""
+
+    @abstractmethod
+    async def open(self) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    @abstractmethod
+    async def write(self, work: Callable[[Statements], T]) -> T:
+        """Run `work` in one transaction, off the event loop. What it changed is on disk when this returns."""
+
+    @abstractmethod
+    async def look(self, work: Callable[[Statements], T]) -> T:
+        """Run `work`, which only reads, off the event loop."""
+
+    async def add_key(self, key: ApiKey, digest: bytes) -> bool:
+        limits = key.requests_per_minute, key.tokens_per_day
+        row = (key.id, key.name, key.created_ms, *limits, key.is_operator, key.revoked_ms, digest)
+
+        def work(db: Statements) -> bool:
+            if db.execute("SELECT count(*) AS n FROM keys").fetchone()["n"] >= MAX_KEYS:
+                return False
+            return db.execute(_ADD_KEY, row).rowcount == 1
+
+        return await self.write(work)
+
+    async def keys(self) -> list[ApiKey]:
+        rows = f"SELECT {_KEY} FROM keys ORDER BY name, created_ms DESC, id"
+        return await self.look(lambda db: [_key(row) for row in db.execute(rows)])
+
+    async def key_of(self, digest: bytes) -> ApiKey | None:
+        return await self._one("digest = ?", digest)
+
+    async def key(self, key_id: str) -> ApiKey | None:
+        return await self._one("id = ?", key_id)
+
+    async def revoke_key(self, name: str, now_ms: int) -> ApiKey | None:
+        def work(db: Statements) -> ApiKey | None:
+            row = db.execute(_REVOKE, (max(now_ms, 1), name)).fetchone()
+            return _key(row) if row else None
+
+        return await self.write(work)
+
+    async def add_usage(self, rows: list[UsageRow]) -> None:
+        # In one order, whoever writes: of two servers that write about the same people none waits for the other twice.
+        values = sorted(
+            (row.day.isoformat(), row.owner, row.used.requests, row.used.prompt_tokens, row.used.completion_tokens)
+            for row in rows
+        )
+
+        def work(db: Statements) -> None:
+            for each in values:
+                db.execute(_ADD_USAGE, each)
+
+        await self.write(work)
+
+    async def usage(self, first: date, last: date) -> list[UsageRow]:
+        days = (first.isoformat(), last.isoformat())
+        return await self.look(
+            lambda db: [
+                UsageRow(date.fromisoformat(row["day"]), row["owner"], _used(row)) for row in db.execute(_USAGE, days)
+            ]
+        )
+
+    async def used_on(self, day: date, owner: str) -> Used:
+        select = f"SELECT {_COUNTS} FROM usage WHERE day = ? AND owner = ?"
+
+        def work(db: Statements) -> Used:
+            row = db.execute(select, (day.isoformat(), owner)).fetchone()
+            return _used(row) if row else Used()
+
+        return await self.look(work)
+
+    async def add_audit(self, entry: AuditEntry) -> None:
+        def work(db: Statements) -> None:
+            values = (entry.at_ms, entry.owner, entry.action, entry.address)
+            db.execute("INSERT INTO audit (at_ms, owner, action, address) VALUES (?, ?, ?, ?)", values)
+            db.execute(_FORGET_OLD, (AUDIT_ENTRIES,))
+
+        await self.write(work)
+
+    async def audit(self, limit: int) -> list[AuditEntry]:
+        select = "SELECT at_ms, owner, action, address FROM audit ORDER BY number DESC LIMIT ?"
+        names = ("at_ms", "owner", "action", "address")
+        return await self.look(
+            lambda db: [AuditEntry(*(row[name] for name in names)) for row in db.execute(select, (limit,))]
+        )
+
+    async def _one(self, where: str, value: bytes | str) -> ApiKey | None:
+        def work(db: Statements) -> ApiKey | None:
+            row = db.execute(f"SELECT {_KEY} FROM keys WHERE {where}", (value,)).fetchone()
+            return _key(row) if row else None
+
+        return await self.look(work)
+
+
+def _key(row: Any) -> ApiKey:
+    values: dict[str, Any] = {name: row[name] for name in _KEY.split(", ")}
+    return ApiKey(**values | {"is_operator": bool(row["is_operator"])})
+
+
+def _used(row: Any) -> Used:
+    return Used(*(row[name] for name in _COUNTS.split(", ")))

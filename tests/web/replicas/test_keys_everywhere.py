@@ -1,0 +1,85 @@
+"""Keys, their limits and what they used are those of all servers over one database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from valkey_server import ValkeyServer
+
+from notso.web.sign_in.given_keys import owner_of_key
+from notso.web.sign_in.key_book import KeyBook
+from notso.web.store.opening import access_store_at
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.values.sign_in import SignInSettings
+
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+MANY = SignInSettings(require_key=True)
+
+
+@pytest.fixture
+def book(database: str, tmp_path: Any) -> KeyBook:
+    """As `notso keys` with DATABASE_URL."""
+    return KeyBook(lambda: access_store_at(tmp_path, database))
+
+
+@pytest.fixture
+def servers(start: Callable[..., Any], database: str, tmp_path: Any) -> Callable[..., list[Any]]:
+    def begin(many: int, **settings: Any) -> list[Any]:
+        folders = (tmp_path / f"data {number}" for number in range(many))
+        begun = [
+            start(ScriptedEngine(), data_dir=each, database_url=database, sign_in=MANY, **settings) for each in folders
+        ]
+        return [each.ready() for each in begun]
+
+    return begin
+
+
+def asked(server: Any, key: str) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {key}"}
+    answer: httpx.Response = server.client.post("/v1/chat/completions", json=BODY, headers=headers)
+    return answer
+
+
+def test_a_key_counts_everywhere_at_once_and_a_revoked_one_nowhere(
+    servers: Callable[..., list[Any]], book: KeyBook
+) -> None:
+    both = servers(2)
+    secret, key = book.add("ann")
+    assert [asked(each, secret).status_code for each in both] == [200, 200]
+    browser = httpx.Client(base_url=both[1].address, timeout=60)
+    assert browser.post("/login", data={"api_key": secret}).status_code == 303 and browser.get("/").status_code == 200
+    for each in both:
+        each.on_loop(each.shared.accounts.flush)
+    today = both[0].shared.accounts.today()
+    (row,) = both[1].on_loop(lambda: both[1].shared.accounts.store.usage(today, today))
+    assert row.owner == owner_of_key(key.id) and row.used.requests == 2
+    book.revoke("ann")
+    assert [asked(each, secret).status_code for each in both] == [401, 401] and browser.get("/").status_code == 401
+    log = both[0].on_loop(lambda: both[0].shared.accounts.store.audit(9))
+    assert {"added the key " + key.id, "revoked the key " + key.id, "signed in"} <= {entry.action for entry in log}
+
+
+def test_a_quota_counts_what_was_used_at_another_server(servers: Callable[..., list[Any]], book: KeyBook) -> None:
+    first, second = servers(2)
+    secret, key = book.add("ann", tokens_per_day=1)
+    assert asked(first, secret).status_code == 200
+    owner = owner_of_key(key.id)
+    second.wait(lambda: second.on_loop(lambda: second.shared.accounts.used_today(owner)).tokens > 0)
+    refused = asked(second, secret)
+    assert refused.status_code == 429 and "of its 1 tokens" in refused.json()["error"]["message"]
+
+
+def test_sixty_requests_a_minute_of_a_key_are_sixty_over_three_servers(
+    servers: Callable[..., list[Any]], book: KeyBook, valkey: ValkeyServer
+) -> None:
+    three = servers(3, valkey_url=valkey.url)
+    secret, other = book.add("ann", requests_per_minute=60)[0], book.add("bob", requests_per_minute=60)[0]
+    told = [asked(three[number % 3], secret).status_code for number in range(66)]
+    assert told == [200] * 60 + [429] * 6
+    assert 1 <= int(asked(three[2], secret).headers["retry-after"]) <= 60
+    assert asked(three[0], other).status_code == 200
+    valkey.stop()
+    assert [asked(each, secret).status_code for each in three] == [200] * 3, "each counts alone, and shuts nobody out"
