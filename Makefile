@@ -9,7 +9,7 @@ ARGS   ?=
 
 .PHONY: help run test test-long check again test-engine test-doors test-browser test-chaos lint format bench \
   results parity fuzz chaos races test-clients test-llama-cpp test-tune coverage clean stub sanitize screenshots lock \
-  audit sbom wheels test-install test-arm docs deb test-deb test-image release matrix
+  audit sbom wheels front-wheel test-install test-arm docs deb test-deb test-image release matrix
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 14
@@ -146,6 +146,10 @@ audit: $(VENV)/.dev  ## look over what is installed: versions, files, start file
 
 wheels: $(BIN)/python  ## build wheels and the source distribution into dist/ (ARGS="--python PYTHON --twice")
 	@$(BIN)/python supply/wheels.py $(ARGS)
+
+front-wheel: $(VENV)/.run  ## build a wheel without the kernels, for front ends, into dist/
+	@rm -f dist/notso_smollm3_bot-*-py3-none-any.whl
+	@$(BIN)/pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist -C wheel.cmake=false -C wheel.platlib=false -C wheel.py-api=py3
 
 test-install: $(BIN)/python  ## install the built wheels in bare Debians without a compiler and ask (needs root and debootstrap)
 	@$(BIN)/python supply/try_wheels.py $(ARGS)

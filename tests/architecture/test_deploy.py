@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from emulation import DEBIAN_NAMES
 from target import ROOT, version
 from try_deb import of_unit
 from try_image import settings
+from web.test_front_end import NOT_INSTALLED
 
 from notso.cli.app import app
 from notso.cli.config_file import read_config
@@ -108,6 +110,22 @@ def test_the_compose_file_agrees_with_the_image() -> None:
     assert [each.split(":")[-1] for each in service["ports"]] == [said["EXPOSE"]]
     assert service["read_only"] and service["cap_drop"] == ["ALL"]
     assert all(each.startswith("127.0.0.1:") for each in service["ports"])
+
+
+def test_a_front_end_is_given_all_but_what_computes() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = (ROOT / "deploy" / "front-packages.txt").read_text().splitlines()
+    given = {line for line in lines if not line.startswith("#")}
+    all_of_it, shared = (
+        {re.split(r"[<>=]", line)[0] for line in each}
+        for each in (project["dependencies"], [*extras["postgres"], *extras["valkey"]])
+    )
+    computing = {"numpy", "tokenizers", "llguidance", "huggingface_hub", "httpx2", "prompt_toolkit"}
+    assert computing <= set(NOT_INSTALLED), "which a test does without"
+    assert given == (all_of_it - computing) | shared
+    said = settings((ROOT / "deploy" / "Containerfile.front").read_text())
+    assert json.loads(said["ENTRYPOINT"]) == ["python3", "-m", "notso"] and json.loads(said["CMD"])[0] == "serve"
 
 
 def test_the_files_for_several_servers_call_a_command_that_exists() -> None:

@@ -16,7 +16,7 @@ from fastapi.routing import iter_route_contexts
 
 from notso.cli.app import VERBS, app
 from notso.web.app import create_app
-from notso.web.edge.access import guarded, public
+from notso.web.edge.access import front_ends_only, guarded, public
 from notso.web.testing.scripted_engine import ScriptedEngine
 from notso.web.values.settings import Settings
 
@@ -211,9 +211,11 @@ def test_every_error_is_drawn() -> None:
 def test_every_route_is_listed_with_its_guard(tmp_path: Path) -> None:
     listed = dict(re.findall(r"^\| `([A-Z]+ /\S*)` \| (\w+) \|", read(ROOT / "SECURITY.md"), re.MULTILINE))
     declared = {}
-    for context in iter_route_contexts(create_app(ScriptedEngine, Settings(data_dir=tmp_path)).routes):
+    settings = Settings(data_dir=tmp_path, engine_api=True, engine_key="a key for front ends only")
+    for context in iter_route_contexts(create_app(ScriptedEngine, settings).routes):
         dependant: Any = getattr(context, "dependant", None) or context.original_route.dependant  # type: ignore[attr-defined]
-        marks = [each.call.__name__ for each in dependant.dependencies if each.call in (public, guarded)]
+        known = (public, guarded, front_ends_only)
+        marks = [each.call.__name__ for each in dependant.dependencies if each.call in known]
         for method in context.original_route.methods:  # type: ignore[attr-defined]
             declared[f"{method} {context.path}"] = " ".join(marks)
     assert declared and listed == declared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -23,6 +24,7 @@ from notso.web.app import create_app
 from notso.web.chat.services import ChatServices
 from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import ChatEngine
+from notso.web.engine.remote.remote_engine import RemoteSource
 from notso.web.server import ChatServer, address_of, listen
 from notso.web.services import Shared
 from notso.web.testing.scripted_engine import ScriptedEngine
@@ -309,3 +311,24 @@ def postgres() -> Iterator[PostgresServer]:
 def database(postgres: PostgresServer) -> str:
     """The address of an empty PostgreSQL database."""
     return postgres.new_database()
+
+
+ENGINE_KEY = "a key for front ends only"
+
+
+@pytest.fixture(scope="session")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """An engine behind a server on loopback, as a front end has it."""
+
+    @contextlib.contextmanager
+    def remote(engine: ChatEngine) -> Iterator[ChatEngine]:
+        settings = Settings(port=0, data_dir=tmp_path_factory.mktemp("engine"), engine_api=True, engine_key=ENGINE_KEY)
+        server = Running(lambda: engine, settings).ready()
+        source = RemoteSource(server.address, ENGINE_KEY)
+        try:
+            yield source()
+        finally:
+            source.close()
+            server.close()
+
+    return remote

@@ -153,6 +153,21 @@ DatabaseUrl = Annotated[
         show_default=False,
     ),
 ]
+EngineApi = Annotated[
+    bool,
+    typer.Option("--engine-api", help="Compute for front ends that show NOTSO_ENGINE_KEY."),
+]
+EngineUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--engine-url",
+        envvar="NOTSO_ENGINE_URL",
+        metavar="URL",
+        help="A front end: that server computes (NOTSO_ENGINE_URL).",
+        show_envvar=False,
+        show_default=False,
+    ),
+]
 ApiKeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -238,6 +253,30 @@ def api_key(file: Path | None) -> str | None:
     if not key:
         raise typer.BadParameter(f"{file} is empty", param_hint="--api-key-file")
     return key
+
+
+def engine_key() -> str:
+    """What an engine and its front ends show each other, from NOTSO_ENGINE_KEY. Raises typer.BadParameter."""
+    key = os.environ.get("NOTSO_ENGINE_KEY", "")
+    if not key:
+        raise typer.BadParameter("set NOTSO_ENGINE_KEY, the same for engine and front ends, 16 characters or more")
+    return key
+
+
+OF_THE_ENGINE = (
+    *("model", "context", "kv", "threads", "device", "weights", "adapter", "adapter_dir", "max_num_seqs"),
+    *("cache_disk", "engine_api", "keep_alive"),
+)
+"""Options of `serve` that say nothing where another server computes."""
+
+
+def refuse_for_a_front_end(context: typer.Context) -> None:
+    """Raises typer.BadParameter for the first of them that was given."""
+    for name in OF_THE_ENGINE:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            option = "--" + name.replace("_", "-")
+            raise typer.BadParameter(f"{option} is the engine's: give it to the server that computes")
 
 
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there.")]

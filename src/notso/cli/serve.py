@@ -10,6 +10,7 @@ import sys
 import threading
 import webbrowser
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -87,6 +88,8 @@ def serve(
     cache_disk: options.CacheDisk = 4.0,
     data_dir: options.DataDir = None,
     database_url: options.DatabaseUrl = None,
+    engine_api: options.EngineApi = False,
+    engine_url: options.EngineUrl = None,
     api_key_file: options.ApiKeyFile = None,
     allow_host: Annotated[
         list[str] | None,
@@ -166,7 +169,9 @@ def serve(
         for line in config_file.shown(context_of_verb):
             terminal.say(line)
         return
-    path = model_file(model)
+    if engine_url:
+        options.refuse_for_a_front_end(context_of_verb)
+    path = None if engine_url else model_file(model)
     chosen = options.plugins(plugin)
     settings = Settings(
         host=host,
@@ -183,6 +188,9 @@ def serve(
         allowed_hosts=tuple(allow_host or ()),
         allowed_origins=tuple(allow_origin or ()),
         api_key=options.api_key(api_key_file),
+        engine_url=engine_url or None,
+        engine_key=options.engine_key() if engine_api or engine_url else None,
+        engine_api=engine_api,
         requests_per_minute=rate_limit,
         strict_fields=strict_fields,
         keep_volatile=keep_volatile,
@@ -204,17 +212,20 @@ def serve(
     from notso.plugins.plugin_set import Plugins
 
     plugins = Plugins(chosen.names)
-    starting = introduction(path, config)
+    starting = of_front_end(engine_url) if engine_url else introduction(path, config)
     if as_json:
         terminal.say_json({"event": "starting", **starting.facts})
     else:
         for line in starting.lines:
             terminal.say(line)
-    engines.prepare_for_a_lost_file()
     gc.disable()  # until the page answers: nothing that a start makes is garbage, and looking takes its time
     from notso.web.engine.models import ModelRegistry
+    from notso.web.engine.port import EngineSource
+    from notso.web.engine.remote.remote_engine import RemoteSource
     from notso.web.server import serve as run_server
 
+    if not engine_url:
+        engines.prepare_for_a_lost_file()
     wants_browser = has_display() if open_browser is None else open_browser
 
     def load(model_file: Path | None, beside: int | None = None) -> Engine:
@@ -237,9 +248,12 @@ def serve(
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     folder = path.parent if model is not None and path is not None else None
-    model_registry = ModelRegistry(load, folder, load_beside=load, check=engines.check_model)
+    model_registry: ModelRegistry | None = ModelRegistry(load, folder, load_beside=load, check=engines.check_model)
+    source: EngineSource = partial(load, path)
+    if settings.engine_url is not None:
+        source, model_registry = RemoteSource(settings.engine_url, settings.engine_key or ""), None
     try:
-        run_server(lambda: load(path), settings, model_registry=model_registry, plugins=plugins, on_ready=ready)
+        run_server(source, settings, model_registry=model_registry, plugins=plugins, on_ready=ready)
     finally:
         gc.enable()
 
@@ -256,6 +270,12 @@ class Introduction(NamedTuple):
 
     lines: list[str]
     facts: dict[str, Any]
+
+
+def of_front_end(engine_url: str) -> Introduction:
+    """What starts where another server computes."""
+    line = f"engine   {engine_url}: it computes, this server keeps the chats and shows them"
+    return Introduction([line], {"engine": engine_url})
 
 
 def introduction(path: Path | None, config: EngineConfig) -> Introduction:

@@ -283,6 +283,15 @@ async def guarded(request: Request) -> None:
         await ring.gate(request, caller)
 
 
+async def front_ends_only(request: Request) -> None:
+    """Only another server of ours, which shows the engine's key."""
+    ring: KeyRing = request.app.state.engine_ring
+    shown = _keys_shown(request)
+    if not shown or not all(ring.fits(key) for key in shown):
+        request.scope[WRONG_KEY] = bool(shown)
+        raise NeedsKey
+
+
 def asked_of(request: Request) -> str:
     """Method and route of a request, as `GET /chats/{chat_id}`."""
     return f"{request.method} {getattr(request.scope.get('route'), 'path', '')}"

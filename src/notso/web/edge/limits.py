@@ -18,7 +18,11 @@ from notso.web.edge.client_connection import ClientConnection, connection_of
 from notso.web.edge.security import header_values
 
 MAX_BODY_BYTES = 1024 * 1024
-LARGER_BODIES = {"/import": 16 * 1024 * 1024}  # exact paths
+LARGER_BODIES = {
+    "/import": 16 * 1024 * 1024,
+    **{f"/engine/v1/{name}": 16 * 1024 * 1024 for name in ("submit", "prepare", "call")},  # whole conversations
+}
+"""Exact paths."""
 BODY_SECONDS = 60.0
 MAX_HEADER_BYTES = 16 * 1024  # with the request line
 PIECE_BYTES = 64 * 1024

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from notso.smollm3 import OutOfMemoryError, give_back_freed
-from notso.web.engine.port import ChatEngine, EngineSource, EngineStats, ModelError, ModelInfo
+from notso.web.engine.port import ChatEngine, EngineSource, EngineStats, ModelError, ModelInfo, ReturningSource
 from notso.web.engine.served_model import BesideSource, EngineState, ServedModel
 from notso.web.values.errors import NotsoError
 
@@ -255,6 +255,8 @@ class EngineHost:
                 await self._in_thread(engine.close)
         elif engine is None:
             served.state, served.failure = "failed", failure
+            if isinstance(served.load, ReturningSource):
+                served.load.when_back(lambda: self._tell_back(served))
         else:
             served.opened(engine)
             engine.when_lost(partial(self._tell_lost, served, served.loads))  # no engine refers to itself
@@ -266,11 +268,11 @@ class EngineHost:
         while served.state == "loading":
             others = [each for each in self.loaded() if each is not served]
             if not others:
-                return await self._in_thread(partial(_opened, served.load, served))
+                return await self._in_thread(partial(served.with_adapters, served.load))
             if served.load_beside is not None:
                 load = partial(served.load_beside, sum(each.planned_bytes for each in others))
                 try:
-                    return await self._in_thread(partial(_opened, load, served))
+                    return await self._in_thread(partial(served.with_adapters, load))
                 except OutOfMemoryError as error:
                     logger.info("one model is closed for another: %s", error)
             await self._close_one(others, served)
@@ -300,14 +302,24 @@ class EngineHost:
             logger.info("a model is unloaded: no request wanted it for %g s", self.stays_s(served))
             await self._close(served)
 
+    def _tell_back(self, served: ServedModel) -> None:
+        """In a thread of the source's."""
+        self._on_loop(lambda: self._back(served))
+
+    def _back(self, served: ServedModel) -> None:
+        """What failed may be tried again."""
+        if served.state == "failed":
+            served.state = "unloaded"
+            self.want(served)
+
     def _tell_lost(self, served: ServedModel, load: int) -> None:
         """In the engine's thread."""
         self._on_loop(lambda: self._lost(served, load))
 
     def _lost(self, served: ServedModel, load: int) -> None:
-        """Its GPU failed: the same model is loaded again, by the CPU."""
+        """Its GPU failed: the same model is loaded again, by the CPU. Or it is elsewhere, and is asked for again."""
         if served.loads == load and served.engine is not None:
-            logger.warning("the GPU failed; the CPU takes over")
+            logger.warning("the engine answers no more; it is loaded again")
             self._in_turn(partial(self._in_thread, served.engine.close))
             served.closed()
             self.want(served)
@@ -390,22 +402,6 @@ class EngineHost:
             logger.debug("an engine came after the end")
             return False
         return True
-
-
-def _opened(load: EngineSource, served: ServedModel) -> ChatEngine:
-    """With the adapters that it had when it was unloaded, and no others. One whose file has gone is left out."""
-    engine = load()
-    if served.adapters is None:
-        return engine
-    wanted = {source.name: source for source in served.adapters}
-    for name in set(engine.adapters.infos) - set(wanted):
-        engine.adapters.remove(name)
-    for name in set(wanted) - set(engine.adapters.infos):
-        try:
-            engine.adapters.add(wanted[name])
-        except NotsoError as error:
-            logger.warning("adapter %s did not come back with its model: %s", name, error)
-    return engine
 
 
 def _give_back() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from notso.smollm3 import (
     AdapterInfo,
@@ -56,6 +56,7 @@ __all__ = [
     "PromptInput",
     "Request",
     "RequestOptions",
+    "ReturningSource",
     "SamplingParams",
     "TokenLogprob",
     "Tool",
@@ -170,3 +171,13 @@ class ChatEngine(Protocol):
 
 EngineSource = Callable[[], ChatEngine]
 """Loads the engine, in a thread of its own, so it may take its time. May raise ModelError."""
+
+
+@runtime_checkable
+class ReturningSource(Protocol):
+    """An EngineSource of an engine that may be away for a while."""
+
+    def __call__(self) -> ChatEngine: ...
+
+    def when_back(self, callback: Callable[[], None]) -> None:
+        """Call it, once, from any thread, when loading that failed is worth trying again."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from notso.web.engine.port import AdapterSource, ChatEngine, EngineSource, ModelInfo
+from notso.web.values.errors import NotsoError
+
+logger = logging.getLogger("notso.web.engine")
 
 EngineState = Literal["unloaded", "loading", "ready", "failed", "stopped"]
 
@@ -62,6 +66,23 @@ class ServedModel:
         self.engine, self.info, self.failure, self.state = engine, engine.info, "", "ready"
         if self.info is not None and self.info.path:
             self.path = Path(self.info.path).resolve()
+
+    def with_adapters(self, load: EngineSource) -> ChatEngine:
+        """Load it, with the adapters that it had when it was unloaded, and no others. One whose file has gone is left
+        out. Raises what `load` raises. In a thread."""
+        engine = load()
+        if self.adapters is None:
+            return engine
+        wanted, there = {source.name: source for source in self.adapters}, set(engine.adapters.infos)
+        for name in wanted.keys() ^ there:
+            try:
+                if name in there:
+                    engine.adapters.remove(name)
+                else:
+                    engine.adapters.add(wanted[name])
+            except NotsoError as error:
+                logger.warning("adapter %s is not as it was before: %s", name, error)
+        return engine
 
     def forget_adapter(self, name: str) -> None:
         """It does not come back with the model."""

@@ -6,6 +6,7 @@ import ipaddress
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import platformdirs
 
@@ -46,6 +47,9 @@ class Settings:
     requests_per_minute: requests of programs that one address may send; 0 is no limit. None: 600 where other machines
         reach the server, no limit where only this one does.
     strict_fields: fields of programs' requests that would be ignored are refused.
+    engine_url: the server that computes for this one, http://HOST:PORT or https; None: this one does.
+    engine_api: whether this server computes for others, its front ends.
+    engine_key: what front ends show their engine; both have it.
     keep_volatile: the model reads lines of clients that change with every request (see volatile_lines), too.
     keep_alive_seconds: how long a model stays loaded without requests, negative: for ever; None: the default one for
         ever, others for five minutes.
@@ -73,6 +77,9 @@ class Settings:
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
+    engine_url: str | None = None
+    engine_api: bool = False
+    engine_key: str | None = field(default=None, repr=False)
     requests_per_minute: int | None = None
     strict_fields: bool = False
     keep_volatile: bool = False
@@ -105,10 +112,14 @@ class Settings:
             OriginRules(self.allowed_origins)
         except ValueError as error:
             raise SettingsError(str(error), setting="allowed_origins") from None
-        if self.api_key is not None and (self.api_key != self.api_key.strip() or not self.api_key.isprintable()):
-            raise SettingsError("an API key neither begins nor ends with a blank, and has no breaks", setting="api_key")
-        if self.api_key is not None and len(self.api_key) < 16:
-            raise SettingsError("an API key needs at least 16 characters", setting="api_key")
+        for name in ("api_key", "engine_key"):
+            _require_key(getattr(self, name), name)
+        if self.engine_url is not None and not is_engine_url(self.engine_url):
+            raise SettingsError("engine_url is http://HOST:PORT or https://HOST:PORT", setting="engine_url")
+        if (self.engine_api or self.engine_url is not None) and self.engine_key is None:
+            raise SettingsError("an engine and its front ends need a key", setting="engine_key")
+        if self.engine_api and self.engine_url is not None:
+            raise SettingsError("a front end computes for nobody", setting="engine_api")
         if self.requests_per_minute is not None and not 0 <= self.requests_per_minute <= MAX_REQUESTS_PER_MINUTE:
             raise SettingsError(
                 f"requests_per_minute must be from 0 to {MAX_REQUESTS_PER_MINUTE}", setting="requests_per_minute"
@@ -164,9 +175,35 @@ class Settings:
         return self.data_dir if self.data_dir is not None else default_data_dir()
 
 
+def _require_key(key: str | None, name: str) -> None:
+    called = "an API key" if name == "api_key" else "an engine's key"
+    if key is not None and (key != key.strip() or not key.isprintable()):
+        raise SettingsError(f"{called} neither begins nor ends with a blank, and has no breaks", setting=name)
+    if key is not None and len(key) < 16:
+        raise SettingsError(f"{called} needs at least 16 characters", setting=name)
+
+
 def is_postgres(url: str) -> bool:
     """Whether it is the address of a PostgreSQL database."""
     return url.startswith(("postgresql://", "postgres://"))
+
+
+def is_engine_url(url: str) -> bool:
+    """Whether it is the address of a server, without a path, a query or names of users."""
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and url.isprintable()
+            and "@" not in parts.netloc
+            and parts.path in ("", "/")
+            and not parts.query
+            and not parts.fragment
+        )
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,1 @@
+"""An engine that another server runs, as a front end has it."""

@@ -1,0 +1,393 @@
+"""The connection of a front end to its engine: calls that take a moment, and one stream of all answers' events.
+
+A thread follows the stream. Where it breaks it is taken up again, and every answer goes on from the number of its last
+event; after some seconds without a connection the engine is lost, and all that it was writing ends with an error.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import queue
+import secrets
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from notso.smollm3 import EngineError, Generation
+from notso.web.engine.port import AdapterInfo, EngineStats, Event, ModelInfo
+from notso.web.engine.remote.wire_values import unpacked, unpacked_error
+
+logger = logging.getLogger("notso.web.engine")
+
+WIRE_PATH = "/engine/v1"
+"""Another form of what crosses has another number."""
+CONNECT_SECONDS = 3.0
+CALL_SECONDS = 120.0
+"""A model that was unloaded is loaded for a request."""
+SILENCE_SECONDS = 5.0
+"""The engine says something each second."""
+LOST_SECONDS = 5.0
+RETRY_SECONDS = 0.2
+MAX_LINE_BYTES = 64 * 1024 * 1024
+READ_BYTES = 64 * 1024
+SPARE_SECONDS = 3.0
+"""A connection that was used within so long is used again: servers close those that rest."""
+NOT_UNDERSTOOD = "says what is not understood: use the same release for both"
+FAILURES = (OSError, http.client.HTTPException)
+
+
+class RefusedError(EngineError):
+    """The engine is there, and does not take this front end: nothing changes before somebody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What an engine says of itself. `state` is that of its default model, or `stopping`."""
+
+    state: str = "loading"
+    failure: str = ""
+    info: ModelInfo | None = None
+    adapters: Mapping[str, AdapterInfo] = field(default_factory=dict)
+
+    @property
+    def can_answer(self) -> bool:
+        """If need be by a model that is loaded for it."""
+        return self.state in ("ready", "unloaded") and self.info is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """Waiting alone does not help."""
+        return self.state in ("failed", "stopped", "stopping")
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """An answer that has not ended. `begun`: the engine has said that it takes it."""
+
+    generation: Generation
+    events: int = 0
+    begun: bool = False
+
+
+class EngineLink:
+    """Thread-safe. `when_changed` is called, from its thread, when the engine was lost or says otherwise of itself."""
+
+    def __init__(self, url: str, key: str, when_changed: Callable[[], None]) -> None:
+        """`url` is http://HOST[:PORT] or https://..., checked by the settings."""
+        parts = urlsplit(url)
+        self.name = f"the engine at {parts.netloc}"
+        self._parts = parts
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        self._when_changed = when_changed
+        self._session = secrets.token_hex(16)
+        self._last = 0
+        self._open: dict[int, _Open] = {}
+        self._spare: list[tuple[http.client.HTTPConnection, float]] = []
+        self._in_use: set[http.client.HTTPConnection] = set()
+        self._steering: queue.Queue[tuple[str, int] | None] = queue.Queue()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._tried = False
+        self.is_up = False
+        self.trouble = f"{self.name} was not asked yet"
+        self.about = About()
+        self.stats = EngineStats()
+
+    def start(self) -> None:
+        """Begin to follow."""
+        for work in (self._follow, self._steer):
+            threading.Thread(target=work, name="notso-link", daemon=True).start()
+
+    def close(self) -> None:
+        """End what is open, and follow no more."""
+        self._closed = True
+        self._steering.put(None)
+        self._break_calls()
+        self._end_all(f"{self.name} is not followed any more")
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait(self) -> About:
+        """What the engine says of itself, once it can answer. Raises EngineError where it does not, or is not there."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._tried)
+            self._changed.wait_for(lambda: self._closed or not self.is_up or self._settled)
+            about = self.about
+            if self.is_up and about.can_answer:
+                return about
+            raise EngineError(self.trouble if not self.is_up else f"{self.name} cannot answer: {self._why}")
+
+    @property
+    def _settled(self) -> bool:
+        return self.about.can_answer or self.about.has_failed
+
+    @property
+    def _why(self) -> str:
+        return "it is stopping" if self.about.state == "stopping" else self.about.failure or "it has ended"
+
+    # ---- answers
+
+    def begin(self, body: Mapping[str, Any]) -> Generation:
+        """Have an answer begun. Raises what the engine refuses it with, or EngineError."""
+        with self._changed:
+            number = self._last = self._last + 1
+            generation = Generation(lambda: self._wants(number))
+            entry = self._open[number] = _Open(generation)
+        try:
+            self.call("submit", {**body, "session": self._session, "number": number})
+        except BaseException:
+            self._open.pop(number, None)
+            self._steering.put(("stop", number))  # it may have come there nevertheless
+            raise
+        entry.begun = True
+        return generation
+
+    def stop_all(self) -> None:
+        """End all that is being written."""
+        for each in list(self._open.values()):
+            each.generation.stop()
+
+    def end_all(self) -> None:
+        """The same, without waiting for the engine."""
+        self.stop_all()
+        self._end_all("the engine was closed")
+
+    def _wants(self, number: int) -> None:
+        """In whichever thread stops it: it must not block."""
+        entry = self._open.get(number)
+        if entry is not None:
+            if entry.generation.stop_requested:
+                self._steering.put(("stop", number))
+            elif entry.generation.answer_requested:
+                self._steering.put(("answer_now", number))
+
+    def _steer(self) -> None:
+        while (wanted := self._steering.get()) is not None:
+            kind, number = wanted
+            try:
+                self.call("steer", {"session": self._session, kind: [number]})
+            except EngineError as error:  # what is open is said again when the stream is taken up
+                logger.debug("not told to the engine: %s", error)
+            finally:
+                self._steering.task_done()
+
+    # ---- calls
+
+    def call(self, name: str, body: Mapping[str, Any]) -> Any:
+        """What the engine gives for it. Raises what it refuses, or EngineError where it is not there."""
+        data = json.dumps(body).encode()
+        connection, is_fresh = self._connection()
+        try:
+            try:
+                told = self._ask(connection, name, data)
+            except FAILURES:
+                if is_fresh or self._closed:
+                    raise
+                connection.close()  # the server had closed it meanwhile; both methods that change something bear it
+                self._in_use.discard(connection)
+                connection = self._connect(CALL_SECONDS)
+                told = self._ask(connection, name, data)
+            self._spare.append((connection, time.monotonic()))
+        except FAILURES as error:
+            connection.close()
+            raise EngineError(f"{self.name} does not answer: {_reason(error)}") from None
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self._in_use.discard(connection)
+        try:
+            answer = _object(told)
+            failure = unpacked_error(answer["error"]) if "error" in answer else None
+        except (ValueError, RecursionError):
+            raise EngineError(f"{self.name} {NOT_UNDERSTOOD}") from None
+        if failure is not None:
+            raise failure
+        return answer.get("result")
+
+    def _ask(self, connection: http.client.HTTPConnection, name: str, data: bytes) -> bytes:
+        connection.request("POST", f"{WIRE_PATH}/{name}", data, self._headers)
+        response = connection.getresponse()
+        told = response.read()
+        self._require_taken(response)
+        return told
+
+    def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
+        """One that is ready, and whether it is new."""
+        while self._spare:
+            try:
+                connection, used = self._spare.pop()
+            except IndexError:  # another thread took it
+                break
+            if time.monotonic() - used < SPARE_SECONDS:
+                self._in_use.add(connection)
+                return connection, False
+            connection.close()
+        try:
+            return self._connect(CALL_SECONDS), True
+        except FAILURES as error:
+            raise EngineError(f"{self.name} does not answer: {_reason(error)}") from None
+
+    def _connect(self, silence_s: float) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._tls is not None:
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=CONNECT_SECONDS, context=self._tls
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS)
+        connection.connect()
+        connection.sock.settimeout(silence_s)
+        self._in_use.add(connection)
+        return connection
+
+    def _break_calls(self) -> None:
+        """Whoever waits for an answer hears that there is none."""
+        for connection in list(self._in_use):
+            try:
+                connection.sock.shutdown(2)
+            except (OSError, AttributeError):  # it is closed
+                continue
+
+    def _require_taken(self, response: http.client.HTTPResponse) -> None:
+        if response.status == 200:
+            return
+        why = {
+            401: "takes another key: NOTSO_ENGINE_KEY must be the same for both",
+            404: "computes for no other server in this way: start it with --engine-api, and the same release for both",
+            421: f"is not known by that name: start it with --allow-host {self._parts.hostname}",
+        }.get(response.status, f"answers with HTTP {response.status}")
+        raise (RefusedError if response.status in (401, 404, 421) else EngineError)(f"{self.name} {why}")
+
+    # ---- the stream, in its thread
+
+    def _follow(self) -> None:
+        broken = time.monotonic()
+        while not self._closed:
+            began, trouble, is_final = time.monotonic(), f"{self.name} has closed the connection", False
+            try:
+                for line in self._lines():
+                    self._take(line)
+                    broken = 0.0
+            except FAILURES as error:
+                trouble = f"{self.name} does not answer: {_reason(error)}"
+            except RefusedError as error:
+                trouble, is_final = str(error), True
+            except EngineError as error:
+                trouble = str(error)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                logger.exception("what the engine says is not understood")
+                trouble, is_final = f"{self.name} {NOT_UNDERSTOOD}", True
+            broken = broken or time.monotonic()
+            if not self._closed:
+                self._note_trouble(trouble, is_final or time.monotonic() - broken >= LOST_SECONDS)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, max(0.0, began + RETRY_SECONDS - time.monotonic()))
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """As they come. Raises one of FAILURES, EngineError or ValueError."""
+        connection = self._connect(SILENCE_SECONDS)
+        try:
+            with self._changed:
+                open_now, last = sorted(self._open.items()), self._last
+            body = {
+                "session": self._session,
+                "up_to": last,
+                "read": {str(number): each.events for number, each in open_now if each.begun},
+                "pending": [number for number, each in open_now if not each.begun],
+                "stop": [number for number, each in open_now if each.generation.stop_requested],
+                "answer_now": [number for number, each in open_now if each.generation.answer_requested],
+            }
+            path = f"{WIRE_PATH}/events"
+            connection.request("POST", path, json.dumps(body).encode(), self._headers)
+            response = connection.getresponse()
+            self._require_taken(response)
+            buffered = bytearray()
+            while data := response.read1(READ_BYTES):
+                buffered += data
+                *whole, rest = buffered.split(b"\n")
+                if len(rest) > MAX_LINE_BYTES:
+                    raise ValueError("a line without end")
+                buffered = bytearray(rest)
+                for line in whole:
+                    yield _object(bytes(line))
+        finally:
+            connection.close()
+            self._in_use.discard(connection)
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "known" in line:
+            self._end_unknown(set(line["known"]))
+        if "stats" in line:
+            self.stats = unpacked(EngineStats, line["stats"])
+        for number, (after, events) in line.get("answers", {}).items():
+            entry = self._open.get(int(number))
+            if entry is None:
+                continue
+            news = [unpacked(Event, each) for each in events]
+            if after != entry.events:
+                raise ValueError("events are missing")
+            entry.events += len(news)
+            is_last = bool(news) and news[-1].kind in ("end", "error")
+            if is_last:
+                self._open.pop(int(number), None)
+            entry.generation.write(news, last=is_last)
+        if "about" in line:
+            self._set_about(unpacked(About, line["about"]))
+
+    def _set_about(self, about: About) -> None:
+        with self._changed:
+            before, was_up = self.about, self.is_up
+            self.about, self.is_up, self._tried = about, True, True
+            self._changed.notify_all()
+        if about != before or not was_up:
+            self._when_changed()
+
+    def _note_trouble(self, trouble: str, is_lost: bool) -> None:
+        """The connection is broken; for a while that harms nobody."""
+        was_up = self.is_up
+        if is_lost or not was_up:
+            with self._changed:
+                self.trouble, self.is_up, self._tried = trouble, False, True
+                self._changed.notify_all()
+        if is_lost and was_up:
+            logger.warning("%s", trouble)
+            self._break_calls()
+            self._end_all(trouble)
+            self._when_changed()
+
+    def _end_unknown(self, known: set[int]) -> None:
+        for number, entry in list(self._open.items()):
+            if entry.begun and number not in known and self._open.pop(number, None) is not None:
+                _end(entry, f"{self.name} was started anew, and what it was writing is gone")
+
+    def _end_all(self, why: str) -> None:
+        for number in list(self._open):
+            if (entry := self._open.pop(number, None)) is not None:
+                _end(entry, why)
+
+
+def _end(entry: _Open, why: str) -> None:
+    entry.generation.write([Event("error", error=EngineError(why))], last=True)
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    told = json.loads(text)
+    if not isinstance(told, dict):
+        raise ValueError("no object")
+    return told
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "it takes too long"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return "it has closed the connection"

@@ -1,0 +1,232 @@
+"""What crosses between a front end and its engine, as JSON and back: the values' own types say how.
+
+A field that has its default is left out. Numbers that are none (NaN) travel as Python writes them: both ends are ours.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import date as Date
+from functools import cache
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from notso.smollm3 import (
+    ContextLengthError,
+    DownloadError,
+    EngineError,
+    InvalidRequestError,
+    ModelError,
+    ModelFileError,
+    NotsoError,
+    OutOfMemoryError,
+    TemplateError,
+)
+from notso.web.engine.port import ChatEngine
+
+Unpack = Callable[[Any], Any]
+
+ERRORS: dict[str, type[NotsoError]] = {
+    kind.__name__: kind
+    for kind in (
+        *(ContextLengthError, DownloadError, EngineError, InvalidRequestError, ModelError, ModelFileError, NotsoError),
+        *(OutOfMemoryError, TemplateError),
+    )
+}
+"""Those that the other end makes again; of another the nearest above it."""
+_TOLD = ("param", "needed_tokens", "context_tokens", "at_least", "needed_bytes", "available_bytes")
+
+METHODS = frozenset(
+    {"render", "tokenize", "detokenize", "count_tokens", "estimate", "speculative_prefill", "clear_cache"}
+)
+"""Of a ChatEngine: those that answer at once."""
+
+
+def packed(value: Any) -> Any:
+    """A value as `json` writes it."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, NotsoError):
+        return packed_error(value)
+    if is_dataclass(value):
+        given = ((name, getattr(value, name), default) for name, default in _defaults(cast(type, type(value))))
+        return {name: packed(each) for name, each, default in given if not _is_default(each, default)}
+    if isinstance(value, Mapping):
+        return {str(name): packed(each) for name, each in value.items()}
+    if isinstance(value, Sequence):
+        return [packed(each) for each in value]
+    if isinstance(value, Date):
+        return value.isoformat()
+    raise InvalidRequestError(f"a {type(value).__name__} cannot be sent to an engine elsewhere")
+
+
+def unpacked(hint: Any, given: Any) -> Any:
+    """A value of that type. Raises ValueError for what is none; InvalidRequestError where the type refuses it."""
+    return _unpacker(hint)(given)
+
+
+def packed_error(error: NotsoError) -> dict[str, Any]:
+    """Its class, those above it, and what it carries."""
+    kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, NotsoError)]
+    return {"kinds": kinds, "message": str(error)} | {n: getattr(error, n) for n in _TOLD if hasattr(error, n)}
+
+
+def unpacked_error(given: Any) -> NotsoError:
+    """And back. Raises ValueError for what is none."""
+    if not isinstance(given, dict) or not isinstance(given.get("kinds"), list):
+        raise ValueError("no error")
+    kind = next((ERRORS[each] for each in given["kinds"] if each in ERRORS), EngineError)
+    message = str(given.get("message"))
+    told = {name: given.get(name) for name in _TOLD}
+    if kind is ContextLengthError:
+        numbers = (unpacked(int, told["needed_tokens"]), unpacked(int, told["context_tokens"]))
+        return ContextLengthError(*numbers, at_least=bool(told["at_least"]))
+    if kind is InvalidRequestError:
+        return InvalidRequestError(message, param=unpacked(str | None, told["param"]))
+    if kind is OutOfMemoryError:
+        needed, available = (unpacked(int, told[name]) for name in ("needed_bytes", "available_bytes"))
+        return OutOfMemoryError(message, needed_bytes=needed, available_bytes=available)
+    return kind(message)
+
+
+class MethodTypes:
+    """Arguments and result of one of METHODS."""
+
+    def __init__(self, name: str) -> None:
+        method = getattr(ChatEngine, name)
+        self._signature = inspect.signature(method)
+        self._hints = get_type_hints(method)
+
+    def pack(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        """Arguments as JSON, by their names."""
+        given = self._signature.bind(None, *arguments, **named).arguments
+        return {name: packed(each) for name, each in given.items() if name != "self"}
+
+    def unpack(self, given: Any) -> dict[str, Any]:
+        """And back. Raises ValueError."""
+        if not isinstance(given, dict) or not set(given) <= set(self._hints) - {"return"}:
+            raise ValueError("no arguments of this method")
+        return {name: unpacked(self._hints[name], each) for name, each in given.items()}
+
+    def unpack_result(self, given: Any) -> Any:
+        """What it gave. Raises ValueError."""
+        return unpacked(self._hints["return"], given)
+
+
+types_of = cache(MethodTypes)
+
+
+@cache
+def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+    def default(field: Any) -> Any:
+        return field.default_factory() if field.default_factory is not MISSING else field.default
+
+    return tuple((field.name, default(field)) for field in fields(kind))
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    """Exactly: 1 is no 1.0."""
+    if value is default:
+        return True
+    return not is_dataclass(value) and bool(value == default) and repr(value) == repr(default)
+
+
+@cache
+def _unpacker(hint: Any) -> Unpack:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda given: given
+    if origin in (Union, types.UnionType):
+        return _one_of([_unpacker(each) for each in arguments])
+    if origin is Literal:
+        return _literal(frozenset(arguments))
+    if origin is tuple:
+        return _sequence(_unpacker(arguments[0]), tuple)
+    if origin in (list, Sequence):
+        return _sequence(_unpacker(arguments[0]), list)
+    if origin is Mapping:
+        return _mapping(*map(_unpacker, arguments), is_number=arguments[0] is int)
+    if hint is Date:
+        return lambda given: Date.fromisoformat(_plain(str)(given))
+    if isinstance(hint, type) and issubclass(hint, NotsoError):
+        return unpacked_error
+    if is_dataclass(hint):
+        return _dataclass(cast(type, hint))
+    return _plain(*{float: (float, int), type(None): (type(None),)}.get(hint, (hint,)))
+
+
+def _plain(*kinds: type) -> Unpack:
+    def unpack(given: Any) -> Any:
+        if type(given) not in kinds:
+            raise ValueError(f"no {kinds[0].__name__}")
+        return given
+
+    return unpack
+
+
+def _literal(values: frozenset[Any]) -> Unpack:
+    def unpack(given: Any) -> Any:
+        if not isinstance(given, str) or given not in values:
+            raise ValueError("a word that is not known")
+        return given
+
+    return unpack
+
+
+def _one_of(each: list[Unpack]) -> Unpack:
+    def unpack(given: Any) -> Any:
+        for one in each:
+            try:
+                return one(given)
+            except InvalidRequestError:
+                raise
+            except ValueError:
+                continue
+        raise ValueError("a value of another type")
+
+    return unpack
+
+
+def _sequence(item: Unpack, kind: type) -> Unpack:
+    def unpack(given: Any) -> Any:
+        if not isinstance(given, list):
+            raise ValueError("no list")
+        return kind(map(item, given))
+
+    return unpack
+
+
+def _mapping(name: Unpack, item: Unpack, *, is_number: bool) -> Unpack:
+    def unpack(given: Any) -> Any:
+        if not isinstance(given, dict):
+            raise ValueError("no object")
+        return {name(int(key) if is_number else key): item(each) for key, each in given.items()}
+
+    return unpack
+
+
+def _dataclass(kind: type) -> Unpack:
+    hints = get_type_hints(kind)
+    known = {field.name: _Later(hints[field.name]) for field in fields(kind)}
+
+    def unpack(given: Any) -> Any:
+        if not isinstance(given, dict) or not given.keys() <= known.keys():
+            raise ValueError(f"no {kind.__name__}")
+        try:
+            return kind(**{name: known[name](each) for name, each in given.items()})
+        except TypeError as error:
+            raise ValueError(f"no {kind.__name__}") from error
+
+    return unpack
+
+
+class _Later:
+    """The unpacker of a type that may contain itself."""
+
+    def __init__(self, hint: Any) -> None:
+        self._hint = hint
+
+    def __call__(self, given: Any) -> Any:
+        return _unpacker(self._hint)(given)

@@ -1,0 +1,150 @@
+"""The engine's own addresses: for front ends that show the key, and for what a front end sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi.routing import iter_route_contexts
+
+from notso.web.api.engine import sessions
+from notso.web.app import create_app
+from notso.web.edge.access import front_ends_only
+from notso.web.engine.port import Event
+from notso.web.engine.remote.engine_link import WIRE_PATH
+from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web.values.errors import SettingsError
+from notso.web.values.settings import Settings
+
+KEY = "a key for front ends only"
+SHOWN = {"Authorization": f"Bearer {KEY}"}
+QUESTION: dict[str, Any] = {"prompt": [{"role": "user", "content": "Hello"}], "params": {}, "options": {}}
+ROUTES = {f"POST {WIRE_PATH}/{name}" for name in ("events", "submit", "prepare", "steer", "call")}
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def engine(start: Start) -> Any:
+    return start(ScriptedEngine(), engine_api=True, engine_key=KEY).ready()
+
+
+def routes(settings: Settings) -> dict[str, list[Any]]:
+    app = create_app(ScriptedEngine, settings)
+    found = {}
+    for context in iter_route_contexts(app.routes):
+        dependant: Any = getattr(context, "dependant", None) or context.original_route.dependant  # type: ignore[attr-defined]
+        for method in context.original_route.methods:  # type: ignore[attr-defined]
+            found[f"{method} {context.path}"] = [each.call for each in dependant.dependencies]
+    return found
+
+
+def test_they_are_there_only_where_the_operator_says_so(tmp_path: Any) -> None:
+    plain = routes(Settings(data_dir=tmp_path))
+    serving = routes(Settings(data_dir=tmp_path, engine_api=True, engine_key=KEY))
+    assert serving.keys() - plain.keys() == ROUTES
+    assert all(front_ends_only in serving[each] for each in ROUTES)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {**SHOWN, "x-api-key": "another"}])
+def test_nobody_else_gets_in(engine: Any, headers: dict[str, str]) -> None:
+    for route in ROUTES:
+        assert engine.client.post(route.removeprefix("POST "), json=QUESTION, headers=headers).status_code == 401
+
+
+def test_the_key_for_front_ends_opens_nothing_else(start: Start) -> None:
+    server = start(ScriptedEngine(), engine_api=True, engine_key=KEY, api_key="another key, of programs").ready()
+    assert server.client.get("/v1/models", headers=SHOWN).status_code == 401
+    programs = {"Authorization": "Bearer another key, of programs"}
+    assert server.client.get("/v1/models", headers=programs).status_code == 200
+    assert server.client.post(f"{WIRE_PATH}/call", json={}, headers=programs).status_code == 401
+
+
+def test_wrong_keys_are_counted(start: Start) -> None:
+    server = start(ScriptedEngine(), engine_api=True, engine_key=KEY, requests_per_minute=3).ready()
+    wrong = [server.client.post(f"{WIRE_PATH}/call", headers={"x-api-key": "x"}).status_code for _ in range(5)]
+    assert wrong == [401] * 3 + [429] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("call", {"method": "close", "arguments": {}}),
+        ("call", {"method": "__class__", "arguments": {}}),
+        ("call", {"method": "tokenize", "arguments": {"self": 1}}),
+        ("call", {"method": "tokenize", "arguments": {"text": ["a"]}}),
+        ("call", []),
+        ("prepare", {"prompt": 1, "params": {}, "options": {}}),
+        ("prepare", {**QUESTION, "params": {"colour": 1}}),
+        ("submit", QUESTION),
+        ("submit", {**QUESTION, "session": 1, "number": 1}),
+        ("events", {"session": "s", "read": [], "pending": [], "up_to": 0}),
+        ("events", {"session": "s", "read": {"x": 1}, "pending": [], "up_to": 0}),
+        ("steer", {"session": "s", "stop": ["all"]}),
+    ],
+)
+def test_what_no_front_end_sends_is_refused(engine: Any, name: str, body: Any) -> None:
+    answer = engine.client.post(f"{WIRE_PATH}/{name}", json=body, headers=SHOWN)
+    assert answer.status_code == 400 and "EngineError" in answer.json()["error"]["kinds"]
+    assert not engine.app.state.front_ends._sessions
+
+
+def test_what_is_out_of_range_is_refused_by_name(engine: Any) -> None:
+    asked = {**QUESTION, "params": {"top_p": 7}}
+    answer = engine.client.post(f"{WIRE_PATH}/prepare", json=asked, headers=SHOWN)
+    assert answer.status_code == 200 and answer.json()["error"]["param"] == "top_p"
+
+
+def test_a_session_that_nobody_began_is_not_known(engine: Any) -> None:
+    for name, body in (("submit", {**QUESTION, "session": "s", "number": 1}), ("steer", {"session": "s", "stop": [1]})):
+        told = engine.client.post(f"{WIRE_PATH}/{name}", json=body, headers=SHOWN).json()
+        assert "anew" in told["error"]["message"]
+
+
+def test_many_sessions_and_answers_are_bounded(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(messages: object, thinking: bool) -> Iterator[Event]:
+        while True:
+            yield from say("word ")
+
+    monkeypatch.setattr(sessions, "MOST_OPEN", 2)
+    monkeypatch.setattr(sessions, "MOST_SESSIONS", 1)
+    engine.shared.engine.engine.script = endless
+    engine.shared.engine.engine.pace_seconds = 0.01
+    empty = {"read": {}, "pending": [], "up_to": 0}
+    with httpx.Client(base_url=engine.address, headers=SHOWN, timeout=60) as client:
+        with client.stream("POST", f"{WIRE_PATH}/events", json={"session": "s", **empty}) as stream:
+            next(stream.iter_bytes())
+            told = [
+                client.post(f"{WIRE_PATH}/submit", json={**QUESTION, "session": "s", "number": number}).json()
+                for number in (1, 1, 2, 3)
+            ]
+            assert [each.get("result") for each in told] == [True, True, True, None]
+            assert "2 answers" in told[-1]["error"]["message"]
+            assert len(engine.app.state.front_ends._sessions["s"]._answers) == 2, "the first was asked for once"
+            second = client.post(f"{WIRE_PATH}/events", json={"session": "t", **empty}).json()
+            assert second["error"]["message"] == "too many front ends"
+        # Who takes the stream up again without them does not want them any more.
+        with client.stream("POST", f"{WIRE_PATH}/events", json={"session": "s", **empty, "up_to": 3}) as stream:
+            next(stream.iter_bytes())
+            engine.wait(lambda: not engine.shared.engine.stats().running)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "setting"),
+    [
+        ({"engine_api": True}, "engine_key"),
+        ({"engine_url": "http://engine:3000"}, "engine_key"),
+        ({"engine_api": True, "engine_key": "short"}, "engine_key"),
+        ({"engine_api": True, "engine_key": KEY, "engine_url": "http://engine:3000"}, "engine_api"),
+        *(
+            ({"engine_url": url, "engine_key": KEY}, "engine_url")
+            for url in ("engine:3000", "ftp://engine", "http://", "http://a@engine", "http://engine/v1", "http://e:x")
+        ),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], setting: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        Settings(**wrong)
+    assert caught.value.setting == setting

@@ -1,0 +1,380 @@
+"""An engine elsewhere: connections break, it goes away and comes back, and each answer is told whole and once."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from notso.smollm3 import EngineError, InvalidRequestError
+from notso.web.api.engine import sessions
+from notso.web.engine.port import AdapterSource, Event, Message, RequestOptions, SamplingParams
+from notso.web.engine.remote import engine_link
+from notso.web.engine.remote.engine_link import EngineLink
+from notso.web.engine.remote.remote_engine import RemoteSource
+from notso.web.testing.scripted_engine import DEFAULT_ANSWER, ScriptedEngine, say
+
+KEY = "a key for front ends only"
+ENGINE: dict[str, Any] = {"engine_api": True, "engine_key": KEY}
+ASKED = (Message("user", "Hello"),)
+CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
+
+Start = Callable[..., Any]
+
+
+class Relay:
+    """Carries bytes between a front end and its engine, until it is told to cut what there is, or to let nobody in."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.removeprefix("http://").rpartition(":")
+        self._to = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.is_open = True
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self, *, stay_away: bool = False) -> None:
+        self.is_open = not stay_away
+        for pair in self._pairs:
+            for each in pair:
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+        self._pairs = []
+
+    def close(self) -> None:
+        self.cut(stay_away=True)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self.is_open:
+                here.close()
+                continue
+            try:
+                pair = here, socket.create_connection(self._to)
+            except OSError:
+                here.close()
+                continue
+            self._pairs.append(pair)
+            threading.Thread(target=self._carry, args=(pair,), daemon=True).start()
+
+    @staticmethod
+    def _carry(pair: tuple[socket.socket, socket.socket]) -> None:
+        here, there = pair
+        with here, there, contextlib.suppress(OSError):
+            while True:
+                for each in select.select(pair, [], [])[0]:
+                    data = each.recv(65_536)
+                    if not data:
+                        return
+                    (there if each is here else here).sendall(data)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is lost is so before a second has passed, and a broken connection is not."""
+    monkeypatch.setattr(engine_link, "LOST_SECONDS", 0.6)
+    monkeypatch.setattr(engine_link, "RETRY_SECONDS", 0.02)
+
+
+@pytest.fixture
+def relayed() -> Iterator[Callable[[str], tuple[Relay, RemoteSource]]]:
+    """A source whose way to the engine can be cut."""
+    made: list[Any] = []
+
+    def to(address: str) -> tuple[Relay, RemoteSource]:
+        relay = Relay(address)
+        source = RemoteSource(relay.address, KEY)
+        made.extend([source, relay])
+        return relay, source
+
+    yield to
+    for each in made:
+        each.close()
+
+
+Relayed = Callable[[str], tuple[Relay, RemoteSource]]
+
+
+class Steps:
+    """A script that says a word for each `let`."""
+
+    def __init__(self) -> None:
+        self._let = threading.Semaphore(0)
+        self._ended = False
+
+    def let(self, times: int = 1) -> None:
+        self._let.release(times)
+
+    def end(self) -> None:
+        self._ended = True
+        self._let.release()
+
+    def __call__(self, messages: object, thinking: bool) -> Iterable[Event]:
+        number = 0
+        while not self._ended and self._let.acquire(timeout=60) and not self._ended:
+            number += 1
+            yield Event("text", text=f"{number} ")
+
+
+def wait(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+def text(events: Iterable[Event]) -> str:
+    return "".join(event.text for event in events if event.kind == "text")
+
+
+def test_a_connection_that_breaks_costs_no_event_and_doubles_none(start: Start, relayed: Relayed) -> None:
+    steps = Steps()
+    scripted = ScriptedEngine(steps, slots=2)
+    relay, source = relayed(start(scripted, **ENGINE).ready().address)
+    engine = source()
+    generation = engine.submit(ASKED)
+    for number in range(1, 9):
+        steps.let()
+        if number % 2:
+            relay.cut()
+        wait(lambda number=number: f"{number} " in text(generation.read()))
+    relay.cut()
+    steps.end()
+    wait(lambda: generation.finished)
+    events = generation.read()
+    assert text(events) == "1 2 3 4 5 6 7 8 " and events[-1].finish_reason == "stop"
+    assert [event.kind for event in events[-2:]] == ["usage", "end"]
+    assert text(engine.submit(ASKED).events()) == "" and len(scripted.requests) == 2, "nothing was asked twice"
+
+
+def test_a_stop_said_while_the_connection_is_broken_is_heard(start: Start, relayed: Relayed) -> None:
+    steps = Steps()
+    scripted = ScriptedEngine(steps)
+    relay, source = relayed(start(scripted, **ENGINE).ready().address)
+    generation = source().submit(ASKED)
+    steps.let()
+    wait(lambda: text(generation.read()) == "1 ")
+    relay.cut(stay_away=True)
+    generation.stop()
+    source._link._steering.join()
+    relay.is_open = True
+    while not generation.finished:
+        steps.let()
+        time.sleep(0.005)
+    assert generation.read()[-1].finish_reason == "cancelled"
+
+
+def test_stopping_asks_nothing_of_the_network_where_it_is_called(
+    start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    ask = EngineLink.call
+
+    def call(link: EngineLink, name: str, body: Any) -> Any:
+        threads.append(f"{name} {threading.current_thread().name}")
+        return ask(link, name, body)
+
+    steps = Steps()
+    _, source = relayed(start(ScriptedEngine(steps), **ENGINE).ready().address)
+    engine = source()
+    generation = engine.submit(ASKED)
+    monkeypatch.setattr(EngineLink, "call", call)
+    generation.answer_now()
+    generation.stop()
+    assert engine.stats() is not None and not engine.adapters.infos
+    source._link._steering.join()
+    steps.end()
+    wait(lambda: generation.finished)
+    assert set(threads) == {"steer notso-link"}
+
+
+def test_a_front_end_serves_page_and_programs(start: Start, relayed: Relayed, tmp_path: Any) -> None:
+    scripted = ScriptedEngine(slots=4)
+    _, source = relayed(start(scripted, **ENGINE).ready().address)
+    front = start(source, data_dir=tmp_path / "front", engine_url="http://engine:3000", engine_key=KEY).ready()
+    asked = front.ask("Hello")
+    assert front.finished(asked).content == DEFAULT_ANSWER
+    said = front.client.post("/v1/chat/completions", json=CHAT).json()
+    assert said["choices"][0]["message"]["content"] == DEFAULT_ANSWER
+    assert front.client.post("/tokenize", json={"content": "ab"}).json()["tokens"] == [97, 98]
+    assert front.client.get("/health").json() == {"status": "ok", "model": "Scripted", "demo": True, "device": "cpu"}
+    for page in ("/", "/models", "/metrics", "/props", "/slots", "/v1/models", "/api/tags"):
+        assert front.client.get(page).status_code == 200, page
+    refused = front.client.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "a.gguf"})
+    assert refused.status_code == 403
+    front.client.post(f"/chats/{asked.chat_id}/delete")
+    front.on_loop(lambda: front.shared.engine.clear_cache("local", "first"))
+    assert scripted.cleared == [("local", "first")]
+
+
+def test_an_engine_that_went_away_is_told_of_and_comes_back_by_itself(
+    start: Start, relayed: Relayed, tmp_path: Any
+) -> None:
+    steps = Steps()
+    relay, source = relayed(start(ScriptedEngine(steps), **ENGINE).ready().address)
+    front = start(source, data_dir=tmp_path / "front").ready()
+    asked = front.ask("Hello")
+    steps.let(3)
+    front.stream(asked, until=lambda event: "1 2 3" in event.data)
+    relay.cut(stay_away=True)
+    assert front.finished(asked).state != "done"
+    front.wait(lambda: front.client.get("/health").json() == {"status": "failed"})
+    said = front.client.post("/v1/chat/completions", json=CHAT)
+    assert said.status_code == 503 and "does not answer" in said.json()["error"]["message"]
+    assert "1 2 3" in front.client.get(f"/chats/{asked.chat_id}").text, "what it had said is kept"
+    relay.is_open = True
+    front.wait(lambda: front.client.get("/health").status_code == 200)
+    steps.end()
+    assert front.client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+def test_a_front_end_may_start_before_its_engine(start: Start, relayed: Relayed, tmp_path: Any) -> None:
+    engine = start(ScriptedEngine(), **ENGINE).ready()
+    relay, source = relayed(engine.address)
+    relay.cut(stay_away=True)
+    front = start(source, data_dir=tmp_path / "front")
+    front.wait(lambda: front.client.get("/health").json() == {"status": "failed"})
+    relay.is_open = True
+    front.ready()
+
+
+def test_an_engine_that_was_started_anew_has_lost_what_it_was_writing(start: Start, relayed: Relayed) -> None:
+    steps = Steps()
+    first, second = start(ScriptedEngine(steps), **ENGINE).ready(), ScriptedEngine()
+    relay, source = relayed(first.address)
+    engine = source()
+    generation = engine.submit(ASKED)
+    host, _, port = start(second, **ENGINE, data_dir=None).ready().address.removeprefix("http://").rpartition(":")
+    relay._to = (host, int(port))
+    relay.cut()
+    wait(lambda: generation.finished)
+    error = generation.read()[-1].error
+    assert isinstance(error, EngineError) and "started anew" in str(error)
+    assert text(engine.submit(ASKED).events()) == DEFAULT_ANSWER, "it is the same model, and goes on"
+    steps.end()
+
+
+def test_another_model_takes_over_and_what_runs_goes_on(start: Start, relayed: Relayed, tmp_path: Any) -> None:
+    steps = Steps()
+    server = start(ScriptedEngine(steps), **ENGINE).ready()
+    _, source = relayed(server.address)
+    front = start(source, data_dir=tmp_path / "front").ready()
+    asked = front.ask("Hello")
+    steps.let()
+    front.stream(asked, until=lambda event: re.search(r">1\b", event.data) is not None)
+    server.on_loop(lambda: server.shared.engine.switch(lambda: ScriptedEngine(name="Other")))
+    front.wait(lambda: front.shared.engine.state == "loading")
+    steps.let()
+    front.stream(asked, until=lambda event: re.search(r">1 2\b", event.data) is not None)
+    steps.end()
+    stored = front.finished(asked)
+    assert (stored.content, stored.state) == ("1 2 ", "done")
+    front.ready()
+    assert front.client.get("/health").json()["model"] == "Other"
+
+
+def test_an_engine_that_stops_says_so(start: Start, relayed: Relayed) -> None:
+    steps = Steps()
+    server = start(ScriptedEngine(steps), **ENGINE, drain_seconds=0.0).ready()
+    _, source = relayed(server.address)
+    generation = source().submit(ASKED)
+    server.server.handle_exit(15, None)
+    while not generation.finished:
+        steps.let()
+        time.sleep(0.005)
+    error = generation.read()[-1].error
+    assert isinstance(error, EngineError) and "stopped while it answered" in str(error)
+    with pytest.raises(EngineError):
+        source()
+    steps.end()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"engine_api": True, "engine_key": "another key than that"}, "NOTSO_ENGINE_KEY"),
+        ({}, "--engine-api"),
+    ],
+)
+def test_what_an_operator_has_to_mend_is_said(start: Start, settings: dict[str, Any], told: str) -> None:
+    source = RemoteSource(start(ScriptedEngine(), **settings).ready().address, KEY)
+    with pytest.raises(EngineError, match=told):
+        source()
+    source.close()
+
+
+def test_a_server_known_by_another_name_says_what_to_do(start: Start) -> None:
+    address = start(ScriptedEngine(), **ENGINE).ready().address.replace("127.0.0.1", "127.0.0.2")
+    port = int(address.rpartition(":")[2])
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.2", port)) == 0:
+            pytest.fail("the server listens on one address only")
+    relay = Relay(address.replace("127.0.0.2", "127.0.0.1"))
+    source = RemoteSource(relay.address.replace("127.0.0.1", "0.0.0.0"), KEY)
+    with pytest.raises(EngineError, match=r"--allow-host 0\.0\.0\.0"):
+        source()
+    source.close()
+    relay.close()
+
+
+def test_something_else_that_listens_there_is_no_engine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    connection.recv(65_536)
+                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n[1, 2, 3]\n")
+                    connection.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        source = RemoteSource(f"http://127.0.0.1:{listener.getsockname()[1]}", KEY)
+        with pytest.raises(EngineError, match="not understood"):
+            source()
+        source.close()
+
+
+def test_what_is_refused_there_is_refused_here(start: Start, relayed: Relayed) -> None:
+    refusal = InvalidRequestError("no such thing", param="top_p")
+    scripted = ScriptedEngine(refusal=refusal)
+    _, source = relayed(start(scripted, **ENGINE).ready().address)
+    engine = source()
+    with pytest.raises(InvalidRequestError, match="no such thing") as caught:
+        engine.submit(ASKED, SamplingParams(), RequestOptions())
+    assert caught.value.param == "top_p" and not source._link._open
+    for wrong in (lambda: engine.adapters.add(AdapterSource("a", "a.gguf")), lambda: engine.adapters.remove("a")):
+        with pytest.raises(InvalidRequestError, match="at the engine"):
+            wrong()
+
+
+def test_a_front_end_that_does_not_come_back_asks_for_nothing_any_more(
+    start: Start, relayed: Relayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "SESSION_SECONDS", 0.05)
+
+    def endless(messages: object, thinking: bool) -> Iterator[Event]:
+        while True:
+            yield from say("word ")
+
+    scripted = ScriptedEngine(endless, pace_seconds=0.001)
+    server = start(scripted, **ENGINE).ready()
+    relay, source = relayed(server.address)
+    source().submit(ASKED)
+    wait(lambda: scripted.stats().running)
+    relay.cut(stay_away=True)
+    wait(lambda: not scripted.stats().running)
+    server.wait(lambda: not server.app.state.front_ends._sessions)
