@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from playwright.sync_api import Page, expect
 from notso.smollm3 import Engine, ModelFileError
 from notso.smollm3.hub import download, registry
 from notso.web.engine.models import ModelRegistry
+from notso.web.testing.scripted_engine import ScriptedEngine
 
 Serve = Callable[..., Any]
 OpenPage = Callable[..., Page]
@@ -68,6 +71,31 @@ def test_fetch_stop_reload_resume_and_use(
     expect(page.get_by_text("The model could not be loaded")).to_be_visible()  # random bytes are no model
     page.get_by_role("button", name="Use demo").click()
     expect(page.locator("#model-demo").get_by_text("In use")).to_be_visible()
+
+
+def test_the_empty_page_greets_as_the_model_that_took_the_demos_place(
+    serve: Serve, open_page: OpenPage, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
+    go_on = threading.Event()
+
+    def load(path: Path | None, occupied: int = 0) -> ScriptedEngine:
+        assert path is None or go_on.wait(60)
+        engine = ScriptedEngine(name=path.stem if path else "demo", is_demo=path is None)
+        engine.info = replace(engine.info, path=str(path or registry.demo_path()))
+        return engine
+
+    server = serve(lambda: load(None), model_registry=ModelRegistry(load, load_beside=load))
+    page = open_page(server.url)
+    page.get_by_role("link", name="Fetch SmolLM3-3B").click()
+    page.get_by_role("button", name="Download").click()
+    expect(page.get_by_text("its SHA-256 is the published one")).to_be_visible()
+    page.goto(server.url)
+    page.locator("#text").fill("A draft")
+    expect(page.get_by_text("I'm a small demo model")).to_be_visible()
+    go_on.set()
+    expect(page.get_by_text("I'm a small demo model")).to_have_count(0)
+    expect(page.locator(".greeting .hello")).to_be_visible()
+    expect(page.locator("#text")).to_have_value("A draft")
 
 
 def test_degraded_it_says_why_and_the_demo_answers(serve: Serve, open_page: OpenPage, own_home: Path) -> None:

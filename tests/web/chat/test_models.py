@@ -112,6 +112,7 @@ def test_the_demo_answers_until_what_was_fetched_takes_its_place(
     assert host.info is not None and host.info.path.endswith(official_file.filename)
     settled = server.client.get("/status", headers={"HX-Request": "true"})
     assert "Demo model" not in settled.text
+    assert ('hx-select=".greeting"' in settled.text) == ('hx-trigger="every 1s"' not in settled.text)
     assert server.finished(server.ask("Hello")).state == "done"
 
 
