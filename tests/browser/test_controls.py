@@ -1,4 +1,4 @@
-"""The controls around the conversation, on the real engine: palette, keys, attachments, formulas, settings, meter."""
+"""The controls around the conversation, on the real engine: keys, attachments, formulas, settings, meter."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser.conversation import answers, ask, begin, finished, questions, until
+from browser.conversation import ask, begin, finished, questions, until
 from browser.demo_engine import DemoEngine
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Page, expect
 
 ANSWER = (
     "Solve $ax^2 = 0$:\n\n$$\nx = \\frac{-b}{2a}\n$$\n\nPrices: $5 and $6. Broken: $\\frac{1$.\n\n"
@@ -36,180 +36,6 @@ def chat(serve: Callable[..., Any], open_page: Open, demo: DemoEngine) -> Callab
         return page
 
     return open_chat
-
-
-def option(page: Page, name: str) -> Locator:
-    return page.locator(f"#command-{name}")
-
-
-def test_the_palette_by_keyboard(chat: Callable[..., Page]) -> None:
-    page = chat()
-    text = page.locator("#text")
-    text.press_sequentially("/")
-    expect(page.locator("#palette")).to_be_visible()
-    expect(page.locator("#palette [role=option]:visible")).to_have_count(13)
-    expect(page.locator("#announcer")).to_contain_text("13")
-    expect(option(page, "help")).to_have_attribute("aria-selected", "true")
-    text.press("ArrowDown")
-    expect(option(page, "clear")).to_have_attribute("aria-selected", "true")
-    assert text.get_attribute("aria-activedescendant") == "command-clear"
-    text.press("ArrowUp")
-    text.press("ArrowUp")
-    expect(option(page, "settings")).to_have_attribute("aria-selected", "true")
-    text.press("Escape")
-    expect(page.locator("#palette")).to_be_hidden()
-    assert text.input_value() == "/" and text.get_attribute("aria-activedescendant") is None
-    text.press_sequentially("th")
-    expect(page.locator("#palette [role=option]:visible")).to_have_count(2)
-    text.press("Tab")
-    assert text.input_value() == "/thinking "
-    text.press_sequentially("off")
-    text.press("Enter")
-    expect(page.get_by_role("switch", name="Thinking", exact=True)).not_to_be_checked()
-    assert text.input_value() == ""
-    text.fill("/theme dark")
-    text.press("Enter")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert page.locator("article.user").count() == 1, "no command was sent to the model"
-
-
-def test_every_command_of_the_palette_does_what_it_says(
-    serve: Callable[..., Any], open_page: Open, demo: DemoEngine, picture: Picture
-) -> None:
-    page = open_page(serve(demo.load).url)
-    begin(page, "What is 27 + 48?")
-    listed = page.locator("#palette [data-name]").evaluate_all("all => all.map((one) => one.dataset.name)")
-    done: list[str] = []
-
-    def run(command: str) -> None:
-        done.append(command.split()[0])
-        ask(page, f"/{command}")
-        expect(page.locator("#text")).to_have_value("")
-
-    page.locator("#text").press_sequentially("/")
-    picture(page, dark=True)
-    run("help")
-    expect(page.locator("#help")).to_be_visible()
-    for name in listed:
-        expect(page.locator("#help")).to_contain_text(f"/{name}")
-    picture(page, "help")
-    page.keyboard.press("Escape")
-    run("theme dark")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    run("theme light")
-    run("temp 0")
-    expect(page.locator("#toasts")).to_contain_text("Temperature 0")
-    run("thinking off")
-    expect(page.get_by_role("switch", name="Thinking", exact=True)).not_to_be_checked()
-    with page.expect_response("**/thinking"):
-        run("thinking 256")
-    expect(page.get_by_role("switch", name="Thinking", exact=True)).to_be_checked()
-    expect(page.locator("#budget")).to_have_value("256")
-    run("regenerate")
-    expect(answers(page)).to_contain_text("2/2")
-    finished(page)
-    before = answers(page).locator(".answer").inner_text()
-    demo.dictate(" It goes on.")
-    run("continue")
-    expect(answers(page).locator(".answer")).to_contain_text("It goes on.")
-    finished(page)
-    assert answers(page).locator(".answer").inner_text().startswith(before)
-    with page.expect_download() as download:
-        run("export json")
-    assert download.value.suggested_filename.endswith(".json")
-    run("status")
-    expect(page.locator("#status-details")).to_be_visible()
-    page.keyboard.press("Escape")
-    run("settings")
-    expect(page.locator("#settings")).to_be_visible()
-    expect(page.locator("#set-temperature")).to_have_value("0")
-    page.keyboard.press("Escape")
-    run("summarize")
-    expect(page.locator("article.summary-card")).to_have_attribute("data-state", "done")
-    run("clear")
-    expect(answers(page)).to_have_count(0)
-    page.locator("#toasts").get_by_role("button", name="Undo").click()
-    expect(answers(page)).not_to_have_count(0)
-    run("reset")
-    expect(answers(page)).to_have_count(0)
-    page.reload()
-    page.get_by_role("button", name="Settings").click()
-    expect(page.locator("#set-temperature")).to_have_value("")
-    page.keyboard.press("Escape")
-    done.append("model")
-    ask(page, "/model")
-    page.wait_for_url("**/models")
-    assert set(listed) == set(done) and len(listed) >= 13
-
-
-def test_a_command_nobody_knows_is_not_sent(chat: Callable[..., Page], demo: DemoEngine) -> None:
-    page = chat()
-    text = page.locator("#text")
-    text.fill("/temprature 1")
-    expect(page.locator("#palette")).to_contain_text("There is no such command")
-    text.press("Enter")
-    assert text.input_value() == "/temp 1"
-    text.fill("/temprature")
-    text.press("Enter")
-    assert text.input_value() == "/temp "
-    page.get_by_role("button", name="Send").click()  # the settings come, since nothing follows
-    expect(page.locator("#settings")).to_be_visible()
-    page.keyboard.press("Escape")
-    for count, (typed, sent) in enumerate(
-        (("//temp is a folder", "/temp is a folder"), ("/usr/bin is one", "/usr/bin is one")), start=2
-    ):
-        text.fill(typed)
-        expect(page.locator("#palette")).to_be_hidden()
-        text.press("Enter")
-        expect(page.locator("article.user .bubble").last).to_have_text(sent)
-        finished(page, count)
-        expect(page.get_by_role("button", name="Send")).to_be_visible()
-        assert any(f"user\n{sent}" in prompt for prompt in demo.prompts)
-
-
-def test_a_command_that_cannot_take_what_follows_it_says_so(
-    serve: Callable[..., Any], open_page: Open, demo: DemoEngine
-) -> None:
-    page = open_page(serve(demo.load).url)
-    text, problem = page.locator("#text"), page.locator("#composer-problem")
-    for typed, told in (
-        ("/temp 99", "/temp takes [0..2]"),
-        ("/thinking banana", "/thinking takes [on|off|N]"),
-        ("/theme purple", "/theme takes [light|dark|system]"),
-        ("/help me with this", "/help takes nothing after it"),
-    ):
-        text.fill(typed)
-        text.press("Enter")
-        expect(problem).to_contain_text(told)
-        assert text.input_value() == typed, "nothing that was typed is lost"
-    text.fill("/regenerate")
-    text.press("Enter")
-    expect(problem).to_contain_text("nothing here")
-    text.fill("/temp 1,5")
-    text.press("Enter")
-    expect(page.locator("#toasts")).to_contain_text("New chats and those without their own: Temperature 1,5")
-    expect(problem).to_be_empty()
-    text.fill("/theme")
-    text.press("Enter")
-    expect(page.locator("#settings")).to_be_visible()
-    expect(page.locator("#set-temperature")).to_have_value("1.5")
-
-
-def test_the_palette_by_mouse(chat: Callable[..., Page]) -> None:
-    page = chat()
-    page.locator("#text").press_sequentially("/")
-    option(page, "help").click()
-    expect(page.locator("#help")).to_be_visible()
-    assert page.locator("#text").input_value() == ""
-
-
-def test_a_chat_that_is_not_there_yet_cannot_be_cleared(
-    serve: Callable[..., Any], open_page: Open, demo: DemoEngine
-) -> None:
-    page = open_page(serve(demo.load).url)
-    page.locator("#text").fill("/clear")
-    page.locator("#text").press("Enter")
-    expect(page.locator("#composer-problem")).to_contain_text("no chat yet")
 
 
 def test_keys_press_what_the_help_says(chat: Callable[..., Page]) -> None:

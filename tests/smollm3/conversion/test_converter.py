@@ -127,6 +127,7 @@ def test_yarn_and_newer_names(tmp_path: Path) -> None:
         ({"num_hidden_layers": 3, "no_rope_layers": None}, "lacks the tensor model.layers.2.input_layernorm.weight"),
         ({"num_hidden_layers": 1, "no_rope_layers": None}, "does not use: 'model.layers.1"),
         ({"tie_word_embeddings": False}, "lacks the tensor lm_head.weight"),
+        ({"vocab_size": 2_000_000_000}, "vocab_size is more than the 1,000,000"),
         ({"vocab_size": 300}, "400 tokens, the embedding 300 rows"),
         ({"num_attention_heads": 3}, "the configuration implies"),
     ],
@@ -148,6 +149,26 @@ def test_a_folder_that_lacks_a_file(tmp_path: Path, gone: str) -> None:
     with pytest.raises((ModelFileError, OSError)) as error:
         convert(folder, tmp_path / "made.gguf", "F16")
     assert gone.partition(".")[0].replace("_", " ") in str(error.value).replace("_", " ")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", b"[" * 100_000, "no tokenizer.json of a byte-level BPE"),
+        (
+            "tokenizer.json",
+            b'{"model": {"vocab": {"a": "x", "b": 1}, "merges": []}, "added_tokens": []}',
+            "no tokenizer.json of a byte-level BPE",
+        ),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja is no text"),
+        ("chat_template.jinja", b"x" * (2 << 20), "chat_template.jinja has more than 1 MiB"),
+    ],
+)
+def test_texts_beside_the_weights_that_are_none(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    folder = write_folder(SMALL, tmp_path / "folder")
+    (folder / name).write_bytes(content)
+    with pytest.raises(ModelFileError, match=words):
+        convert(folder, tmp_path / "made.gguf", "F16")
 
 
 def test_an_index_leads_nowhere_else(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from notso.smollm3.config import ARCHITECTURE, NO_ROPE_LAYER_INTERVAL
 from notso.smollm3.errors import ModelFileError, quoted
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_VOCAB = 1_000_000
 MAX_NUMBER = 1e30
 """JSON has whole numbers that no float holds, and Python's reads NaN."""
 
@@ -66,6 +67,8 @@ def config_entries(config: Mapping[str, Any]) -> Entries:
         if type(value) is not int or not 0 < value < 1 << 31:
             raise ModelFileError(f"config.json: {name} is {quoted(value)}, no whole number above 0")
         entries[f"{ARCHITECTURE}.{key}"] = value, "uint32"
+    if config["vocab_size"] > MAX_VOCAB:
+        raise ModelFileError(f"config.json: vocab_size is more than the {MAX_VOCAB:,} tokens that a GGUF file can list")
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
     head_dim = config.get("head_dim") or hidden // heads
     if type(head_dim) is not int or head_dim < 2 or head_dim % 2 or heads % config["num_key_value_heads"]:

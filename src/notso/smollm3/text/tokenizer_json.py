@@ -10,6 +10,7 @@ from notso.smollm3.errors import ModelFileError
 from notso.smollm3.text.vocabulary import CONTROL, NORMAL, USER_DEFINED
 
 MAX_JSON_BYTES = 64 << 20
+MAX_TEMPLATE_BYTES = 1 << 20
 TEMPLATE_FILE = "chat_template.jinja"
 
 
@@ -26,11 +27,12 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
         for added in content["added_tokens"]:
             by_id[added["id"]] = (added["content"], CONTROL if added["special"] else USER_DEFINED)
         merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in content["model"]["merges"]]
+        has_gaps = sorted(by_id) != list(range(len(by_id)))
     except OSError as error:
         raise ModelFileError(f"the tokenizer file cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFileError("the tokenizer file is no tokenizer.json of a byte-level BPE") from error
-    if sorted(by_id) != list(range(len(by_id))):
+    if has_gaps:
         raise ModelFileError("the tokenizer file's ids have gaps")
     tokens = [by_id[i][0] for i in range(len(by_id))]
     entries: dict[str, Any] = {
@@ -44,5 +46,14 @@ def tokenizer_entries(path: Path) -> dict[str, Any]:
             entries[f"tokenizer.ggml.{key}_token_id"] = ids[text]
     beside = path.with_name(TEMPLATE_FILE)
     if beside.is_file():
-        entries["tokenizer.chat_template"] = beside.read_text("utf-8")
+        entries["tokenizer.chat_template"] = _template(beside)
     return entries
+
+
+def _template(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_TEMPLATE_BYTES:
+            raise ModelFileError(f"{TEMPLATE_FILE} has more than {MAX_TEMPLATE_BYTES >> 20} MiB")
+        return path.read_text("utf-8")
+    except ValueError as error:
+        raise ModelFileError(f"{TEMPLATE_FILE} is no text in UTF-8") from error

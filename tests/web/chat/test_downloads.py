@@ -1,0 +1,244 @@
+"""Fetching a model from the page, from a server that plays the Hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web.chat.models_page import named, page, text_of, two_files
+
+from notso.smollm3 import ModelFileError
+from notso.smollm3.hub import download, registry
+from notso.web.engine.downloads import Download, Downloads
+from notso.web.engine.models import ModelRegistry
+from notso.web.testing.scripted_engine import ScriptedEngine
+
+Start = Callable[..., Any]
+
+
+def begin(server: Any, file: registry.KnownFile) -> Any:
+    return server.client.post("/models/download", data={"name": file.name})
+
+
+def wait_for(server: Any, *phases: str) -> Download:
+    server.wait(lambda: server.chat.downloads.current is not None and server.chat.downloads.current.phase in phases)
+    found: Download = server.chat.downloads.current
+    return found
+
+
+def test_a_model_is_fetched_from_the_page(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
+    server = start(ScriptedEngine(), model_registry=ModelRegistry(lambda path: named("x", path or ""))).ready()
+    offer = page(server)
+    assert "Download</button>" in offer and "needs 70.1 MB" in text_of(offer) and "free in" in text_of(offer)
+    assert fake_hub.requests == [], "nothing goes out before a person asks for it"
+
+    assert begin(server, official_file).headers["location"] == "/models"
+
+    done = wait_for(server, "done")
+    assert done.percent == 100 and registry.find_local(official_file) is not None
+    shown = text_of(page(server))
+    assert "small:Q4_K_M is here and its SHA-256 is the published one." in shown
+    assert "small:Q4_K_M Q4_K_M, 3 MB verified" in shown
+    assert 'aria-label="Use small:Q4_K_M"' in page(server)
+    home = page(server, "/")
+    assert "Use it now</button>" in home and 'value="small:Q4_K_M"' in home
+    chosen = server.client.post("/models/switch", data={"model": "small:Q4_K_M", "chat": ""})
+    assert chosen.headers["location"] == "/"
+    server.wait(lambda: server.shared.engine.info is not None and server.shared.engine.info.name == "x")
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_the_demo_answers_until_what_was_fetched_takes_its_place(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile, beside: bool
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(path: Path | None, occupied: int = 0) -> ScriptedEngine:
+        if path is not None:
+            loading.set()
+            assert go_on.wait(60)
+        return named(path.stem if path else "demo", path or registry.demo_path())
+
+    models = ModelRegistry(load, load_beside=load if beside else None)
+    server = start(lambda: load(None), model_registry=models).ready()
+    begin(server, official_file)
+    server.wait(loading.is_set)
+    wait_for(server, "done")
+    host = server.shared.engine
+    assert host.is_loading and host.default.info.name == "demo"
+    assert 'hx-trigger="every 1s"' in server.client.get("/models/download", headers={"HX-Request": "true"}).text
+    if beside:
+        assert server.finished(server.ask("Hello")).state == "done", "the demo goes on"
+        assert "Loading" in text_of(page(server))
+    go_on.set()
+    server.wait(lambda: not host.is_loading)
+    assert host.info is not None and host.info.path.endswith(official_file.filename)
+    settled = server.client.get("/status", headers={"HX-Request": "true"})
+    assert "Demo model" not in settled.text
+    assert ('hx-select=".greeting"' in settled.text) == ('hx-trigger="every 1s"' not in settled.text)
+    assert server.finished(server.ask("Hello")).state == "done"
+
+
+def test_what_was_fetched_and_cannot_be_loaded_leaves_the_demo(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
+    def load(path: Path | None) -> ScriptedEngine:
+        if path is not None:
+            raise ModelFileError("blk.3.attn_q.weight is missing")
+        return named("demo", registry.demo_path())
+
+    server = start(lambda: load(None), model_registry=ModelRegistry(load)).ready()
+    begin(server, official_file)
+    wait_for(server, "done")
+    server.wait(lambda: not server.shared.engine.is_loading and server.shared.engine.state == "ready")
+    assert server.shared.engine.info.name == "demo" and "is missing" not in page(server, "/")
+    assert server.finished(server.ask("Hello")).state == "done"
+
+
+def test_a_model_that_a_person_chose_stays_when_another_arrives(
+    start: Start, tmp_path: Path, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
+    folder = two_files(tmp_path / "models")
+    first = folder / "one-Q4_K_M.gguf"
+    models = ModelRegistry(lambda path: named("x", path or ""), folder)
+    server = start(lambda: named("one", first), model_registry=models).ready()
+    begin(server, official_file)
+    wait_for(server, "done")
+    assert not server.shared.engine.is_loading and server.shared.engine.info.name == "one"
+
+
+def test_progress_rate_and_time_left(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
+    fake_hub.bytes_per_second, fake_hub.trickles_from = 800_000, 2_200_000
+    server = start(ScriptedEngine()).ready()
+    begin(server, official_file)
+    server.wait(lambda: (server.chat.downloads.current.bytes_per_s or 0) > 0)
+    fragment = server.client.get("/models/download", headers={"HX-Request": "true"}).text
+    assert re.search(r"of 3 MB, \d+ %, [\d.]+ [kM]B/s, \d+ s left", text_of(fragment)), text_of(fragment)
+    assert 'hx-trigger="every 1s"' in fragment and "<html" not in fragment and "/models/download/stop" in fragment
+    assert re.search(r'<progress max="3000000" value="[1-9]\d+"', fragment)
+    current = server.chat.downloads.current
+    assert 10_000 < current.bytes_per_s < 3_000_000  # the machine may be busy, and then get much of it at once
+    assert current.seconds_left == pytest.approx((3_000_000 - current.done_bytes) / current.bytes_per_s)
+    assert '<meta http-equiv="refresh"' in page(server), "without a script the page still moves"
+    status = server.client.get("/status", headers={"HX-Request": "true"}).text
+    assert re.search(r"Fetching small:Q4_K_M: \d+ %, \d+ s left", text_of(status)) and "every 1s" in status
+    fake_hub.bytes_per_second, fake_hub.trickles_from = 0, None
+    wait_for(server, "done")
+    assert "hx-trigger" not in server.client.get("/models/download", headers={"HX-Request": "true"}).text
+
+
+def test_stop_then_resume_after_a_restart(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile, tmp_path: Path
+) -> None:
+    fake_hub.trickles_from = 600_000
+    server = start(ScriptedEngine()).ready()
+    begin(server, official_file)
+    server.wait(lambda: download.part_path(official_file).exists() and _kept(official_file) > 500_000)
+    fragment = server.client.post("/models/download/stop", headers={"HX-Request": "true"})
+    assert fragment.status_code == 200 and ("Stopping" in fragment.text or "Resume</button>" in fragment.text)
+    stopped = wait_for(server, "stopped")
+    kept = _kept(official_file)
+    assert stopped.done_bytes <= kept < 3_000_000 and not stopped.active
+    fake_hub.trickles_from = None
+    fake_hub.requests.clear()
+
+    other = start(ScriptedEngine(), data_dir=tmp_path / "other").ready()
+    shown = page(other)
+    assert f"{100 * kept // 3_000_000} % is here already" in text_of(shown) and "Resume</button>" in shown
+    begin(other, official_file)
+    wait_for(other, "done")
+    assert fake_hub.gets == [f"bytes={kept}-"]
+    assert registry.find_local(official_file).read_bytes() == fake_hub.content  # type: ignore[union-attr]
+
+
+def _kept(file: registry.KnownFile) -> int:
+    return download.part_path(file).stat().st_size
+
+
+def test_a_closing_server_keeps_what_has_arrived(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
+    fake_hub.trickles_from = 400_000
+    server = start(ScriptedEngine()).ready()
+    begin(server, official_file)
+    server.wait(lambda: download.part_path(official_file).exists() and _kept(official_file) > 300_000)
+    server.begin_close()
+    wait_for(server, "stopped")
+    assert _kept(official_file) >= 300_000
+
+
+def test_a_failure_says_why_and_can_be_tried_again(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile
+) -> None:
+    server = start(ScriptedEngine()).ready()
+    fake_hub.statuses = [404]
+    begin(server, official_file)
+    assert wait_for(server, "failed").failure
+    assert "HTTP 404" in text_of(page(server)) and "Download</button>" in page(server)
+    begin(server, official_file)
+    assert wait_for(server, "done")
+
+
+def test_wrong_bytes_never_become_a_model(start: Start, fake_hub: Any, official_file: registry.KnownFile) -> None:
+    server = start(ScriptedEngine()).ready()
+    fake_hub.content = bytes(len(fake_hub.content))
+    fake_hub.offered_etag = official_file.sha256
+    begin(server, official_file)
+    assert "does not match its published SHA-256" in wait_for(server, "failed").failure
+    assert registry.find_local(official_file) is None and "small:Q4_K_M Q4_K_M" not in text_of(page(server))
+
+
+def test_too_little_room_is_said_before(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    huge = dataclasses.replace(official_file, size_bytes=10**16)
+    monkeypatch.setattr(registry, "KNOWN_FILES", (huge,))
+    server = start(ScriptedEngine()).ready()
+    shown = page(server)
+    assert "Not enough room" in shown and "Download</button>" not in shown
+    begin(server, huge)
+    assert re.search(r"needs 10000000\.\d+ GB more .* are free", wait_for(server, "failed").failure)
+    assert fake_hub.requests == []
+
+
+def test_offline_nothing_is_offered(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    server = start(ScriptedEngine()).ready()
+    shown = page(server)
+    assert "The network is switched off" in shown and "Download</button>" not in shown
+    begin(server, official_file)
+    assert "switched off" in wait_for(server, "failed").failure and fake_hub.requests == []
+
+
+def test_one_download_at_a_time(
+    start: Start, fake_hub: Any, official_file: registry.KnownFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = dataclasses.replace(official_file, name="other", filename="Other.gguf", sha256="0" * 64)
+    monkeypatch.setattr(registry, "KNOWN_FILES", (official_file, other))
+    fake_hub.trickles_from = 300_000
+    server = start(ScriptedEngine()).ready()
+    begin(server, official_file)
+    assert begin(server, official_file).status_code == 303, "asked for twice it is still one"
+    assert begin(server, other).status_code == 409
+    assert begin(server, dataclasses.replace(other, name="../../etc")).status_code == 404
+    server.wait(lambda: bool(fake_hub.gets))
+    server.client.post("/models/download/stop")
+    wait_for(server, "stopped")
+    assert fake_hub.gets == [None]
+
+
+def test_a_fault_inside_is_no_silence() -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    downloads = Downloads(broken)
+    assert downloads.start(registry.official_files()[0])
+    downloads.close(10)
+    assert downloads.current is not None and downloads.current.phase == "failed" and "log" in downloads.current.failure
