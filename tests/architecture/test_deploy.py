@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -164,3 +165,18 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
     }
     told = set(re.findall(r"^\| `(notso_\w+)`", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE))
     assert len(shown) > 10 and {name.removesuffix("_bucket") for name in shown} <= told
+
+
+def test_what_a_month_costs_adds_up() -> None:
+    """The table of docs/scaling.md is what its own formula says."""
+    text = (ROOT / "docs" / "scaling.md").read_text("utf-8").partition("## What it costs a month")[2]
+    row = r"^\| ([\d,]+)[^|]*\| (\d+) % \| (\d+)(?: \+ (\d+))? \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$"
+    rows = re.findall(row, text, re.MULTILINE)
+    assert len(rows) == 8
+    for row in rows:
+        people, share, engines, spare, hours, others, cost = (int(each.replace(",", "") or 0) for each in row)
+        assert engines == math.ceil(people * share / 100 / 12), row
+        assert spare == (max(1, math.ceil(engines / 20)) if people > 5 else 0), row
+        assert hours == 730 * (engines + spare), row
+        assert others == 730 * (0 if people <= 5 else 1 if people <= 30 else 5), row
+        assert cost == int(hours * 0.10 + others * 0.05 + 0.5), row

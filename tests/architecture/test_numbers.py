@@ -8,15 +8,17 @@ import pytest
 
 from notso.smollm3.engine.memory_plan import DEFAULT_CONTEXT_TOKENS, DEFAULT_SEQUENCES, K8V8_UP_TO_TOKENS
 from notso.smollm3.scheduling.block_pool import BLOCK_TOKENS
-from notso.web import app
+from notso.web import upkeep
 from notso.web.chat.files import imports
 from notso.web.chat.services import MOST_WAITING_IMPORTS
 from notso.web.edge import body_budget, door, limits, log_pace, work_line
+from notso.web.store.postgres import store
 from notso.web.tools import mcp_config, mcp_process, mcp_servers, toolbox
 from notso.web.turns import attachments, tool_calls
 from notso.web.values.settings import DEFAULT_PORT, Settings
 
 ROOT = Path(__file__).parents[2]
+POSTGRES_CONNECTIONS = store.WRITE_THREADS + store.READ_THREADS + store.LEASE_THREADS + store.ACCESS_THREADS
 WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 MIB, KIB = 1 << 20, 1 << 10
 OPERATIONS, CHAT, README, HOUSE = "docs/operations.md", "docs/chat.md", "README.md", "ARCHITECTURE.md"
@@ -37,9 +39,10 @@ SENTENCES = [
     (OPERATIONS, f"of more than {work_line.LARGE_BYTES // KIB} KiB are read one at a time"),
     (OPERATIONS, f"`Retry-After: {work_line.RETRY_SECONDS}` behind {work_line.MOST_WAITING} others"),
     (OPERATIONS, f"(imports: behind {MOST_WAITING_IMPORTS})"),
+    (OPERATIONS, f"up to {POSTGRES_CONNECTIONS} of each server; {97 // POSTGRES_CONNECTIONS} servers fit"),
     (OPERATIONS, f"up to {limits.LARGER_BODIES['/import'] // MIB} MiB, {imports.MAX_CHATS:,} chats,"),
     (OPERATIONS, f"chats, {imports.MAX_MESSAGES:,} messages,"),
-    (OPERATIONS, f"can be taken back for {app.UNDO_SECONDS:.0f} seconds. Within {app.PURGE_SECONDS:.0f} more"),
+    (OPERATIONS, f"can be taken back for {upkeep.UNDO_SECONDS:.0f} seconds. Within {upkeep.PURGE_SECONDS:.0f} more"),
     (OPERATIONS, f"port {DEFAULT_PORT} with `/v1` behind it"),
     (CHAT, f"{said(attachments.MAX_ATTACHMENTS)} files of"),
     (CHAT, f"{Settings().max_message_characters:,} characters in all"),

@@ -33,6 +33,7 @@ LIBRARIES = {
         "pygments", "platformdirs", "uuid_utils", "python_multipart", "prometheus_client", "limits",
         "authlib", "joserfc", "httpx",  # asked for by one module, and only where an OpenID provider is configured
         "mcp", "anyio", "httpx2",  # asked for by three modules, and only where a configuration names servers
+        "opentelemetry",  # by one, and only where its variables name a place for traces
         "valkey",  # by two, and only where an address names a server
         "psycopg", "psycopg_pool",  # likewise, where a database is named
     },
@@ -41,7 +42,7 @@ LIBRARIES = {
 }  # fmt: skip
 
 # What a module is called, where its distribution is called otherwise.
-DISTRIBUTIONS = {"markdown_it": "markdown-it-py"}
+DISTRIBUTIONS = {"markdown_it": "markdown-it-py", "opentelemetry": "opentelemetry-sdk"}
 
 
 def floor(path: Path) -> str:
@@ -129,7 +130,7 @@ def test_libraries_are_declared() -> None:
     extras = project["optional-dependencies"]
     lines = [
         *project["dependencies"],
-        *(line for name in ("mcp", "oidc", "postgres", "tune", "valkey") for line in extras[name]),
+        *(line for name in ("mcp", "oidc", "otel", "postgres", "tune", "valkey") for line in extras[name]),
     ]
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in lines}
     used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
 
 from notso.cli import exit_codes, terminal
 
@@ -16,6 +20,33 @@ class _Lines(logging.Handler):
         terminal.warn(f"notso: {line}")
         if error is not None and exit_codes.debugging():
             terminal.note(exit_codes.details(error))
+
+
+class _Objects(logging.Handler):
+    """A line of JSON for each record, as collectors of logs read it; `trace_id` and `span_id`, if there are traces."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        entry: dict[str, Any] = {"time": time, "level": record.levelname.lower(), "logger": record.name}
+        entry["message"] = record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            entry |= {"error": type(error).__name__, "error_message": str(error)}
+            if exit_codes.debugging():
+                entry["traceback"] = exit_codes.details(error)
+        entry |= {name: getattr(record, name) for name in ("trace_id", "span_id") if hasattr(record, name)}
+        sys.stderr.write(json.dumps(entry, ensure_ascii=True) + "\n")
+        sys.stderr.flush()
+
+
+def install_json() -> None:
+    """From now on every log of the process, libraries' too, goes to stderr as JSON."""
+    own, everything = logging.getLogger("notso"), logging.getLogger()
+    for handler in list(own.handlers):
+        if isinstance(handler, _Lines):
+            own.removeHandler(handler)
+    if not any(isinstance(handler, _Objects) for handler in everything.handlers):
+        everything.addHandler(_Objects(logging.WARNING))
 
 
 def install() -> None:

@@ -12,11 +12,11 @@ import webbrowser
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from notso.cli import config_file, engines, options, terminal
+from notso.cli import config_file, engines, notices, options, terminal
 from notso.cli.model_files import model_file
 
 if TYPE_CHECKING:
@@ -157,6 +157,12 @@ def serve(
     ] = False,
     show_config: Annotated[bool, typer.Option("--show-config", help="Show each option and where it is from.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Say what starts, and where, as JSON.")] = False,
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(
+            "--log-format", envvar="NOTSO_LOG_FORMAT", show_envvar=False, help="The log on stderr (NOTSO_LOG_FORMAT)."
+        ),
+    ] = "text",
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -169,6 +175,8 @@ def serve(
         for line in config_file.shown(context_of_verb):
             terminal.say(line)
         return
+    if log_format == "json":
+        notices.install_json()
     if engine_url:
         options.refuse_for_a_front_end(context_of_verb)
     path = None if engine_url else model_file(model)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
@@ -21,7 +20,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from notso.plugins.plugin_set import Plugins
-from notso.smollm3 import give_back_freed
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import routes as text_completions
 from notso.web.api.engine import routes as engine_routes
@@ -51,7 +49,7 @@ from notso.web.chat.services import ChatServices, chat_services
 from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
-from notso.web.choices import access_store_of, store_of
+from notso.web.choices import access_store_of, store_of, tracing_of
 from notso.web.edge.access import KeyRing, TruePeer, owner_of
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
@@ -72,12 +70,12 @@ from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
 from notso.web.sign_in.ways import SignInWays, sign_in_ways
 from notso.web.store.leases import Leases
-from notso.web.store.protocol import Conversation
 from notso.web.tools.plugin_tools import PluginTools
 from notso.web.tools.toolbox import Toolbox, ToolSource, mcp_servers
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
-from notso.web.values.errors import NotsoError, StorageDamagedError, StorageError, StorageFullError
+from notso.web.upkeep import give_back, purge
+from notso.web.values.errors import StorageDamagedError, StorageError, StorageFullError
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
 from notso.web.values.wording import words
@@ -90,10 +88,7 @@ logger = logging.getLogger("notso.web")
 PAGE_THREADS = 2  # for templates alone: no page waits for the Markdown of another chat
 ENGINE_EXIT_SECONDS = 3.0
 DOWNLOAD_EXIT_SECONDS = 0.5
-TEMPORARY_SECONDS = 3600.0  # after its last use
-UNDO_SECONDS = 15.0  # the page offers it for 10
-PURGE_SECONDS = 10.0
-GIVE_BACK_SECONDS = 60.0
+_NO_TRACES: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +117,9 @@ def create_app(
     """
     settings = settings or Settings()
     parts = _parts(engine_source, settings, model_registry, plugins or Plugins())
+    tracing = tracing_of()
+    if tracing is not None:
+        tracing.watch(parts.shared.requests, parts.chat.turns)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -134,7 +132,7 @@ def create_app(
         parts.shared.engine.start(asyncio.get_running_loop())
         if parts.mcp is not None:
             parts.mcp.start()
-        now_and_then = [asyncio.create_task(each) for each in (_purge_now_and_then(parts), _give_back_now_and_then())]
+        now_and_then = [asyncio.create_task(each) for each in (purge(parts.shared, parts.chat.turns), give_back())]
         try:
             yield
         finally:
@@ -148,6 +146,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
+        telemetry=tracing.config if tracing is not None else _NO_TRACES,
         middleware=[
             Middleware(TruePeer),
             Middleware(ProxyHeadersMiddleware, trusted_hosts=list(settings.trusted_proxies)),
@@ -271,40 +270,6 @@ def _parts(
     leases.at_orphan.append(chat.relay.ended)
     api = ApiServices(shared, metrics, ResumableStreams(shared.exchange))
     return Parts(shared, chat, api, leases, mcp, ways)
-
-
-async def _purge_now_and_then(parts: Parts) -> None:
-    """What was deleted is gone for good once it is too late to undo that, from the engine's caches first: if that fails
-    it is tried again."""
-    store, host = parts.shared.store, parts.shared.engine
-    unforgotten: dict[Conversation, None] = {}  # while no engine is there
-    while True:
-        with contextlib.suppress(NotsoError):
-            now = time.monotonic()
-            await _throw_away_lapsed(parts)
-            unforgotten.update(dict.fromkeys(await store.thrown_away(UNDO_SECONDS, now)))
-            if unforgotten and not host.loaded():
-                host.want(host.default)
-            for each in list(unforgotten) if host.loaded() else ():
-                await host.clear_cache(each.owner, each.first_message_id)
-                del unforgotten[each]
-            await store.purge(UNDO_SECONDS, now)
-        await asyncio.sleep(PURGE_SECONDS)
-
-
-async def _throw_away_lapsed(parts: Parts) -> None:
-    before_ms = time.time_ns() // 1_000_000 - int(TEMPORARY_SECONDS * 1000)
-    for owner, chat_id in await parts.shared.store.lapsed(before_ms):
-        parts.chat.turns.stop_chat(chat_id)
-        await parts.shared.store.trash_chat(owner, chat_id)
-
-
-async def _give_back_now_and_then() -> None:
-    """What one request took for a moment stays with the C library, of which every thread has its own part: each grows
-    to the most that it ever held, and nothing of it would come back. Returning it takes a millisecond."""
-    while True:
-        await asyncio.sleep(GIVE_BACK_SECONDS)
-        await asyncio.to_thread(give_back_freed)
 
 
 async def _shut_down(parts: Parts) -> None:

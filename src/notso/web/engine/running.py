@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class RunningRequest:
     """A request from its admission to its end: a generation for each of its `choices`. On the event loop.
 
     `name` is what the answer is called, `owner` whose it is. `on_end` is told once of each generation's end. Who opens
-    it must `close` it in the end, whatever happens.
+    it must `close` it in the end, whatever happens. Ends are told in the context in which it was opened or `adopted`.
     """
 
     def __init__(self, among: RunningRequests, name: str, owner: str, choices: int, on_end: OnEnd | None) -> None:
@@ -68,11 +69,16 @@ class RunningRequest:
         self._served: ServedModel | None = None
         self._wanted = False
         self._readers: set[asyncio.Event] = set()
+        self._context = contextvars.copy_context()
 
     @property
     def finished(self) -> bool:
         """Whether the last event of every choice is there."""
         return self._started and all(generation.finished for generation in self._generations)
+
+    def adopt(self) -> None:
+        """It belongs to the current context from here on."""
+        self._context = contextvars.copy_context()
 
     @property
     def waiting(self) -> int:
@@ -217,7 +223,7 @@ class RunningRequest:
                 usage = next((event.usage for event in events if event.kind == "usage"), None)
                 reason = next((event.finish_reason for event in events if event.kind == "end"), None)
                 for told in self._among.at_end:
-                    told(self.owner, usage)
+                    self._context.run(told, self.owner, usage)
                 if reason is not None and self._on_end is not None:
                     self._on_end(usage, reason)
 

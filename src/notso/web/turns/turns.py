@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
@@ -77,8 +78,13 @@ class Turns:
 
     def start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None = None) -> None:
         """Hand a stored turn to the engine, as the request it was admitted as, and as it was `prepared`."""
+        # In a context of its own: what is run for the turn belongs to it, not to the request that it came by.
+        contextvars.copy_context().run(self._start, turn, running, prepared)
+
+    def _start(self, turn: Turn, running: RunningRequest, prepared: Prepared | None) -> None:
         for tell in self.at_start:
             tell(turn)
+        running.adopt()
         consumer = TurnConsumer(
             *(turn, self._store, self._renderer, self._max_answer_characters, self._requests, running, self._card),
             prepared,

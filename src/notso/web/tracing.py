@@ -1,0 +1,133 @@
+"""Traces for an operator, by OpenTelemetry's SDK (the extra `otel`): requests, turns, and what the engine did for each.
+
+FastAPI makes the span of a request and sends all spans where the standard variables OTEL_* say. This is not imported
+unless they name a place. No span holds what anybody wrote, who asked, or the address of a chat.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401 -- FastAPI asks for it later, and only warns
+from fastapi.telemetry import TelemetryConfig
+from opentelemetry import context, trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Span, SpanProcessor, TracerProvider
+
+from notso.web.engine.port import FinishReason, Usage
+from notso.web.engine.running import RunningRequests
+from notso.web.turns.turn import Turn
+from notso.web.turns.turns import Turns
+
+NAME = "notso"
+PRIVATE = ("url.path", "url.query")
+"""They name chats, and hold what is searched for; the route of a request says enough."""
+REDACTED = "REDACTED"
+
+
+class Tracing:
+    """It is told of turns and requests to the model, in the context that these belong to."""
+
+    def __init__(self, provider: TracerProvider | None = None) -> None:
+        """`provider`: one that a test reads, instead of what the variables say."""
+        self._is_configured = provider is not None
+        self._provider = provider or TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        self._provider.add_span_processor(_Discreet())
+        self._tracer = self._provider.get_tracer(NAME)
+
+    def watch(self, requests: RunningRequests, turns: Turns) -> None:
+        """Be told by them."""
+        requests.at_end.append(self.generation_ended)
+        turns.at_start.append(self.turn_begins)
+        turns.at_end.append(self.turn_ended)
+
+    @property
+    def config(self) -> TelemetryConfig:
+        """For FastAPI."""
+        return {
+            "tracer_provider": self._provider,
+            "auto_configure": not self._is_configured,
+            "operation_spans": False,
+            "metrics": False,
+            "logs": False,
+        }
+
+    def turn_begins(self, turn: Turn) -> None:
+        """What the current context runs from here on belongs to the turn."""
+        span = self._tracer.start_span("turn")
+        context.attach(trace.set_span_in_context(span))
+
+    def turn_ended(self, turn: Turn, usage: Usage | None, finish_reason: FinishReason | None) -> None:
+        """In the context in which it began."""
+        span = trace.get_current_span()
+        span.set_attributes({"notso.turn.state": turn.message.state, **_counts(usage)})
+        if finish_reason is not None:
+            span.set_attribute("gen_ai.response.finish_reasons", [finish_reason])
+        if turn.message.state == "failed":
+            span.set_status(trace.StatusCode.ERROR)
+        span.end()
+
+    def generation_ended(self, owner: str, usage: Usage | None) -> None:
+        """Laid out backwards from its end, by what the engine measured."""
+        end = time.time_ns()
+        lasted = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
+        if usage is not None:
+            lasted = {"queue": usage.queue_ms, "prefill": usage.prompt_ms, "decode": usage.completion_ms}
+        at = end - sum(map(_ns, lasted.values()))
+        whole = self._tracer.start_span("engine", start_time=at, attributes=_counts(usage))
+        inside = trace.set_span_in_context(whole)
+        if usage is None:
+            whole.set_status(trace.StatusCode.ERROR)
+        else:
+            for name, milliseconds in lasted.items():
+                part = self._tracer.start_span(f"engine.{name}", inside, start_time=at)
+                at += _ns(milliseconds)
+                part.end(at)
+        whole.end(end)
+
+
+class _Discreet(SpanProcessor):
+    """Takes from a span what could tell of people, as it begins."""
+
+    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
+        for name in PRIVATE:
+            if span.attributes is not None and name in span.attributes:
+                span.set_attribute(name, REDACTED)
+
+
+def mark_logs() -> None:
+    """From now on a record of the log has the `trace_id` and `span_id` of that in which it was written, if any."""
+    make = logging.getLogRecordFactory()
+
+    def made(*arguments: Any, **named: Any) -> logging.LogRecord:
+        record = make(*arguments, **named)
+        span = trace.get_current_span().get_span_context()
+        if span.is_valid:
+            record.trace_id, record.span_id = f"{span.trace_id:032x}", f"{span.span_id:016x}"
+        return record
+
+    logging.setLogRecordFactory(made)
+
+
+def _resource() -> Resource:
+    is_named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    return Resource.create({} if is_named else {"service.name": NAME})
+
+
+def _counts(usage: Usage | None) -> dict[str, int]:
+    if usage is None:
+        return {}
+    return {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "notso.usage.cached_tokens": usage.cached_tokens,
+        "notso.usage.reasoning_tokens": usage.reasoning_tokens,
+    }
+
+
+def _ns(milliseconds: float) -> int:
+    return int(milliseconds * 1e6)

@@ -1,0 +1,56 @@
+"""The log on stderr: as lines for people, or as JSON for collectors."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from notso.cli import notices
+
+
+@pytest.fixture
+def loggers() -> Iterator[tuple[logging.Logger, logging.Logger]]:
+    """The package's and the root, as they were afterwards."""
+    both = logging.getLogger("notso"), logging.getLogger()
+    before = [list(each.handlers) for each in both]
+    yield both
+    for each, handlers in zip(both, before, strict=True):
+        each.handlers[:] = handlers
+
+
+def test_as_json_each_record_is_an_object_on_a_line(
+    loggers: tuple[logging.Logger, logging.Logger], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOTSO_DEBUG", raising=False)
+    notices.install()
+    notices.install_json()
+    notices.install_json()
+    log = logging.getLogger("notso.web.test")
+    log.info("not this")
+    log.warning("two\nlines of %s", "it", extra={"trace_id": "1" * 32, "span_id": "2" * 16})
+    try:
+        raise ValueError("wrong")
+    except ValueError:
+        logging.getLogger("uvicorn.error").exception("it failed")
+    first, second = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first["message"] == "two\nlines of it" and first["level"] == "warning" and first["time"].endswith("Z")
+    assert (first["logger"], first["trace_id"], first["span_id"]) == ("notso.web.test", "1" * 32, "2" * 16)
+    assert second["error"] == "ValueError" and second["error_message"] == "wrong" and "traceback" not in second
+    monkeypatch.setenv("NOTSO_DEBUG", "1")
+    try:
+        raise ValueError("again")
+    except ValueError:
+        log.exception("it failed")
+    assert "Traceback" in json.loads(capsys.readouterr().err)["traceback"]
+
+
+def test_as_text_it_is_a_line_for_people(
+    loggers: tuple[logging.Logger, logging.Logger], capsys: pytest.CaptureFixture[str]
+) -> None:
+    loggers[0].handlers[:] = []
+    notices.install()
+    logging.getLogger("notso.web.test").warning("two\nlines")
+    assert capsys.readouterr().err == "notso: two lines\n"

@@ -1,0 +1,156 @@
+"""Traces: what an operator sees of requests, turns and the engine's work, and what nobody sees."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from notso.web import app
+from notso.web.choices import tracing_of
+from notso.web.testing.scripted_engine import ScriptedEngine
+from notso.web.tracing import REDACTED, Tracing
+
+Start = Callable[..., Any]
+WORD = "heliotrope"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+BODY = {"messages": [{"role": "user", "content": WORD}]}
+
+
+class Spans:
+    """Those that have ended."""
+
+    def __init__(self, exporter: InMemorySpanExporter) -> None:
+        self._exporter = exporter
+
+    @property
+    def all(self) -> tuple[ReadableSpan, ...]:
+        return self._exporter.get_finished_spans()
+
+    def named(self, name: str) -> ReadableSpan:
+        (found,) = [span for span in self.all if span.name == name]
+        return found
+
+    def under(self, parent: ReadableSpan) -> list[str]:
+        assert parent.context is not None
+        children = [span for span in self.all if span.parent and span.parent.span_id == parent.context.span_id]
+        return [span.name for span in sorted(children, key=lambda span: (span.start_time or 0, span.end_time or 0))]
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Spans:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(app, "tracing_of", lambda: Tracing(provider))
+    return Spans(exporter)
+
+
+def test_a_programs_request_has_the_engines_work_under_it(start: Start, spans: Spans) -> None:
+    server = start(ScriptedEngine()).ready()
+    headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    assert server.client.post("/v1/chat/completions", json=BODY, headers=headers).status_code == 200
+    server.wait(lambda: any(span.name == "POST /v1/chat/completions" for span in spans.all))
+    request, engine = spans.named("POST /v1/chat/completions"), spans.named("engine")
+    assert request.context is not None and f"{request.context.trace_id:032x}" == TRACE
+    assert request.attributes is not None and request.attributes["http.response.status_code"] == 200
+    assert spans.under(request) == ["engine"]
+    assert spans.under(engine) == ["engine.queue", "engine.prefill", "engine.decode"]
+    parts = [spans.named(f"engine.{name}") for name in ("queue", "prefill", "decode")]
+    times = [time for part in parts for time in (part.start_time, part.end_time)]
+    assert [engine.start_time, *times[1::2]] == [*times[0::2], times[-1]], "one begins where the other ends"
+    assert engine.attributes is not None and engine.attributes["gen_ai.usage.input_tokens"] > 0
+
+
+def test_a_turn_is_under_the_question_that_began_it_and_the_engines_work_under_the_turn(
+    start: Start, spans: Spans
+) -> None:
+    server = start(ScriptedEngine()).ready()
+    asked = server.ask(WORD)
+    server.finished(asked)
+    server.wait(lambda: {"POST /chats", "turn"} <= {span.name for span in spans.all})
+    turn = spans.named("turn")
+    assert spans.under(spans.named("POST /chats")) == ["turn"] and spans.under(turn)[:1] == ["engine"]
+    assert turn.attributes is not None and turn.attributes["notso.turn.state"] == "done"
+    server.client.get(f"/chats/{asked.chat_id}")
+    server.client.get("/search", params={"q": WORD})
+    server.wait(lambda: any(span.name == "GET /search" for span in spans.all))
+    told = " ".join(span.to_json() for span in spans.all)
+    assert WORD not in told and asked.chat_id not in told and asked.generation_id not in told and REDACTED in told
+
+
+class _Collector(BaseHTTPRequestHandler):
+    """Takes spans as a collector does."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.taken.append((self.path, body))  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: Any) -> None:
+        """Nothing on the screen."""
+
+
+@pytest.fixture
+def collector() -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Collector) as server:
+        server.taken = []  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_spans_go_where_the_standard_variables_say(
+    start: Start, collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    monkeypatch.setattr("notso.web.tracing.mark_logs", lambda: None)
+    server = start(ScriptedEngine()).ready()
+    assert server.client.post("/v1/chat/completions", json=BODY).status_code == 200
+
+    def came() -> set[tuple[str, str]]:
+        found = set()
+        for path, body in list(collector.taken):
+            assert path == "/v1/traces"
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                (name,) = [
+                    each.value.string_value for each in resource.resource.attributes if each.key == "service.name"
+                ]
+                found |= {(name, span.name) for scope in resource.scope_spans for span in scope.spans}
+        return found
+
+    server.wait(lambda: {("notso", "engine.decode"), ("notso", "POST /v1/chat/completions")} <= came())
+
+
+def test_without_a_place_for_them_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    for environment in ({}, there | {"OTEL_SDK_DISABLED": "true"}, there | {"OTEL_TRACES_EXPORTER": "none"}):
+        assert tracing_of(environment) is None
+    assert not caplog.records
+    monkeypatch.setitem(sys.modules, "notso.web.tracing", None)
+    assert tracing_of(there) is None and "notso-smollm3-bot[otel]" in caplog.text
+
+
+def test_nothing_of_it_is_imported_then() -> None:
+    code = (
+        "import sys; from notso.web.app import create_app; "
+        "from notso.web.testing.scripted_engine import ScriptedEngine; create_app(ScriptedEngine); "
+        "print([name for name in sys.modules if name.startswith('opentelemetry.sdk')])"
+    )
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert run.stdout.strip() == "[]", run.stdout + run.stderr
