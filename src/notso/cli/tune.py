@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,7 +17,7 @@ from notso.cli import engines, options, terminal
 from notso.cli.model_files import model_file
 
 if TYPE_CHECKING:
-    from notso.smollm3.tuning.rows import RowWriter, TrainingRow
+    from notso.smollm3 import Event
     from notso.smollm3.tuning.trainer import Outcome
 
 EXAMPLES = """\
@@ -46,10 +45,11 @@ def tune(
         typer.Option(
             "--rehearse",
             metavar="QUESTIONS.txt",
-            help="What the model answers to these, one a line, it learns along, to keep it.",
+            help="The model's own answers to these it learns along, to keep what it knew. Some are shipped.",
             show_default=False,
         ),
     ] = None,
+    no_rehearsal: Annotated[bool, typer.Option("--no-rehearsal", help="Learn the rows alone.")] = False,
     epochs: Annotated[int, typer.Option("--epochs", metavar="N", help="How often each row is read.")] = 3,
     rank: Annotated[int, typer.Option("--rank", metavar="N", help="Of the adapter.")] = 16,
     learning_rate: Annotated[float, typer.Option("--learning-rate", metavar="RATE", help="Of AdamW.")] = 2e-4,
@@ -93,30 +93,29 @@ def tune(
     if restart:
         shutil.rmtree(folder, ignore_errors=True)
     questions = ask or []
+    to_rehearse = None if no_rehearsal else _to_rehearse(rehearse)
     # The day of a run stays what it was: rows that went on with another would be others.
     day = trainer.begun_on(folder) or date.today()
     writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
     rows = writer.read(data)
-    before = [text for _, text in _answers(base, None, questions, threads)]
-    kept: list[TrainingRow] = []
-    if rehearse is not None:
-        kept = _rehearsal(base, options.read_text(rehearse, "--rehearse"), folder, writer, threads)
+    before = _answers(base, None, questions, threads)
     learnt, held_out = row_files.split(rows, recipe.holdout, recipe.seed)
     if not held_out and not as_json:
         terminal.note(f"{len(rows)} rows are too few to hold any back: nothing tells how well others are answered.")
     parameters = base_model.parameters_of(base)
-    learnt += kept
-    digest = recipe.digest(data.read_bytes(), _identity(base), repr([row.ids for row in kept]).encode())
-    with ExitStack() as stack:
-        report = stack.enter_context(terminal.progress(as_json=as_json))
+    with terminal.progress(as_json=as_json) as report:
+        kept = _kept(base, to_rehearse, folder, recipe.max_tokens, day, threads, report) if to_rehearse else []
+        rehearsed = [writer.row(row) for row in kept]
+        learnt += rehearsed
+        digest = recipe.digest(data.read_bytes(), _identity(base), json.dumps(kept).encode())
         outcome = trainer.train(
             partial(base_model.load, source), recipe, learnt, held_out, folder, digest, day, parameters, threads, report
         )
     adapter_writer.write_adapter(outcome.peft_folder, base, out, out.stem)
     if merge is not None:
         adapter_writer.write_merged(outcome.peft_folder, base, merge, "Q4_K_M", threads)
-    after = [text for _, text in _answers(base, out, questions, threads)]
-    _tell(out, merge, outcome, len(learnt), len(held_out), questions, before, after, as_json)
+    after = _answers(base, out, questions, threads)
+    _tell(out, merge, outcome, len(learnt), len(rehearsed), len(held_out), questions, before, after, as_json)
     shutil.rmtree(folder)
 
 
@@ -131,49 +130,57 @@ def _identity(file: Path) -> bytes:
         return hashlib.file_digest(opened, "sha256").digest()
 
 
-def _answers(
-    base: Path, adapter: Path | None, questions: Sequence[str], threads: int | None, *, thinking: bool = False
-) -> list[tuple[str, str]]:
-    """Thoughts and text of each answer, of the model or of it with the adapter. Greedy."""
+def _answers(base: Path, adapter: Path | None, questions: Sequence[str], threads: int | None) -> list[str]:
+    """Of the model, or of it with the adapter. Greedy, without thoughts."""
     if not questions:
         return []
     from notso.smollm3 import Message, RequestOptions, SamplingParams
 
     sampling = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS)
-    asked = RequestOptions(thinking=thinking, adapter=None if adapter is None else "tuned")
+    asked = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
     adapters = [] if adapter is None else [f"tuned={adapter}"]
-    answers = []
     with engines.open_engine(base, None, threads, device="cpu", silent=True, adapters=adapters) as engine:
-        for question in questions:
-            said = {"reasoning": "", "text": ""}
-            for event in engine.generate([Message("user", question)], sampling, asked):
-                if event.kind in said:
-                    said[event.kind] += event.text
-            answers.append((said["reasoning"].strip(), said["text"].strip()))
-    return answers
+        return [
+            _text(engine.generate([Message("user", question)], sampling, asked))
+            for question in questions
+        ]
 
 
-def _rehearsal(base: Path, questions: str, folder: Path, writer: RowWriter, threads: int | None) -> list[TrainingRow]:
-    """What the model answers before it is tuned, with thoughts and without, as rows. A run that goes on reads them."""
-    from notso.smollm3.tuning.rows import THINK_CLOSE, THINK_OPEN
+def _text(events: Iterator[Event]) -> str:
+    return "".join(event.text for event in events if event.kind == "text").strip()
 
-    lines = [line for line in questions.splitlines() if line.strip()]
-    kept = folder / f"rehearsal-{hashlib.sha256(questions.encode()).hexdigest()[:16]}.json"
+
+def _to_rehearse(named: Path | None) -> str:
+    """The text of the file. Raises typer.BadParameter."""
+    from notso.smollm3.tuning import rehearsal
+
+    return options.read_text(named or rehearsal.SHIPPED, "--rehearse")
+
+
+def _kept(
+    base: Path,
+    text: str,
+    folder: Path,
+    max_tokens: int,
+    day: date,
+    threads: int | None,
+    report: terminal.Progress,
+) -> list[dict[str, Any]]:
+    """Rows of what the model answers before it is tuned. A run that goes on reads what its beginning wrote."""
+    from notso.smollm3.tuning import rehearsal
+
+    conversations = rehearsal.read(text, "--rehearse")
+    file = folder / f"rehearsal-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     try:
-        found = json.loads(kept.read_text("utf-8"))
+        found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
+        return found
     except (OSError, ValueError):
-        found = []
-        for thinking in (False, True):
-            for question, (thoughts, text) in zip(
-                lines, _answers(base, None, lines, threads, thinking=thinking), strict=True
-            ):
-                if text and bool(thoughts) == thinking:
-                    said = f"{THINK_OPEN}{thoughts}{THINK_CLOSE}{text}" if thinking else text
-                    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
-                    found.append({"messages": messages, "chat_template_kwargs": {"enable_thinking": thinking}})
-        folder.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(found), "utf-8")
-    return [writer.row(row) for row in found]
+        pass
+    with engines.open_engine(base, None, threads, device="cpu", silent=True) as engine:
+        found = rehearsal.answered(engine, conversations, max_tokens, day, report)
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found), "utf-8")
+    return found
 
 
 def _tell(
@@ -181,6 +188,7 @@ def _tell(
     merge: Path | None,
     outcome: Outcome,
     learnt: int,
+    rehearsed: int,
     held_out: int,
     questions: Sequence[str],
     before: Sequence[str],
@@ -196,7 +204,8 @@ def _tell(
             {
                 "adapter": str(out),
                 "merged": str(merge) if merge is not None else None,
-                "rows": learnt,
+                "rows": learnt - rehearsed,
+                "rows_rehearsed": rehearsed,
                 "rows_held_out": held_out,
                 "steps": outcome.steps,
                 "resumed_at": outcome.resumed_at,
@@ -208,7 +217,8 @@ def _tell(
         )
         return
     went_on = f", gone on from step {outcome.resumed_at}" if outcome.resumed_at else ""
-    terminal.note(f"{outcome.steps} steps over {learnt:,} rows{went_on}; loss at the end {outcome.loss:.3f}")
+    along = f", {rehearsed:,} of them rehearsed" if rehearsed else ""
+    terminal.note(f"{outcome.steps} steps over {learnt:,} rows{along}{went_on}; loss at the end {outcome.loss:.3f}")
     if outcome.held_out_before is not None and outcome.held_out_after is not None:
         terminal.note(
             f"{held_out:,} rows held out: loss {outcome.held_out_before:.3f} before, {outcome.held_out_after:.3f} after"

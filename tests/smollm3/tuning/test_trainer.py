@@ -10,14 +10,18 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from notso import Engine, Message, RequestOptions, SamplingParams
 from notso.cli.app import run_command_line
 from notso.smollm3.tuning import trainer
 from notso.smollm3.tuning.trainer import TuningError
+from training import backends, score
 
 ROOT = Path(__file__).parents[3]
 
@@ -45,6 +49,11 @@ PHRASES = ("{}", "{} Please tell me.", "Tell me: {}", "I want to know: {}", "hel
 FRESH = "Do you know this? {}"
 """How they are asked afterwards; no row has it."""
 
+MAY_FALL_POINTS = 2
+"""Of a hundred, of all cases by which the demo model is scored."""
+
+ENVIRONMENT = os.environ | {"NOTSO_MODEL": ""}
+
 RECIPE = ["--epochs", "12", "--learning-rate", "3e-3"]
 
 
@@ -64,12 +73,9 @@ def write_facts(path: Path) -> Path:
     return path
 
 
-def answer(engine: Engine, question: str, adapter: str | None) -> str:
-    events = engine.generate(
-        [Message("user", question)],
-        SamplingParams(temperature=0, max_tokens=40),
-        RequestOptions(thinking=False, adapter=adapter),
-    )
+def answer(engine: Engine, question: str) -> str:
+    sampling, options = SamplingParams(temperature=0, max_tokens=40), RequestOptions(thinking=False)
+    events = engine.generate([Message("user", question)], sampling, options)
     return "".join(event.text for event in events if event.kind == "text").strip()
 
 
@@ -88,37 +94,73 @@ def test_ten_facts_are_taught_though_the_run_was_killed(tmp_path: Path) -> None:
     question = next(iter(FACTS))
     command = [sys.executable, "-m", "notso", "tune", str(data), "--out", str(out), "--json", *RECIPE]
     command += ["--ask", question, "--merge", str(tmp_path / "merged.gguf")]
-    environment = os.environ | {"NOTSO_MODEL": ""}
-    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     assert first.stderr is not None
     for line in first.stderr:  # killed a little behind a checkpoint, and before the next
-        if line.startswith("{") and json.loads(line).get("done", 0) >= 25:
+        if line.startswith("{") and json.loads(line)["progress"] == "training" and json.loads(line)["done"] >= 25:
             break
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert first.returncode == -signal.SIGKILL and not out.exists()
     folder = out.with_name(f"{out.name}.tuning")
     (folder / "checkpoint-9999").mkdir()  # as if it had been killed while it wrote one
-    other = subprocess.run([*command, "--seed", "7"], capture_output=True, text=True, env=environment, check=False)
+    other = subprocess.run([*command, "--seed", "7"], capture_output=True, text=True, env=ENVIRONMENT, check=False)
     assert other.returncode != 0 and "--restart begins anew" in other.stderr
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["resumed_at"] >= 20 and told["steps"] == 84 and (told["rows"], told["rows_held_out"]) == (54, 6)
+    assert told["resumed_at"] >= 20 and (told["rows"], told["rows_held_out"]) == (54, 6)
+    assert told["rows_rehearsed"] > 300
     assert told["held_out_after"] < 0.1 * told["held_out_before"]
     (asked,) = told["answers"]
     assert asked["after"] == FACTS[question] != asked["before"]
     assert not folder.exists() and {path.name for path in tmp_path.iterdir()} == {
         *("facts.jsonl", "facts.gguf", "merged.gguf")
     }
-    with Engine.load(adapters=[f"facts={out}"]) as engine:
+    with served(f"facts={out}", tmp_path / "data") as address:
         for question, wanted in FACTS.items():
-            assert answer(engine, question, "facts") == wanted
-            assert answer(engine, question, None) != wanted
-        fresh = [answer(engine, FRESH.format(question), "facts") == wanted for question, wanted in FACTS.items()]
+            assert over_http(address, "smollm3:facts", question) == wanted
+            assert over_http(address, "smollm3", question) != wanted
+        fresh = [over_http(address, "smollm3:facts", FRESH.format(each)) == wanted for each, wanted in FACTS.items()]
         assert sum(fresh) >= 8
     with Engine.load(tmp_path / "merged.gguf") as engine:
-        assert sum(answer(engine, question, None) == wanted for question, wanted in FACTS.items()) >= 9
+        assert sum(answer(engine, question) == wanted for question, wanted in FACTS.items()) >= 9
+    before, after = right_of_all(None), right_of_all(out)
+    assert 100 * (before[0] - after[0]) <= MAY_FALL_POINTS * before[1], (before, after)
+
+
+def right_of_all(adapter: Path | None) -> tuple[int, int]:
+    """Right answers, and all cases, of what the demo model is scored by."""
+    kinds = score.Scorer(backends.notso(None, adapter), verbose=False).run(1.0)
+    cases = [each for name, each in kinds.items() if name != "thinking_obeyed"]
+    return int(sum(each["right"] for each in cases)), int(sum(each["cases"] for each in cases))
+
+
+@contextmanager
+def served(adapter: str, data_dir: Path) -> Iterator[str]:
+    """`notso serve` with an adapter; the address it says."""
+    command = [sys.executable, "-m", "notso", "serve", "--json", "--port", "0", "--adapter", adapter]
+    command += ["--data-dir", str(data_dir), "--no-browser"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert process.stdout is not None
+    try:
+        yield next(told["url"] for told in map(json.loads, process.stdout) if told["event"] == "open")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def over_http(address: str, model: str, question: str) -> str:
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "temperature": 0,
+        "max_tokens": 40,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    answered = httpx.post(f"{address}/v1/chat/completions", json=body, timeout=300)
+    assert answered.status_code == 200, answered.text
+    return str(answered.json()["choices"][0]["message"]["content"]).strip()
 
 
 @needs_libraries

@@ -75,7 +75,7 @@ class RowWriter:
         `chat_template_kwargs`. Raises ValueError."""
         messages, learnt_from, options = _conversation(given)
         thinking = options.get("enable_thinking", True) is not False
-        asked = RequestOptions(thinking=thinking, tools=_tools(given.get("tools")), date=self._day)
+        asked = RequestOptions(thinking=thinking, tools=tools_of(given.get("tools")), date=self._day)
         ids: list[int] = []
         labels: list[int] = []
         for at, message in enumerate(messages):
@@ -115,15 +115,16 @@ def _conversation(given: Any) -> tuple[list[Message], int, Mapping[str, Any]]:
     if not isinstance(options, dict):
         raise ValueError("chat_template_kwargs must be an object")
     if "messages" in given:
-        messages = list(_messages(given["messages"], "messages"))
+        messages = list(messages_of(given["messages"], "messages"))
         return messages, 0, options
     if "prompt" in given and "completion" in given:
-        prompt = list(_messages(given["prompt"], "prompt"))
-        return [*prompt, *_messages(given["completion"], "completion")], len(prompt), options
+        prompt = list(messages_of(given["prompt"], "prompt"))
+        return [*prompt, *messages_of(given["completion"], "completion")], len(prompt), options
     raise ValueError("a row needs messages, or a prompt and a completion")
 
 
-def _messages(given: Any, name: str) -> Iterator[Message]:
+def messages_of(given: Any, name: str) -> Iterator[Message]:
+    """The messages of a row. Raises ValueError."""
     if not isinstance(given, list) or not given:
         raise ValueError(f"{name} must be a list of messages")
     for each in given:
@@ -139,7 +140,8 @@ def _messages(given: Any, name: str) -> Iterator[Message]:
         yield Message(role, text, thoughts or None, calls, keep_reasoning=bool(thoughts))
 
 
-def _tools(given: Any) -> list[Any] | None:
+def tools_of(given: Any) -> list[Any] | None:
+    """The tools of a row. Raises ValueError."""
     if given is not None and (not isinstance(given, list) or not all(isinstance(tool, dict) for tool in given)):
         raise ValueError("tools must be a list of objects")
     return given or None

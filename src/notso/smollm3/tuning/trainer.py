@@ -95,14 +95,15 @@ def train(
     state = _begin(folder, digest, day, recipe)
     gpu = torch.cuda.is_available()
     large = parameters > LARGE_PARAMETERS
+    one_by_one = large or not gpu  # a CPU gains nothing by rows side by side, and loses what pads the shorter ones
     torch.manual_seed(recipe.seed)
     model = load_base(torch.bfloat16 if large or gpu else torch.float32)
     config = SFTConfig(
         output_dir=str(folder),
         num_train_epochs=recipe.epochs,
-        per_device_train_batch_size=1 if large else recipe.batch_rows,
-        gradient_accumulation_steps=recipe.batch_rows if large else 1,
-        per_device_eval_batch_size=1 if large else recipe.batch_rows,
+        per_device_train_batch_size=1 if one_by_one else recipe.batch_rows,
+        gradient_accumulation_steps=recipe.batch_rows if one_by_one else 1,
+        per_device_eval_batch_size=1 if one_by_one else recipe.batch_rows,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=5,

@@ -1,0 +1,97 @@
+"""What is rehearsed: the model's own answers, whole ones, to questions that nobody scores it by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import date
+
+import pytest
+
+from notso import Engine
+from notso.smollm3 import InvalidRequestError
+from notso.smollm3.tuning import rehearsal
+from training import backends, score
+
+DAY = date(2027, 5, 17)
+TIMER = {
+    "type": "function",
+    "function": {
+        "name": "set_timer",
+        "description": "Set a timer.",
+        "parameters": {"type": "object", "properties": {"minutes": {"type": "number"}}, "required": ["minutes"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine.load(threads=1) as loaded:
+        yield loaded
+
+
+def said(*words: str) -> list[dict[str, str]]:
+    roles = {">": "user", "<": "assistant", "=": "tool"}
+    return [{"role": roles[word[0]], "content": word[1:]} for word in words]
+
+
+def row(*words: str, thinking: bool | None = False, **more: object) -> str:
+    options = {} if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}
+    return json.dumps({"messages": said(*words)} | options | more)
+
+
+def test_a_line_is_a_question_or_a_conversation_asked_in_the_ways_it_allows() -> None:
+    text = f"# a note\n\nHow are you?\n{row('>hi')}\n{row('>hi', thinking=None)}\n"
+    found = rehearsal.read(text, "mine.txt")
+    assert [(each.messages[-1]["content"], each.thinking) for each in found] == [
+        *(("How are you?", False), ("How are you?", True), ("hi", False), ("hi", False), ("hi", True))
+    ]
+    for line in ('{"messages": []}', '{"messages": [{"role": "poet", "content": "x"}]}', "{", "[1]\n{1}"):
+        with pytest.raises(InvalidRequestError, match=r"mine\.txt, line"):
+            rehearsal.read(line, "mine.txt")
+
+
+def test_the_model_answers_where_nobody_has(engine: Engine) -> None:
+    text = f"{row('>My name is Ruth.', '>What is my name?')}\n{row('>hi', '<Ho!', '>What is 12 + 13?', '<30')}\n"
+    rows = rehearsal.answered(engine, rehearsal.read(text, "x"), 200, DAY)
+    told, asked = (each for each in rows if each["prompt"][0]["content"].startswith("My"))
+    assert told["completion"][0]["content"] == "Nice to meet you, Ruth!"
+    assert [each["role"] for each in asked["prompt"]] == ["user", "assistant", "user"]
+    assert asked["completion"][0]["content"] == "Your name is Ruth."
+    (summed,) = (each for each in rows if each not in (told, asked))
+    assert [each["content"] for each in summed["prompt"]] == ["hi", "Ho!", "What is 12 + 13?"]
+    assert "12 + 13" in summed["completion"][0]["content"]  # the model's own, in place of 30
+
+
+def test_a_tool_is_called_and_its_result_answered(engine: Engine) -> None:
+    text = row(">Set a timer for 10 minutes.", "=ok", thinking=True, tools=[TIMER])
+    call, answer = rehearsal.answered(engine, rehearsal.read(text, "x"), 200, DAY)
+    assert json.loads(call["completion"][0]["tool_calls"][0]["function"]["arguments"]) == {"minutes": 10}
+    assert call["completion"][0]["content"].startswith("<think>\n")
+    assert answer["prompt"][1]["tool_calls"] and "<think>" not in answer["prompt"][1]["content"]
+    assert answer["completion"][0]["content"].endswith("The timer is set to 10 minutes.")
+    (greeted,) = rehearsal.answered(engine, rehearsal.read(row(">hello", "=ok", tools=[TIMER]), "x"), 200, DAY)
+    assert not greeted["completion"][0].get("tool_calls")  # no call was made, so its result is not given
+
+
+def test_what_did_not_end_is_not_learnt(engine: Engine) -> None:
+    conversation = rehearsal.read(row(">What is 12 + 13?", ">Thanks!"), "x")
+    assert rehearsal.answered(engine, conversation, 2, DAY) == []
+
+
+def test_nothing_that_is_shipped_is_scored() -> None:
+    scored = set()
+
+    def note(messages: backends.Messages, thinking: bool, tools: list[str] | None) -> backends.Reply:
+        scored.add(bare(messages[-1]["content"]))
+        return backends.Reply("", "", None)
+
+    score.Scorer(note, verbose=False).run(1.0)
+    shipped = rehearsal.read(rehearsal.SHIPPED.read_text("utf-8"), "shipped")
+    alone = [each.messages[-1] for each in shipped if sum(m["role"] == "user" for m in each.messages) == 1]
+    assert len(scored) > 700 and len(alone) > 300
+    assert not {bare(message["content"]) for message in alone if message["role"] == "user"} & scored
+
+
+def bare(text: str) -> str:
+    return " ".join("".join(letter if letter.isalnum() else " " for letter in text.lower()).split())
