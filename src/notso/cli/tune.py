@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ def tune(
         typer.Option(
             "--rehearse",
             metavar="QUESTIONS.txt",
-            help="The model's own answers to these it learns along, to keep what it knew. Some are shipped.",
+            help="The model learns its own answers to these along, to keep what it knew; and to those shipped.",
             show_default=False,
         ),
     ] = None,
@@ -93,7 +94,9 @@ def tune(
     if restart:
         shutil.rmtree(folder, ignore_errors=True)
     questions = ask or []
-    to_rehearse = None if no_rehearsal else _to_rehearse(rehearse)
+    if no_rehearsal and rehearse is not None:
+        raise typer.BadParameter("--rehearse has something to rehearse", param_hint="--no-rehearsal")
+    own = options.read_text(rehearse, "--rehearse") if rehearse is not None else ""
     # The day of a run stays what it was: rows that went on with another would be others.
     day = trainer.begun_on(folder) or date.today()
     writer = row_files.RowWriter.of(base, recipe.max_tokens, day)
@@ -104,12 +107,24 @@ def tune(
         terminal.note(f"{len(rows)} rows are too few to hold any back: nothing tells how well others are answered.")
     parameters = base_model.parameters_of(base)
     with terminal.progress(as_json=as_json) as report:
-        kept = _kept(base, to_rehearse, folder, recipe.max_tokens, day, threads, report) if to_rehearse else []
-        rehearsed = [writer.row(row) for row in kept]
-        learnt += rehearsed
+        kept = [] if no_rehearsal else _kept(base, own, folder, recipe.max_tokens, day, threads, report)
+        rehearsed = []
+        for row in kept:
+            with suppress(ValueError):  # a conversation that the rows' length leaves no answer of
+                rehearsed.append(writer.row(row))
         digest = recipe.digest(data.read_bytes(), _identity(base), json.dumps(kept).encode())
         outcome = trainer.train(
-            partial(base_model.load, source), recipe, learnt, held_out, folder, digest, day, parameters, threads, report
+            partial(base_model.load, source),
+            recipe,
+            learnt,
+            rehearsed,
+            held_out,
+            folder,
+            digest,
+            day,
+            parameters,
+            threads,
+            report,
         )
     adapter_writer.write_adapter(outcome.peft_folder, base, out, out.stem)
     if merge is not None:
@@ -140,37 +155,29 @@ def _answers(base: Path, adapter: Path | None, questions: Sequence[str], threads
     asked = RequestOptions(thinking=False, adapter=None if adapter is None else "tuned")
     adapters = [] if adapter is None else [f"tuned={adapter}"]
     with engines.open_engine(base, None, threads, device="cpu", silent=True, adapters=adapters) as engine:
-        return [
-            _text(engine.generate([Message("user", question)], sampling, asked))
-            for question in questions
-        ]
+        return [_text(engine.generate([Message("user", question)], sampling, asked)) for question in questions]
 
 
 def _text(events: Iterator[Event]) -> str:
     return "".join(event.text for event in events if event.kind == "text").strip()
 
 
-def _to_rehearse(named: Path | None) -> str:
-    """The text of the file. Raises typer.BadParameter."""
-    from notso.smollm3.tuning import rehearsal
-
-    return options.read_text(named or rehearsal.SHIPPED, "--rehearse")
-
-
 def _kept(
     base: Path,
-    text: str,
+    own: str,
     folder: Path,
     max_tokens: int,
     day: date,
     threads: int | None,
     report: terminal.Progress,
 ) -> list[dict[str, Any]]:
-    """Rows of what the model answers before it is tuned. A run that goes on reads what its beginning wrote."""
+    """Rows of what the model answers before it is tuned, to what is shipped and to `own` questions. A run that goes on
+    reads what its beginning wrote."""
     from notso.smollm3.tuning import rehearsal
 
-    conversations = rehearsal.read(text, "--rehearse")
-    file = folder / f"rehearsal-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    shipped = rehearsal.SHIPPED.read_text("utf-8")
+    conversations = [*rehearsal.read(shipped, rehearsal.SHIPPED.name), *rehearsal.read(own, "--rehearse")]
+    file = folder / f"rehearsal-{hashlib.sha256((shipped + own).encode()).hexdigest()[:16]}.json"
     try:
         found: list[dict[str, Any]] = json.loads(file.read_text("utf-8"))
         return found
@@ -204,7 +211,7 @@ def _tell(
             {
                 "adapter": str(out),
                 "merged": str(merge) if merge is not None else None,
-                "rows": learnt - rehearsed,
+                "rows": learnt,
                 "rows_rehearsed": rehearsed,
                 "rows_held_out": held_out,
                 "steps": outcome.steps,
@@ -217,7 +224,7 @@ def _tell(
         )
         return
     went_on = f", gone on from step {outcome.resumed_at}" if outcome.resumed_at else ""
-    along = f", {rehearsed:,} of them rehearsed" if rehearsed else ""
+    along = f" and {rehearsed:,} rehearsed ones" if rehearsed else ""
     terminal.note(f"{outcome.steps} steps over {learnt:,} rows{along}{went_on}; loss at the end {outcome.loss:.3f}")
     if outcome.held_out_before is not None and outcome.held_out_after is not None:
         terminal.note(

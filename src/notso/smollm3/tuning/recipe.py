@@ -14,15 +14,17 @@ from notso.smollm3.model.lora import MAX_RANK
 class Recipe:
     """A LoRA adapter of all seven matrices of every layer, by AdamW. Raises InvalidRequestError.
 
-    rank, alpha: the adapter is alpha / rank times B A. epochs: how often each row is read. batch_rows: rows of one
-    step. max_tokens: longer rows are cut at their end. holdout: the share of rows that is kept back to judge by;
-    checkpoint_steps: after so many steps what was learnt so far is on disk.
+    rank, alpha: the adapter is alpha / rank times B A. epochs: how often each row is read. rehearsals: how often each
+    answer that the model gave before. batch_rows: rows of one step. max_tokens: longer rows are cut at their end.
+    holdout: the share of rows that is kept back to judge by; checkpoint_steps: after so many steps what was learnt so
+    far is on disk.
     """
 
     rank: int = 16
     alpha: float = 32.0
     learning_rate: float = 2e-4
     epochs: int = 3
+    rehearsals: int = 2
     batch_rows: int = 8
     max_tokens: int = 1024
     holdout: float = 0.1
@@ -35,6 +37,7 @@ class Recipe:
             ("alpha", 1e-3, 1e6),
             ("learning_rate", 1e-7, 1.0),
             ("epochs", 1, 10_000),
+            ("rehearsals", 1, 10_000),
             ("batch_rows", 1, 4096),
             ("max_tokens", 16, 131_072),
             ("holdout", 0.0, 0.9),

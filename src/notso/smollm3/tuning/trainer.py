@@ -69,6 +69,7 @@ def train(
     load_base: Callable[[Any], Any],
     recipe: Recipe,
     learnt: Sequence[TrainingRow],
+    rehearsed: Sequence[TrainingRow],
     held_out: Sequence[TrainingRow],
     folder: Path,
     digest: str,
@@ -100,7 +101,7 @@ def train(
     model = load_base(torch.bfloat16 if large or gpu else torch.float32)
     config = SFTConfig(
         output_dir=str(folder),
-        num_train_epochs=recipe.epochs,
+        num_train_epochs=1,
         per_device_train_batch_size=1 if one_by_one else recipe.batch_rows,
         gradient_accumulation_steps=recipe.batch_rows if one_by_one else 1,
         per_device_eval_batch_size=1 if one_by_one else recipe.batch_rows,
@@ -145,7 +146,7 @@ def train(
     trainer = SFTTrainer(
         model=model,
         args=config,
-        train_dataset=data(learnt),
+        train_dataset=data([*learnt] * recipe.epochs + [*rehearsed] * recipe.rehearsals),
         eval_dataset=data(held_out) if held_out else None,
         processing_class=_padding_only(),
         peft_config=lora,
