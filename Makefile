@@ -24,18 +24,20 @@ test: $(VENV)/.dev  ## run the tests (ARGS="-k words")
 check: $(VENV)/.dev  ## what .ci/run does: lint and all tests, side by side
 	@LONG="$$($(BIN)/python tests/long_tests.py)"; export LONG; $(MAKE) --no-print-directory -j5 lint $(PARTS) && \
 	  case ",$$LONG," in *,clients,*) $(MAKE) --no-print-directory test-clients;; esac && \
-	  case ",$$LONG," in *,tune,*) $(MAKE) --no-print-directory test-tune;; esac
+	  case ",$$LONG," in *,tune,*) $(MAKE) --no-print-directory test-tune;; esac && \
+	  case ",$$LONG," in *,ray,*) $(MAKE) --no-print-directory test-ray;; esac
 
 test-long: $(VENV)/.dev  ## run all tests, those that take minutes too, and record that they passed (commit the record)
 	@LONG=all $(MAKE) --no-print-directory -j4 $(PARTS)
 	@$(MAKE) --no-print-directory test-clients
 	@$(MAKE) --no-print-directory test-tune
+	@$(MAKE) --no-print-directory test-ray
 	@$(BIN)/python tests/long_tests.py --record
 
 # The tests in four parts that run beside one another: one computes while the others wait.
 PARTS := test-engine test-doors test-browser test-chaos
 test-engine: FOLDERS := tests/architecture tests/fuzz tests/parity tests/qtensor tests/smollm3
-test-doors: FOLDERS := tests/cli tests/plugins tests/web
+test-doors: FOLDERS := tests/cli tests/cluster tests/plugins tests/web
 test-chaos: FOLDERS := tests/chaos
 test-browser: FOLDERS := tests/browser
 
@@ -55,11 +57,17 @@ test-tune: $(VENV)/.dev  ## tune the demo model by TRL and PEFT, in an environme
 	  build/tools-tune/bin/python -m pytest -p no:cacheprovider tests/smollm3/tuning $(ARGS); \
 	else echo "the packages of supply/tune.txt could not be installed here: tests that tune are skipped"; fi
 
-# What .venv has, it sees too: the program, and all that both need.
-build/tools-tune/.linked: build/tools-tune/.done | $(VENV)/.dev
+test-ray: $(VENV)/.dev  ## two replicas under Ray Serve: killed, updated, asked a batch; in an environment that has Ray
+	@if $(MAKE) --no-print-directory build/tools-ray/.linked; then \
+	  LONG=ray build/tools-ray/bin/python -m pytest -p no:cacheprovider tests/cluster $(ARGS); \
+	else echo "the packages of supply/ray.txt could not be installed here: tests of Ray are skipped"; fi
+
+# What .venv has, they see too: the program, and all that both need.
+.PRECIOUS: build/tools-%/.done
+build/tools-%/.linked: build/tools-%/.done | $(VENV)/.dev
 	@path='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	  printf 'import site; site.addsitedir("%s")\n' "$$($(BIN)/python -c "$$path")" > \
-	    "$$(build/tools-tune/bin/python -c "$$path")/zz_notso.pth"
+	    "$$(build/tools-$*/bin/python -c "$$path")/zz_notso.pth"
 	@touch $@
 
 AARCH64_TESTS := tests/qtensor/test_neon.py tests/qtensor/test_neon_from_python.py tests/smollm3/engine/test_answers_on_aarch64.py

@@ -23,7 +23,7 @@ SOURCES = ("rouge-score", "sqlitedict", "word2number")
 """What lm-evaluation-harness needs for tasks that are not tried here. They come as sources only, and building those
 would fetch tools that no hash names."""
 
-TUNE = "tune"
+TUNE, RAY = "tune", "ray"
 FOR_GPUS = re.compile(r"(nvidia|cuda)-[a-z0-9-]+|triton|torch")
 """PyTorch's build for GPUs and what it needs, gigabytes: `make test-tune` has the build for CPUs, which needs none of
 it. Whoever tunes on a GPU installs the extra as usual."""
@@ -34,12 +34,16 @@ torch==2.13.0 ; platform_machine == 'x86_64' and python_full_version < '3.12' \\
 """
 """That build, for CPython 3.11: PyTorch offers it beside the usual index, so its hash stands here."""
 
+BESIDE = (TUNE, RAY)
+"""What the one needs beside the program and its tests the other does not have: each sees `.venv` and its own."""
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "build": ("pip", "scikit-build-core", "nanobind", "cmake", "ninja"),
     "run": (),  # the dependencies of pyproject.toml
     "dev": ("--extra", "dev"),
     "lock": ("uv",),
     TUNE: ("--extra", "tune"),
+    RAY: ("--extra", "ray"),
     "audit": ("pip-audit",),
     "wheels": (
         "pip",
@@ -129,8 +133,7 @@ def main() -> None:
         command += ["--python-version", "3.11", "--generate-hashes", "--no-header", "--no-annotate"]
         pins = path if group in OWN_PINS else ROOT / "constraints.txt"
         command += ["--constraint", str(pins)] if pins.exists() else []
-        own = FOLDER / f"{TUNE}.txt"
-        command += ["--constraint", str(own)] if group == TUNE and own.exists() else []  # nobody else holds them
+        command += ["--constraint", str(path)] if group in BESIDE and path.exists() else []  # nobody else holds them
         command += [part for name in sorted(left_out) for part in ("--no-emit-package", name)]
         command += [*wanted, str(ROOT / "pyproject.toml")] if project else ["-"]
         listed = "" if project else "\n".join(wanted)
@@ -140,7 +143,7 @@ def main() -> None:
         text = made.stdout.decode()
         path.write_text("# Made by `make lock`.\n" + (for_cpus(text) if group == TUNE else text))
         found = locked(path)
-        written |= set() if apart else set(found)
+        written |= set() if apart or group in BESIDE else set(found)
         print(f"{path.name}: {len(found)} packages, {sum(len(sums) for _, sums in found.values())} hashes")
 
 

@@ -62,6 +62,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "supply/tune.txt",
         "tests/smollm3/tuning",
     ),
+    "ray": (
+        "src/notso/cli/cluster.py",
+        "src/notso/cluster",
+        "supply/ray.txt",
+        "tests/cluster",
+    ),
     "page": (
         "src/notso/web/rendering",
         "src/notso/web/static",

@@ -200,7 +200,7 @@ def test_every_error_is_drawn() -> None:
     tree = read(ROOT / "ARCHITECTURE.md").split("## Errors")[1].split("## ")[0]
     defined = {
         node.name
-        for file in ("qtensor", "smollm3", "plugins", "web/values")
+        for file in ("qtensor", "smollm3", "plugins", "cluster", "web/values")
         for node in ast.parse(read(ROOT / "src" / "notso" / file / "errors.py")).body
         if isinstance(node, ast.ClassDef)
     }

@@ -37,6 +37,7 @@ LIBRARIES = {
         "valkey",  # by two, and only where an address names a server
         "psycopg", "psycopg_pool",  # likewise, where a database is named
     },
+    "cluster": {"starlette", "ray"},  # the other asked for by three modules, and only where somebody uses it
     "plugins": {"numpy"},  # in the plugin's own process, for a row of logits
     "cli": {"typer", "rich", "prompt_toolkit", "platformdirs"},
 }  # fmt: skip
@@ -130,7 +131,7 @@ def test_libraries_are_declared() -> None:
     extras = project["optional-dependencies"]
     lines = [
         *project["dependencies"],
-        *(line for name in ("mcp", "oidc", "otel", "postgres", "tune", "valkey") for line in extras[name]),
+        *(line for name in ("mcp", "oidc", "otel", "postgres", "ray", "tune", "valkey") for line in extras[name]),
     ]
     declared = {re.split(r"[<>=!~\[; ]", line)[0].replace("_", "-").lower() for line in lines}
     used = {module.split(".")[0] for _, _, module, _ in all_imports()} - set(sys.stdlib_module_names) - {"notso"}
@@ -156,9 +157,9 @@ def test_the_reference_stands_alone() -> None:
     assert not wrong
 
 
-def test_only_the_web_knows_an_event_loop() -> None:
+def test_only_the_web_and_its_replicas_know_an_event_loop() -> None:
     users = {path for path, _, module, _ in all_imports() if module.split(".")[0] in ("asyncio", "anyio")}
-    strangers = [str(p) for p in users if floor(p) != "web" and p.name != "async_engine.py"]
+    strangers = [str(p) for p in users if floor(p) not in ("web", "cluster") and p.name != "async_engine.py"]
     assert not strangers
 
 
@@ -256,4 +257,12 @@ def test_two_modules_know_the_libraries_of_training() -> None:
     found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] in libraries}
     assert found == {"base_model.py", "trainer.py"}
     code = f"import sys, notso.cli.tune; sys.exit(bool({libraries} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_few_modules_know_ray() -> None:
+    """And the command asks for them only where somebody uses it: it is an extra."""
+    found = {path.name for path, _, module, _ in all_imports() if module.split(".")[0] == "ray"}
+    assert found == {"batch_pool.py", "control.py", "replica.py"}
+    code = "import sys, notso.cli.app, notso.cluster.plan; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

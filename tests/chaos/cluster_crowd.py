@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
@@ -18,6 +19,8 @@ from notso.web.values.ids import new_id
 
 PATIENCE_SECONDS = 120.0
 PAUSE_SECONDS = 0.05
+COOKIE: ContextVar[str] = ContextVar("COOKIE", default="")
+"""Of the browser that a task plays."""
 _STREAM = re.compile(rb"/generations/([\w-]+)/events")
 _PARTIAL = re.compile(r'<hx-partial hx-target="([^"]*)" hx-swap="([^"]*)">(.*?)</hx-partial>', re.DOTALL)
 
@@ -152,6 +155,7 @@ class Crowd:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=2**20)
         lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
         lines += [f"Last-Event-ID: {last}"] if last else []
+        lines += [f"Cookie: {COOKIE.get()}"] if COOKIE.get() else []
         if body:
             lines += ["Content-Type: application/x-www-form-urlencoded", f"Content-Length: {len(body)}"]
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + body)

@@ -14,6 +14,7 @@ from notso.cli import (
     batch,
     bench,
     chat,
+    cluster,
     config_file,
     convert,
     dataset,
@@ -86,6 +87,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "batch": batch.batch,
     "backup": backup.backup,
     "store": store.store,
+    "cluster": cluster.cluster,
     "pull": pull.pull,
     "convert": convert.convert,
     "quantise": quantise.quantise,
@@ -105,7 +107,7 @@ VERBS: dict[str, Callable[..., None]] = {
 for _name, _module in zip(
     VERBS,
     (
-        *(serve, chat, run, batch, backup, store, pull, convert, quantise, dataset, tune),
+        *(serve, chat, run, batch, backup, store, cluster, pull, convert, quantise, dataset, tune),
         *(list, rm, inspect, verify, perplexity, synth, plugin, keys, bench, doctor),
     ),
     strict=True,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -15,6 +15,7 @@ from notso.cli.batch_files import MAX_LINE_BYTES, BatchInput, BatchOutput, Reque
 from notso.cli.interruption import Interruption
 
 if TYPE_CHECKING:
+    from notso.cli.batch_elsewhere import Tally
     from notso.smollm3.engine.engine import Engine
     from notso.smollm3.output.generation import Generation
     from notso.web.api.chat_completions.request import ChatRequest
@@ -44,6 +45,13 @@ def batch(
     as_json: Annotated[bool, typer.Option("--json", help="Progress as lines of JSON on stderr, the sum on stdout.")] = (
         False
     ),
+    ray: Annotated[
+        bool, typer.Option("--ray", help="By the machines of a Ray (RAY_ADDRESS; else this one): the extra ray.")
+    ] = False,
+    count: Annotated[
+        int | None,
+        typer.Option("--engines", metavar="N", min=1, max=1000, help="With --ray. One a machine.", show_default=False),
+    ] = None,
     plain: options.Plain = False,
     debug: options.Debug = False,
 ) -> None:
@@ -54,8 +62,8 @@ def batch(
     gets its error there, and the others go on. `model` in a body is taken as a name for the model that is loaded.
 
     The same command goes on where it was stopped, by Ctrl-C or a kill: answers that are there are neither lost nor
-    made again. A line that was changed since is another request, and wants another OUT. When every line has its answer
-    or its error the exit code is 0.
+    made again, with --ray or without. A line that was changed since is another request, and wants another OUT. When
+    every line has its answer or its error the exit code is 0.
     """
     if not requests.is_file():
         raise typer.BadParameter("IN must be a file: it is read twice, which a pipe cannot bear", param_hint="IN")
@@ -67,21 +75,42 @@ def batch(
         if there == len(source.ids):
             _report(source, there, 0, 0, as_json)
             return
-        with Interruption() as interruption:
-            engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json)
-            try:
-                notice = engines.demo_notice(engine.info)
-                if notice and not as_json:
-                    terminal.note(notice)
-                with terminal.progress(as_json=as_json) as report:
-                    run = _Run(engine, source, sink, interruption, report)
+        with Interruption() as interruption, terminal.progress(as_json=as_json) as report:
+            if ray:
+                from notso.cli.batch_elsewhere import answer_elsewhere
+
+                chosen = {"model": model, "context_tokens": context, "threads": threads, "kv": kv, "device": device}
+                told: BatchRun | Tally = answer_elsewhere(source, sink, interruption, report, chosen, count)
+            else:
+                engine = engines.open_engine(model, context, threads, kv=kv, device=device, silent=as_json)
+                try:
+                    notice = engines.demo_notice(engine.info)
+                    if notice and not as_json:
+                        terminal.note(notice)
+                    told = run = BatchRun(engine, source, sink, interruption, report)
                     run.answer_all()
-            finally:
-                engine.close()
-        _report(source, there, run.answered, run.failed, as_json)
+                finally:
+                    engine.close()
+        _report(source, there, told.answered, told.failed, as_json)
     if interruption.requested():
         terminal.note("Stopped; the same command goes on from here.")
         raise typer.Exit(exit_codes.INTERRUPTED)
+
+
+class Lines(Protocol):
+    """What is asked."""
+
+    ids: set[str]
+
+    def lines(self) -> Iterable[RequestLine]: ...
+
+
+class Answers(Protocol):
+    """Where answers go; `done` holds the ids of those that are there."""
+
+    done: set[str]
+
+    def write(self, answer: dict[str, Any]) -> None: ...
 
 
 class _Asked:
@@ -101,14 +130,14 @@ class _Asked:
             generation.stop()
 
 
-class _Run:
+class BatchRun:
     """One pass over the input. `answered` lines got an answer, `failed` ones an error."""
 
     def __init__(
         self,
         engine: Engine,
-        source: BatchInput,
-        sink: BatchOutput,
+        source: Lines,
+        sink: Answers,
         interruption: Interruption,
         report: terminal.Progress,
     ) -> None:

@@ -390,6 +390,7 @@ class EngineCore:
     # Numbers
 
     def _count(self, plan: Plan, seconds: float) -> None:
+        self._totals.steps_total += 1
         if any(chunk.scores for chunk in plan.chunks):
             return  # takes longer than others of its size
         prefilling = [chunk for chunk in plan.chunks if chunk.count > FEW_ROWS]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class StepTotals:
     """Fields of `EngineStats`, counted in place: every answer of every step counts, and copies would be felt."""
 
+    steps_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generated_tokens_total: int = 0

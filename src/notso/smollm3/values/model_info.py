@@ -65,6 +65,7 @@ class EngineStats:
     kv_blocks: int = 0
     kv_blocks_used: int = 0  # by running answers; what only the block pool keeps counts as free
     kv_blocks_cached: int = 0
+    steps_total: int = 0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     generated_tokens_total: int = 0

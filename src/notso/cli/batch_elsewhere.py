@@ -1,0 +1,100 @@
+"""The batch's lines answered by engines on the machines of a Ray, and written here as they come."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from notso.cli import cluster, engines, terminal
+from notso.cli.batch import BatchRun
+from notso.cli.batch_files import BatchInput, BatchOutput, RequestLine
+from notso.cli.interruption import Interruption
+
+SHARE = 32
+"""Lines that an engine is given at a time: twice as many as it answers at once. A lost machine costs no more."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many lines got an answer, and how many an error."""
+
+    answered: int = 0
+    failed: int = 0
+
+
+class Member:
+    """One engine of them; made and called where it runs."""
+
+    def __init__(self, **chosen: Any) -> None:
+        self._engine = engines.open_engine(chosen.pop("model"), chosen.pop("context_tokens"), **chosen, silent=True)
+
+    def __call__(self, asked: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Answers in the order of their requests."""
+        share = _Share([_line(text) for text in asked["request"]])
+        BatchRun(self._engine, share, share, Interruption(), lambda what, done, total: None).answer_all()
+        return {"answer": [json.dumps(share.answers[line.id]) for line in share.lines()]}
+
+
+class _Share:
+    """A few lines, and their answers."""
+
+    def __init__(self, lines: list[RequestLine]) -> None:
+        self._lines = lines
+        self.ids = {line.id for line in lines}
+        self.done: set[str] = set()
+        self.answers: dict[str, dict[str, Any]] = {}
+
+    def lines(self) -> Iterable[RequestLine]:
+        return self._lines
+
+    def write(self, answer: dict[str, Any]) -> None:
+        self.answers[answer["id"]] = answer
+        self.done.add(answer["id"])
+
+
+def answer_elsewhere(
+    source: BatchInput,
+    sink: BatchOutput,
+    interruption: Interruption,
+    report: terminal.Progress,
+    chosen: Mapping[str, Any],
+    count: int | None,
+) -> Tally:
+    """Until every line has an answer in the output, or Ctrl-C. A model file is named as each machine has it. Raises
+    ClusterError."""
+    control = cluster.ray_control()
+    from notso.cluster.batch_pool import answers
+
+    model = chosen["model"]
+    options = {**chosen, "model": None if model is None else Path(model).absolute()}
+    missing = [_text(line) for line in source.lines() if line.id not in sink.done]
+    told = Tally()
+    report("answering", len(sink.done), len(source.ids))
+    with control.connected(os.environ.get("RAY_ADDRESS"), os.cpu_count() or 1):
+        for text in answers(missing, Member, options, engines=count, share=SHARE):
+            answer = json.loads(text)
+            sink.write(answer)
+            if answer["error"] is None:
+                told.answered += 1
+            else:
+                told.failed += 1
+            report("answering", len(sink.done), len(source.ids))
+            if interruption.requested():
+                break
+    return told
+
+
+def _text(line: RequestLine) -> str:
+    content = None if line.content is None else base64.b64encode(line.content).decode()
+    return json.dumps({**asdict(line), "content": content})
+
+
+def _line(text: str) -> RequestLine:
+    fields = json.loads(text)
+    content = fields["content"]
+    return RequestLine(**{**fields, "content": None if content is None else base64.b64decode(content)})

@@ -1,0 +1,167 @@
+"""`notso cluster`: the server as replicas under Ray Serve, on this machine or on many."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from dataclasses import asdict
+from importlib.metadata import version
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+import typer
+
+from notso.cli import options, terminal
+from notso.cli.model_files import model_file
+
+EXAMPLES = """\
+  notso cluster up --replicas 2 --dry-run
+  notso cluster up --address auto --replicas 8
+  notso cluster down --address auto"""
+
+MISSING = "Ray is not installed: pip install 'notso-smollm3-bot[ray]'"
+
+
+def cluster(
+    action: Annotated[Literal["up", "down", "status"], typer.Argument(metavar="up|down|status", help="What to do.")],
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address",
+            envvar="RAY_ADDRESS",
+            metavar="HOST:PORT",
+            help="Of a Ray that runs; auto: on this machine.",
+            show_envvar=False,
+            show_default=False,
+        ),
+    ] = None,
+    replicas: Annotated[int, typer.Option("--replicas", metavar="N", min=1, max=1000, help="How many.")] = 1,
+    max_replicas: Annotated[
+        int, typer.Option("--max-replicas", metavar="N", min=0, max=1000, help="Up to, by what waits. 0: no more.")
+    ] = 0,
+    per_machine: Annotated[
+        int, typer.Option("--per-machine", metavar="N", min=1, max=100, help="Of them, on one machine.")
+    ] = 1,
+    release: Annotated[
+        str | None,
+        typer.Option("--release", metavar="WORD", help="Another one replaces all replicas.", show_default=False),
+    ] = None,
+    model: options.Model = None,
+    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Where each machine listens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", "-p", metavar="PORT", min=1, max=65535, help="The port.")] = 3000,
+    context: options.Context = None,
+    kv: options.KV = "auto",
+    threads: options.Threads = None,
+    device: options.Device = "auto",
+    max_num_seqs: options.MaxNumSeqs = None,
+    cache_disk: options.CacheDisk = 4.0,
+    data_dir: options.DataDir = None,
+    api_key_file: options.ApiKeyFile = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="Another name it is called by, repeatable."),
+    ] = None,
+    trust_proxy: Annotated[
+        list[str] | None,
+        typer.Option("--trust-proxy", metavar="ADDRESS", help="Whose X-Forwarded-For counts, repeatable."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print Serve's configuration, and do nothing.")] = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Serve by replicas under Ray Serve: needs the extra ray.
+
+    With --address `up` tells a Ray that runs what is to be, and returns when it is so; called again it changes that,
+    replica after replica. Without it Ray is started here, for this machine alone, until Ctrl-C. Several replicas need
+    DATABASE_URL and VALKEY_URL, and with --host NOTSO_API_KEY, in the environment in which Ray is started on each
+    machine: the configuration holds no secret. Files are named as each machine has them.
+    """
+    from notso.cluster.plan import ClusterPlan, serve_config
+
+    if action != "up":
+        _ask(action, address or "auto", as_json)
+        return
+    path = model_file(model)
+    plan = ClusterPlan(
+        replicas=replicas,
+        max_replicas=max_replicas,
+        per_machine=per_machine,
+        requests_per_replica=float(max_num_seqs or 16),
+        host=host,
+        port=port,
+        every_machine=dry_run or address is not None,
+        release=release or version("notso-smollm3-bot"),
+        engine={
+            "model": None if path is None else str(path.resolve()),
+            "context_tokens": context,
+            "threads": threads,
+            "device": device,
+            "kv": kv,
+            "max_num_seqs": max_num_seqs,
+            "cache_bytes": int(cache_disk * 10**9),
+        },
+        settings={
+            "data_dir": None if data_dir is None else str(data_dir.resolve()),
+            "api_key_file": None if api_key_file is None else str(api_key_file.resolve()),
+            "allowed_hosts": list(allow_host or ()),
+            "trusted_proxies": list(trust_proxy or ()),
+        },
+    )
+    config = serve_config(plan)
+    if dry_run:
+        terminal.say(json.dumps(config, indent=2))  # which is YAML, too
+        return
+    _up(config, address, plan.replicas, f"http://{host}:{port}/", as_json)
+
+
+def ray_control() -> ModuleType:
+    """What speaks with Ray, which reads the environment as it is imported."""
+    from notso.cluster.plan import ENVIRONMENT
+
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        from notso.cluster import control
+    except ModuleNotFoundError as error:
+        from notso.cluster.errors import ClusterError
+
+        if error.name != "ray":
+            raise
+        raise ClusterError(MISSING) from None
+    return control
+
+
+def _up(config: dict[str, Any], address: str | None, replicas: int, url: str, as_json: bool) -> None:
+    control = ray_control()
+    over = threading.Event()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, lambda number, frame: over.set())
+    with control.connected(address, max(replicas, os.cpu_count() or 1)):
+        with terminal.waiting("starting the replicas", silent=as_json):
+            is_up = control.deploy(config, over.is_set)
+        if is_up and as_json:
+            terminal.say_json({"event": "open", "url": url, "address": control.where(), **asdict(control.status())})
+        elif is_up:
+            terminal.say(f"open     {url}" + (" (Ctrl-C stops)" if address is None else ""))
+            terminal.say(f"address  {control.where()} (for --address)")
+        if address is None:
+            over.wait()
+            terminal.note("What runs may end; the replicas leave.")
+            control.end()
+
+
+def _ask(action: str, address: str, as_json: bool) -> None:
+    control = ray_control()
+    with control.connected(address, 1):
+        if action == "down":
+            control.end()
+        found = control.status()
+    if as_json:
+        terminal.say_json(asdict(found))
+        return
+    counted = ", ".join(f"{count} {state.lower()}" for state, count in found.replicas.items())
+    terminal.say(f"{found.state.lower().replace('_', ' ')}{f': {counted}' if counted else ''}")
+    if found.message:
+        terminal.note(terminal.on_one_line(found.message)[:1000])

@@ -1,0 +1,44 @@
+"""A batch answered by engines on several machines, by Ray Data: it gives out shares, and again what a lost one had."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ray
+import ray.data
+
+Column = Mapping[str, Sequence[str]]
+
+
+def answers(
+    requests: Sequence[str], member: Callable[..., Any], options: Mapping[str, Any], *, engines: int | None, share: int
+) -> Iterator[str]:
+    """What the members say to each request, in the order in which shares are done.
+
+    member: a class, made once for each engine with `options` where that runs, and called with {"request": [...]}; it
+    gives {"answer": [...]} of that length. engines: how many; None: one a machine. share: requests at a time.
+    """
+    machines = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    machines = [cpus for cpus in machines if cpus >= 1]  # a head that computes nothing has none
+    count = max(1, min(engines or len(machines), math.ceil(len(requests) / share)))
+    a_machine = math.ceil(count / max(1, len(machines)))
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = False
+    data = ray.data.from_items(
+        [{"request": each} for each in requests], override_num_blocks=math.ceil(len(requests) / share)
+    )
+    told = data.map_batches(
+        member,
+        fn_constructor_kwargs=dict(options),
+        batch_size=None,  # a block, whole
+        compute=ray.data.ActorPoolStrategy(size=count),
+        num_cpus=max(1, int(min(machines, default=1)) // a_machine),
+        scheduling_strategy="SPREAD",
+    )
+    for row in told.iter_rows():
+        yield str(row["answer"])

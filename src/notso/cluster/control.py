@@ -1,0 +1,112 @@
+"""Starting Ray on this machine or finding one that runs, and telling Serve there what is to be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from notso.cluster.errors import ClusterError
+from notso.cluster.plan import APPLICATION
+
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Nothing large goes through it; Ray would take a third of the memory."""
+LOOK_SECONDS = 0.5
+
+
+@contextlib.contextmanager
+def connected(address: str | None, cpus: int) -> Iterator[None]:
+    """A Ray that runs at `address` ('auto': on this machine), or without one a Ray of this machine and this process
+    alone, without a dashboard. Raises ClusterError."""
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    try:
+        if address is not None:
+            ray.init(address=address, **quiet)
+        else:
+            os.umask(0o077)  # Ray writes the token as anything else
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                **quiet,
+            )
+    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterError(f"no Ray could be reached or started: {' '.join(str(error).split())}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def where() -> str:
+    """The address of the Ray that is connected, by which others find it."""
+    return str(ray.get_runtime_context().gcs_address)
+
+
+def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
+    """Give Serve this configuration, and wait until it is so; False where `until` said so before. Replicas that are
+    there are replaced one after another where it needs that. Raises ClusterError where it cannot be."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "serve.yaml"  # of which JSON is a part
+        file.write_text(json.dumps(config))
+        command = [sys.executable, "-m", "ray.serve.scripts", "run", "--non-blocking", "--address", where(), str(file)]
+        told = subprocess.run(command, capture_output=True, text=True)
+    if told.returncode:
+        last = (told.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ClusterError(f"Serve did not take the configuration: {last}")
+    while not until():
+        found = status()
+        if found.state == "RUNNING":
+            return True
+        if found.state in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise ClusterError(f"the replicas did not start: {_reason(found)}")
+        time.sleep(LOOK_SECONDS)
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """state: Serve's word for the application. replicas: how many are in which state. message: why."""
+
+    state: str = "NOT_STARTED"
+    replicas: dict[str, int] = field(default_factory=dict)
+    message: str = ""
+
+
+def status() -> Status:
+    """How it is now."""
+    application = serve.status().applications.get(APPLICATION)
+    if application is None:
+        return Status()
+    deployments = application.deployments.values()
+    replicas = {str(state): count for each in deployments for state, count in each.replica_states.items()}
+    messages = [application.message, *(each.message for each in deployments)]
+    return Status(application.status.value, replicas, "\n".join(messages).strip())
+
+
+def end() -> None:
+    """Let what runs end, then take Serve away. Ray stays."""
+    with contextlib.suppress(serve.exceptions.RayServeException):  # nothing was there
+        serve.delete(APPLICATION)
+    serve.shutdown()
+
+
+def _reason(found: Status) -> str:
+    lines = [line.strip() for line in found.message.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error: " in line]
+    return (errors or lines or ["Serve does not say why"])[-1]

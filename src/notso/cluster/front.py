@@ -1,0 +1,94 @@
+"""What stands between Serve and the application in a replica: it begins when the model is loaded, gives browsers the
+cookie by which they come back, and ends streams that have no end of their own, for which a leaving replica would wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from notso.cluster.affinity import SESSION, browser, new_cookie
+from notso.cluster.plan import ENVIRONMENT
+from notso.web.edge.errors import is_api_path
+
+logger = logging.getLogger("notso.cluster")
+
+ENDLESS = "/feed"
+"""What a page listens to as long as it is open."""
+FEED_SECONDS = 20.0
+"""Then a page asks again, with the number it saw last: of another replica where this one is leaving."""
+
+
+class Front:
+    """`ready` returns when questions can be answered, or raises; `leave` when all that runs has ended."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        ready: Callable[[], Awaitable[None]],
+        leave: Callable[[], Awaitable[None]],
+        feed_seconds: float = FEED_SECONDS,
+    ) -> None:
+        self._app = app
+        self._ready, self._leave = ready, leave
+        self._feed_seconds = feed_seconds
+        self._warned = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+            return
+        if not self._warned and all(name != SESSION for name, _ in scope["headers"]):
+            self._warned = True
+            logger.warning("requests come without a session: Ray was started without %s", ", ".join(ENVIRONMENT))
+        if scope["path"] == ENDLESS:
+            await self._for_a_while(scope, receive, send)
+        elif not is_api_path(scope["path"]):
+            await self._app(scope, receive, _with_cookie(scope, send))
+        else:
+            await self._app(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_last() -> Message:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self._leave()
+            return message
+
+        async def send_when_ready(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                await self._ready()
+            await send(message)
+
+        await self._app(scope, receive_last, send_when_ready)
+
+    async def _for_a_while(self, scope: Scope, receive: Receive, send: Send) -> None:
+        ended = False
+
+        async def note_end(message: Message) -> None:
+            nonlocal ended
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await asyncio.wait_for(self._app(scope, receive, note_end), self._feed_seconds)
+        except TimeoutError:
+            if not ended:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _with_cookie(scope: Scope, send: Send) -> Send:
+    headers = dict(scope["headers"])
+    if browser(headers.get(b"cookie", b"")) is not None or b"text/html" not in headers.get(b"accept", b""):
+        return send
+
+    async def send_with_cookie(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"set-cookie", new_cookie())]}
+        await send(message)
+
+    return send_with_cookie

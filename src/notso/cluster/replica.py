@@ -1,0 +1,93 @@
+"""One replica: the application and its engine in one process, which Serve starts, asks for its health and ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from notso.cluster.autoscaling import METRIC
+from notso.cluster.front import Front
+from notso.cluster.heartbeat import Heartbeat
+from notso.cluster.plan import DEPLOYMENT
+from notso.smollm3 import Engine, EngineConfig, EngineError
+from notso.web.app import Parts, begin_stopping, create_app
+from notso.web.values.errors import SettingsError
+from notso.web.values.settings import Settings
+
+ALONE = "several replicas need DATABASE_URL and VALKEY_URL where Ray was started on each machine"
+
+
+@serve.ingress()
+class Replica:
+    """chosen: the arguments of `build`."""
+
+    def __init__(self, chosen: Mapping[str, Any]) -> None:
+        self._settings = _settings(chosen)
+        self._config = EngineConfig(**chosen["engine"])
+        self._heartbeat = Heartbeat()
+        self._parts: Parts
+
+    def __serve_build_asgi_app__(self) -> Front:
+        app = create_app(self._load, self._settings)
+        self._parts = app.state.parts
+        return Front(app, ready=self._ready, leave=self._leave)
+
+    async def check_health(self) -> None:
+        """Raises EngineError where no question would be answered."""
+        host = self._parts.shared.engine
+        if host.state == "failed":
+            raise EngineError(host.failure)
+        if (stats := host.stats()) is not None:
+            self._heartbeat.beat(stats, time.monotonic())
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What the engine has to do."""
+        stats = self._parts.shared.engine.stats()
+        running = stats.running if stats is not None else 0
+        return {METRIC: float(max(running, 0) + self._parts.shared.requests.waiting)}
+
+    def _load(self) -> Engine:
+        self._settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept = str(self._settings.directory / "kv") if self._config.cache_bytes else None
+        return Engine.load(replace(self._config, cache_dir=kept))
+
+    async def _ready(self) -> None:
+        host = self._parts.shared.engine
+        await host.settled()
+        if host.state == "failed":
+            raise EngineError(host.failure)
+
+    async def _leave(self) -> None:
+        await begin_stopping(self._parts)
+
+
+def build(chosen: dict[str, Any]) -> Any:
+    """Serve's application, of the `args` of its configuration (see plan.serve_config)."""
+    return serve.deployment(name=DEPLOYMENT)(Replica).bind(chosen)
+
+
+def _settings(chosen: Mapping[str, Any]) -> Settings:
+    asked = chosen["settings"]
+    directory = Path(asked["data_dir"]) if asked.get("data_dir") else Settings().directory
+    if chosen["per_machine"] > 1:  # each has a folder of its own
+        directory = directory / f"replica-{serve.get_replica_context().rank.local_rank}"
+    key_file = asked.get("api_key_file")
+    settings = Settings(
+        host=asked["host"],
+        port=asked["port"],
+        data_dir=directory,
+        database_url=os.environ.get("DATABASE_URL") or None,
+        valkey_url=os.environ.get("VALKEY_URL") or None,
+        api_key=Path(key_file).read_text("utf-8").strip() if key_file else os.environ.get("NOTSO_API_KEY") or None,
+        allowed_hosts=tuple(asked.get("allowed_hosts", ())),
+        trusted_proxies=tuple(asked.get("trusted_proxies", ())),
+    )
+    if chosen["has_several"] and not (settings.database_url and settings.valkey_url):
+        raise SettingsError(ALONE, setting="database_url")
+    return settings

@@ -1,0 +1,38 @@
+"""`notso cluster` where Ray is not installed, and what it prints for those who start Serve themselves."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from notso.cli import exit_codes
+from notso.cli.app import run_command_line
+
+
+def test_the_configuration_is_printed_without_ray(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["cluster", "up", "--replicas", "3", "--release", "7", "--allow-host", "chat.example.com", "--dry-run"]
+    assert run_command_line(asked) == exit_codes.DONE
+    config = json.loads(capsys.readouterr().out)
+    [application] = config["applications"]
+    assert application["args"]["release"] == "7" and application["deployments"][0]["num_replicas"] == 3
+    assert application["args"]["settings"]["allowed_hosts"] == ["chat.example.com"]
+    assert config["proxy_location"] == "EveryNode"
+
+
+@pytest.mark.parametrize("action", ["up", "down", "status"])
+def test_what_is_missing_is_named(
+    action: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not there
+    monkeypatch.delitem(sys.modules, "notso.cluster.control", raising=False)
+    for name in ("RAY_AUTH_MODE", "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "")  # it sets them where they are not
+    assert run_command_line(["cluster", action]) == exit_codes.FAILED
+    assert "pip install 'notso-smollm3-bot[ray]'" in capsys.readouterr().err
+
+
+def test_fewer_at_most_than_at_least_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["cluster", "up", "--replicas", "4", "--max-replicas", "2", "--dry-run"])
+    assert "max_replicas must not be below replicas" in capsys.readouterr().err
