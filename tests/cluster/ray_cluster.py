@@ -56,6 +56,13 @@ class RayCluster:
         self._options += ["--threads", "1", "--json"]
         self._process = self._start("up", *self._options)
         self._parts.callback(self._end)
+        try:
+            self._read_address()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_address(self) -> None:
         assert self._process.stdout is not None
         told = json.loads(self._process.stdout.readline() or "{}")
         assert told.get("event") == "open", told
@@ -107,7 +114,8 @@ class RayCluster:
         return httpx.get(self.url + path, headers=headers, timeout=60)
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "notso", "cluster", *arguments]
+        ends_with_us = ["setpriv", "--pdeathsig", "KILL"]
+        command = [*ends_with_us, sys.executable, "-m", "notso", "cluster", *arguments]
         return subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE, text=True)
 
     def _end(self) -> None:

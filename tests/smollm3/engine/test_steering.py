@@ -148,6 +148,7 @@ def test_statistics_come_back_to_rest(demo_engine: Engine) -> None:
     after = demo_engine.stats()
     assert (after.running, after.waiting, after.kv_blocks_used) == (0, 0, 0)
     assert after.generated_tokens_total > before.generated_tokens_total
+    assert after.steps_total > before.steps_total
     assert after.cached_tokens_total > before.cached_tokens_total
 
 
