@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from notso.cli import engines, exit_codes, options, terminal
-from notso.cli.batch_files import MAX_LINE_BYTES, BatchInput, BatchOutput, RequestLine
+from notso.cli.batch_files import BatchInput, BatchOutput
+from notso.cli.batch_run import BatchRun
 from notso.cli.interruption import Interruption
 
 if TYPE_CHECKING:
     from notso.cli.batch_elsewhere import Tally
-    from notso.smollm3.engine.engine import Engine
-    from notso.smollm3.output.generation import Generation
-    from notso.web.api.chat_completions.request import ChatRequest
-    from notso.web.api.shared.completion import Completion
-    from notso.web.edge.api_error import ApiError
 
 EXAMPLES = """\
   notso batch questions.jsonl answers.jsonl
   notso batch --model SmolLM3-Q4_K_M.gguf --json in.jsonl out.jsonl"""
-
-URL = "/v1/chat/completions"
-_LOOK_SECONDS = 0.2  # how often Ctrl-C is asked for while nothing happens
-_AHEAD = 2  # requests handed to the engine for each that it can write at once, so that it never waits for us
 
 
 def batch(
@@ -95,187 +84,6 @@ def batch(
     if interruption.requested():
         terminal.note("Stopped; the same command goes on from here.")
         raise typer.Exit(exit_codes.INTERRUPTED)
-
-
-class Lines(Protocol):
-    """What is asked."""
-
-    ids: set[str]
-
-    def lines(self) -> Iterable[RequestLine]: ...
-
-
-class Answers(Protocol):
-    """Where answers go; `done` holds the ids of those that are there."""
-
-    done: set[str]
-
-    def write(self, answer: dict[str, Any]) -> None: ...
-
-
-class _Asked:
-    """A request on its way: one generation for each of its choices."""
-
-    def __init__(self, line: RequestLine, request: ChatRequest) -> None:
-        self.line = line
-        self.request = request
-        self.generations: list[Generation] = []
-
-    @property
-    def finished(self) -> bool:
-        return all(generation.finished for generation in self.generations)
-
-    def stop(self) -> None:
-        for generation in self.generations:
-            generation.stop()
-
-
-class BatchRun:
-    """One pass over the input. `answered` lines got an answer, `failed` ones an error."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        source: Lines,
-        sink: Answers,
-        interruption: Interruption,
-        report: terminal.Progress,
-    ) -> None:
-        self.answered = 0
-        self.failed = 0
-        self._engine = engine
-        self._source = source
-        self._sink = sink
-        self._interruption = interruption
-        self._report = report
-        self._under_way: dict[_Asked, None] = {}  # in the order they were asked
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def answer_all(self) -> None:
-        """Until every line has an answer in the output, or Ctrl-C."""
-        self._tell()
-        most = _AHEAD * max(1, self._engine.info.max_num_seqs)
-        try:
-            for line in self._missing():
-                while len(self._under_way) >= most and not self._interruption.requested():
-                    self._finalise()
-                if self._interruption.requested():
-                    return
-                self._ask(line)
-            while self._under_way and not self._interruption.requested():
-                self._finalise()
-        finally:
-            for asked in self._under_way:
-                asked.stop()
-
-    def _missing(self) -> Iterator[RequestLine]:
-        return (line for line in self._source.lines() if line.id not in self._sink.done)
-
-    def _ask(self, line: RequestLine) -> None:
-        from notso.smollm3.errors import NotsoError
-        from notso.web.edge.api_error import ApiError, api_error_of
-
-        asked = None
-        try:
-            asked = _Asked(line, read_request(line))
-            request = asked.request
-            options = request.options_for(line.id if request.fresh else "", "background")
-            for prompt, params in request.choices:
-                asked.generations.append(self._engine.submit(prompt, params, options))
-        except (ApiError, NotsoError) as error:
-            if asked is not None:
-                asked.stop()  # choices that were taken in before one was refused
-            self._write(line, _failure(line, api_error_of(error)))
-            return
-        self._under_way[asked] = None
-        for generation in asked.generations:
-            generation.subscribe(lambda: self._news.put(None) if asked.finished else None)
-
-    def _finalise(self) -> None:
-        """Wait a little for something to end, and write down what has."""
-        with contextlib.suppress(queue.Empty):
-            self._news.get(timeout=_LOOK_SECONDS)
-        ended = [asked for asked in self._under_way if asked.finished]
-        for asked in ended:
-            if self._interruption.requested():
-                return  # stopped answers are not whole ones
-            del self._under_way[asked]
-            self._write(asked.line, self._answer(asked))
-
-    def _answer(self, asked: _Asked) -> dict[str, Any]:
-        from notso.smollm3.errors import NotsoError
-        from notso.web.api.shared.completion import Completion, collect, fingerprint
-        from notso.web.api.shared.ignored import ignored_headers
-        from notso.web.edge.api_error import api_error_of
-        from notso.web.engine.model_names import model_id
-
-        info = self._engine.info
-        try:
-            raw, weighed = asked.request.raw_thinking, asked.request.options.top_logprobs is not None
-            choices = [
-                collect(generation.read(0), raw_thinking=raw, logprobs=weighed) for generation in asked.generations
-            ]
-        except NotsoError as error:
-            asked.stop()  # the other choices are of no use
-            return _failure(asked.line, api_error_of(error))
-        completion: Completion = Completion(model_id(info), fingerprint(info))
-        answer = _response(asked.line, 200, completion.body(choices, asked.request.reasoning_mode)) | {"error": None}
-        if ignored := ignored_headers(asked.request):
-            answer["response"]["headers"] = ignored
-        return answer
-
-    def _write(self, line: RequestLine, answer: dict[str, Any]) -> None:
-        self._sink.write(answer)
-        if answer["error"] is None:
-            self.answered += 1
-        else:
-            self.failed += 1
-        self._tell()
-
-    def _tell(self) -> None:
-        self._report("answering", len(self._sink.done), len(self._source.ids))
-
-
-def read_request(line: RequestLine) -> ChatRequest:
-    """What a line asks for. Raises ApiError that names what is wrong with it."""
-    from notso.web.api.chat_completions.request import parse_chat_request
-    from notso.web.api.request_fields.strict_json import parse_object
-    from notso.web.edge.api_error import ApiError
-
-    if line.content is None:
-        raise ApiError(413, "request_too_large", f"the line is longer than {MAX_LINE_BYTES:,} bytes")
-    entry = parse_object(line.content)
-    if line.custom_id is None:
-        raise ApiError(400, "invalid_value", "custom_id must be a text that is not empty", param="custom_id")
-    if line.repeats:
-        raise ApiError(400, "invalid_value", "custom_id was used by an earlier line", param="custom_id")
-    unknown = next((name for name in entry if name not in ("custom_id", "method", "url", "body")), None)
-    if unknown is not None:
-        raise ApiError(400, "unsupported_parameter", f"{unknown[:80]} is not part of a batch line", param=unknown[:80])
-    if entry.get("method") != "POST":
-        raise ApiError(400, "invalid_value", "method must be POST", param="method")
-    if entry.get("url") != URL:
-        raise ApiError(400, "not_supported", f"url must be {URL}: nothing else can be asked in a batch", param="url")
-    if not isinstance(entry.get("body"), dict):
-        raise ApiError(400, "invalid_value", "body must be an object", param="body")
-    request = parse_chat_request(entry["body"])
-    if request.stream:
-        raise ApiError(400, "unsupported_parameter", "stream is not supported in a batch", param="stream")
-    return request
-
-
-def _failure(line: RequestLine, error: ApiError) -> dict[str, Any]:
-    report = {"code": error.code, "message": error.message}
-    return _response(line, error.status, error.body) | {"error": report}
-
-
-def _response(line: RequestLine, status: int, body: dict[str, Any]) -> dict[str, Any]:
-    request_id = line.id.replace("batch_req", "req")
-    return {
-        "id": line.id,
-        "custom_id": line.custom_id,
-        "response": {"status_code": status, "request_id": request_id, "body": body},
-    }
 
 
 def _report(source: BatchInput, there: int, answered: int, failed: int, as_json: bool) -> None:

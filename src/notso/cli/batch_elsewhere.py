@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from notso.cli import cluster, engines, terminal
-from notso.cli.batch import BatchRun
 from notso.cli.batch_files import BatchInput, BatchOutput, RequestLine
+from notso.cli.batch_run import BatchRun
 from notso.cli.interruption import Interruption
 
 SHARE = 32
