@@ -155,7 +155,7 @@ DatabaseUrl = Annotated[
 ]
 EngineApi = Annotated[
     bool,
-    typer.Option("--engine-api", help="Compute for front ends that show NOTSO_ENGINE_KEY."),
+    typer.Option("--engine-api", help="Compute for front ends (NOTSO_ENGINE_KEY)."),
 ]
 EngineUrl = Annotated[
     str | None,

@@ -160,7 +160,11 @@ def serve(
     log_format: Annotated[
         Literal["text", "json"],
         typer.Option(
-            "--log-format", envvar="NOTSO_LOG_FORMAT", show_envvar=False, help="The log on stderr (NOTSO_LOG_FORMAT)."
+            "--log-format",
+            envvar="NOTSO_LOG_FORMAT",
+            help="The log on stderr (NOTSO_LOG_FORMAT).",
+            show_envvar=False,
+            show_default=False,
         ),
     ] = "text",
     plain: options.Plain = False,
