@@ -205,3 +205,29 @@ def test_an_address_that_is_none_is_refused_in_a_sentence() -> None:
     assert isinstance(exchange_at(None), Alone)
     with pytest.raises(SettingsError, match="valkey_url is no address"):
         exchange_at("valkey://127.0.0.1:port")
+
+
+def test_it_ends_also_where_the_client_loses_a_cancellation(
+    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, reading = [], []
+
+    async def read() -> None:
+        reading.append(True)
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            lost.append(True)
+            if len(lost) > 1:
+                raise
+
+    async def run() -> None:
+        exchange = ValkeyExchange(valkey.url)
+        monkeypatch.setattr(exchange, "_read", read)
+        exchange.start()
+        await until(lambda: bool(reading))
+        async with asyncio.timeout(60):
+            await exchange.close()
+        assert len(lost) == 2
+
+    asyncio.run(run())

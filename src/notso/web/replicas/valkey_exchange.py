@@ -28,6 +28,7 @@ FAILURES = (ValkeyError, OSError, TimeoutError)
 ANSWER_SECONDS = 2.0
 """A server that does not answer for so long is away."""
 BLOCK_SECONDS = 1.0
+CANCEL_SECONDS = 0.5
 RETRY_SECONDS = 0.25
 SEND_SECONDS = 0.05
 """What there is to tell waits so long for more, and for a question's own answer to be on its way."""
@@ -172,9 +173,12 @@ class ValkeyExchange:
             self._tasks = [asyncio.create_task(each()) for each in (self._send, self._receive, self._renew)]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        pending = set(self._tasks)
+        while pending:  # Python 3.11's asyncio.wait_for, which the client uses, may lose a cancellation
+            for task in pending:
+                task.cancel()
+            done, pending = await asyncio.wait(pending, timeout=CANCEL_SECONDS)
+            await asyncio.gather(*done, return_exceptions=True)
         with suppress(*FAILURES):
             async with asyncio.timeout(CLOSE_SECONDS):
                 if not self._away:
