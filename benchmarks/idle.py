@@ -1,14 +1,16 @@
 """What a server holds and does while nobody asks: resident memory, wake-ups, and the seconds to the page's first byte.
 
-    python benchmarks/idle.py [--seconds 20] [MODEL.gguf]
+    python benchmarks/idle.py [--seconds 20] [--front-end] [MODEL.gguf]
 
-It begins a server of its own with the demo, or with that model, in a data directory that is thrown away. Wake-ups are
+It begins a server of its own with the demo, or with that model, in a data directory that is thrown away; or a front end
+beside such a server, which is ready by then and counts for nothing. Wake-ups are
 the voluntary context switches of all its threads, counted after so many seconds of rest. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import socket
@@ -40,6 +42,12 @@ def wait_for(address: str, server: subprocess.Popen[bytes]) -> float:
     raise SystemExit(f"{address} did not answer")
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def number(path: Path, name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+)", path.read_text(), re.MULTILINE)
     return int(found[1]) if found else 0
@@ -53,16 +61,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, help="default: the demo")
     parser.add_argument("--seconds", type=float, default=20.0, help="to count wake-ups in")
+    parser.add_argument("--front-end", action="store_true", help="measure one, whose engine is another server")
     options = parser.parse_args()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "notso", "serve", "--no-browser", "--port", str(port)]
-    command += ["--model", str(options.model)] if options.model else []
-    with tempfile.TemporaryDirectory() as data:
+    port, serving = free_port(), [sys.executable, "-m", "notso", "serve", "--no-browser", "--port"]
+    command = [*serving, str(port)]
+    model = ["--model", str(options.model)] if options.model else []
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with contextlib.ExitStack() as started, tempfile.TemporaryDirectory() as data:
+        variables = os.environ | {"NOTSO_DATA_DIR": data, "NOTSO_ENGINE_KEY": "of this measurement only"}
+        if options.front_end:
+            behind = free_port()
+            folder = started.enter_context(tempfile.TemporaryDirectory())
+            engine = [*serving, str(behind), "--engine-api", *model]
+            process = subprocess.Popen(engine, env=variables | {"NOTSO_DATA_DIR": folder}, **quiet)
+            started.callback(process.wait)
+            started.callback(process.terminate)
+            wait_for(f"http://127.0.0.1:{behind}/health", process)
+            command += ["--engine-url", f"http://127.0.0.1:{behind}"]
+        else:
+            command += model
         begun = time.monotonic()
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        server = subprocess.Popen(command, env=os.environ | {"NOTSO_DATA_DIR": data}, **quiet)
+        server = subprocess.Popen(command, env=variables, **quiet)
         try:
             page = wait_for(f"http://127.0.0.1:{port}/", server) - begun
             process = Path(f"/proc/{server.pid}")
@@ -78,8 +97,8 @@ def main() -> None:
         finally:
             server.terminate()
             server.wait()
-    machine = describe_machine()
-    print(f"{machine['cpu']}, Python {machine['python']}; {options.model or 'the demo'}")
+    machine, where = describe_machine(), ", computed elsewhere" if options.front_end else ""
+    print(f"{machine['cpu']}, Python {machine['python']}; {options.model or 'the demo'}{where}")
     print(f"first byte of the page {page:.2f} s ({spent:.2f} s of the processors), ready {ready:.2f} s")
     print(f"{resident:.1f} MB resident, {anonymous:.1f} MB of it not of files; {woken:.2f} wake-ups a second")
 

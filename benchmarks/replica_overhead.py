@@ -1,10 +1,12 @@
-"""What a Valkey server costs one machine that tells it of its turns: the first token, and the rate after it.
+"""What several servers cost where one would do: the first token, and the rate after it.
 
     python benchmarks/replica_overhead.py valkey://127.0.0.1:6379 --rounds 40
+    python benchmarks/replica_overhead.py --front-end --rounds 40
 
-Two servers with the demo model, one with the address and one without, are asked in turns through the chat page, as a
-browser does it; medians of all rounds count. Whatever else the machine does strikes both. The processor time of each
-server for a question, which other work hardly changes, is told beside.
+Two servers with the demo model, one that tells Valkey of its turns and one alone, or one behind a front end and one
+alone, are asked in turns through the chat page, as a browser does it; medians of all rounds count. Whatever else the
+machine does strikes both. The processor time of each server for a question, which other work hardly changes, is told
+beside. What was answered before its page came, as on a busy machine, is asked again.
 """
 
 from __future__ import annotations
@@ -29,13 +31,14 @@ QUESTION = "Tell me of NoPE, of GGUF files, and who you are."
 
 
 class Server:
-    """`notso serve`, with an address or without one."""
+    """`notso serve`, with further options."""
 
-    def __init__(self, folder: Path, valkey_url: str | None) -> None:
-        command = [sys.executable, "-m", "notso", "serve", "--port", "0", "--no-browser", "--json", "--threads", "1"]
-        command += ["--data-dir", str(folder), "--cache-disk", "0"]
-        command += ["--valkey-url", valkey_url] if valkey_url else []
+    def __init__(self, folder: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "notso", "serve", "--port", "0", "--no-browser", "--json"]
+        command += ["--data-dir", str(folder), *options]
+        command += [] if "--engine-url" in options else ["--threads", "1", "--cache-disk", "0"]
         environment = {name: value for name, value in os.environ.items() if name != "VALKEY_URL"}
+        environment["NOTSO_ENGINE_KEY"] = "of this measurement only"
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         assert self._process.stdout is not None
         self.url = next(
@@ -49,7 +52,9 @@ class Server:
         """Milliseconds from the question to the first word on its way, and tokens a second after it."""
         began = time.perf_counter()
         answer = self.client.post("/chats", data={"text": QUESTION, "key": new_id()}, follow_redirects=True)
-        [generation] = set(re.findall(r"/generations/([\w-]+)/events", answer.text))
+        generation = next(iter(re.findall(r"/generations/([\w-]+)/events", answer.text)), None)
+        if generation is None:
+            return self.ask()
         first, usage = 0.0, ""
         with self.client.stream("GET", f"/generations/{generation}/events") as events:
             for line in events.iter_lines():
@@ -73,31 +78,42 @@ class Server:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("valkey_url")
+    parser.add_argument("valkey_url", nargs="?")
+    parser.add_argument("--front-end", action="store_true", help="measure one, instead of Valkey")
     parser.add_argument("--rounds", type=int, default=40)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        servers = {"alone": Server(Path(folder) / "alone", None)}
-        servers["with Valkey"] = Server(Path(folder) / "shared", asked.valkey_url)
+        servers = {"alone": Server(Path(folder) / "alone")}
+        behind: list[Server] = []
+        if asked.front_end:
+            name, behind = "front end", [Server(Path(folder) / "engine", "--engine-api")]
+            servers[name] = Server(Path(folder) / "front", "--engine-url", behind[0].url)
+        else:
+            name = "with Valkey"
+            servers[name] = Server(Path(folder) / "shared", "--valkey-url", asked.valkey_url)
+        everybody = servers | ({"its engine": behind[0]} if behind else {})
         figures: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
         began: dict[str, float] = {}
         for number in range(asked.rounds + 2):
             if number == 2:
-                began = {name: server.cpu_ms() for name, server in servers.items()}
+                began = {name: server.cpu_ms() for name, server in everybody.items()}
             for name in sorted(servers, reverse=number % 2 == 1):
                 measured = servers[name].ask()
                 if number >= 2:
                     figures[name].append(measured)
-        cpu = {name: (server.cpu_ms() - began[name]) / asked.rounds for name, server in servers.items()}
-        for server in servers.values():
+        cpu = {name: (server.cpu_ms() - began[name]) / asked.rounds for name, server in everybody.items()}
+        for server in everybody.values():
             server.close()
+    second = list(figures)[1]
     for name, each in figures.items():
         first, rate = zip(*each, strict=True)
         print(
             f"{name}: first token {statistics.median(first):.1f} ms, then {statistics.median(rate):.1f} tokens/s;"
             f" {cpu[name]:.1f} ms of processor time for a question"
         )
-    differences = [b[0] - a[0] for a, b in zip(figures["alone"], figures["with Valkey"], strict=True)]
+    if "its engine" in cpu:
+        print(f"its engine: {cpu['its engine']:.1f} ms of processor time for a question")
+    differences = [b[0] - a[0] for a, b in zip(figures["alone"], figures[second], strict=True)]
     print(f"difference of the first token, median of pairs: {statistics.median(differences):+.1f} ms")
     print(json.dumps(describe_machine()))
 

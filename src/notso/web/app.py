@@ -23,7 +23,6 @@ from notso.plugins.plugin_set import Plugins
 from notso.web.api.chat_completions import routes as chat_completions
 from notso.web.api.completions import routes as text_completions
 from notso.web.api.engine import routes as engine_routes
-from notso.web.api.engine.sessions import FrontEnds
 from notso.web.api.llama_cpp import routes as llama_cpp
 from notso.web.api.messages import routes as anthropic_messages
 from notso.web.api.ollama import models as ollama_models
@@ -50,7 +49,7 @@ from notso.web.chat.suggestions import Suggestions
 from notso.web.chat.templates import Pages, is_fragment
 from notso.web.chat.titles import Titles
 from notso.web.choices import access_store_of, store_of, tracing_of
-from notso.web.edge.access import KeyRing, TruePeer, owner_of
+from notso.web.edge.access import TruePeer, owner_of
 from notso.web.edge.api_error import ApiError
 from notso.web.edge.assets import Assets
 from notso.web.edge.errors import ApiEdge, is_api
@@ -195,8 +194,7 @@ def create_app(
     ):
         app.include_router(router)
     if settings.engine_api:
-        app.state.front_ends, app.state.engine_ring = FrontEnds(parts.api), KeyRing(settings.engine_key)
-        app.include_router(engine_routes.router)
+        engine_routes.mount(app, parts.api)
     app.add_exception_handler(ApiError, _show_api_error)
     app.add_exception_handler(Problem, _show_problem)
     app.add_exception_handler(StorageError, _show_problem)

@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any, TypeVar, cast
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
 from notso.smollm3 import EngineError, NotsoError
 from notso.web.api.engine.sessions import Asked, FrontEnds
-from notso.web.edge.access import front_ends_only
+from notso.web.api.shared.services import ApiServices
+from notso.web.edge.access import KeyRing, front_ends_only
 from notso.web.engine.port import ChatEngine, PromptInput, RequestOptions, SamplingParams
 from notso.web.engine.remote.engine_link import WIRE_PATH
 from notso.web.engine.remote.wire_values import METHODS, packed, packed_error, types_of, unpacked
@@ -25,6 +26,13 @@ logger = logging.getLogger("notso.web.api")
 router = APIRouter(prefix=WIRE_PATH, dependencies=[Depends(front_ends_only)])
 
 T = TypeVar("T")
+
+
+def mount(app: FastAPI, services: ApiServices) -> None:
+    """Have an application compute for those that show the engine's key."""
+    app.state.front_ends = FrontEnds(services)
+    app.state.engine_ring = KeyRing(services.shared.settings.engine_key)
+    app.include_router(router)
 
 
 def front_ends(request: Request) -> FrontEnds:
