@@ -103,6 +103,15 @@ def test_a_session_that_nobody_began_is_not_known(engine: Any) -> None:
         assert "anew" in told["error"]["message"]
 
 
+def test_a_conversation_is_forgotten_also_by_a_model_that_was_unloaded(start: Start) -> None:
+    scripted = ScriptedEngine()
+    server = start(scripted, engine_api=True, engine_key=KEY, keep_alive_seconds=0.0)
+    server.wait(lambda: scripted.closed and server.shared.engine.state == "unloaded")
+    body = {"method": "clear_cache", "arguments": {"owner": "local", "conversation": "c"}}
+    assert server.client.post(f"{WIRE_PATH}/call", json=body, headers=SHOWN).json() == {"result": None}
+    assert scripted.cleared == [("local", "c")]
+
+
 def test_many_sessions_and_answers_are_bounded(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(messages: object, thinking: bool) -> Iterator[Event]:
         while True:

@@ -87,6 +87,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is lost is so before a second has passed, and a broken connection is not."""
     monkeypatch.setattr(engine_link, "LOST_SECONDS", 0.6)
     monkeypatch.setattr(engine_link, "RETRY_SECONDS", 0.02)
+    monkeypatch.setattr(engine_link, "LOST_RETRY_SECONDS", 0.05)
 
 
 @pytest.fixture

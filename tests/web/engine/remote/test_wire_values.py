@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from datetime import date
 from typing import Any, get_args
 
@@ -207,6 +207,12 @@ def test_each_value_comes_back_equal(kind: type, data: st.DataObject) -> None:
 @given(value=st.one_of(TEXT, st.lists(WHOLE), st.lists(MESSAGE, max_size=3)))
 def test_each_kind_of_prompt_comes_back_equal(value: PromptInput) -> None:
     assert unpacked(PromptInput, crossed(value)) == value
+
+
+def test_no_value_is_left_out() -> None:
+    stay_here = {"AdapterSource", "DownloadPlan", "EngineConfig", "KnownFile", "LocalModel", "ProcessMemory"}
+    there = {name for name in model.__all__ if is_dataclass(getattr(model, name))}
+    assert there - stay_here == {kind.__name__ for kind in STRATEGIES} - {"About", "Request"}
 
 
 def test_no_probability_of_a_first_token_is_still_none() -> None:

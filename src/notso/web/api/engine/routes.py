@@ -97,12 +97,12 @@ async def call(request: Request, ends: Ends) -> Response:
 
     async def answer() -> Response:
         name, arguments = await _read(request, ends, _called)
-        if name == "clear_cache" and "owner" in arguments:
-            await ends.services.shared.engine.clear_cache(**arguments)
-            return _told(None)
         running = ends.services.shared.requests.open("", counts=False)
         try:
             engine = await ends.load(running)
+            if name == "clear_cache" and "owner" in arguments:  # another model may have cached it too
+                await ends.services.shared.engine.clear_cache(**arguments)
+                return _told(None)
             work = partial(_result, engine, name, arguments)
             return _told(await ends.services.shared.large_work.run(work, len(await request.body())))
         finally:

@@ -34,6 +34,7 @@ SILENCE_SECONDS = 5.0
 """The engine says something each second."""
 LOST_SECONDS = 5.0
 RETRY_SECONDS = 0.2
+LOST_RETRY_SECONDS = 1.0
 MAX_LINE_BYTES = 64 * 1024 * 1024
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
@@ -288,8 +289,9 @@ class EngineLink:
             broken = broken or time.monotonic()
             if not self._closed:
                 self._note_trouble(trouble, is_final or time.monotonic() - broken >= LOST_SECONDS)
+                again = began + (RETRY_SECONDS if self.is_up else LOST_RETRY_SECONDS)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed, max(0.0, began + RETRY_SECONDS - time.monotonic()))
+                    self._changed.wait_for(lambda: self._closed, max(0.0, again - time.monotonic()))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         """As they come. Raises one of FAILURES, EngineError or ValueError."""
@@ -353,12 +355,13 @@ class EngineLink:
     def _note_trouble(self, trouble: str, is_lost: bool) -> None:
         """The connection is broken; for a while that harms nobody."""
         was_up = self.is_up
+        if trouble != self.trouble and (is_lost or not was_up):
+            logger.warning("%s", trouble)
         if is_lost or not was_up:
             with self._changed:
                 self.trouble, self.is_up, self._tried = trouble, False, True
                 self._changed.notify_all()
         if is_lost and was_up:
-            logger.warning("%s", trouble)
             self._break_calls()
             self._end_all(trouble)
             self._when_changed()
