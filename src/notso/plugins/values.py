@@ -75,7 +75,7 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True)
 class PageResponse:
-    """What is shown: at most 1 MiB. The server's own content policy holds for it: no scripts within, no other hosts."""
+    """What is shown: at most 1 MiB. A content policy holds for it: no scripts, no other hosts."""
 
     body: str
     media_type: str = "text/html"

@@ -154,6 +154,14 @@ def test_nobody_is_shut_out_by_sign_ins_that_others_begin(serve: Callable[..., A
     assert client.get(back).status_code == 200
 
 
+def test_cookies_are_secure_where_browsers_come_by_https(serve: Callable[..., Any], provider: Provider) -> None:
+    """Also where a proxy in front speaks http to us and is not believed."""
+    for address, is_secure in (("https://notso.example", True), ("http://127.0.0.1", False)):
+        server = serve(public_url=address)
+        assert ("secure" in browser(server).get("/login/oidc").headers["set-cookie"].lower()) is is_secure
+        server.close()
+
+
 def test_a_sign_in_lasts_ten_minutes(
     serve: Callable[..., Any], provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,8 @@ def test_a_person_has_chats_of_their_own(server: Any) -> None:
     assert client.get("/v1/models").status_code == 401
     assert client.get("/v1/models", headers=badge).status_code == 200
     assert client.get("/v1/models", headers={"X-Badge": "odd"}).status_code == 401
+    for two in (("wave", "odd"), ("odd", "wave")):
+        assert client.get("/v1/models", headers=[("X-Badge", each) for each in two]).status_code == 401
     made = client.post("/chats", data={"text": "Hello", "key": new_id()}, headers=badge)
     assert made.status_code == 303
     where = made.headers["location"]

@@ -52,6 +52,8 @@ class OidcProvider:
         self._settings = settings
         self._secret = settings.secret()
         self._operators = operators
+        self.is_https = settings.public_url.lower().startswith("https:")
+        """Whether browsers find this server by https, whatever a proxy in front makes of it."""
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
         self._trusted = httpx.create_ssl_context(trust_env=False)  # once: reading it takes a while
         self._own = secrets.token_bytes(32)

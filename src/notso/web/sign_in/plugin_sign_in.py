@@ -22,10 +22,10 @@ class PluginSignIn:
         self._process = process
 
     async def __call__(self, request: Request) -> Caller | None:
-        given = {
-            "address": request.client.host if request.client else "",
-            "headers": {name.lower(): value for name, value in request.headers.items()},
-        }
+        headers: dict[str, str] = {}
+        for name, value in request.headers.items():  # one that comes twice is shown whole: none can hide another
+            headers[name.lower()] = f"{headers[name.lower()]}, {value}" if name.lower() in headers else value
+        given = {"address": request.client.host if request.client else "", "headers": headers}
         try:
             name = await call_plugin(self._process, "sign_in", given, "signing in", SIGN_IN_SECONDS)
         except PluginError:

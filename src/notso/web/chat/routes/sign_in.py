@@ -23,7 +23,9 @@ FLOW_SECONDS = 600
 
 
 class Provider(Protocol):
-    """An OpenID provider. Methods raise SignInError."""
+    """An OpenID provider. Methods raise SignInError. `is_https`: browsers come back by https."""
+
+    is_https: bool
 
     async def begin(self, browser: str) -> str:
         """Where to send a browser."""
@@ -48,7 +50,7 @@ async def login(request: Request, services: Services) -> Response:
         await _audit(request, services, "nobody", "showed a wrong key")
         return await _ask(request, services, 403, words["login_wrong"])
     response = RedirectResponse("/", 303)
-    await _begin_session(request, services, response, caller)
+    await _begin_session(request, services, response, caller, secure=_is_secure(request))
     return response
 
 
@@ -56,14 +58,12 @@ async def login(request: Request, services: Services) -> Response:
 async def go_to_provider(request: Request, services: Services) -> Response:
     """To the provider, with a cookie by which the browser is known when it comes back."""
     provider = _provider(request)
-    browser = secrets.token_urlsafe(32)
+    browser, secure = secrets.token_urlsafe(32), provider.is_https or _is_secure(request)
     try:
         response = RedirectResponse(await provider.begin(browser), 303)
     except SignInError as error:
         return await _ask(request, services, 502, str(error))
-    response.set_cookie(
-        FLOW_COOKIE, browser, FLOW_SECONDS, path="/login", httponly=True, samesite="lax", secure=_is_secure(request)
-    )
+    response.set_cookie(FLOW_COOKIE, browser, FLOW_SECONDS, path="/login", httponly=True, samesite="lax", secure=secure)
     return response
 
 
@@ -71,18 +71,19 @@ async def go_to_provider(request: Request, services: Services) -> Response:
 async def come_back(request: Request, services: Services) -> Response:
     """From the provider. The page that follows leads on by itself: a cookie that only our own pages send would not come
     along where another site sent the browser."""
-    query = request.query_params
+    query, provider = request.query_params, _provider(request)
+    secure = provider.is_https or _is_secure(request)
     browser = request.cookies.get(FLOW_COOKIE, "")
     try:
         if "error" in query:
             raise SignInError(words["login_refused"])
-        caller = await _provider(request).finish(browser, query.get("state", ""), query.get("code", ""))
+        caller = await provider.finish(browser, query.get("state", ""), query.get("code", ""))
     except SignInError as error:
         await _audit(request, services, "nobody", "could not sign in")
         return await _ask(request, services, 403, str(error))
     response = await services.pages.respond(request, "signed_in.html")
-    response.delete_cookie(FLOW_COOKIE, path="/login", httponly=True, samesite="lax", secure=_is_secure(request))
-    await _begin_session(request, services, response, caller)
+    response.delete_cookie(FLOW_COOKIE, path="/login", httponly=True, samesite="lax", secure=secure)
+    await _begin_session(request, services, response, caller, secure=secure)
     return response
 
 
@@ -98,10 +99,12 @@ async def logout(request: Request, services: Services) -> Response:
     return response
 
 
-async def _begin_session(request: Request, services: ChatServices, response: Response, caller: Caller | None) -> None:
+async def _begin_session(
+    request: Request, services: ChatServices, response: Response, caller: Caller | None, *, secure: bool
+) -> None:
     ring: KeyRing = request.app.state.key_ring
     token = await (ring.new_session(caller) if caller is not None else ring.new_session())
-    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=_is_secure(request))
+    response.set_cookie(COOKIE, token, httponly=True, samesite="strict", secure=secure)
     if caller is not None:
         await _audit(request, services, caller.owner, "signed in")
 
