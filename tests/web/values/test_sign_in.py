@@ -42,6 +42,27 @@ def test_a_whole_file(tmp_path: Path) -> None:
     )
 
 
+def test_a_secrets_file_lies_beside_the_one_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the server was started."""
+    folder = tmp_path / "settings"
+    folder.mkdir()
+    (folder / "oidc-secret").write_text("hush\n")
+    (folder / "sign-in.toml").write_text(WHOLE.replace("SECRET", "oidc-secret"))
+    monkeypatch.chdir(tmp_path)
+    oidc = read_sign_in(Path("settings/sign-in.toml")).oidc
+    assert oidc is not None and oidc.secret() == "hush"
+
+
+def test_rules_change_with_who_may_come_in() -> None:
+    def rules(operators: tuple[str, ...] = (), **given: object) -> str:
+        oidc = {"issuer": "https://a.b", "client_id": "x", "public_url": "https://c.d"} | given
+        return SignInSettings(operators=operators, oidc=OidcSettings(**oidc)).rules  # type: ignore[arg-type]
+
+    others = (rules(("ann",)), rules(allowed=("ann",)), rules(claim="email"), rules(issuer="https://e.f"))
+    assert len({rules(), SignInSettings().rules, *others}) == 6
+    assert rules() == rules(client_secret_file="elsewhere") == rules(public_url="https://g.h")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -55,7 +55,7 @@ def sign_in_ways(
         keys=GivenKeys(store) if store is not None else None,
         gate=accounts,
         asks_who=chosen.asks_who,
-        rules=repr(chosen),
+        rules=chosen.rules,
     )
     return SignInWays(ring, accounts, _oidc(settings))
 

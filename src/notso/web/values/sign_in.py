@@ -6,7 +6,7 @@ import ipaddress
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -95,9 +95,17 @@ class SignInSettings:
         """Whether nobody comes in without being known."""
         return self.require_key or self.proxy is not None or self.oidc is not None
 
+    @property
+    def rules(self) -> str:
+        """Who may come in by a session, and as what: a text that is another where that changes."""
+        oidc = self.oidc
+        known = (oidc.issuer, oidc.client_id, oidc.claim, sorted(oidc.allowed)) if oidc is not None else ()
+        return repr((sorted(self.operators), known))
+
 
 def read_sign_in(path: Path) -> SignInSettings:
-    """The settings of a TOML file. Raises SettingsError, which names what is wrong."""
+    """The settings of a TOML file; a file that it names lies beside it. Raises SettingsError, which names what is
+    wrong."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise SettingsError(f"{path}: more than {MAX_BYTES >> 20} MiB are not read", setting="sign_in")
@@ -106,7 +114,10 @@ def read_sign_in(path: Path) -> SignInSettings:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", setting="sign_in") from None
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{path}: {' '.join(str(error).split())}", setting="sign_in") from None
-    tables: dict[str, Any] = {"proxy": _made(ProxySignIn, given, "proxy"), "oidc": _made(OidcSettings, given, "oidc")}
+    oidc = _made(OidcSettings, given, "oidc")
+    if oidc is not None and oidc.client_secret_file:
+        oidc = replace(oidc, client_secret_file=str(path.parent / oidc.client_secret_file))
+    tables: dict[str, Any] = {"proxy": _made(ProxySignIn, given, "proxy"), "oidc": oidc}
     return _checked(SignInSettings, given | tables, "")
 
 
