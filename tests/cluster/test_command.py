@@ -21,6 +21,15 @@ def test_the_configuration_is_printed_without_ray(capsys: pytest.CaptureFixture[
     assert config["proxy_location"] == "EveryNode"
 
 
+def test_several_with_nothing_between_them_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("VALKEY_URL", raising=False)
+    assert run_command_line(["cluster", "up", "--replicas", "2"])
+    assert "several replicas need DATABASE_URL and VALKEY_URL" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("action", ["up", "down", "status"])
 def test_what_is_missing_is_named(
     action: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

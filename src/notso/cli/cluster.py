@@ -21,6 +21,7 @@ EXAMPLES = """\
   notso cluster up --address auto --replicas 8
   notso cluster down --address auto"""
 
+BETWEEN = ("DATABASE_URL", "VALKEY_URL")
 MISSING = "Ray is not installed: pip install 'notso-smollm3-bot[ray]'"
 
 
@@ -78,7 +79,8 @@ def cluster(
     DATABASE_URL and VALKEY_URL, and with --host NOTSO_API_KEY, in the environment in which Ray is started on each
     machine: the configuration holds no secret. Files are named as each machine has them.
     """
-    from notso.cluster.plan import ClusterPlan, serve_config
+    from notso.cluster.plan import NOTHING_BETWEEN, ClusterPlan, serve_config
+    from notso.web.values.errors import SettingsError
 
     if action != "up":
         _ask(action, address or "auto", as_json)
@@ -110,6 +112,8 @@ def cluster(
         },
     )
     config = serve_config(plan)
+    if not dry_run and address is None and plan.has_several and not all(map(os.environ.get, BETWEEN)):
+        raise SettingsError(NOTHING_BETWEEN, setting="database_url")
     if dry_run:
         terminal.say(json.dumps(config, indent=2))  # which is YAML, too
         return

@@ -101,12 +101,12 @@ def status() -> Status:
 
 def end() -> None:
     """Let what runs end, then take Serve away. Ray stays."""
-    with contextlib.suppress(serve.exceptions.RayServeException):  # nothing was there
+    with contextlib.suppress(serve.exceptions.RayServeException, RayError):  # nothing is there, or not any more
         serve.delete(APPLICATION)
-    serve.shutdown()
+        serve.shutdown()
 
 
 def _reason(found: Status) -> str:
     lines = [line.strip() for line in found.message.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
-    return (errors or lines or ["Serve does not say why"])[-1]
+    return (errors or lines or ["Serve does not say why"])[-1].rpartition("Error: ")[2]

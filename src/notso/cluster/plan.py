@@ -9,6 +9,7 @@ from typing import Any
 from notso.web.values.errors import SettingsError
 
 APPLICATION, DEPLOYMENT = "notso", "replica"
+NOTHING_BETWEEN = "several replicas need DATABASE_URL and VALKEY_URL in the environment of each machine's Ray"
 GRACE_SECONDS = 120.0
 """So long may answers that run when a replica is told to leave go on; it waits for the streams of its pages, too."""
 OPEN_REQUESTS = 1000

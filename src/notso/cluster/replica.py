@@ -14,13 +14,11 @@ from ray import serve
 from notso.cluster.autoscaling import METRIC
 from notso.cluster.front import Front
 from notso.cluster.heartbeat import Heartbeat
-from notso.cluster.plan import DEPLOYMENT
+from notso.cluster.plan import DEPLOYMENT, NOTHING_BETWEEN
 from notso.smollm3 import Engine, EngineConfig, EngineError
 from notso.web.app import Parts, begin_stopping, create_app
 from notso.web.values.errors import SettingsError
 from notso.web.values.settings import Settings
-
-ALONE = "several replicas need DATABASE_URL and VALKEY_URL where Ray was started on each machine"
 
 
 @serve.ingress()
@@ -89,5 +87,5 @@ def _settings(chosen: Mapping[str, Any]) -> Settings:
         trusted_proxies=tuple(asked.get("trusted_proxies", ())),
     )
     if chosen["has_several"] and not (settings.database_url and settings.valkey_url):
-        raise SettingsError(ALONE, setting="database_url")
+        raise SettingsError(NOTHING_BETWEEN, setting="database_url")
     return settings
