@@ -10,7 +10,7 @@ MOST = 20
 WINDOW_SECONDS = 60.0
 """Twenty lines or tracebacks of one kind a minute show what is the matter; a log without end fills the disk."""
 MAX_KINDS = 256
-CAUSED_BY_CLIENTS = ("asyncio", "uvicorn.error", "notso.web.connections")
+CAUSED_BY_CLIENTS = ("asyncio", "uvicorn.error", "notso.web.connections", "notso.web.access")
 
 
 class LogPace(logging.Filter):
