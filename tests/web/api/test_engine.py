@@ -112,6 +112,18 @@ def test_a_conversation_is_forgotten_also_by_a_model_that_was_unloaded(start: St
     assert scripted.cleared == [("local", "c")]
 
 
+def test_a_session_that_is_never_read_ends(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its front end left before the first line was asked of it."""
+    monkeypatch.setattr(sessions, "SESSION_SECONDS", 0.01)
+    ends = engine.app.state.front_ends
+
+    async def begin() -> None:
+        ends.session("s")
+
+    engine.on_loop(begin)
+    engine.wait(lambda: not ends._sessions)
+
+
 def test_many_sessions_and_answers_are_bounded(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def endless(messages: object, thinking: bool) -> Iterator[Event]:
         while True:

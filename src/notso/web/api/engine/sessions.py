@@ -85,7 +85,7 @@ class Session:
         self._among = among
         self._answers: dict[int, _Answer] = {}
         self._stream = _Stream()
-        self._expires: asyncio.TimerHandle | None = None
+        self._expires = asyncio.get_running_loop().call_later(SESSION_SECONDS, among.remove, self)  # until it is read
 
     @property
     def _open(self) -> int:
@@ -145,8 +145,7 @@ class Session:
     async def lines(self, read: Mapping[int, int], pending: frozenset[int], up_to: int) -> AsyncIterator[bytes]:
         """All that there is to tell, from the events that were `read` on, for as long as this is the newest connection.
         What the front end does not know any more up to that number is ended."""
-        if self._expires is not None:
-            self._expires.cancel()
+        self._expires.cancel()
         old, self._stream = self._stream, _Stream(sent=dict(read))
         old.news.set()
         stream = self._stream
