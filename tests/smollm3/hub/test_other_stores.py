@@ -62,6 +62,23 @@ def test_every_store_is_looked_into(own_home: Path, model: bytes) -> None:
         registry.resolve_model("llama3:8b")
 
 
+def test_a_user_without_a_home_has_what_the_environment_names(
+    own_home: Path, model: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(number: int) -> object:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setenv("LLAMA_CACHE", str(own_home / "llama"))
+    (own_home / "llama").mkdir()
+    (own_home / "llama" / "SmolLM3.gguf").write_bytes(model)
+    with pytest.raises(RuntimeError):
+        Path.home()
+    assert [each.name for each in stored_models()] == ["SmolLM3"]
+
+
 def test_ollama_may_keep_its_models_elsewhere(own_home: Path, model: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(own_home / "elsewhere"))
     manifest(own_home / "elsewhere", "registry.ollama.ai/me/mine/v1", model)

@@ -60,7 +60,7 @@ def stored_models() -> list[StoredModel]:
 def _of_ollama() -> Iterator[StoredModel]:
     """Ollama keeps files by their hash, and names in manifests: registry/namespace/model/tag."""
     asked = os.environ.get("OLLAMA_MODELS")
-    roots = [Path(asked)] if asked else [Path.home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
+    roots = [Path(asked)] if asked else [_home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     for root in roots:
         for number, manifest in enumerate(_files(root / "manifests", "*/*/*/*")):
             if number == MAX_MANIFESTS:
@@ -86,12 +86,20 @@ def _ollama_blob(root: Path, manifest: Path) -> Path | None:
 
 def _of_folders() -> Iterator[StoredModel]:
     """LM Studio keeps files as publisher/repository/file, llama.cpp all in one folder."""
-    home, cache = Path.home(), Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home, cache = _home(), Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache")
     for root in (home / ".lmstudio/models", cache / "lm-studio/models"):
         for path in _files(root, "*/*/*.gguf"):
             yield StoredModel(f"{path.parent.parent.name}/{path.parent.name}/{path.stem}", path, "lm studio")
     for path in _files(Path(os.environ.get("LLAMA_CACHE") or cache / "llama.cpp"), "*.gguf"):
         yield StoredModel(path.stem, path, "llama.cpp")
+
+
+def _home() -> Path:
+    """The user's; of one who has none, as a service's number without a name, a folder that is not there."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/nonexistent")
 
 
 def _files(root: Path, pattern: str) -> list[Path]:
