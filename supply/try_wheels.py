@@ -18,7 +18,7 @@ import shutil
 import time
 from pathlib import Path
 
-from bare_debian import USER, bare_root
+from bare_debian import USER, bare_root, copy_of
 from emulation import apart
 from target import MACHINES, PYTHONS, fetch
 
@@ -44,7 +44,8 @@ def in_root(root: Path, machine: str, command: str) -> tuple[float, str]:
 
 def tried(suite: str, machine: str, mirror: list[str]) -> tuple[list[str], tuple[str, str]]:
     """A row of the table; fingerprints of the answer and of the model."""
-    root = bare_root(suite, mirror, machine)
+    bare = bare_root(suite, mirror, machine)
+    root = copy_of(bare, f"{bare.name}-wheels")  # of which other trials find nothing
     fetch(PYTHONS[suite], machine, root / "home" / USER / "wheels")
     compilers = in_root(root, machine, "command -v cc gcc g++ clang make || true")[1]
     if compilers:
