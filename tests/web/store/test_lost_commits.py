@@ -213,13 +213,14 @@ def test_the_log_is_folded_in_when_idle_and_readers_are_not_waited_for(
         assert log.stat().st_size == 0, "so it is at the start"
         chat = a_chat("Kept")
         await store.add_turn(OWNER, a_turn(chat), chat)
-        await until(lambda: log.stat().st_size == 0)
-        assert store._writer is not None and not store._writer.unfolded
+        writer = store._writer
+        assert writer is not None
+        await until(lambda: log.stat().st_size == 0 and not writer.unfolded)
         reader = sqlite3.connect(f"file:{tmp_path / 'notso.db'}?mode=ro", uri=True, isolation_level=None)
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM chats").fetchone() == (1,)
         await store.set_title(OWNER, chat.id, "Changed")
-        assert not await asyncio.to_thread(fold, store._writer.connection)
+        assert not await asyncio.to_thread(fold, writer.connection)
         reader.execute("COMMIT")
         reader.close()
         await until(lambda: log.stat().st_size == 0)
