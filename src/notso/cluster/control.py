@@ -67,14 +67,13 @@ def deploy(config: Mapping[str, Any], until: Callable[[], bool]) -> bool:
         command = [sys.executable, "-m", "ray.serve.scripts", "run", "--non-blocking", "--address", where(), str(file)]
         told = subprocess.run(command, capture_output=True, text=True)
     if told.returncode:
-        last = (told.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise ClusterError(f"Serve did not take the configuration: {last}")
+        raise ClusterError(f"Serve did not take the configuration: {_reason(told.stderr)}")
     while not until():
         found = status()
         if found.state == "RUNNING":
             return True
         if found.state in ("DEPLOY_FAILED", "UNHEALTHY"):
-            raise ClusterError(f"the replicas did not start: {_reason(found)}")
+            raise ClusterError(f"the replicas did not start: {_reason(found.message)}")
         time.sleep(LOOK_SECONDS)
     return False
 
@@ -106,7 +105,8 @@ def end() -> None:
         serve.shutdown()
 
 
-def _reason(found: Status) -> str:
-    lines = [line.strip() for line in found.message.splitlines() if line.strip()]
+def _reason(said: str) -> str:
+    """The last error that Serve names, else its last line."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "Error: " in line]
-    return (errors or lines or ["Serve does not say why"])[-1].rpartition("Error: ")[2]
+    return (errors or lines or ["it does not say why"])[-1].rpartition("Error: ")[2]

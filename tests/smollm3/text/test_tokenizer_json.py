@@ -1,0 +1,85 @@
+"""A tokenizer.json beside the model: it has precedence where it fits, and is refused by name where it does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from notso.smollm3.errors import ModelFileError
+from notso.smollm3.text.tokenizer import Tokenizer
+
+
+def _write(folder: Path, data: object) -> Path:
+    (folder / "tokenizer.json").write_text(data if isinstance(data, str) else json.dumps(data))
+    return folder / "model.gguf"
+
+
+def test_a_tokenizer_json_beside_the_file_has_precedence(
+    tmp_path: Path, small_json: dict[str, Any], small_metadata: dict[str, Any], small_tokenizer: Tokenizer
+) -> None:
+    same = Tokenizer.from_gguf(small_metadata, _write(tmp_path, small_json))
+    text = "def encode(self, text): return <think> 12345 Grüße"
+    assert same.encode(text) == small_tokenizer.encode(text)
+    assert same.encode(text, control=True) == small_tokenizer.encode(text, control=True)
+    model = {**small_json["model"], "merges": [], "ignore_merges": False}
+    bytewise = Tokenizer.from_gguf(small_metadata, _write(tmp_path, {**small_json, "model": model}))
+    assert len(bytewise.encode(text)) == len(text.encode())
+    model = {**small_json["model"], "merges": [" ".join(merge) for merge in small_json["model"]["merges"]]}
+    older = Tokenizer.from_gguf(small_metadata, _write(tmp_path, {**small_json, "model": model}))
+    assert older.encode(text) == small_tokenizer.encode(text)
+
+
+def test_without_one_the_file_s_own_merges_serve(tmp_path: Path, small_metadata: dict[str, Any]) -> None:
+    assert Tokenizer.from_gguf(small_metadata, tmp_path / "model.gguf").encode("return")
+
+
+def _without(data: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda d: "{", "tokenizer.json beside the model does not fit it"),
+        (lambda d: "[]", "pre-tokeniser"),
+        (lambda d: "[" * 100_000, "does not fit"),
+        (lambda d: _without(d, "model"), "KeyError: 'model'"),
+        (lambda d: _without(d, "added_tokens"), "KeyError: 'added_tokens'"),
+        (lambda d: {**d, "normalizer": {"type": "NFC"}}, "not one we know"),
+        (lambda d: {**d, "pre_tokenizer": {"type": "ByteLevel"}}, "not one we know"),
+        (lambda d: json.dumps(d).replace(r"\\p{N}{1,3}", "(a+)+$"), "not one we know"),
+        (lambda d: {**d, "model": {**d["model"], "type": "Unigram"}}, "not plain BPE"),
+        (lambda d: {**d, "model": {**d["model"], "dropout": 0.1}}, "not plain BPE"),
+        (
+            lambda d: {**d, "model": {**d["model"], "vocab": {**d["model"]["vocab"], "€": 1200}}},
+            "token '€' has id 1200",
+        ),
+        (lambda d: {**d, "model": {**d["model"], "vocab": _without(d["model"]["vocab"], "!")}}, "'!' has id None"),
+        (lambda d: {**d, "added_tokens": d["added_tokens"][1:]}, "'<|begin_of_text|>' has id"),
+        (lambda d: {**d, "model": {**d["model"], "merges": [["q", "zzz"]]}}, "does not fit"),
+        (lambda d: {**d, "model": {**d["model"], "merges": [1]}}, "TypeError"),
+    ],
+)
+def test_a_tokenizer_json_that_does_not_fit_is_refused(
+    tmp_path: Path,
+    small_json: dict[str, Any],
+    small_metadata: dict[str, Any],
+    edit: Callable[[dict[str, Any]], object],
+    said: str,
+) -> None:
+    path = _write(tmp_path, edit(small_json))
+    with pytest.raises(ModelFileError) as raised:
+        Tokenizer.from_gguf(small_metadata, path)
+    assert said in str(raised.value)
+
+
+def test_a_huge_tokenizer_json_is_not_read(
+    tmp_path: Path, small_metadata: dict[str, Any], monkeypatch: pytest.MonkeyPatch, small_json: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("notso.smollm3.text.tokenizer.MAX_TOKENIZER_JSON_BYTES", 1000)
+    with pytest.raises(ModelFileError, match="larger than 1000 bytes"):
+        Tokenizer.from_gguf(small_metadata, _write(tmp_path, small_json))
