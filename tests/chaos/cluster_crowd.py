@@ -77,7 +77,7 @@ class Crowd:
             path = path or "/chats"
 
     async def _ask(self, path: str, text: str) -> str:
-        """Until it is acknowledged, with the same key: the chat's path."""
+        """Until it is acknowledged, with the same key: the chat's path; '' where no more fits into the chat."""
         key = new_id()
         while True:
             body = urlencode({"text": text, "key": key}).encode()
@@ -87,7 +87,7 @@ class Crowd:
                 if answer.status == 303:
                     self.asked[text] = answer.headers["location"]
                     return answer.headers["location"]
-                if answer.status == 409 and self.over:
+                if (answer.status == 409 and self.over) or (answer.status == 400 and path != "/chats"):
                     return ""
             await asyncio.sleep(PAUSE_SECONDS)
 

@@ -101,9 +101,9 @@ class RayCluster:
         return victim
 
     def wait_for_replicas(self, count: int, without: int) -> None:
-        """Until so many are there and answer, the killed one not counted."""
+        """Until so many are there and answer, the killed one not counted: Serve does so, too, for a second or two."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while without in (there := self.replicas()) or self.status()["replicas"] != {"RUNNING": count}:
+        while len(there := set(self.replicas()) - {without}) < count or self.status()["replicas"] != {"RUNNING": count}:
             assert time.monotonic() < deadline, (there, self.status())
             time.sleep(0.2)
 

@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 CHATS, READERS = 4, 2  # a person may read eight answers at once, and here it is one
-MOST_KILLS = 10
+MOST_KILLS = 20
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "affinity.py"
 WORDS = "a *question* of `several` words,\n\nand a second paragraph. " * 2
 
