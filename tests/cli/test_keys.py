@@ -13,13 +13,15 @@ Notso = Callable[..., Any]
 def test_a_key_is_added_listed_and_revoked(notso: Notso, tmp_path: Path) -> None:
     where = ("--data-dir", str(tmp_path / "data"))
     assert "no keys" in notso("keys", *where).out
-    limits = ("--tokens-per-day", "1000", "--requests-per-minute", "5", "--operator")
+    limits = ("--tokens-per-day", "1000", "--requests-per-minute", "5", "--requests-per-day", "40", "--operator")
     added = notso("keys", "add", "ann", *limits, *where)
     assert added.code == 0 and added.out.startswith("notso-") and "not shown again" in added.err
     listed = json.loads(notso("keys", "list", "--json", *where).out)
-    assert [(key["name"], key["tokens_per_day"], key["requests_per_minute"]) for key in listed] == [("ann", 1000, 5)]
+    (key,) = listed
+    assert (key["name"], key["tokens_per_day"], key["requests_per_minute"]) == ("ann", 1000, 5)
+    assert key["requests_per_day"] == 40
     shown = notso("keys", *where).out
-    assert "ann" in shown and "operator" in shown and added.out.strip() not in shown
+    assert "ann" in shown and " 40 " in shown and "operator" in shown and added.out.strip() not in shown
     again = notso("keys", "add", "ann", *where)
     assert again.code == 2 and "already" in again.err and len(again.err.splitlines()) == 1
     made = json.loads(notso("keys", "add", "bob", "--json", *where).out)

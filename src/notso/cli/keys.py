@@ -25,6 +25,9 @@ def keys(
     requests_per_minute: Annotated[
         int, typer.Option("--requests-per-minute", metavar="N", min=0, max=1_000_000, help="0: any number.")
     ] = 0,
+    requests_per_day: Annotated[
+        int, typer.Option("--requests-per-day", metavar="N", min=0, max=10**9, help="Of the model; 0: any number.")
+    ] = 0,
     tokens_per_day: Annotated[
         int, typer.Option("--tokens-per-day", metavar="N", min=0, max=10**12, help="Of prompts and answers; 0: any.")
     ] = 0,
@@ -52,7 +55,11 @@ def keys(
         _show(book.all(), as_json)
     elif action == "add":
         secret, key = book.add(
-            name, requests_per_minute=requests_per_minute, tokens_per_day=tokens_per_day, is_operator=operator
+            name,
+            requests_per_minute=requests_per_minute,
+            requests_per_day=requests_per_day,
+            tokens_per_day=tokens_per_day,
+            is_operator=operator,
         )
         if as_json:
             terminal.say_json({"key": secret, **asdict(key)})
@@ -71,9 +78,10 @@ def _show(found: list[ApiKey], as_json: bool) -> None:
     if as_json:
         terminal.say_json([asdict(key) for key in found])
         return
-    rows = [["name", "id", "a minute", "tokens a day", ""]]
+    rows = [["name", "id", "a minute", "a day", "tokens a day", ""]]
     for key in found:
         state = "revoked" if key.revoked_ms else "operator" if key.is_operator else ""
-        rows.append([key.name, key.id, str(key.requests_per_minute or "-"), str(key.tokens_per_day or "-"), state])
+        limits = (key.requests_per_minute, key.requests_per_day, key.tokens_per_day)
+        rows.append([key.name, key.id, *(str(limit or "-") for limit in limits), state])
     for line in terminal.columns(rows) if found else ["There are no keys; `notso keys add NAME` makes one."]:
         terminal.say(line)

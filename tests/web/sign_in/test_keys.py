@@ -156,6 +156,20 @@ def test_tokens_a_day_are_counted_and_begin_anew_at_midnight(start: Start, book:
     assert asked(server, secret).status_code == 200
 
 
+def test_requests_a_day_are_counted_and_begin_anew_at_midnight(start: Start, book: KeyBook) -> None:
+    secret = book.add("ann", requests_per_day=2, tokens_per_day=1_000_000)[0]
+    server = start(ScriptedEngine(), sign_in=MANY).ready()
+    accounts = server.shared.accounts
+    assert [asked(server, secret).status_code for _ in range(2)] == [200, 200]
+    refused = asked(server, secret)
+    assert refused.status_code == 429 and "2 of its 2 requests" in refused.json()["error"]["message"]
+    assert 0 < int(refused.headers["retry-after"]) <= 86_400
+    assert server.client.get("/v1/models", headers=bearer(secret)).status_code == 200
+    tomorrow = accounts._clock() + 86_400
+    accounts._clock = lambda: tomorrow
+    assert asked(server, secret).status_code == 200
+
+
 def test_while_the_store_fails_known_keys_hold_for_a_minute_and_no_count_is_lost(
     start: Start, book: KeyBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +226,7 @@ def contexts(server: Any) -> Any:
 
 
 def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book: KeyBook) -> None:
-    operator, ann = book.add("olga", is_operator=True)[0], book.add("ann", tokens_per_day=1_000)[0]
+    operator, ann = book.add("olga", is_operator=True)[0], book.add("ann", tokens_per_day=1_000, requests_per_day=77)[0]
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     word = "heliotrope"
     body = {"messages": [{"role": "user", "content": word}]}
@@ -224,7 +238,16 @@ def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book
     assert server.client.get("/operator", headers=bearer(ann)).status_code == 403
     page = server.client.get("/operator", headers=bearer(operator))
     assert page.status_code == 200
-    for told in ("ann", "olga", "1,000", "exported all chats", "showed a wrong key", "signed in", "added the key"):
+    for told in (
+        "ann",
+        "olga",
+        "1,000",
+        "77",
+        "exported all chats",
+        "showed a wrong key",
+        "signed in",
+        "added the key",
+    ):
         assert told in page.text, told
     assert word not in page.text and made.headers["location"].rpartition("/")[2] not in page.text
     assert ann not in page.text and "127.0.0.1" in page.text

@@ -19,7 +19,7 @@ from notso.web.store.access import AccessStore, ApiKey, AuditEntry, UsageRow, Us
 from notso.web.store.sql import access as sql_access
 
 DAY = date(2026, 11, 25)
-ANN = ApiKey("k1", "ann", 1_000, requests_per_minute=60, tokens_per_day=1_000, is_operator=True)
+ANN = ApiKey("k1", "ann", 1_000, requests_per_minute=60, tokens_per_day=1_000, is_operator=True, requests_per_day=9)
 BOB = ApiKey("k2", "bob", 2_000)
 
 

@@ -58,6 +58,7 @@ class Caller:
     key_id: str = ""
     requests_per_minute: int = 0
     tokens_per_day: int = 0
+    requests_per_day: int = 0
 
 
 LOCAL = Caller(LOCAL_OWNER, LOCAL_OWNER, is_operator=True)

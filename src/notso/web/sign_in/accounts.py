@@ -133,12 +133,19 @@ class Accounts:
             seconds = min(60, max(1, math.ceil(free_at - time.time())))
             message = words["error_key_rate"].format(limit=number(limit.amount), seconds=seconds)
             raise Problem(429, message, retry_after_seconds=seconds)
-        if caller.tokens_per_day:
-            self._with_quota.add(caller.owner)
-            used = (await self.used_today(caller.owner)).tokens
-            if used >= caller.tokens_per_day:
+        if caller.tokens_per_day or caller.requests_per_day:
+            await self._refuse_beyond_quota(request, caller)
+
+    async def _refuse_beyond_quota(self, request: Request, caller: Caller) -> None:
+        self._with_quota.add(caller.owner)
+        today = await self.used_today(caller.owner)
+        for wording, used, limit in (
+            ("error_key_quota", today.tokens, caller.tokens_per_day),
+            ("error_key_requests", today.requests, caller.requests_per_day),
+        ):
+            if limit and used >= limit:
                 await self.audit(caller.owner, "reached its quota", request)
-                message = words["error_key_quota"].format(used=number(used), limit=number(caller.tokens_per_day))
+                message = words[wording].format(used=number(used), limit=number(limit))
                 raise Problem(429, message, retry_after_seconds=self._until_tomorrow())
 
     async def audit(self, owner: str, action: str, request: Request) -> None:

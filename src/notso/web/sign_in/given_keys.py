@@ -22,7 +22,12 @@ _log = logging.getLogger("notso.web.access")
 
 
 def new_key(
-    name: str, *, requests_per_minute: int = 0, tokens_per_day: int = 0, is_operator: bool = False
+    name: str,
+    *,
+    requests_per_minute: int = 0,
+    requests_per_day: int = 0,
+    tokens_per_day: int = 0,
+    is_operator: bool = False,
 ) -> tuple[str, ApiKey]:
     """A key, which nobody can find out again, and what is kept of it beside its digest."""
     secret = KEY_PREFIX + secrets.token_urlsafe(SECRET_BYTES)
@@ -33,6 +38,7 @@ def new_key(
         requests_per_minute,
         tokens_per_day,
         is_operator,
+        requests_per_day=requests_per_day,
     )
     return secret, kept
 
@@ -90,4 +96,5 @@ class GivenKeys:
 def _caller(key: ApiKey | None) -> Caller | None:
     if key is None or key.revoked_ms:
         return None
-    return Caller(owner_of_key(key.id), key.name, key.is_operator, key.id, key.requests_per_minute, key.tokens_per_day)
+    limits = key.requests_per_minute, key.tokens_per_day, key.requests_per_day
+    return Caller(owner_of_key(key.id), key.name, key.is_operator, key.id, *limits)

@@ -26,14 +26,24 @@ class KeyBook:
         return self._with_store(lambda store: store.keys())
 
     def add(
-        self, name: str, *, requests_per_minute: int = 0, tokens_per_day: int = 0, is_operator: bool = False
+        self,
+        name: str,
+        *,
+        requests_per_minute: int = 0,
+        requests_per_day: int = 0,
+        tokens_per_day: int = 0,
+        is_operator: bool = False,
     ) -> tuple[str, ApiKey]:
         """A new key, which nobody can find out again, and what is kept of it. Raises SettingsError: the name is none,
         or taken."""
         if not is_name(name):
             raise SettingsError("a key's name has 1 to 64 characters, on one line", setting="name")
         secret, key = new_key(
-            name, requests_per_minute=requests_per_minute, tokens_per_day=tokens_per_day, is_operator=is_operator
+            name,
+            requests_per_minute=requests_per_minute,
+            requests_per_day=requests_per_day,
+            tokens_per_day=tokens_per_day,
+            is_operator=is_operator,
         )
 
         async def add(store: AccessStore) -> bool:

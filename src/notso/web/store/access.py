@@ -17,8 +17,8 @@ AUDIT_ENTRIES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key without the key itself. `requests_per_minute` and `tokens_per_day` (prompt and answer together): 0 is no
-    limit. Times in milliseconds since 1970, UTC; `revoked_ms` 0: it counts."""
+    """A key without the key itself. `requests_per_minute`, `requests_per_day` and `tokens_per_day` (prompt and answer
+    together): 0 is no limit. Times in milliseconds since 1970, UTC; `revoked_ms` 0: it counts."""
 
     id: str
     name: str
@@ -27,6 +27,7 @@ class ApiKey:
     tokens_per_day: int = 0
     is_operator: bool = False
     revoked_ms: int = 0
+    requests_per_day: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,17 @@ TABLES = (
 ACCESS_TABLES = (
     Table(
         "keys",
-        ("id", "name", "digest", "created_ms", "requests_per_minute", "tokens_per_day", "is_operator", "revoked_ms"),
+        (
+            "id",
+            "name",
+            "digest",
+            "created_ms",
+            "requests_per_minute",
+            "tokens_per_day",
+            "is_operator",
+            "revoked_ms",
+            "requests_per_day",
+        ),
         ("id",),
         frozenset({"is_operator"}),
     ),

@@ -160,6 +160,7 @@ MIGRATIONS: tuple[str, ...] = (
         address TEXT COLLATE "C" NOT NULL
     );
     """,
+    "ALTER TABLE keys ADD COLUMN requests_per_day BIGINT NOT NULL DEFAULT 0",
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

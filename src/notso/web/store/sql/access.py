@@ -12,8 +12,8 @@ from notso.web.store.sql.database import Statements
 
 T = TypeVar("T")
 
-_KEY = "id, name, created_ms, requests_per_minute, tokens_per_day, is_operator, revoked_ms"
-_ADD_KEY = f"INSERT INTO keys ({_KEY}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
+_KEY = "id, name, created_ms, requests_per_minute, tokens_per_day, is_operator, revoked_ms, requests_per_day"
+_ADD_KEY = f"INSERT INTO keys ({_KEY}, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _REVOKE = f"UPDATE keys SET revoked_ms = ? WHERE name = ? AND revoked_ms = 0 RETURNING {_KEY}"
 _ADD_USAGE = """
     INSERT INTO usage (day, owner, requests, prompt_tokens, completion_tokens) VALUES (?, ?, ?, ?, ?)
@@ -46,7 +46,7 @@ class SQLAccessStore(ABC):
 
     async def add_key(self, key: ApiKey, digest: bytes) -> bool:
         limits = key.requests_per_minute, key.tokens_per_day
-        row = (key.id, key.name, key.created_ms, *limits, key.is_operator, key.revoked_ms, digest)
+        row = (key.id, key.name, key.created_ms, *limits, key.is_operator, key.revoked_ms, key.requests_per_day, digest)
 
         def work(db: Statements) -> bool:
             if db.execute("SELECT count(*) AS n FROM keys").fetchone()["n"] >= MAX_KEYS:

@@ -49,6 +49,7 @@ MIGRATIONS: tuple[str, ...] = (
         address TEXT NOT NULL
     ) STRICT;
     """,
+    "ALTER TABLE keys ADD COLUMN requests_per_day INTEGER NOT NULL DEFAULT 0",
 )
 
 
