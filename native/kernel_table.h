@@ -179,7 +179,8 @@ extern const KernelTable kGenericKernels;
 #if defined(QTENSOR_X86)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
-extern const KernelTable kAmxKernels;  // what tiles do otherwise; null where AVX-512's entry serves as well
+extern const KernelTable kAmxKernels;          // what tiles do otherwise; null where AVX-512's entry serves as well
+extern const KernelTable kAmxKernelsWithMins;  // of these the two that take as long to compile as all else
 #endif
 #if defined(QTENSOR_ARM64)
 extern const KernelTable kNeonKernels;

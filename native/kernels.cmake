@@ -17,20 +17,17 @@ set(AVX512_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/avx512)
 set(NEON_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/neon)
 set(AMX_HEADERS ${CMAKE_CURRENT_LIST_DIR}/kernels/amx ${AVX512_HEADERS})
 
-add_library(kernels_generic OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/generic/table.cpp)
-target_compile_options(kernels_generic PRIVATE ${EXACT})
-target_include_directories(kernels_generic PRIVATE ${GENERIC_HEADERS})
-set(KERNELS $<TARGET_OBJECTS:kernels_generic>)
-
+set(KERNELS)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT QTENSOR_GENERIC_ONLY)
   set(X86 ON)
   set(AVX2 -mavx2 -mfma -mf16c)
   set(AVX512 ${AVX2} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mprefer-vector-width=512)
   set(AMX ${AVX512} -mavx512vbmi -mamx-tile -mamx-int8 -mamx-bf16)
-  target_compile_definitions(kernels_generic PRIVATE QTENSOR_X86)
   foreach(family amx avx512 avx2)  # what takes longest is begun first
     string(TOUPPER ${family} flags)
-    add_library(kernels_${family} OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/${family}/table.cpp)
+    file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/kernels/${family}/*.cpp)
+    list(REVERSE sources)  # of AMX the longest comes first
+    add_library(kernels_${family} OBJECT ${sources})
     target_compile_options(kernels_${family} PRIVATE ${EXACT} ${${flags}})
     target_include_directories(kernels_${family} PRIVATE ${${flags}_HEADERS})
     target_compile_definitions(kernels_${family} PRIVATE QTENSOR_X86)
@@ -59,6 +56,15 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64" AND NOT QTENSOR_GENERIC_
     list(APPEND KERNELS $<TARGET_OBJECTS:kernels_${family}>)
   endforeach()
 endif()
+
+# After those that take longer.
+add_library(kernels_generic OBJECT ${CMAKE_CURRENT_LIST_DIR}/kernels/generic/table.cpp)
+target_compile_options(kernels_generic PRIVATE ${EXACT})
+target_include_directories(kernels_generic PRIVATE ${GENERIC_HEADERS})
+if(X86)
+  target_compile_definitions(kernels_generic PRIVATE QTENSOR_X86)
+endif()
+list(APPEND KERNELS $<TARGET_OBJECTS:kernels_generic>)
 
 # For tests as well: the CUDA kernels as ordinary C++ over emulated warps and blocks.
 set(EMULATED_CUDA ${CMAKE_CURRENT_LIST_DIR}/../tests/native/cuda_emulated.cpp)
@@ -122,4 +128,5 @@ if(NVCC AND CUDA_TOOLKIT GREATER_EQUAL 12080)
     PROPERTIES COMPILE_DEFINITIONS
                "QTENSOR_CUDA_FILE=\"${CUDA_FILE}\";QTENSOR_CUDA_TOOLKIT=${CUDA_DRIVER};QTENSOR_CUDA_ARCHITECTURES=\"${CUDA_NAMES}\""
                OBJECT_DEPENDS ${CUDA_FILE})
+  add_custom_target(cuda_code DEPENDS ${CUDA_FILE})  # of the module it would wait for all kernels, and all else for it
 endif()

@@ -2,8 +2,10 @@
 #include "emulated_tiles.h"
 
 #define kAmxKernels kAmxEmulatedKernels
+#define kAmxKernelsWithMins kAmxEmulatedKernelsWithMins
 #define QTENSOR_TABLE_NAME "amx-emulated"
 #include "kernels/amx/table.cpp"
+#include "kernels/amx/tiles_with_mins.cpp"
 
 TileCounts& tile_counts() {
   static TileCounts counts;

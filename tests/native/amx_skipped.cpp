@@ -2,5 +2,7 @@
 #include "skipped_tiles.h"
 
 #define kAmxKernels kAmxSkippedKernels
+#define kAmxKernelsWithMins kAmxSkippedKernelsWithMins
 #define QTENSOR_TABLE_NAME "amx without tiles"
 #include "kernels/amx/table.cpp"
+#include "kernels/amx/tiles_with_mins.cpp"

@@ -17,6 +17,8 @@ namespace qtensor {
 namespace {
 
 int64_t tiles_from_m(Format) { return 4; }
+void matmul_tiles_q4_k(const TileTask& t) { kAmxKernelsWithMins.matmul_tiles_q4_k(t); }
+void matmul_tiles_q5_k(const TileTask& t) { kAmxKernelsWithMins.matmul_tiles_q5_k(t); }
 
 }  // namespace
 

@@ -13,15 +13,6 @@
 namespace qtensor {
 namespace {
 
-// The formats with mins.
-template <class Planes, class AsB>
-inline void matmul_tiles(const TileTask& t) {
-  if (t.row_begin >= t.row_end) return;
-  if (t.m <= kMostMAsA)
-    activations_as_a<AsB>(t);
-  else
-    large_m<Planes>(t);
-}
 int64_t packed_bytes(int64_t blocks, int64_t m) {
   if (m > kMostMAsA) return packed_b_bytes(blocks, m);
   return a_begin(blocks, m) + packed_a_bytes(blocks, m);
@@ -38,8 +29,6 @@ int64_t tile_scratch_bytes(int64_t m) {
   const int64_t most = with_mins > without ? with_mins : without, lanes = lanes_scratch_bytes<RowBlocks>(m);
   return most > lanes ? most : lanes;
 }
-void matmul_tiles_q4_k(const TileTask& t) { matmul_tiles<MinPlanes<Q4_K512>, BMins<BQ4_K>>(t); }
-void matmul_tiles_q5_k(const TileTask& t) { matmul_tiles<MinPlanes<Q5_K512>, BMins<BQ5_K>>(t); }
 void matmul_tiles_q6_k(const TileTask& t) {
   if (t.row_begin >= t.row_end) return;
   if (t.m <= kMostSmallM)
