@@ -3,8 +3,9 @@
     python supply/release.py 0.2.0 [--dry-run]
 
 The version stands in pyproject.toml alone. What CHANGELOG.md has under Unreleased becomes the section of this version;
-both are committed, then wheels, sources, bill of materials and formula are built from that commit into dist/ with their
-SHA-256 sums, and only then it is tagged. Where the build fails the commit is taken back. Nothing is pushed.
+both are committed, then wheels, sources, the Debian package, bill of materials and formula are built from that commit
+into dist/ with their provenance and SHA-256 sums, and only then it is tagged. Where the build fails the commit is taken
+back. Nothing is pushed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import provenance
 from target import ROOT
 
 OPEN = "## [Unreleased]\n"
@@ -63,7 +65,10 @@ def build(root: Path, version: str) -> None:
     dist = root / "dist"
     for old in dist.glob(f"*{version}*"):
         old.unlink()
-    subprocess.run(["make", "--no-print-directory", "wheels", "sbom"], cwd=root, check=True)
+    parts = ["wheels", "sbom", *(["deb"] if shutil.which("dpkg-deb") else [])]
+    subprocess.run(["make", "--no-print-directory", *parts], cwd=root, check=True)
+    if "deb" not in parts:
+        print("dpkg-deb is not installed: no Debian package")
     shutil.copy(root / "build" / "sbom.json", dist / f"notso_smollm3_bot-{version}.cdx.json")
     (sources,) = dist.glob(f"*-{version}.tar.gz")
     formula = (root / "deploy" / "notso.rb").read_text()
@@ -71,6 +76,9 @@ def build(root: Path, version: str) -> None:
         formula.replace("@SOURCES@", sources.name).replace("@SHA256@", hashlib.sha256(sources.read_bytes()).hexdigest())
     )
     made = sorted(path for path in dist.glob(f"*{version}*") if path.is_file())
+    told = dist / f"notso_smollm3_bot-{version}.intoto.json"
+    provenance.write(root, version, git(root, "rev-parse", "HEAD"), made, told)
+    made = sorted([*made, told])
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in made]
     (dist / "SHA256SUMS").write_text("".join(sums))
 

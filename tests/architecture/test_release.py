@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import subprocess
 from pathlib import Path
 
+import provenance
 import pytest
 import yaml
 from release import changed, git, refusal, release, unreleased
@@ -42,6 +45,23 @@ def test_a_release_is_a_section_a_commit_and_a_tag(house: Path) -> None:
     assert unreleased(text).strip() == "" and f"## [0.2.0] - {DAY}\n\n### Added\n\n- a thing\n\n## [0.1.0]" in text
     assert git(house, "describe") == "v0.2.0" and git(house, "status", "--porcelain") == ""
     assert refusal(house, "0.3.0") == "CHANGELOG.md has nothing under Unreleased"
+
+
+def test_provenance_names_files_commit_and_locks(tmp_path: Path) -> None:
+    made = [tmp_path / name for name in ("b.whl", "a.tar.gz")]
+    for path in made:
+        path.write_text(path.name)
+    commit = git(ROOT, "rev-parse", "HEAD")
+    provenance.write(ROOT, "0.2.0", commit, made, tmp_path / "told.json")
+    told = json.loads((tmp_path / "told.json").read_text())
+    subjects = {each["name"]: each["digest"]["sha256"] for each in told["subject"]}
+    assert subjects == {path.name: hashlib.sha256(path.name.encode()).hexdigest() for path in made}
+    built = told["predicate"]["buildDefinition"]
+    sources, *locks = built["resolvedDependencies"]
+    assert sources["digest"] == {"gitCommit": commit}
+    sums = {each["name"]: each["digest"]["sha256"] for each in locks}
+    assert sums == {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in sums} and len(sums) == 3
+    assert "ziglang" in built["internalParameters"]["tools"] and str(ROOT) not in json.dumps(told)
 
 
 def test_a_build_that_fails_leaves_no_release(house: Path) -> None:
