@@ -140,12 +140,12 @@ class Accounts:
         self._with_quota.add(caller.owner)
         today = await self.used_today(caller.owner)
         for wording, used, limit in (
-            ("error_key_quota", today.tokens, caller.tokens_per_day),
-            ("error_key_requests", today.requests, caller.requests_per_day),
+            (words["error_key_quota"], today.tokens, caller.tokens_per_day),
+            (words["error_key_requests"], today.requests, caller.requests_per_day),
         ):
             if limit and used >= limit:
                 await self.audit(caller.owner, "reached its quota", request)
-                message = words[wording].format(used=number(used), limit=number(limit))
+                message = wording.format(used=number(used), limit=number(limit))
                 raise Problem(429, message, retry_after_seconds=self._until_tomorrow())
 
     async def audit(self, owner: str, action: str, request: Request) -> None:
