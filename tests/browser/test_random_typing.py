@@ -151,6 +151,7 @@ class Person:
 ACTS = {"type": 40, "attach": 4, "settings": 8, "edit": 8, "switch": 18, "reload": 12, "back": 9, "kill": 1}
 
 
+@pytest.mark.timeout(900)  # half a minute; eight times that where the machine is busy with something else
 def test_no_typed_character_is_missing(start: Any, open_page: Callable[..., Page]) -> None:
     url, process = f"http://127.0.0.1:{start.port}/", start()
     page = open_page(url, expected=NOISE)
