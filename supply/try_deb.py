@@ -52,8 +52,11 @@ def left(root: Path) -> list[str]:
 
 
 def package_of(suite: str) -> Path:
-    (package,) = (ROOT / "dist").glob(f"notso_{version()}-*~{suite}_amd64.deb")
-    return package
+    """The one in dist/. Ends the program where there is none."""
+    found = list((ROOT / "dist").glob(f"notso_{version()}-*~{suite}_amd64.deb"))
+    if not found:
+        raise SystemExit(f'dist has no package of {version()} for {suite}: `make deb ARGS="--suite {suite}"` packs it')
+    return found[0]
 
 
 def tried(suite: str, mirror: list[str]) -> list[str]:
