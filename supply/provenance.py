@@ -2,7 +2,7 @@
 
 It names each file by its SHA-256, the commit, the lock files and the tools. Nobody signs it here: a forge that builds
 from the tag signs one of its own (.github/workflows/release.yml). It holds no time and no path, so the same commit
-gives the same bytes.
+and Python give the same bytes.
 """
 
 from __future__ import annotations

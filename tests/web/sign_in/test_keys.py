@@ -226,7 +226,10 @@ def contexts(server: Any) -> Any:
 
 
 def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book: KeyBook) -> None:
-    operator, ann = book.add("olga", is_operator=True)[0], book.add("ann", tokens_per_day=1_000, requests_per_day=77)[0]
+    operator, ann = (
+        book.add("olga", is_operator=True)[0],
+        book.add("ann", tokens_per_day=1_000, requests_per_day=7_777)[0],
+    )
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     word = "heliotrope"
     body = {"messages": [{"role": "user", "content": word}]}
@@ -242,7 +245,7 @@ def test_the_operators_page_and_the_audit_log_hold_no_content(start: Start, book
         "ann",
         "olga",
         "1,000",
-        "77",
+        "7,777",
         "exported all chats",
         "showed a wrong key",
         "signed in",

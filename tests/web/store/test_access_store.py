@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from web.store.access_suite import ANN, AccessSuite
 
 from notso.web.store.access import AccessStore
 from notso.web.store.opening import access_store_at
-from notso.web.store.sqlite.access import ACCESS_FILE, SQLiteAccessStore
+from notso.web.store.sqlite.access import ACCESS_FILE, MIGRATIONS, SQLiteAccessStore
 from notso.web.values.errors import DataDirectoryNewerError, StorageError
 
 
@@ -55,3 +56,18 @@ def test_a_newer_or_broken_file_is_told_and_left(tmp_path: Path) -> None:
         with pytest.raises(kind):
             asyncio.run(SQLiteAccessStore(tmp_path).open())
         assert path.read_bytes() == before
+
+
+def test_keys_of_an_older_release_stay_and_have_no_new_limit(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / ACCESS_FILE) as connection:
+        connection.executescript(MIGRATIONS[0])
+        connection.execute("INSERT INTO keys VALUES ('k1', 'ann', ?, 1000, 60, 1000, 1, 0)", (b"1" * 32,))
+        connection.execute("PRAGMA user_version=1")
+    connection.close()
+
+    async def work() -> None:
+        store = SQLiteAccessStore(tmp_path)
+        assert await store.keys() == [replace(ANN, requests_per_day=0)]
+        await store.close()
+
+    asyncio.run(work())
