@@ -14,11 +14,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "notso"
 
-PYTHON_LINES = 420  # "about 400": past that it is probably two ideas
-TEST_LINES = 520  # a list of cases may be longer than a thought
-NATIVE_LINES = 900
-MODEL_LINES = 170  # model.py reads top to bottom as the paper does
-
 
 def tracked() -> list[Path]:
     """Every file of the repository, also where git or its folder is missing."""
@@ -61,14 +56,6 @@ def test_the_lowest_floor_knows_no_word_of_the_model() -> None:
         if word.search(line)
     ]
     assert not wrong, "\n".join(wrong)
-
-
-def test_files_hold_one_idea() -> None:
-    limits = [(path, TEST_LINES if ROOT / "tests" in path.parents else PYTHON_LINES) for path in PYTHON]
-    limits += [(path, NATIVE_LINES) for path in NATIVE]
-    limits.append((SOURCE / "smollm3" / "model" / "transformer.py", MODEL_LINES))
-    long = [f"{named(path)}: {n} lines" for path, limit in limits if (n := len(path.read_bytes().splitlines())) > limit]
-    assert not long
 
 
 def test_a_file_is_a_noun() -> None:
