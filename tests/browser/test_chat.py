@@ -190,6 +190,11 @@ def test_a_refused_message_stays_in_the_input(serve: Serve, open_page: Open, dem
     demo.release()
     finished(first, 2)
     second.locator("#text").press("Enter")
+    expect(second.locator("#composer-problem")).to_contain_text("another tab")
+    expect(questions(second)).to_have_count(1)
+    second.get_by_role("link", name="Show what was added").click()
+    expect(questions(second)).to_have_count(2)
+    second.locator("#text").press("Enter")
     expect(questions(second).last).to_contain_text("At the same time")
     expect(second.locator("#composer-problem")).to_be_empty()
 

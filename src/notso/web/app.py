@@ -315,6 +315,7 @@ async def _show_problem(request: Request, error: Exception) -> Response:
             problem.status,
             problem=problem.sentence,
             full=problem.full,
+            moved=problem.moved,
             chat=request.path_params.get("chat_id"),
         )
     elif problem.draft and (page := await _page_with_draft(request, services, problem)) is not None:

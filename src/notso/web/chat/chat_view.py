@@ -42,11 +42,20 @@ class ChatView:
         """The shown branch; through a given message where one is named."""
         return shown_path(self.messages, self.chat.chosen_root, through)
 
-    def line(self, instead_of: str | None = None) -> list[StoredMessage]:
-        """What a new question follows: the shown branch, or what the question `instead_of` follows."""
+    def line(self, instead_of: str | None = None, last: str | None = None) -> list[StoredMessage]:
+        """What a new question follows: the branch down to `last` ('': nothing, None: the chosen branch), or what the
+        question `instead_of` follows. Raises Problem 409 where `last` is not in the chat."""
         if instead_of is not None:
             return line_to(self.messages, instead_of)[:-1]
-        return branch(self.messages, self.chat.chosen_root)
+        if last is None:
+            return branch(self.messages, self.chat.chosen_root)
+        if last and not any(each.id == last for each in self.messages):
+            raise Problem(409, words["error_moved"], moved=True)
+        return line_to(self.messages, last)
+
+    def passing(self, message_id: str, last: str | None) -> str:
+        """The end of the branch that a page shows, where it passes this message; else the message."""
+        return last if last and any(each.id == message_id for each in self.line_to(last)) else message_id
 
     def line_to(self, message_id: str) -> list[StoredMessage]:
         """The messages from the first down to this one."""

@@ -46,9 +46,10 @@ async def ask(
     *,
     is_new: bool = False,
     instead_of: str | None = None,
+    last: str | None = None,
 ) -> Submitted:
-    """Store the question and start its answer; what comes back is on disk. Raises Problem and
-    StorageError, which keep the text."""
+    """Store the question and start its answer; what comes back is on disk. `last` is the last message the page shows
+    ('': none, None: the end of the chosen branch). Raises Problem and StorageError, which keep the text."""
     chat = view.chat
     text = fields.get("text", "").strip("\n")
     limit = services.shared.settings.max_message_characters
@@ -57,11 +58,11 @@ async def ask(
         _check_text(text, limit, may_be_empty=bool(attachments))
         with _admitted(services, owner) as running:
             user_message = replace(_message(chat, "user", text), attachments=attachments)
-            line = [*view.line(instead_of), user_message]
+            line = [*view.line(instead_of, last), user_message]
             choice = await chosen_model(*models_of(services), view.settings.model)
             request, _ = _request(services, owner, view, line, choice)
             prepared = await prepared_request(services, request, text_size(line))
-            turn = NewTurn(user_message, _new_message(chat), _key(fields), instead_of)
+            turn = NewTurn(user_message, _new_message(chat), _key(fields), instead_of, last)
             new = chat if is_new else None
             accepted, view = await _begin(
                 *(services, owner, view, turn.assistant_message, running),
@@ -103,24 +104,29 @@ async def add_version(
 
 
 async def write_on(
-    services: ChatServices, owner: str, view: ChatView, message_id: str, *, hurry: bool = False
+    services: ChatServices, owner: str, view: ChatView, message_id: str, *, through: str, hurry: bool = False
 ) -> Submitted:
-    """Continue the same answer where it ended; with `hurry`, its unfinished thought is closed first."""
+    """Continue the same answer where it ended, on the branch through `through`; with `hurry`, its unfinished thought is
+    closed first."""
     assistant_message = replace(_new_message(view.chat), id=message_id)
     generation_id = assistant_message.generation_id or ""
     with _admitted(services, owner) as running:
         choice = await chosen_model(*models_of(services), view.settings.model)
         return await _begin(
             *(services, owner, view, assistant_message, running),
-            lambda: services.shared.store.resume_message(owner, view.chat.id, message_id, generation_id),
+            lambda: services.shared.store.resume_message(
+                owner, view.chat.id, message_id, generation_id, through=through
+            ),
             choice=choice,
             hurry=hurry,
         )
 
 
-async def summarise(services: ChatServices, owner: str, view: ChatView, fields: dict[str, str]) -> Submitted:
-    """A summary after the newest message; for the model it stands in place of what is above it."""
-    chat, settings, shown = view.chat, view.settings, view.line()
+async def summarise(
+    services: ChatServices, owner: str, view: ChatView, fields: dict[str, str], last: str | None = None
+) -> Submitted:
+    """A summary after the last message shown; for the model it stands in place of what is above it."""
+    chat, settings, shown = view.chat, view.settings, view.line(last=last)
     if not shown or shown[-1].kind == "summary" or not any(message.content for message in shown[1:]):
         raise Problem(400, words["error_nothing_to_summarise"])
     assistant_message = replace(_new_message(chat), kind="summary")
@@ -301,6 +307,8 @@ async def _end_lost(services: ChatServices, assistant_message: StoredMessage) ->
 def _accepted(outcome: TurnAccepted | TurnRefused) -> TurnAccepted:
     if isinstance(outcome, TurnAccepted):
         return outcome
+    if outcome.moved:
+        raise Problem(409, words["error_moved"], moved=True)
     if outcome.running is None:
         raise Problem(404, words["error_unknown_chat"])
     raise Problem(409, words["error_running"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -43,18 +44,20 @@ async def chat_page(
     draft: str = "",
     temporary: bool = False,
     through: str | None = None,
+    whole: bool = False,
     toast: dict[str, str] | None = None,
 ) -> Response:
     """The whole page of a chat, or of none yet; with `problem`, what went wrong and the text it kept.
 
     `draft` is what stands in the input; `temporary`: a new chat is to be one.
 
-    `through` names a message that the shown branch shall pass, without remembering that.
+    `through` names a message that the shown branch shall pass, without remembering that; `whole`: all of the branch.
     """
     revision = view.revision if view is not None else services.feed.revision  # of before anything is looked up
     chat = view.chat if view is not None else None
     settings = view.settings if view is not None else settings_from(await services.shared.store.defaults(owner))
-    path, earlier = newest(view.path(through) if view is not None else [], through)
+    path = view.path(through) if view is not None else []
+    path, earlier = newest(path, path[0].message.id if whole and path else through)
     path = await services.kept_html.path(path, user_messages=not settings.raw_user_messages)
     return await services.pages.respond(
         request,
@@ -244,6 +247,15 @@ def tab_of(request: Request) -> str:
     """Which tab asks, so that it is not told of its own doing; '' where none says."""
     tab = request.headers.get("x-tab", "")
     return tab if is_id(tab) else ""
+
+
+def last_shown(request: Request, fields: Mapping[str, str] | None = None) -> str | None:
+    """The last message that the page shows, as its script or its form says: '' for none, None where neither says.
+    Raises Problem 400."""
+    last = request.headers.get("x-last", (fields or {}).get("last"))
+    if last and not is_id(last):
+        raise Problem(400, words["error_form"])
+    return last
 
 
 async def find_chat(services: ChatServices, owner: str, chat_id: str) -> Chat:

@@ -24,7 +24,10 @@
   if (following) toEnd();
   // What is shown anew begins where the page does, however many earlier messages were fetched.
   document.addEventListener("htmx:config:request", ({ detail }) => {
-    const first = document.querySelector("#turns > article");
-    if (first) detail.ctx.request.headers["X-From"] = first.id.replace("msg-", "");
+    const shown = document.querySelectorAll("#turns > article[id^='msg-']");
+    const { headers } = detail.ctx.request;
+    if (shown.length) headers["X-From"] = shown[0].id.replace("msg-", "");
+    // What is written continues the branch that is shown, whichever the server shows by default.
+    headers["X-Last"] = shown.length ? shown[shown.length - 1].id.replace("msg-", "") : "";
   });
 }

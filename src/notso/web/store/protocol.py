@@ -149,18 +149,22 @@ class StoredMessage:
 class NewTurn:
     """A question and the place where its answer will grow.
 
-    It follows the newest message shown, or, as another version of it, stands beside the question `instead_of`.
+    `after` is the last message of the branch the question was asked in, '' for an empty chat: the turn is refused when
+    other messages follow it by now. None: the chosen branch. As another version of it, the question stands beside the
+    question `instead_of`.
     """
 
     user_message: StoredMessage
     assistant_message: StoredMessage
     idempotency_key: str
     instead_of: str | None = None
+    after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NewMessage:
-    """Another answer to what is there already: a new version, or a summary. It follows `after`."""
+    """Another answer to what is there already: a new version, or a summary. It follows `after`; a summary is refused
+    when other messages follow that by now."""
 
     assistant_message: StoredMessage
     after: str
@@ -181,10 +185,12 @@ class TurnRefused:
     """The chat has an unfinished answer, or it (or the message meant) does not exist (`running` is None).
 
     `held_here`: the answer is this process's to write; another one writes it otherwise, and only that may end it.
+    `moved`: the branch that was shown has continued, or is gone.
     """
 
     running: StoredMessage | None
     held_here: bool = True
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,18 +309,21 @@ class ChatStore(Protocol):
         """Store an empty answer after a message that is there; that message comes back as the question."""
 
     async def resume_message(
-        self, owner: str, chat_id: str, message_id: str, generation_id: str
+        self, owner: str, chat_id: str, message_id: str, generation_id: str, *, through: str | None = None
     ) -> TurnAccepted | TurnRefused:
-        """Queue a finished answer again, under a new generation, to be written on. Its text stays."""
+        """Queue a finished answer again, under a new generation, to be written on. Its text stays. The branch that ends
+        in `through` (None: that passes the answer) is chosen."""
 
-    async def edit_message(self, owner: str, chat_id: str, message_id: str, content: str) -> bool:
-        """Replace a finished answer's text by a person's, and mark it as edited."""
+    async def edit_message(
+        self, owner: str, chat_id: str, message_id: str, content: str, *, through: str | None = None
+    ) -> bool:
+        """Replace a finished answer's text by a person's, mark it as edited, and choose the branch as above."""
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
         """Remember this version as the one to show, all the way up."""
 
-    async def remove_summary(self, owner: str, chat_id: str, message_id: str) -> bool:
-        """Take a summary out; what followed it now follows what it stood for."""
+    async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
+        """Take a summary out; what followed it now follows what it stood for. Chooses the branch as above."""
 
     async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import cast
@@ -14,6 +15,8 @@ MAX_SYSTEM_PROMPT_CHARACTERS = 20_000
 MAX_TOKENS = 131_072
 MAX_TOOL_NAMES_CHARACTERS = 4_000
 MAX_MODEL_NAME_CHARACTERS = 200
+CHOICES = ("when_full", "suggestions", "keep_thinking", "raw_user_messages", "titles", "speculative_prefill")
+"""Settings that a page offers as a list to choose from."""
 NO_LIMIT = "none"
 """Spells, where a number may be missing, that it shall be missing whatever the default says."""
 
@@ -79,11 +82,14 @@ def changed(
 ) -> tuple[dict[str, SettingValue], dict[str, str]]:
     """The settings with a form's fields taken in, and for each refused field the reason.
 
-    A field that is not in the form stays as it was; an empty one goes back to the default.
+    A field that is not in the form stays as it was; an empty one goes back to the default. Where the form carries the
+    `was` of `digests`, fields that still hold what the page showed stay as they are, so that a form which was open for
+    long does not undo what another tab has changed since.
     """
     result, problems = dict(settings), {}
+    untouched = set(form.get("was", "").split())
     for name in SETTING_NAMES:
-        if name not in form:
+        if name not in form or _digest(name, form[name]) in untouched:
             continue
         text = form[name] if name == "system_prompt" else form[name].strip()
         if not text.strip():
@@ -94,6 +100,18 @@ def changed(
         except ValueError as error:
             problems[name] = str(error)
     return result, problems
+
+
+def digests(values: Mapping[str, str], defaults: Mapping[str, str]) -> str:
+    """What a form of these values and defaults (as `shown_values` and `shown_defaults` give them) begins with, for its
+    field `was`. A choice shows the default where it has no value."""
+    shown = [(name, value) for name, value in values.items()]
+    shown += [(name, defaults[name]) for name in CHOICES if not values[name]]
+    return " ".join(_digest(name, value) for name, value in shown)
+
+
+def _digest(name: str, value: str) -> str:
+    return hashlib.sha256(f"{name}={value}".encode()).hexdigest()[:16]
 
 
 def shown_values(settings: Mapping[str, SettingValue]) -> dict[str, str]:

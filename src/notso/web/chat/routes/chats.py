@@ -19,6 +19,7 @@ from notso.web.chat.views import (
     back,
     find_chat,
     in_step_context,
+    last_shown,
     list_context,
     tab_of,
     to_page,
@@ -166,7 +167,7 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
     """Have the conversation so far summed up, for the model to read instead."""
     fields = await read_form(request)
     view = await read_chat(services, owner, chat_id)
-    accepted, view = await summarise(services, owner, view, fields)
+    accepted, view = await summarise(services, owner, view, fields, last_shown(request, fields))
     view = announce(request, services, owner, view)
     return await turns_view(request, services, owner, view, through=accepted.assistant_message.id)
 
@@ -174,12 +175,15 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
 @router.get("/chats/{chat_id}/suggestions")
 async def suggestions(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """What might be asked next: waits for it, and answers 204 when there is nothing to suggest: so where the chat was
-    deleted while its page asked.
+    deleted or continued while its page asked.
     """
     view = await read_chat_if_any(services, owner, chat_id)
     if view is None:
         return Response(status_code=204)
-    chat, settings, line = view.chat, view.settings, view.line()
+    last = last_shown(request)
+    if last and not any(each.id == last for each in view.messages):
+        return Response(status_code=204)
+    chat, settings, line = view.chat, view.settings, view.line(last=last)
     if not line or line[-1].role != "assistant" or line[-1].state != "done" or line[-1].kind != "turn":
         return Response(status_code=204)
     messages = prompt_messages(line, settings.system_prompt, keep_thinking=settings.keep_thinking)
@@ -191,7 +195,7 @@ async def suggestions(request: Request, services: Services, owner: Owner, chat_i
     found = await services.suggestions.after(line[-1].id, owner, chat, messages, settings, tools, conversation, choice)
     if not found:
         return Response(status_code=204)
-    return await services.pages.respond(request, "_suggestions.html", found=found, chat=chat)
+    return await services.pages.respond(request, "_suggestions.html", found=found, chat=chat, last_id=line[-1].id)
 
 
 async def _empty(request: Request, services: ChatServices, owner: str, chat_id: str, *, reset: bool) -> Response:

@@ -16,6 +16,7 @@ from notso.web.chat.views import (
     announce,
     find_chat,
     find_message,
+    last_shown,
     tab_of,
     to_page,
     turn_view,
@@ -76,10 +77,11 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
     content = fields.get("text", "").strip("\n")
     if not content.strip() or len(content) > services.shared.settings.max_answer_characters:
         raise Problem(400, words["error_empty"] if not content.strip() else words["error_answer_too_long"])
-    if not await services.shared.store.edit_message(owner, chat_id, message.id, content):
+    through = view.passing(message.id, last_shown(request, fields))
+    if not await services.shared.store.edit_message(owner, chat_id, message.id, content, through=through):
         raise Problem(409, words["error_running"])
     view = announce(request, services, owner, await read_chat(services, owner, chat_id))
-    return await turns_view(request, services, owner, view)
+    return await turns_view(request, services, owner, view, through=through)
 
 
 @router.post("/regenerate")
@@ -105,8 +107,10 @@ async def continue_message(
         or fields.get("mode", "") not in ("", "thinking", "answer")
     ):
         raise Problem(400, words["error_form"])
-    accepted, view = await write_on(services, owner, view, message.id, hurry=fields.get("mode") == "answer")
-    return await _with_turn(request, services, owner, view, accepted)
+    through = view.passing(message.id, last_shown(request, fields))
+    _, view = await write_on(services, owner, view, message.id, through=through, hurry=fields.get("mode") == "answer")
+    view = announce(request, services, owner, view)
+    return await turns_view(request, services, owner, view, through=through)
 
 
 @router.post("/choose")
@@ -136,9 +140,11 @@ async def branch(request: Request, services: Services, owner: Owner, chat_id: st
 @router.post("/unsummarize")
 async def unsummarize(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Take a summary out: the model reads everything again."""
-    message = await find_message(services, owner, chat_id, message_id)
-    await read_form(request)
-    if not await services.shared.store.remove_summary(owner, chat_id, message.id):
+    fields = await read_form(request)
+    view = await read_chat(services, owner, chat_id)
+    message = view.message(message_id)
+    through = view.passing(message.id, last_shown(request, fields))
+    if not await services.shared.store.remove_summary(owner, chat_id, message.id, through=through):
         raise Problem(409, words["error_running"])
     view = announce(request, services, owner, await read_chat(services, owner, chat_id))
     return await turns_view(request, services, owner, view)

@@ -23,6 +23,7 @@ from notso.web.chat.views import (
     details_context,
     find_chat,
     find_generation,
+    last_shown,
     newest,
     status_context,
     tab_of,
@@ -82,9 +83,7 @@ async def show_chat(
     await _seen(services, owner, view.chat)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
     through = at if is_id(at) else None
-    if all == "on" and view.messages:
-        through = view.path()[0].message.id
-    return await chat_page(request, services, owner, view, through=through, toast=toast)
+    return await chat_page(request, services, owner, view, through=through, whole=all == "on", toast=toast)
 
 
 @router.get("/chats/{chat_id}/earlier")
@@ -114,7 +113,7 @@ async def send_message(request: Request, services: Services, owner: Owner, chat_
     with keeping(fields.get("text", "")):
         view = await read_chat(services, owner, chat_id)
         view = replace(view, chat=await _with_toggle(services, owner, view.chat, fields))
-    accepted, view = await ask(services, owner, view, fields)
+    accepted, view = await ask(services, owner, view, fields, last=last_shown(request, fields))
     view = announce(request, services, owner, view)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat_id}", 303)

@@ -16,7 +16,7 @@ from notso.web.chat.context_gauge import draft_message, measure, speculative_pre
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import settings_of
 from notso.web.chat.templates import is_fragment
-from notso.web.chat.views import NamedChat, Owner, find_chat
+from notso.web.chat.views import NamedChat, Owner, find_chat, last_shown
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.engine.model_choice import choosable_names, loaded_engine
@@ -25,7 +25,7 @@ from notso.web.languages.page_language import LANGUAGE_COOKIE
 from notso.web.store.folder import DataFolder, look_at
 from notso.web.store.protocol import Chat
 from notso.web.turns.attachments import attachments_from
-from notso.web.turns.chat_settings import ChatSettings, changed, settings_from, shown_defaults, shown_values
+from notso.web.turns.chat_settings import ChatSettings, changed, digests, settings_from, shown_defaults, shown_values
 from notso.web.turns.prompt import conversation_of, text_size
 from notso.web.values.problems import Problem
 from notso.web.values.wording import LANGUAGES, words
@@ -95,6 +95,7 @@ async def _show(
     own = await services.shared.store.defaults(owner)
     settings = settings_from(own, chat.settings if chat is not None else {})
     values = shown_values(own if chat is None else chat.settings)
+    own_defaults = shown_defaults(ChatSettings() if chat is None else settings_from(own))
     return await services.pages.respond(
         request,
         "_settings.html" if is_fragment(request) else "settings.html",
@@ -103,7 +104,8 @@ async def _show(
         chat=chat,
         values=values | dict(typed or {}),
         models=await choosable_names(*models_of(services)),
-        defaults=shown_defaults(ChatSettings() if chat is None else settings_from(own)),
+        defaults=own_defaults,
+        was=digests(values, own_defaults),
         problems=dict(problems or {}),
         saved=saved,
         toast=toast,
@@ -155,7 +157,10 @@ async def _estimate(request: Request, services: ChatServices, owner: str, view: 
     engine, choice = await loaded_engine(*models_of(services), settings.model)
     if engine is None:
         return Response(status_code=204)
-    line = view.line() if view is not None else []
+    last = last_shown(request, fields)
+    if view is not None and last and not any(each.id == last for each in view.messages):
+        return Response(status_code=204)  # another tab emptied the chat; this page is about to show it
+    line = view.line(last=last) if view is not None else []
     draft = draft_message(
         fields.get("text", "").strip("\n"), attachments_from(fields, services.shared.settings.max_message_characters)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import cast
 
@@ -84,7 +84,8 @@ async def choose_tools(request: Request, services: Services, owner: Owner, chat:
     """Choose it; it counts from the next message."""
     fields = await read_form(request)
     await services.toolbox.ready()
-    names = [tool.name for tool in services.toolbox.all() if f"tool-{tool.name}" in fields]
+    stored = (await settings_of(services, owner, chat)).tool_names
+    names = [tool.name for tool in services.toolbox.all() if _is_chosen(tool.name, fields, stored)]
     if chat is None:
         await services.shared.store.set_defaults(owner, with_tools(await services.shared.store.defaults(owner), names))
     else:
@@ -94,6 +95,14 @@ async def choose_tools(request: Request, services: Services, owner: Owner, chat:
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat.id}/tools" if chat is not None else "/tools", 303)
     return await _show(request, services, owner, chat)
+
+
+def _is_chosen(name: str, fields: Mapping[str, str], stored: Sequence[str]) -> bool:
+    """Whether a tool is on after this form: as the form says where it was changed there, else as it is stored."""
+    checked = f"tool-{name}" in fields
+    if "was" in fields and checked == (name in fields["was"].split()):
+        return name in stored
+    return checked
 
 
 async def _permission(request: Request, services: ChatServices, message: StoredMessage) -> Response:

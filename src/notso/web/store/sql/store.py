@@ -122,18 +122,22 @@ class SQLStore(ABC):
         return await self.write(lambda db: tree_writes.add_message(db, owner, new))
 
     async def resume_message(
-        self, owner: str, chat_id: str, message_id: str, generation_id: str
+        self, owner: str, chat_id: str, message_id: str, generation_id: str, *, through: str | None = None
     ) -> TurnAccepted | TurnRefused:
-        return await self.write(lambda db: tree_writes.resume_message(db, owner, chat_id, message_id, generation_id))
+        return await self.write(
+            lambda db: tree_writes.resume_message(db, owner, chat_id, message_id, generation_id, through)
+        )
 
-    async def edit_message(self, owner: str, chat_id: str, message_id: str, content: str) -> bool:
-        return await self.write(lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content))
+    async def edit_message(
+        self, owner: str, chat_id: str, message_id: str, content: str, *, through: str | None = None
+    ) -> bool:
+        return await self.write(lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content, through))
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
         return await self.write(lambda db: tree_writes.choose(db, owner, chat_id, message_id))
 
-    async def remove_summary(self, owner: str, chat_id: str, message_id: str) -> bool:
-        return await self.write(lambda db: tree_writes.remove_summary(db, owner, chat_id, message_id))
+    async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
+        return await self.write(lambda db: tree_writes.remove_summary(db, owner, chat_id, message_id, through))
 
     async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool:
         return await self._change("UPDATE chats SET thinking = ? WHERE id = ? AND owner = ?", thinking, chat_id, owner)

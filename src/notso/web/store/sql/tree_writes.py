@@ -46,6 +46,10 @@ def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None) -> 
         if other is None or other.role != "user":
             return TurnRefused(None)
         parent = other.parent_id
+    elif turn.after is not None:
+        if not _is_last(db, owner, chat_id, turn.after):
+            return TurnRefused(None, moved=True)
+        parent = turn.after or None
     else:
         shown = _branch(db, owner, chat_id)
         parent = shown[-1].id if shown else None
@@ -72,6 +76,8 @@ def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | Tur
     before = _message(db, owner, chat_id, new.after)
     if before is None:
         return TurnRefused(None)
+    if new.assistant_message.kind == "summary" and not _is_last(db, owner, chat_id, before.id):
+        return TurnRefused(None, moved=True)
     assistant_message = replace(new.assistant_message, parent_id=before.id)
     insert_message(db, owner, assistant_message, new.idempotency_key)
     db.take(owner, assistant_message.id)
@@ -81,7 +87,7 @@ def add_message(db: Database, owner: str, new: NewMessage) -> TurnAccepted | Tur
 
 
 def resume_message(
-    db: Database, owner: str, chat_id: str, message_id: str, generation_id: str
+    db: Database, owner: str, chat_id: str, message_id: str, generation_id: str, through: str | None
 ) -> TurnAccepted | TurnRefused:
     """See ChatStore."""
     refused = _refusal(db, owner, chat_id)
@@ -97,11 +103,12 @@ def resume_message(
     db.execute("UPDATE messages SET generation_id = ? WHERE id = ? AND owner = ?", (generation_id, message_id, owner))
     update_message(db, owner, assistant_message)
     db.take(owner, message_id)
+    _choose_through(db, owner, chat_id, message_id, through)
     _touch(db, owner, chat_id)
     return TurnAccepted(user_message, assistant_message)
 
 
-def edit_message(db: Database, owner: str, chat_id: str, message_id: str, content: str) -> bool:
+def edit_message(db: Database, owner: str, chat_id: str, message_id: str, content: str, through: str | None) -> bool:
     """See ChatStore."""
     if not _lock(db, owner, chat_id):
         return False
@@ -116,6 +123,7 @@ def edit_message(db: Database, owner: str, chat_id: str, message_id: str, conten
     )
     update_message(db, owner, assistant_message)
     db.execute("UPDATE messages SET edited = TRUE WHERE id = ? AND owner = ?", (message_id, owner))
+    _choose_through(db, owner, chat_id, message_id, through)
     db.index_message(owner, assistant_message)
     return True
 
@@ -128,13 +136,15 @@ def choose(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
     return True
 
 
-def remove_summary(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
+def remove_summary(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> bool:
     """See ChatStore."""
     if not _lock(db, owner, chat_id):
         return False
     summary = _message(db, owner, chat_id, message_id)
     if summary is None or summary.kind != "summary" or summary.active:
         return False
+    _choose_through(db, owner, chat_id, message_id, through)
+    summary = _message(db, owner, chat_id, message_id) or summary
     above = summary.parent_id
     db.execute("UPDATE messages SET parent_id = ? WHERE parent_id = ? AND owner = ?", (above, message_id, owner))
     db.execute("UPDATE messages SET chosen_child = ? WHERE id = ? AND owner = ?", (summary.chosen_child, above, owner))
@@ -189,6 +199,26 @@ def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
     for above, below in pairwise(line):
         if above.chosen_child != below.id:
             db.execute("UPDATE messages SET chosen_child = ? WHERE id = ? AND owner = ?", (below.id, above.id, owner))
+
+
+def _choose_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
+    """Choose the branch that ends in `through` where that passes the message, else the one that passes the message."""
+    passes = through is not None and any(
+        place.id == message_id for place in line_to(_places(db, owner, chat_id), through)
+    )
+    _choose(db, owner, chat_id, through if through is not None and passes else message_id)
+
+
+def _is_last(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
+    """Return whether a message is there and nothing follows it; with '', whether the chat has no messages."""
+    if message_id and _message(db, owner, chat_id, message_id) is None:
+        return False
+    follows = "parent_id = ?" if message_id else "parent_id IS NULL"
+    following = db.execute(
+        f"SELECT 1 FROM messages WHERE {follows} AND chat_id = ? AND owner = ? AND trash_id IS NULL LIMIT 1",
+        (message_id, chat_id, owner) if message_id else (chat_id, owner),
+    )
+    return following.fetchone() is None
 
 
 def _branch(db: Database, owner: str, chat_id: str) -> list[_Place]:
