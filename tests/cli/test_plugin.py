@@ -47,9 +47,9 @@ def test_one_that_is_not_installed_is_refused_before_anything_starts(notso: Nots
 
 
 def test_roles_of_plugins() -> None:
-    assert options.plugins(None) == options.PluginChoice((), None, None)
-    chosen = options.plugins(["kind", "keeper:store", "doorman:sign-in", "doorman"])
-    assert chosen == options.PluginChoice(("kind", "keeper", "doorman"), "keeper", "doorman")
-    for wrong in (["a:b"], ["a:store", "b:store"]):
-        with pytest.raises(typer.BadParameter, match="role store"):
+    assert options.plugins(None) == options.PluginChoice((), None)
+    chosen = options.plugins(["kind", "doorman:sign-in", "doorman"])
+    assert chosen == options.PluginChoice(("kind", "doorman"), "doorman")
+    for wrong in (["a:b"], ["a:sign-in", "b:sign-in"], ["a:store"]):
+        with pytest.raises(typer.BadParameter, match="role sign-in"):
             options.plugins(wrong)

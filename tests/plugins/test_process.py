@@ -40,7 +40,7 @@ def test_what_it_gives_arrives(started: Started) -> None:
     assert process.state == "on" and process.failure == ""
     assert [each["name"] for each in process.offer["tools"]] == ["echo", "refuse"]
     assert [each["path"] for each in process.offer["pages"]] == ["", "raw"]
-    assert not process.offer["signs_in"] and not process.offer["stores"]
+    assert not process.offer["signs_in"]
     assert tool(process, "echo", text="hé\ud800") == "hé\ud800|local|['a.txt']"
     assert process.call("command", {"name": "shout", "argument": "a"}, "command", 30) == "A"
 

@@ -34,7 +34,7 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
 
 
 def test_what_is_no_json_is_refused() -> None:
-    for packet in (float("nan"), object(), "x" * (wire.MAX_PACKET_BYTES + 1)):
+    for packet in (float("nan"), object(), "x" * (wire.MAX_CALL_BYTES + 1)):
         with pytest.raises((ValueError, TypeError)):
             wire.packed(packet)
 

@@ -86,7 +86,7 @@ Adapters = Annotated[
 ]
 Plugins = Annotated[
     list[str] | None,
-    typer.Option("--plugin", metavar="NAME[:ROLE]", help="Repeatable; ROLE: store, sign-in.", show_default=False),
+    typer.Option("--plugin", metavar="NAME[:ROLE]", help="Repeatable; ROLE: sign-in.", show_default=False),
 ]
 Weights = Annotated[
     Placement,
@@ -217,24 +217,23 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A GGUF file.", show_
 
 
 class PluginChoice(NamedTuple):
-    """Which plugins are on, which of them keeps the conversations, and which says who asks."""
+    """Which plugins are on, and which of them says who asks."""
 
     names: tuple[str, ...]
-    store: str | None
     sign_in: str | None
 
 
 def plugins(given: list[str] | None) -> PluginChoice:
     """What `--plugin` said. Raises typer.BadParameter for a role that is none, or taken twice."""
-    roles: dict[str, str] = {}
+    sign_in = None
     names = []
     for each in given or ():
         name, _, role = each.partition(":")
-        if role and (role not in ("store", "sign-in") or role in roles):
-            raise typer.BadParameter(f"{each}: one plugin may have the role store, one sign-in", param_hint="--plugin")
-        roles |= {role: name} if role else {}
+        if role and (role != "sign-in" or sign_in is not None):
+            raise typer.BadParameter(f"{each}: one plugin may have the role sign-in", param_hint="--plugin")
+        sign_in = name if role else sign_in
         names.append(name)
-    return PluginChoice(tuple(dict.fromkeys(names)), roles.get("store"), roles.get("sign-in"))
+    return PluginChoice(tuple(dict.fromkeys(names)), sign_in)
 
 
 def api_key(file: Path | None) -> str | None:

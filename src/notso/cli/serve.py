@@ -193,7 +193,6 @@ def serve(
         database_url=database_url or None,
         mcp_config=mcp_config,
         adapter_dir=adapter_dir,
-        store_plugin=chosen.store,
         sign_in_plugin=chosen.sign_in,
         keep_alive_seconds=None if keep_alive is None else options.duration(keep_alive, "--keep-alive"),
         sign_in=read_sign_in(sign_in) if sign_in is not None else SignInSettings(),

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from notso.plugins import loading, wire
-from notso.plugins.values import CalledIn, PageRequest, PageResponse, Plugin, Refused, ServedStore, SignInRequest
+from notso.plugins.offers import is_answer
+from notso.plugins.values import CalledIn, PageRequest, PageResponse, Plugin, Refused, SignInRequest
 
 CALLS_AT_ONCE = 8
 
@@ -34,15 +35,12 @@ class Child:
         self._rows = {each.name: each for each in plugin.logits_processors}
         if self._rows:
             import numpy  # noqa: F401  # now: the first row has no time for it
-        self._store: ServedStore | None = None
         self._kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
             "tool": self._tool,
             "logits": self._logits,
             "command": self._command,
             "page": self._page,
             "sign_in": self._sign_in,
-            "open_store": self._open_store,
-            "store": self._store_call,
         }
 
     def serve(self) -> None:
@@ -56,7 +54,9 @@ class Child:
         answer: dict[str, Any] = {"id": packet["id"]}
         try:
             answer["result"] = self._kinds[packet["kind"]](packet["given"])
-            data = wire.packed(answer)
+            if not is_answer(packet["kind"], answer["result"]):
+                raise TypeError("it returned no such value, or more than 1 MiB of text")
+            data = wire.packed(answer, wire.MAX_ANSWER_BYTES)
         except Refused as error:
             data = wire.packed({"id": packet["id"], "refused": str(error)})
         except BaseException as error:
@@ -92,29 +92,22 @@ class Child:
     def _sign_in(self, given: Mapping[str, Any]) -> str | None:
         return self._plugin.sign_in(SignInRequest(**given)) if self._plugin.sign_in is not None else None
 
-    def _open_store(self, given: Mapping[str, Any]) -> None:
-        if self._plugin.store is None:
-            raise Refused("it keeps no conversations")
-        self._store = self._plugin.store(Path(given["directory"]))
 
-    def _store_call(self, given: Mapping[str, Any]) -> Any:
-        if self._store is None:
-            raise Refused("the store is not open")
-        return self._store.call(given["method"], given["arguments"])
+def _plain(schema: Any) -> Any:
+    return dict(schema) if isinstance(schema, Mapping) else schema  # what is none is left out by the server, by name
 
 
 def offer_of(plugin: Plugin) -> dict[str, Any]:
     """What it gives, as JSON has it."""
     return {
         "tools": [
-            {"name": t.name, "description": t.description, "parameters": dict(t.parameters), "seconds": t.seconds}
+            {"name": t.name, "description": t.description, "parameters": _plain(t.parameters), "seconds": t.seconds}
             for t in plugin.tools
         ],
         "logits_processors": [{"name": each.name, "does": each.does} for each in plugin.logits_processors],
         "slash_commands": [{"name": c.name, "usage": c.usage, "does": c.does} for c in plugin.slash_commands],
         "pages": [{"path": each.path, "title": each.title} for each in plugin.pages],
         "signs_in": plugin.sign_in is not None,
-        "stores": plugin.store is not None,
     }
 
 
@@ -123,7 +116,7 @@ def main(name: str, end: socket.socket, memory: int) -> None:
     try:
         plugin = loading.load(name)
         child = Child(plugin, end, memory)
-        hello = wire.packed({"offer": offer_of(plugin)})
+        hello = wire.packed({"offer": offer_of(plugin)}, wire.MAX_ANSWER_BYTES)
     except BaseException as error:
         end.sendall(wire.packed({"unloadable": f"{type(error).__name__}: {error}"}))
         return

@@ -12,10 +12,6 @@ from notso.plugins.process import PluginProcess
 
 RowFunction = Callable[[memoryview, memoryview], bytes]
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
-"""Of a plugin, and of what it gives, but that there are also underscores there."""
-GIVEN_NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
-MAX_GIVEN = 32
-"""Of one kind, of one plugin."""
 
 
 class Plugins:
@@ -54,10 +50,9 @@ class Plugins:
         """What the plugins that are on give of a kind ("tools", "pages"), each with its plugin, the first of a name."""
         seen = set()
         for process in self.processes:
-            rows = process.offer.get(kind, []) if process.state == "on" else []
-            for row in rows[:MAX_GIVEN]:
-                name = row.get("name", "")
-                if kind == "pages" or (GIVEN_NAME.fullmatch(str(name)) and name not in seen):
+            for row in process.offer.get(kind, []) if process.state == "on" else []:
+                name = row.get("name")
+                if kind == "pages" or name not in seen:
                     seen.add(name)
                     yield process, row
 

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import logging
 import os
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from notso.plugins import wire
 from notso.plugins.errors import PluginError, PluginRefusalError
+from notso.plugins.offers import checked_offer, is_answer
 
 State = Literal["starting", "on", "off"]
 
@@ -46,6 +47,7 @@ _log = logging.getLogger("notso.plugins")
 
 @dataclass(eq=False)
 class _Call:
+    kind: str
     what: str
     deadline: float
     seconds: float
@@ -62,6 +64,8 @@ class PluginProcess:
         """Why it is off."""
         self.printed_lines = 0
         self.offer: Mapping[str, Any] = {}
+        self.left_out: list[str] = []
+        """A sentence for each part of its offer that cannot be used."""
         self._lock = threading.Lock()  # over state and calls
         self._sending = threading.Lock()
         self._row_lock = threading.Lock()
@@ -77,6 +81,7 @@ class PluginProcess:
             if self.state != "off":
                 return
             self.state, self.failure, self.offer, self.printed_lines = "starting", "", {}, 0
+            self.left_out = []
             self._ready.clear()
             self._end, theirs = socket.socketpair()
             memory = wire.shared_file()
@@ -124,7 +129,7 @@ class PluginProcess:
                 raise PluginError(f"the plugin {self.name} is {self._why_not()}", plugin=self.name)
             if len(self._calls) >= MAX_CALLS:
                 raise PluginError(f"the plugin {self.name} has too much to do", plugin=self.name)
-            self._calls[number] = _Call(what, time.monotonic() + seconds, seconds, future)
+            self._calls[number] = _Call(kind, what, time.monotonic() + seconds, seconds, future)
             end = self._end
         sent = False
         if self._sending.acquire(timeout=SEND_SECONDS):
@@ -212,19 +217,23 @@ class PluginProcess:
     # In its thread
 
     def _listen(self, process: subprocess.Popen[bytes], end: socket.socket) -> None:
-        why, unpacker, printed = "its process has ended", wire.Unpacker(), _Printed(self)
+        why, printed = "its process has ended", _Printed(self)
+        unpacker = wire.Unpacker(wire.MAX_ANSWER_BYTES, wire.ANSWER_LIMITS)
         output = process.stdout
-        readers: list[Any] = [end, output]
+        readers = selectors.DefaultSelector()
         try:
+            readers.register(end, selectors.EVENT_READ)
+            if output is not None:
+                readers.register(output, selectors.EVENT_READ)
             while True:
-                readable, _, _ = select.select(readers, [], [], self._until_next_deadline())
+                readable = [key.fileobj for key, _ in readers.select(self._until_next_deadline())]
                 if late := self._late_call():
                     why = late
                     break
                 if output in readable and output is not None:
                     text = os.read(output.fileno(), 1 << 16)
                     if not text:
-                        readers.remove(output)
+                        readers.unregister(output)
                     elif not printed.take(text):
                         why = "it prints without end"
                         break
@@ -238,6 +247,7 @@ class PluginProcess:
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             why = f"it said what nobody understands ({type(error).__name__})"
         self.switch_off(why, end)
+        readers.close()
         process.wait()
         end.close()
         if output is not None:
@@ -261,17 +271,32 @@ class PluginProcess:
         return ""
 
     def _take(self, packet: Any) -> str:
-        """What a packet means; why the plugin goes off by it, or ''."""
+        """What a packet means; why the plugin goes off by it, or ''. Nothing raises after a call was taken off the list
+        of those that `switch_off` ends."""
+        if not isinstance(packet, dict):
+            raise ValueError("no packet")
         if "unloadable" in packet:
             return _one_line(f"it cannot be loaded: {packet['unloadable']}")
         if "offer" in packet:
+            offer, left_out = checked_offer(packet["offer"])
+            for sentence in left_out:
+                _log.warning("the plugin %s: %s", self.name, sentence)
             with self._lock:
-                self.offer, self.state = packet["offer"], "on"
+                if self.state == "starting":
+                    self.offer, self.left_out, self.state = offer, left_out, "on"
             self._ready.set()
             return ""
+        number = packet.get("id")
+        if type(number) is not int or len(packet.keys() & {"result", "refused", "failed"}) != 1:
+            return "it gave an answer without a result"
         with self._lock:
-            call = self._calls.pop(packet["id"], None)
-        if call is None or not call.future.set_running_or_notify_cancel():
+            call = self._calls.get(number)
+            if call is None:
+                return "it answered what it was not asked"
+            if "result" in packet and not is_answer(call.kind, packet["result"]):
+                return _one_line(f"{call.what} gave a result of another type")
+            del self._calls[number]
+        if not call.future.set_running_or_notify_cancel():
             return _failure_of(packet, call)
         if "refused" in packet:
             call.future.set_exception(PluginRefusalError(_one_line(str(packet["refused"])), plugin=self.name))
@@ -304,10 +329,8 @@ class _Printed:
         return self._bytes <= MAX_PRINTED_BYTES
 
 
-def _failure_of(packet: Mapping[str, Any], call: _Call | None) -> str:
-    if "failed" not in packet:
-        return ""
-    return _one_line(f"{call.what if call else 'a call'} raised {packet['failed']}")
+def _failure_of(packet: Mapping[str, Any], call: _Call) -> str:
+    return _one_line(f"{call.what} raised {packet['failed']}") if "failed" in packet else ""
 
 
 def _late(what: str, seconds: float) -> str:

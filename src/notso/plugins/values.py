@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,21 +98,12 @@ class SignInRequest:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class ServedStore(Protocol):
-    """What keeps the conversations; `notso.web.store.served` makes one of a ChatStore."""
-
-    def call(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Call a method of the store, all as JSON has it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """All that one gives. `sign_in` names who sent a request (None: it does not know); `store` makes what keeps the
-    conversations, from a data directory."""
+    """All that one gives. `sign_in` names who sent a request (None: it does not know)."""
 
     tools: tuple[Tool, ...] = ()
     logits_processors: tuple[LogitsProcessor, ...] = ()
     slash_commands: tuple[SlashCommand, ...] = ()
     pages: tuple[Page, ...] = ()
     sign_in: Callable[[SignInRequest], str | None] | None = None
-    store: Callable[[Path], ServedStore] | None = None

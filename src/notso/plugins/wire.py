@@ -10,7 +10,12 @@ import struct
 import tempfile
 from typing import Any
 
-MAX_PACKET_BYTES = 64 * 1024 * 1024  # a store's largest chat
+from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
+
+MAX_CALL_BYTES = 64 * 1024 * 1024  # a tool with all attachments of a chat
+MAX_ANSWER_BYTES = 8 * 1024 * 1024  # the largest page, if all of it must be escaped
+ANSWER_LIMITS = JsonLimits(depth=64, objects=20_000, values=50_000)
+"""Of an offer: all other answers are a text or three."""
 MAX_VOCAB = 262_144
 MAX_TOKENS = 262_144
 ROW_BYTES = 4 * MAX_VOCAB
@@ -18,19 +23,21 @@ SHARED_BYTES = ROW_BYTES + 4 * MAX_TOKENS
 _LENGTH = struct.Struct("<I")
 
 
-def packed(packet: Any) -> bytes:
+def packed(packet: Any, most_bytes: int = MAX_CALL_BYTES) -> bytes:
     """A packet as it travels. Raises ValueError: it is too large, or no JSON."""
     body = json.dumps(packet, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
-    if len(body) > MAX_PACKET_BYTES:
+    if len(body) > most_bytes:
         raise ValueError("more than a packet holds")
     return _LENGTH.pack(len(body)) + body
 
 
 class Unpacker:
-    """Packets from bytes as they come."""
+    """Packets from bytes as they come, of at most so many bytes; `limits`: what each may be made of."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = MAX_CALL_BYTES, limits: JsonLimits | None = None) -> None:
         self._bytes = bytearray()
+        self._most_bytes = most_bytes
+        self._limits = limits
 
     def feed(self, data: bytes) -> list[Any]:
         """The packets that are whole now. Raises ValueError for what is none."""
@@ -38,7 +45,7 @@ class Unpacker:
         packets = []
         while len(self._bytes) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._bytes)
-            if length > MAX_PACKET_BYTES:
+            if length > self._most_bytes:
                 raise ValueError("a packet of a claimed size that none has")
             end = _LENGTH.size + length
             if len(self._bytes) < end:
@@ -46,9 +53,11 @@ class Unpacker:
             body = bytes(self._bytes[_LENGTH.size : end])
             del self._bytes[:end]
             try:
+                if self._limits is not None:
+                    check_shape(body, self._limits)
                 packets.append(json.loads(body.decode("utf-8", "surrogatepass")))
-            except RecursionError:
-                raise ValueError("a packet nested too deep") from None
+            except (RecursionError, JsonShapeError):
+                raise ValueError("a packet of too many values, or nested too deep") from None
         return packets
 
 

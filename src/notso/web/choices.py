@@ -1,5 +1,4 @@
-"""What settings and environment choose: who keeps the conversations, who keeps keys and what is counted, and whether
-there are traces."""
+"""What settings and environment choose: where keys and usage are stored, and whether there are traces."""
 
 from __future__ import annotations
 
@@ -8,11 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from notso.plugins.plugin_set import Plugins
-from notso.web.sign_in.ways import plugin_with_role
 from notso.web.store.access import AccessStore
-from notso.web.store.opening import access_store_at, store_at
-from notso.web.store.plugin_store import plugin_store
+from notso.web.store.opening import access_store_at
 from notso.web.store.protocol import ChatStore
 from notso.web.store.sqlite.access import SQLiteAccessStore
 from notso.web.values.settings import Settings
@@ -22,13 +18,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("notso.web")
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-
-
-def store_of(settings: Settings, plugins: Plugins) -> ChatStore:
-    """Raises SettingsError: what is to keep the conversations was not switched on, or is not installed."""
-    if settings.store_plugin is None:
-        return store_at(settings.directory, settings.database_url)
-    return plugin_store(plugin_with_role(plugins, settings.store_plugin, "store_plugin"), settings.directory)
 
 
 def access_store_of(settings: Settings, store: ChatStore) -> AccessStore | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import threading
@@ -57,7 +58,8 @@ class Provider:
         )
         if not is_right or query is None:
             return 400, {"error": "invalid_grant"}
-        return 200, {"access_token": "x", "token_type": "Bearer", "id_token": self.id_token(query["nonce"])}
+        more = {"x": "y" * (2 << 20)} if self.wrong == "long token" else {}
+        return 200, {"access_token": "x", "token_type": "Bearer", "id_token": self.id_token(query["nonce"])} | more
 
     def id_token(self, nonce: str) -> str:
         now = int(time.time())
@@ -109,6 +111,9 @@ def serving(provider: Provider) -> ThreadingHTTPServer:
         def say(self, status: int, answer: Any) -> None:
             body = json.dumps(answer).encode()
             self.send_response(status)
+            if provider.wrong == "compressed":
+                body = gzip.compress(body)
+                self.send_header("Content-Encoding", "gzip")
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

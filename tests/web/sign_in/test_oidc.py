@@ -101,6 +101,7 @@ def test_two_people_do_not_meet(serve: Callable[..., Any], provider: Provider) -
         "unsigned",
         "public key as secret",
         "key",
+        "long token",
     ],
 )
 def test_a_token_that_is_wrong_lets_nobody_in(
@@ -118,7 +119,7 @@ def test_a_token_that_is_wrong_lets_nobody_in(
     assert sent_back(client).status_code == 200
 
 
-@pytest.mark.parametrize("wrong", ["issuer", "silent", "much"])
+@pytest.mark.parametrize("wrong", ["issuer", "silent", "much", "compressed"])
 def test_a_provider_that_is_not_there_is_told(serve: Callable[..., Any], provider: Provider, wrong: str) -> None:
     server = serve()
     provider.wrong = wrong

@@ -57,5 +57,3 @@ def test_a_plugin_that_hangs_lets_nobody_in_and_the_key_still_counts(
 def test_one_that_was_not_switched_on_is_refused(start: Callable[..., Any]) -> None:
     with pytest.raises(SettingsError, match="add --plugin doorman"):
         start(ScriptedEngine(), sign_in_plugin="doorman")
-    with pytest.raises(SettingsError, match="add --plugin keeper"):
-        start(ScriptedEngine(), store_plugin="keeper")

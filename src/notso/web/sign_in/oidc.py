@@ -10,10 +10,10 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Collection
-from typing import Any
+from collections.abc import AsyncIterator, Collection
+from typing import Any, cast
 
-import httpx
+import httpx2
 from authlib.integrations.httpx_client import AsyncOAuth2Client
 from authlib.oauth2.rfc6749.parameters import prepare_grant_uri
 from authlib.oauth2.rfc7636 import create_s256_code_challenge
@@ -55,7 +55,7 @@ class OidcProvider:
         self.is_https = settings.public_url.lower().startswith("https:")
         """Whether browsers find this server by https, whatever a proxy in front makes of it."""
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
-        self._trusted = httpx.create_ssl_context(trust_env=False)  # once: reading it takes a while
+        self._trusted = httpx2.create_ssl_context(trust_env=False)  # once: reading it takes a while
         self._own = secrets.token_bytes(32)
         self._ended: dict[str, None] = {}
         self._facts: dict[str, Any] = {}
@@ -170,19 +170,11 @@ class OidcProvider:
 
     async def _fetched(self, address: str) -> dict[str, Any]:
         try:
-            async with (
-                asyncio.timeout(SECONDS),
-                httpx.AsyncClient(verify=self._trusted, trust_env=False) as client,
-                client.stream("GET", address, headers={"Accept": "application/json"}) as answer,
-            ):
+            async with asyncio.timeout(SECONDS), self._bounded_client() as client:
+                answer = await client.get(address, headers={"Accept": "application/json"})
                 answer.raise_for_status()
-                body = b""
-                async for piece in answer.aiter_bytes():
-                    body += piece
-                    if len(body) > MAX_ANSWER_BYTES:
-                        raise SignInError("the provider says too much")
-            facts = httpx.Response(200, content=body).json()
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError, RecursionError) as error:
+            facts = answer.json()
+        except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, ValueError, RecursionError) as error:
             raise SignInError(f"the provider does not answer ({type(error).__name__})") from None
         if not isinstance(facts, dict):
             raise SignInError("the provider does not answer as it should")
@@ -195,17 +187,62 @@ class OidcProvider:
             token_endpoint_auth_method="client_secret_basic" if self._secret else "none",
             scope=self._settings.scope,
             redirect_uri=self._redirect,
-            verify=self._trusted,
             timeout=SECONDS,
             trust_env=False,
+            transport=self._transport(),
         )
+
+    def _bounded_client(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(transport=self._transport(), trust_env=False)
+
+    def _transport(self) -> httpx2.AsyncBaseTransport:
+        return _Bounded(httpx2.AsyncHTTPTransport(verify=self._trusted, trust_env=False))
+
+
+class _Bounded(httpx2.AsyncBaseTransport):
+    """Gives up an answer that is longer than any of a provider, or packed so that it could become so."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        request.headers["Accept-Encoding"] = "identity"
+        answer = await self._inner.handle_async_request(request)
+        if answer.headers.get("content-encoding", "identity") != "identity":
+            await answer.aclose()
+            raise httpx2.ReadError("the provider compresses what it was asked for as it is")
+        return httpx2.Response(
+            answer.status_code,
+            headers=answer.headers,
+            stream=_BoundedStream(cast(httpx2.AsyncByteStream, answer.stream)),
+            extensions=answer.extensions,
+        )
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        received = 0
+        async for piece in self._inner:
+            received += len(piece)
+            if received > MAX_ANSWER_BYTES:
+                raise httpx2.ReadError("the provider says too much")
+            yield piece
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
 
 
 def _is_near_or_https(address: Any) -> bool:
     if not isinstance(address, str):
         return False
     try:
-        url = httpx.URL(address)
-    except httpx.InvalidURL:
+        url = httpx2.URL(address)
+    except httpx2.InvalidURL:
         return False
     return url.scheme == "https" or (url.scheme == "http" and url.host in ("localhost", "127.0.0.1", "::1"))

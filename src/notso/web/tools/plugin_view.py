@@ -26,6 +26,7 @@ class PluginRow:
     printed_lines: int
     gives: Mapping[str, list[str]]
     pages: Mapping[str, str]
+    left_out: tuple[str, ...] = ()
     built_in: bool = False
 
 
@@ -64,7 +65,9 @@ class PluginView:
 def _row(process: PluginProcess) -> PluginRow:
     offer = process.offer if process.state == "on" else {}
     gives = {kind: names_of(offer.get(kind, [])) for kind in ("tools", "logits_processors", "slash_commands")}
-    gives |= {kind: [process.name] for kind in ("signs_in", "stores") if offer.get(kind)}
+    gives |= {kind: [process.name] for kind in ("signs_in",) if offer.get(kind)}
     pages = {f"/plugins/{process.name}/pages/{row['path']}": str(row["title"]) for row in offer.get("pages", [])}
     given = {kind: names for kind, names in gives.items() if names}
-    return PluginRow(process.name, process.state, process.failure, process.printed_lines, given, pages)
+    return PluginRow(
+        process.name, process.state, process.failure, process.printed_lines, given, pages, tuple(process.left_out)
+    )

@@ -38,7 +38,6 @@ class Settings:
     database_url: a PostgreSQL database that holds them instead, for several servers; the data directory keeps the rest.
     mcp_config: names MCP servers whose tools chats may use; None for none.
     adapter_dir: from where programs may load adapters; None: they may load none.
-    store_plugin: the plugin that keeps the conversations; None: SQLite does, in `data_dir`.
     sign_in_plugin: the plugin that says who sent a request; None: none does.
     sign_in: who may use it, where many do.
     allowed_hosts: further names this server may be called by (in `Host`), beside loopback and `host`.
@@ -71,7 +70,6 @@ class Settings:
     database_url: str | None = field(default=None, repr=False)
     mcp_config: Path | None = None
     adapter_dir: Path | None = None
-    store_plugin: str | None = None
     sign_in_plugin: str | None = None
     sign_in: SignInSettings = field(default_factory=SignInSettings)
     allowed_hosts: tuple[str, ...] = ()
@@ -106,8 +104,6 @@ class Settings:
             )
         if self.database_url is not None and not is_postgres(self.database_url):
             raise SettingsError(NO_POSTGRES, setting="database_url")
-        if self.database_url is not None and self.store_plugin is not None:
-            raise SettingsError("a database and a plugin cannot both keep the conversations", setting="store_plugin")
         try:
             OriginRules(self.allowed_origins)
         except ValueError as error:

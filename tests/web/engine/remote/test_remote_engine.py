@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
+import json
 import re
 import select
 import socket
@@ -347,6 +349,149 @@ def test_something_else_that_listens_there_is_no_engine() -> None:
         with pytest.raises(EngineError, match="not understood"):
             source()
         source.close()
+
+
+INFO = {"name": "m", "path": "m", "is_demo": False, "size_bytes": 1, "parameter_count": 1, "context_tokens": 4096}
+USAGE = {"kind": "usage", "usage": {"prompt_tokens": 3, "completion_tokens": 3}}
+END = {"kind": "end", "finish_reason": "stop"}
+
+
+class FalseEngine:
+    """Speaks the form of an engine, and says `events` for each answer, and `result` for each call, as it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = [{"kind": "text", "text": "fine"}, USAGE, END]
+        self.result: bytes = b'{"result": {"prompt_tokens": 5, "cached_tokens": 0, "seconds": 1.0}}'
+        self.endless = False
+        self.sent = 0
+        engine = self
+        lines: list[Callable[[bytes], None]] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing."""
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                name = self.path.rpartition("/")[2]
+                self.send_response(200)
+                if name == "events":
+                    self.send_header("Transfer-Encoding", "chunked")
+                    self.end_headers()
+
+                    def line(text: bytes) -> None:
+                        self.wfile.write(b"%x\r\n" % (len(text) + 1) + text + b"\n\r\n")
+                        self.wfile.flush()
+
+                    about = {"state": "ready", "info": INFO | {"max_num_seqs": 4}}
+                    line(json.dumps({"known": [int(each) for each in body["read"]], "about": about}).encode())
+                    lines.append(line)
+                    with contextlib.suppress(OSError):
+                        while not engine.closed.wait(0.5):
+                            line(b"{}")
+                elif name == "submit":
+                    self.say(b'{"result": true}')
+                    with contextlib.suppress(OSError):
+                        lines[-1](json.dumps({"answers": {str(body["number"]): [0, engine.events]}}).encode())
+                elif engine.endless:
+                    self.end_headers()
+                    with contextlib.suppress(OSError):
+                        while not engine.closed.is_set():
+                            engine.sent += self.wfile.write(b" " * (1 << 20))
+                    self.close_connection = True
+                else:
+                    self.say(engine.result)
+
+            def say(self, text: bytes) -> None:
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+        self.closed = threading.Event()
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self.closed.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def false() -> Iterator[tuple[FalseEngine, RemoteSource]]:
+    engine = FalseEngine()
+    source = RemoteSource(engine.address, KEY)
+    yield engine, source
+    source.close()
+    engine.close()
+
+
+HELLO = (Message("user", "hello"),)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [{"kind": "tool_call"}],
+        [{"kind": "usage"}],
+        [{"kind": "end"}],
+        [{"kind": "usage", "usage": {"prompt_tokens": -1, "completion_tokens": 3}}, END],
+        [{"kind": "usage", "usage": {"prompt_tokens": 1 << 63, "completion_tokens": 3}}, END],
+        [{"kind": "usage", "usage": {"prompt_tokens": 1, "completion_tokens": 3, "prompt_ms": float("nan")}}, END],
+        [{"kind": "progress", "progress": {"done_tokens": 10**20, "total_tokens": 0, "cached_tokens": 0}}],
+        [{"kind": "queued", "place": -(10**20)}],
+        [{"kind": "text", "text": "a\ud800b"}, USAGE, END],
+        [{"kind": "tool_call", "tool_call": {"id": "1", "name": "a", "arguments": "\udfff"}}, USAGE, END],
+        [{"kind": "text", "text": "x", "logprobs": [[]] * 2_000_001}],
+        {"kind": "text"},
+        5,
+    ],
+    ids=lambda each: str(each)[:60],
+)
+def test_what_no_engine_says_ends_the_answer_and_the_next_one_comes(
+    false: tuple[FalseEngine, RemoteSource], events: Any
+) -> None:
+    engine, source = false
+    right, engine.events = engine.events, events
+    failed = list(source().submit(HELLO).events())
+    assert [event.kind for event in failed][-1] == "error", failed
+    assert not [event for event in failed if event.kind == "usage"]
+    engine.events = right
+    wait(lambda: source._link.is_up)
+    assert text(source().submit(HELLO).events()) == "fine"
+
+
+def test_a_body_without_end_is_read_to_its_limit(false: tuple[FalseEngine, RemoteSource]) -> None:
+    engine, source = false
+    remote = source()
+    assert remote.estimate(HELLO).prompt_tokens == 5
+    engine.endless = True
+    with pytest.raises(EngineError, match="says more than is read"):
+        remote.estimate(HELLO)
+    assert engine.sent <= 2 * engine_link.MAX_ANSWER_BYTES
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        b'{"result": {"prompt_tokens": -5, "cached_tokens": 0, "seconds": 1.0}}',
+        b'{"result": {"prompt_tokens": 5, "cached_tokens": 0, "seconds": 1e999}}',
+        b"[" * 100_000,
+        b'{"result": [' + b"[]," * 3_000_000 + b"[]]}",
+        b"[1]",
+    ],
+    ids=lambda each: each[:24],
+)
+def test_a_result_that_is_none_is_refused(false: tuple[FalseEngine, RemoteSource], result: bytes) -> None:
+    engine, source = false
+    remote = source()
+    engine.result = result
+    with pytest.raises(EngineError):
+        remote.estimate(HELLO)
 
 
 def test_what_is_refused_there_is_refused_here(start: Start, relayed: Relayed) -> None:

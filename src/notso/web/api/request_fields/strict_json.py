@@ -7,8 +7,8 @@ import math
 import re
 from typing import Any, NoReturn
 
+from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.web.edge.api_error import ApiError
-from notso.web.values.json_shape import JsonLimits, JsonShapeError, check_shape
 
 MAX_DEPTH = 64
 LIMITS = JsonLimits(MAX_DEPTH, objects=1 << 16, values=(1 << 18) + (1 << 12))

@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.web.chat.files.export import FORMAT_NAME, FORMAT_VERSION
 from notso.web.store.protocol import Attachment, Chat, MessageState, Numbers, StoredMessage, ToolUse
 from notso.web.turns.chat_settings import changed, shown_values
 from notso.web.values.ids import new_generation_id, new_id, new_tool_use_id
-from notso.web.values.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.web.values.problems import Problem
 from notso.web.values.strict_fields import StrictFields, at_most
 from notso.web.values.wording import words

@@ -15,13 +15,16 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 from notso.smollm3 import EngineError, Generation
-from notso.web.engine.port import AdapterInfo, EngineStats, Event, ModelInfo
+from notso.web.engine.port import AdapterInfo, EngineStats, Event, ModelInfo, Progress, PromptEstimate, Usage
 from notso.web.engine.remote.wire_values import unpacked, unpacked_error
+
+T = TypeVar("T", EngineStats, Progress, PromptEstimate, Usage)
 
 logger = logging.getLogger("notso.web.engine")
 
@@ -35,7 +38,11 @@ SILENCE_SECONDS = 5.0
 LOST_SECONDS = 5.0
 RETRY_SECONDS = 0.2
 LOST_RETRY_SECONDS = 1.0
-MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_LINE_BYTES = MAX_ANSWER_BYTES = 16 * 1024 * 1024
+ANSWER_LIMITS = JsonLimits(depth=64, objects=200_000, values=2_000_000)
+"""A line holds what was written of all answers since the line before, the answer to a call at most the token ids of a
+prompt."""
+MAX_NUMBER = 1 << 53
 READ_BYTES = 64 * 1024
 SPARE_SECONDS = 3.0
 """A connection that was used within so long is used again: servers close those that rest."""
@@ -216,9 +223,15 @@ class EngineLink:
     def _ask(self, connection: http.client.HTTPConnection, name: str, data: bytes) -> bytes:
         connection.request("POST", f"{WIRE_PATH}/{name}", data, self._headers)
         response = connection.getresponse()
-        told = response.read()
+        told, ends = bytearray(), time.monotonic() + CALL_SECONDS
+        while data := response.read1(READ_BYTES):
+            told += data
+            if len(told) > MAX_ANSWER_BYTES:
+                raise EngineError(f"{self.name} says more than is read")
+            if time.monotonic() > ends:
+                raise TimeoutError
         self._require_taken(response)
-        return told
+        return bytes(told)
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
         """One that is ready, and whether it is new."""
@@ -283,8 +296,8 @@ class EngineLink:
                 trouble, is_final = str(error), True
             except EngineError as error:
                 trouble = str(error)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                logger.exception("what the engine says is not understood")
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                logger.warning("what %s says is not understood: %s: %.200s", self.name, type(error).__name__, error)
                 trouble, is_final = f"{self.name} {NOT_UNDERSTOOD}", True
             broken = broken or time.monotonic()
             if not self._closed:
@@ -311,15 +324,17 @@ class EngineLink:
             connection.request("POST", path, json.dumps(body).encode(), self._headers)
             response = connection.getresponse()
             self._require_taken(response)
-            buffered = bytearray()
+            buffered, searched = bytearray(), 0
             while data := response.read1(READ_BYTES):
                 buffered += data
-                *whole, rest = buffered.split(b"\n")
-                if len(rest) > MAX_LINE_BYTES:
+                while (end := buffered.find(b"\n", searched)) >= 0:
+                    line = bytes(buffered[:end])
+                    del buffered[: end + 1]
+                    searched = 0
+                    yield _object(line)
+                searched = len(buffered)
+                if searched > MAX_LINE_BYTES:
                     raise ValueError("a line without end")
-                buffered = bytearray(rest)
-                for line in whole:
-                    yield _object(bytes(line))
         finally:
             connection.close()
             self._in_use.discard(connection)
@@ -328,12 +343,12 @@ class EngineLink:
         if "known" in line:
             self._end_unknown(set(line["known"]))
         if "stats" in line:
-            self.stats = unpacked(EngineStats, line["stats"])
+            self.stats = checked_numbers(unpacked(EngineStats, line["stats"]))
         for number, (after, events) in line.get("answers", {}).items():
             entry = self._open.get(int(number))
             if entry is None:
                 continue
-            news = [unpacked(Event, each) for each in events]
+            news = [_checked(unpacked(Event, each)) for each in events]
             if after != entry.events:
                 raise ValueError("events are missing")
             entry.events += len(news)
@@ -381,7 +396,49 @@ def _end(entry: _Open, why: str) -> None:
     entry.generation.write([Event("error", error=EngineError(why))], last=True)
 
 
+def checked_numbers(value: T) -> T:
+    """A value of counts and times, whose numbers can be stored and shown. Raises ValueError."""
+    for field_ in fields(value):
+        number = getattr(value, field_.name)
+        if isinstance(number, int | float) and not 0 <= number < MAX_NUMBER:  # NaN fails too
+            raise ValueError(f"{field_.name} is no count")
+    return value
+
+
+def _checked(event: Event) -> Event:
+    """An event that carries what its kind promises, in text that can be stored and shown. Raises ValueError."""
+    for name in _CARRIED.get(event.kind, ()):
+        if getattr(event, name) is None:
+            raise ValueError(f"a {event.kind} without {name}")
+    if event.usage is not None:
+        checked_numbers(event.usage)
+    if event.progress is not None:
+        checked_numbers(event.progress)
+    if not 0 <= event.place < MAX_NUMBER or not 0 <= event.dropped_messages < MAX_NUMBER:
+        raise ValueError("a place or a count that is none")
+    calls = [call for call in (event.tool_call, event.begun_call) if call is not None]
+    for text in (event.text, event.stop or "", *(part for call in calls for part in (call.id, call.name))):
+        text.encode()  # a lone surrogate
+    for call in calls:
+        call.arguments.encode()
+    return event
+
+
+_CARRIED = {
+    "tool_call_part": ("begun_call",),
+    "tool_call": ("tool_call",),
+    "progress": ("progress",),
+    "usage": ("usage",),
+    "error": ("error",),
+    "end": ("finish_reason",),
+}
+
+
 def _object(text: bytes) -> dict[str, Any]:
+    try:
+        check_shape(text, ANSWER_LIMITS)
+    except JsonShapeError as error:
+        raise ValueError(str(error)) from None
     told = json.loads(text)
     if not isinstance(told, dict):
         raise ValueError("no object")

@@ -19,7 +19,7 @@ from notso.web.engine.port import (
     RequestOptions,
     SamplingParams,
 )
-from notso.web.engine.remote.engine_link import EngineLink
+from notso.web.engine.remote.engine_link import MAX_NUMBER, EngineLink, checked_numbers
 from notso.web.engine.remote.wire_values import packed, types_of
 
 
@@ -145,12 +145,12 @@ class RemoteEngine:
 
     def count_tokens(self, messages: Sequence[Message], options: RequestOptions | None = None) -> int:
         """Length of the whole rendered prompt."""
-        count: int = self._call("count_tokens", messages, options)
+        count: int = self._call("count_tokens", messages, options, check=_count)
         return count
 
     def estimate(self, messages: Sequence[Message], options: RequestOptions | None = None) -> PromptEstimate:
         """What reading that prompt would cost now."""
-        estimate: PromptEstimate = self._call("estimate", messages, options)
+        estimate: PromptEstimate = self._call("estimate", messages, options, check=checked_numbers)
         return estimate
 
     def stats(self) -> EngineStats:
@@ -182,13 +182,19 @@ class RemoteEngine:
         if not self._lost:
             self._link.end_all()
 
-    def _call(self, name: str, *arguments: Any, **named: Any) -> Any:
+    def _call(self, name: str, *arguments: Any, check: Callable[[Any], Any] = lambda told: told, **named: Any) -> Any:
         types = types_of(name)
         told = self._link.call("call", {"method": name, "arguments": types.pack(*arguments, **named)})
         try:
-            return types.unpack_result(told)
+            return check(types.unpack_result(told))
         except ValueError:
             raise EngineError(f"{self._link.name} gave what is no result of {name}") from None
+
+
+def _count(told: int) -> int:
+    if not 0 <= told < MAX_NUMBER:
+        raise ValueError("no count")
+    return told
 
 
 def _body(messages: PromptInput, params: SamplingParams | None, options: RequestOptions | None) -> dict[str, Any]:

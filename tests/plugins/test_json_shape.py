@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from notso.web.values import json_shape
-from notso.web.values.json_shape import JsonLimits, JsonShapeError, check_shape
+from notso.plugins import json_shape
+from notso.plugins.json_shape import JsonLimits, JsonShapeError, check_shape
 
 TEXTS = st.text(alphabet='a"\\{}[],:\n\u00e9\U0001f600', max_size=12)
 VALUES = st.recursive(

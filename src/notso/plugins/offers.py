@@ -1,0 +1,118 @@
+"""What a plugin's process says it gives, and what it answers, checked before anything else reads it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+MAX_GIVEN = 32
+"""Of one kind, of one plugin."""
+MAX_SCHEMA_CHARACTERS = 65_536
+MAX_TEXT_CHARACTERS = 10_000
+MAX_ANSWER_CHARACTERS = 1 << 20
+_PAGE = re.compile(r"(?:[\w~-][\w.~-]*(?:/[\w~-][\w.~-]*)*)?", re.ASCII)
+
+Offer = dict[str, Any]
+"""Rows by kind (`tools`, `logits_processors`, `slash_commands`, `pages`), and `signs_in`."""
+
+
+def checked_offer(given: Any) -> tuple[Offer, list[str]]:
+    """The entries of an offer that can be used, and for each that was left out a sentence. Raises ValueError for what
+    is no offer at all: an entry is one function's, and costs the others nothing."""
+    if not isinstance(given, dict):
+        raise ValueError("no offer")
+    offer: Offer = {"signs_in": given.get("signs_in") is True}
+    left_out = []
+    for kind, checks in _KINDS.items():
+        rows = given.get(kind, [])
+        if not isinstance(rows, list):
+            raise ValueError("no offer")
+        offer[kind] = []
+        for number, row in enumerate(rows, start=1):
+            problem = _problem(row, checks) if len(offer[kind]) < MAX_GIVEN else f"more than {MAX_GIVEN} of a kind"
+            if problem:
+                left_out.append(f"{_WORDS[kind]} {number} was left out: {problem}")
+            else:
+                offer[kind].append(row)
+    return offer, left_out
+
+
+def is_answer(kind: str, given: Any) -> bool:
+    """Whether that can be the result of a call of this kind."""
+    return _ANSWERS[kind](given)
+
+
+def _problem(row: Any, checks: Mapping[str, Callable[[Any], str]]) -> str:
+    if not isinstance(row, dict):
+        return "it is no object"
+    return next((f"{name} {problem}" for name, check in checks.items() if (problem := check(row.get(name)))), "")
+
+
+def _name(given: Any) -> str:
+    fits = isinstance(given, str) and NAME.fullmatch(given)
+    return "" if fits else "must be a small letter and up to 31 more, digits, _ and -"
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, str):
+        return "must be a text"
+    return "" if len(given) <= MAX_TEXT_CHARACTERS else f"has more than {MAX_TEXT_CHARACTERS:,} characters"
+
+
+def _schema(given: Any) -> str:
+    if not isinstance(given, dict):
+        return "must be a JSON schema, an object"
+    properties, required = given.get("properties", {}), given.get("required", [])
+    if given.get("type", "object") != "object":
+        return "must be the schema of an object"
+    if not isinstance(properties, dict) or not all(isinstance(each, dict | bool) for each in properties.values()):
+        return "must have schemas as properties"
+    if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
+        return "must have names in required"
+    too_long = len(json.dumps(given)) > MAX_SCHEMA_CHARACTERS
+    return f"has more than {MAX_SCHEMA_CHARACTERS:,} characters" if too_long else ""
+
+
+def _seconds(given: Any) -> str:
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    return "" if is_number and math.isfinite(given) and given > 0 else "must be a number above 0"
+
+
+def _path(given: Any) -> str:
+    fits = isinstance(given, str) and len(given) <= 200 and _PAGE.fullmatch(given)
+    return "" if fits else "must be words of ASCII letters, digits and -._~ with / between"
+
+
+def _is_text(given: Any) -> bool:
+    return isinstance(given, str) and len(given) <= MAX_ANSWER_CHARACTERS
+
+
+def _is_page(given: Any) -> bool:
+    if not isinstance(given, dict) or set(given) != {"body", "media_type", "status"}:
+        return False
+    return _is_text(given["body"]) and isinstance(given["media_type"], str) and type(given["status"]) is int
+
+
+_KINDS: dict[str, dict[str, Callable[[Any], str]]] = {
+    "tools": {"name": _name, "description": _text, "parameters": _schema, "seconds": _seconds},
+    "logits_processors": {"name": _name, "does": _text},
+    "slash_commands": {"name": _name, "usage": _text, "does": _text},
+    "pages": {"path": _path, "title": _text},
+}
+_WORDS = {
+    "tools": "tool",
+    "logits_processors": "logits processor",
+    "slash_commands": "slash command",
+    "pages": "page",
+}
+_ANSWERS: dict[str, Callable[[Any], bool]] = {
+    "tool": _is_text,
+    "command": _is_text,
+    "page": _is_page,
+    "logits": lambda given: type(given) is int,
+    "sign_in": lambda given: given is None or _is_text(given),
+}
