@@ -63,7 +63,6 @@ from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import EngineSource
 from notso.web.engine.running import RunningRequests
 from notso.web.languages.page_language import PageLanguage
-from notso.web.rendering.fair_queue import FairQueue
 from notso.web.replicas.joining import counters_at, exchange_at
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
@@ -75,6 +74,7 @@ from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.upkeep import give_back, purge
 from notso.web.values.errors import StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.fair_queue import FairQueue
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
 from notso.web.values.wording import words
@@ -233,7 +233,7 @@ def _parts(
     store = store_of(settings, plugins)
     engine = EngineHost(engine_source, settings.keep_alive_seconds)
     requests = RunningRequests(engine, settings.max_waiting_turns)
-    renderer = FairQueue()
+    renderer = FairQueue("notso-render")
     assets = Assets()
     pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"), plugins)
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)

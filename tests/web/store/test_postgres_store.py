@@ -175,7 +175,7 @@ def test_of_many_who_ask_at_once_one_is_answered(database: str) -> None:
             outcomes = await asyncio.gather(*asked)
             assert sum(isinstance(outcome, TurnAccepted) for outcome in outcomes) == 1
             assert len([m for m in await opened[0].messages(OWNER, chat.id) if m.active]) == 1
-            positions = await opened[0]._read("SELECT position FROM messages WHERE chat_id = ?", chat.id)
+            positions = await opened[0]._read(OWNER, "SELECT position FROM messages WHERE chat_id = ?", chat.id)
             assert sorted(row["position"] for row in positions) == [1, 2, 3, 4]
 
     run(work)
@@ -203,7 +203,7 @@ def test_a_key_that_is_sent_everywhere_at_once_makes_one_turn(database: str) -> 
 def test_all_that_begin_at_once_make_one_schema(database: str) -> None:
     async def work() -> None:
         async with stores(database, 5) as opened:
-            rows = await opened[0]._read("SELECT version FROM schema_version")
+            rows = await opened[0]._read(OWNER, "SELECT version FROM schema_version")
             assert [row["version"] for row in rows] == [connection_module.SCHEMA_VERSION]
 
     run(work)

@@ -61,25 +61,27 @@ class SQLStore(ABC):
             await self.close()
 
     @abstractmethod
-    async def write(self, work: Callable[[Database], T]) -> T:
-        """Run `work` in one transaction, off the event loop. What it changed is on disk when this returns."""
+    async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
+        """Run `work` in one transaction, off the event loop, when it is the owner's turn ("": the store's own). What
+        it changed is on disk when this returns."""
 
     @abstractmethod
-    async def look(self, work: Callable[[Database], T]) -> T:
-        """Run `work`, which only reads, off the event loop."""
+    async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
+        """Run `work`, which only reads, off the event loop, when it is the owner's turn."""
 
     def _message(self, row: Any) -> StoredMessage:
         return message_of(row)
 
     async def chats(self, owner: str) -> list[Chat]:
         rows = await self._read(
+            owner,
             "SELECT * FROM chats WHERE owner = ? AND trash_id IS NULL ORDER BY pinned DESC, updated_ms DESC, id DESC",
             owner,
         )
         return [chat_of(row) for row in rows]
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None:
-        rows = await self._read(_CHAT, chat_id, owner)
+        rows = await self._read(owner, _CHAT, chat_id, owner)
         return chat_of(rows[0]) if rows else None
 
     async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None:
@@ -92,13 +94,14 @@ class SQLStore(ABC):
                 return None
             return WholeChat(chat_of(chat), _settings_in(defaults), tuple(map(self._message, messages)))
 
-        return await self.look(read)
+        return await self.look(read, owner)
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
-        return [self._message(row) for row in await self._read(_MESSAGES, chat_id, owner)]
+        return [self._message(row) for row in await self._read(owner, _MESSAGES, chat_id, owner)]
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
         rows = await self._read(
+            owner,
             "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL",
             *(message_id, chat_id, owner),
         )
@@ -106,6 +109,7 @@ class SQLStore(ABC):
 
     async def generation(self, owner: str, generation_id: str) -> StoredMessage | None:
         rows = await self._read(
+            owner,
             "SELECT messages.* FROM messages JOIN chats ON chats.id = chat_id AND chats.trash_id IS NULL"
             " WHERE generation_id = ? AND messages.owner = ? AND messages.trash_id IS NULL",
             *(generation_id, owner),
@@ -113,30 +117,34 @@ class SQLStore(ABC):
         return self._message(rows[0]) if rows else None
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        return await self.look(lambda db: db.find(owner, query, limit))
+        return await self.look(lambda db: db.find(owner, query, limit), owner)
 
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
-        return await self.write(lambda db: tree_writes.add_turn(db, owner, turn, new_chat))
+        return await self.write(lambda db: tree_writes.add_turn(db, owner, turn, new_chat), owner)
 
     async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
-        return await self.write(lambda db: tree_writes.add_message(db, owner, new))
+        return await self.write(lambda db: tree_writes.add_message(db, owner, new), owner)
 
     async def resume_message(
         self, owner: str, chat_id: str, message_id: str, generation_id: str
     ) -> TurnAccepted | TurnRefused:
-        return await self.write(lambda db: tree_writes.resume_message(db, owner, chat_id, message_id, generation_id))
+        return await self.write(
+            lambda db: tree_writes.resume_message(db, owner, chat_id, message_id, generation_id), owner
+        )
 
     async def edit_message(self, owner: str, chat_id: str, message_id: str, content: str) -> bool:
-        return await self.write(lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content))
+        return await self.write(lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content), owner)
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
-        return await self.write(lambda db: tree_writes.choose(db, owner, chat_id, message_id))
+        return await self.write(lambda db: tree_writes.choose(db, owner, chat_id, message_id), owner)
 
     async def remove_summary(self, owner: str, chat_id: str, message_id: str) -> bool:
-        return await self.write(lambda db: tree_writes.remove_summary(db, owner, chat_id, message_id))
+        return await self.write(lambda db: tree_writes.remove_summary(db, owner, chat_id, message_id), owner)
 
     async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool:
-        return await self._change("UPDATE chats SET thinking = ? WHERE id = ? AND owner = ?", thinking, chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET thinking = ? WHERE id = ? AND owner = ?", thinking, chat_id, owner
+        )
 
     async def set_title(self, owner: str, chat_id: str, title: str) -> bool:
         def write(db: Database) -> bool:
@@ -145,28 +153,36 @@ class SQLStore(ABC):
                 db.index_title(owner, chat_id, title)
             return found.rowcount > 0
 
-        return await self.write(write)
+        return await self.write(write, owner)
 
     async def set_pinned(self, owner: str, chat_id: str, pinned: bool) -> bool:
-        return await self._change("UPDATE chats SET pinned = ? WHERE id = ? AND owner = ?", pinned, chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET pinned = ? WHERE id = ? AND owner = ?", pinned, chat_id, owner
+        )
 
     async def set_unread(self, owner: str, chat_id: str, unread: bool) -> bool:
-        return await self._change("UPDATE chats SET unread = ? WHERE id = ? AND owner = ?", unread, chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET unread = ? WHERE id = ? AND owner = ?", unread, chat_id, owner
+        )
 
     async def set_archived(self, owner: str, chat_id: str, archived: bool) -> bool:
-        return await self._change("UPDATE chats SET archived = ? WHERE id = ? AND owner = ?", archived, chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET archived = ? WHERE id = ? AND owner = ?", archived, chat_id, owner
+        )
 
     async def keep(self, owner: str, chat_id: str) -> bool:
-        return await self._change("UPDATE chats SET temporary = FALSE WHERE id = ? AND owner = ?", chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET temporary = FALSE WHERE id = ? AND owner = ?", chat_id, owner
+        )
 
     async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
         rows = await self._read(
-            "SELECT owner, id FROM chats WHERE temporary AND trash_id IS NULL AND updated_ms < ?", before_ms
+            "", "SELECT owner, id FROM chats WHERE temporary AND trash_id IS NULL AND updated_ms < ?", before_ms
         )
         return [(row["owner"], row["id"]) for row in rows]
 
     async def prompts(self, owner: str) -> list[SavedPrompt]:
-        rows = await self._read("SELECT name, kind, text FROM prompts WHERE owner = ? ORDER BY name", owner)
+        rows = await self._read(owner, "SELECT name, kind, text FROM prompts WHERE owner = ? ORDER BY name", owner)
         return [SavedPrompt(**row) for row in rows]
 
     async def save_prompt(self, owner: str, prompt: SavedPrompt) -> None:
@@ -174,17 +190,19 @@ class SQLStore(ABC):
             "INSERT INTO prompts (owner, name, kind, text) VALUES (?, ?, ?, ?)"
             " ON CONFLICT (owner, name) DO UPDATE SET kind = excluded.kind, text = excluded.text"
         )
-        await self._change(sql, owner, prompt.name, prompt.kind, prompt.text)
+        await self._change(owner, sql, owner, prompt.name, prompt.kind, prompt.text)
 
     async def delete_prompt(self, owner: str, name: str) -> bool:
-        return await self._change("DELETE FROM prompts WHERE owner = ? AND name = ?", owner, name)
+        return await self._change(owner, "DELETE FROM prompts WHERE owner = ? AND name = ?", owner, name)
 
     async def set_settings(self, owner: str, chat_id: str, settings: Mapping[str, SettingValue]) -> bool:
         text = settings_text(settings)
-        return await self._change("UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", text, chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", text, chat_id, owner
+        )
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
-        rows = await self._read(_DEFAULTS, owner)
+        rows = await self._read(owner, _DEFAULTS, owner)
         return _settings_in(rows[0] if rows else None)
 
     async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None:
@@ -192,16 +210,16 @@ class SQLStore(ABC):
             "INSERT INTO preferences (owner, settings) VALUES (?, ?)"
             " ON CONFLICT (owner) DO UPDATE SET settings = excluded.settings"
         )
-        await self._change(sql, owner, settings_text(settings))
+        await self._change(owner, sql, owner, settings_text(settings))
 
     async def trash_chat(self, owner: str, chat_id: str) -> str | None:
-        return await self.write(lambda db: trash.trash_chat(db, owner, chat_id))
+        return await self.write(lambda db: trash.trash_chat(db, owner, chat_id), owner)
 
     async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
-        return await self.write(lambda db: trash.trash_messages(db, owner, chat_id, reset=reset))
+        return await self.write(lambda db: trash.trash_messages(db, owner, chat_id, reset=reset), owner)
 
     async def restore(self, owner: str, trash_id: str) -> str | None:
-        return await self.write(lambda db: trash.restore(db, owner, trash_id))
+        return await self.write(lambda db: trash.restore(db, owner, trash_id), owner)
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
         return await self.write(lambda db: trash.thrown_away(db, trash.due(db, self._in_trash, seconds, now)))
@@ -210,29 +228,29 @@ class SQLStore(ABC):
         return await self.write(lambda db: trash.purge(db, trash.due(db, self._in_trash, seconds, now)))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
-        await self.write(lambda db: tree_writes.add_chat(db, owner, chat, messages))
+        await self.write(lambda db: tree_writes.add_chat(db, owner, chat, messages), owner)
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
-        await self.write(lambda db: tree_writes.save_message(db, assistant_message))
+        await self.write(lambda db: tree_writes.save_message(db, assistant_message), assistant_message.chat_id)
 
     async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
-        await self.write(lambda db: tree_writes.keep_html(db, messages))
+        await self.write(lambda db: tree_writes.keep_html(db, messages), messages[0].chat_id if messages else "")
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
-        await self.write(lambda db: responses.save_response(db, owner, response))
+        await self.write(lambda db: responses.save_response(db, owner, response), owner)
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None:
-        rows = await self._read("SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
+        rows = await self._read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
         return responses.response_of(rows[0]) if rows else None
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
-        return await self._change("DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
+        return await self._change(owner, "DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
 
-    async def _change(self, sql: str, *parameters: Value) -> bool:
-        return await self.write(lambda db: db.execute(sql, parameters).rowcount > 0)
+    async def _change(self, owner: str, sql: str, *parameters: Value) -> bool:
+        return await self.write(lambda db: db.execute(sql, parameters).rowcount > 0, owner)
 
-    async def _read(self, sql: str, *parameters: Value) -> list[Any]:
-        return await self.look(lambda db: db.execute(sql, parameters).fetchall())
+    async def _read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
+        return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
 
 
 def _settings_in(row: Any) -> dict[str, SettingValue]:
