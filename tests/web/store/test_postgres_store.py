@@ -232,7 +232,7 @@ def test_a_failed_migration_changes_nothing(database: str, monkeypatch: pytest.M
                 await store.open()
             await store.close()
         async with stores(database, 1) as (store,):
-            (row,) = await store._read("SELECT to_regclass('extra') IS NULL AS none")
+            (row,) = await store._read("", "SELECT to_regclass('extra') IS NULL AS none")
             assert row["none"]
 
     run(work)

@@ -116,7 +116,7 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
         assert await store.restore(OWNER, trash or "") is None
         words = ("indexed", "texts") if kept.kind == "sqlite" else ("indexed",)
         for table in ("chats", "messages", "trash", *words):
-            (row,) = await store._read(f"SELECT count(*) AS n FROM {table}")
+            (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
             assert row["n"] == 0, table
 
     kept.run(work)
