@@ -35,7 +35,7 @@ from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
 from notso.web.chat.chat_list import ListMarks
-from notso.web.chat.chat_view import read_chat_if_any
+from notso.web.chat.chat_view import read_shown_if_any
 from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.routes import adapters as adapter_pages
 from notso.web.chat.routes import archive, messages, operator, preview, prompts, sign_in, tools, transfer
@@ -332,7 +332,7 @@ async def _page_with_draft(request: Request, services: ChatServices, problem: Pr
     owner = owner_of(request)
     chat_id = request.path_params.get("chat_id", "")
     try:
-        view = await read_chat_if_any(services, owner, chat_id)
+        view = await read_shown_if_any(services, owner, chat_id)
         if chat_id and view is None:
             return None
         return await views.chat_page(request, services, owner, view, problem=problem)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from notso.web.chat.chat_view import NEWEST_MESSAGES
 from notso.web.chat.routes import prompts as prompt_routes
-from notso.web.chat.views import NEWEST_MESSAGES
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
@@ -68,7 +68,7 @@ def test_what_is_shown_anew_begins_where_the_page_does(server: Any) -> None:
         range(20, count)
     )
     found = server.client.get(f"/chats/{chat_id}?at={messages[7].id}").text
-    assert texts(found) == list(range(7, count)), "from what was searched for on"
+    assert texts(found) == list(range(6, count)), "from the turn that was searched for on"
 
 
 def test_earlier_messages_of_nothing_are_unknown(server: Any) -> None:

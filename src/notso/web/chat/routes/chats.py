@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.chat_view import read_chat, read_chat_if_any
+from notso.web.chat.chat_view import read_chat, read_chat_if_any, read_shown, read_shown_if_any
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import MAX_TITLE_CHARACTERS, summarise
 from notso.web.chat.templates import is_fragment
@@ -18,6 +18,7 @@ from notso.web.chat.views import (
     announce,
     back,
     find_chat,
+    first_on,
     in_step_context,
     list_context,
     tab_of,
@@ -73,7 +74,8 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
 @router.get("/chats/{chat_id}/turns")
 async def show_turns(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """The messages a page shows, fetched when another tab changed them, or deleted the chat with all of them."""
-    revision, view = services.feed.revision, await read_chat_if_any(services, owner, chat_id)
+    revision = services.feed.revision
+    view = await read_shown_if_any(services, owner, chat_id, first=first_on(request))
     if view is not None:
         return await turns_view(request, services, owner, view)
     if is_fragment(request):
@@ -168,7 +170,8 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
     view = await read_chat(services, owner, chat_id)
     accepted, view = await summarise(services, owner, view, fields)
     view = announce(request, services, owner, view)
-    return await turns_view(request, services, owner, view, through=accepted.assistant_message.id)
+    shown = view.shown(accepted.assistant_message.id, first_on(request))
+    return await turns_view(request, services, owner, shown)
 
 
 @router.get("/chats/{chat_id}/suggestions")
@@ -201,7 +204,7 @@ async def _empty(request: Request, services: ChatServices, owner: str, chat_id: 
     trash_id = await services.shared.store.trash_messages(owner, chat.id, reset=reset)
     if trash_id is None:
         raise Problem(404, words["error_unknown_chat"])
-    view = announce(request, services, owner, await read_chat(services, owner, chat_id))
+    view = announce(request, services, owner, await read_shown(services, owner, chat_id))
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
     return await turns_view(request, services, owner, view, toast=toast)
 

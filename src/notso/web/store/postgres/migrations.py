@@ -161,6 +161,12 @@ MIGRATIONS: tuple[str, ...] = (
     );
     """,
     "ALTER TABLE keys ADD COLUMN requests_per_day BIGINT NOT NULL DEFAULT 0",
+    # 4: a branch is followed within an index.
+    """
+    DROP INDEX messages_by_parent;
+    CREATE INDEX messages_below ON messages (parent_id, position);
+    CREATE INDEX first_messages ON messages (chat_id, position) WHERE parent_id IS NULL;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -30,7 +30,6 @@ class PostgresStore(SQLStore):
     """A ChatStore in the database at `url` (see protocol.py for the methods)."""
 
     damage: Damage = ""
-    read_only = False
     is_shared = True
 
     def __init__(self, url: str) -> None:
@@ -42,6 +41,11 @@ class PostgresStore(SQLStore):
         self._lease_thread = ThreadPoolExecutor(LEASE_THREADS, thread_name_prefix="notso-db-lease")
         self._forgotten: set[int] = set()
         self._is_open = False
+
+    @property
+    def read_only(self) -> bool:
+        """See ChatStore."""
+        return False
 
     def access(self) -> PostgresAccessStore:
         """People and keys in the same database, by the same connections."""

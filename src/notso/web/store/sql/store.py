@@ -16,15 +16,18 @@ from notso.web.store.protocol import (
     SavedPrompt,
     SearchHit,
     SettingValue,
+    Shown,
+    ShownChat,
     StoredMessage,
     StoredResponse,
     TurnAccepted,
     TurnRefused,
     WholeChat,
 )
-from notso.web.store.sql import responses, trash, tree_writes
+from notso.web.store.sql import responses, shown_part, trash, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.rows import chat_of, message_of, settings_text
+from notso.web.store.tree import end_of, shown_path
 
 T = TypeVar("T")
 
@@ -38,6 +41,11 @@ class SQLStore(ABC):
 
     def __init__(self) -> None:
         self._in_trash: dict[str, float] = {}
+
+    @property
+    @abstractmethod
+    def read_only(self) -> bool:
+        """See ChatStore."""
 
     @abstractmethod
     async def open(self) -> None: ...
@@ -93,6 +101,55 @@ class SQLStore(ABC):
             if chat is None:
                 return None
             return WholeChat(chat_of(chat), _settings_in(defaults), tuple(map(self._message, messages)))
+
+        return await self.look(read, owner)
+
+    async def shown_chat(
+        self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
+    ) -> ShownChat | None:
+        if self.read_only:  # an index may be torn
+            whole = await self.whole_chat(owner, chat_id)
+            path, earlier = end_of(_path_of(whole, through), limit, first)
+            return ShownChat(whole.chat, whole.defaults, tuple(path), earlier) if whole is not None else None
+
+        def read(db: Database) -> ShownChat | None:
+            with db.snapshot():
+                chat, defaults = _chat_and_defaults(db, owner, chat_id)
+                if chat is None:
+                    return None
+                path, earlier = shown_part.end_of_branch(
+                    *(db, owner, chat_id, chat.chosen_root, self._message), limit=limit, through=through, first=first
+                )
+            return ShownChat(chat, defaults, tuple(path), earlier)
+
+        return await self.look(read, owner)
+
+    async def shown_above(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
+        if self.read_only:
+            whole = await self.whole_chat(owner, chat_id)
+            line = _path_of(whole, message_id)
+            at = next((at for at, each in enumerate(line) if each.message.id == message_id), None)
+            if whole is None or at is None:
+                return None
+            path, earlier = end_of(line[:at], limit)
+            return ShownChat(whole.chat, whole.defaults, tuple(path), earlier)
+
+        def read(db: Database) -> ShownChat | None:
+            with db.snapshot():
+                chat, defaults = _chat_and_defaults(db, owner, chat_id)
+                found = shown_part.part_above(db, owner, chat_id, message_id, self._message, limit=limit)
+            return ShownChat(chat, defaults, tuple(found[0]), found[1]) if chat is not None and found else None
+
+        return await self.look(read, owner)
+
+    async def shown_message(self, owner: str, chat_id: str, message_id: str) -> Shown | None:
+        if self.read_only:
+            line = _path_of(await self.whole_chat(owner, chat_id), message_id)
+            return next((each for each in line if each.message.id == message_id), None)
+
+        def read(db: Database) -> Shown | None:
+            with db.snapshot():
+                return shown_part.one_shown(db, owner, chat_id, message_id, self._message)
 
         return await self.look(read, owner)
 
@@ -251,6 +308,17 @@ class SQLStore(ABC):
 
     async def _read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
         return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
+
+
+def _path_of(whole: WholeChat | None, through: str | None) -> list[Shown]:
+    return shown_path(whole.messages, whole.chat.chosen_root, through) if whole is not None else []
+
+
+def _chat_and_defaults(db: Database, owner: str, chat_id: str) -> tuple[Chat | None, dict[str, SettingValue]]:
+    chat = db.execute(_CHAT, (chat_id, owner))
+    defaults = db.execute(_DEFAULTS, (owner,))
+    row = chat.fetchone()
+    return (chat_of(row) if row is not None else None), _settings_in(defaults.fetchone())
 
 
 def _settings_in(row: Any) -> dict[str, SettingValue]:

@@ -127,6 +127,12 @@ MIGRATIONS: tuple[str, ...] = (
         PRIMARY KEY (owner, name)
     ) STRICT;
     """,
+    # 7: a branch is followed within an index, however large its messages are.
+    """
+    DROP INDEX messages_by_parent;
+    CREATE INDEX messages_below ON messages (parent_id, position, id, chosen_child, trash_id, owner);
+    CREATE INDEX first_messages ON messages (chat_id, position) WHERE parent_id IS NULL;
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
