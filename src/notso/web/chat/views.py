@@ -23,6 +23,9 @@ from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
+LISTED_CHATS, MOST_LISTED = 100, 1000
+"""Chats of the sidebar: at first and with each step, and at most. The page of all chats has the others."""
+
 STARTS = ("explain", "rewrite", "plan", "code")
 """How a question may begin, by the names of its words."""
 
@@ -134,14 +137,19 @@ def first_on(request: Request) -> str | None:
     return first if is_id(first) else None
 
 
-async def list_context(services: ChatServices, owner: str, chat: Chat | None) -> dict[str, Any]:
-    """The chats of the sidebar with their marks, and how many others want to be looked at."""
-    chats = [each for each in await services.shared.store.chats(owner) if not (each.archived or each.temporary)]
-    marks: dict[str, str] = {each.id: "unread" for each in chats if each.unread} | dict(services.turns.marks)
+async def list_context(services: ChatServices, owner: str, chat: Chat | None, count: str = "") -> dict[str, Any]:
+    """The newest chats of the sidebar, `count` of them where a page has asked for more, with their marks; and how many
+    others want to be looked at."""
+    limit = min(max(int(count), LISTED_CHATS), MOST_LISTED) if count.isdecimal() and len(count) < 9 else LISTED_CHATS
+    found = await services.shared.store.chat_list(owner, limit)
+    marks: dict[str, str] = {each.id: "unread" for each in found.chats if each.unread} | dict(services.turns.marks)
     if chat is not None and marks.get(chat.id) == "unread":
         del marks[chat.id]
-    others = [each for each in chats if chat is None or each.id != chat.id]
-    return {"chats": chats, "marks": marks, "news": sum(marks.get(each.id) in ("unread", "asking") for each in others)}
+    others = [each for each in found.chats if chat is None or each.id != chat.id]
+    news = sum(marks.get(each.id) in ("unread", "asking") for each in others)
+    news += found.unread - sum(each.unread for each in found.chats)
+    more = min(limit + LISTED_CHATS, MOST_LISTED) if found.has_more else 0
+    return {"chats": found.chats, "marks": marks, "news": news, "listed": limit, "more": more}
 
 
 def in_step_context(request: Request, revision: str) -> dict[str, Any]:

@@ -288,6 +288,15 @@ class ShownChat:
     earlier: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChatList:
+    """Some chats in the order of the list, whether more follow, and how many of the list are unread."""
+
+    chats: tuple[Chat, ...]
+    has_more: bool
+    unread: int
+
+
 class ChatStore(Protocol):
     """Conversations of one owner at a time; every method names the owner, and a foreign id is an unknown one.
 
@@ -317,6 +326,9 @@ class ChatStore(Protocol):
 
     async def chats(self, owner: str) -> list[Chat]:
         """All chats, pinned ones first, then last used first."""
+
+    async def chat_list(self, owner: str, limit: int, *, skip: int = 0, archived: bool = False) -> ChatList:
+        """`limit` of them after the first `skip`: no temporary ones, and archived ones only with `archived`."""
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 

@@ -43,12 +43,14 @@ _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
 
 
 @router.get("/chats")
-async def list_chats(request: Request, services: Services, owner: Owner, current: str = "") -> Response:
-    """The list of chats in the sidebar; `current` is the one on the page."""
+async def list_chats(
+    request: Request, services: Services, owner: Owner, current: str = "", count: str = ""
+) -> Response:
+    """The list of chats in the sidebar, `count` of them; `current` is the one on the page."""
     if not is_fragment(request):
         return RedirectResponse("/", 303)
     chat = await services.shared.store.chat(owner, current) if is_id(current) else None
-    listed = await list_context(services, owner, chat)
+    listed = await list_context(services, owner, chat, count)
     return await services.pages.respond(request, "_chat_list.html", **listed, chat=chat, part=True)
 
 
@@ -126,7 +128,8 @@ async def keep(request: Request, services: Services, owner: Owner, chat_id: str)
 async def delete(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Delete a chat with everything in it, for good after a moment in which that can be undone."""
     chat = await find_chat(services, owner, chat_id)
-    current = (await read_form(request)).get("current", chat.id)
+    fields = await read_form(request)
+    current = fields.get("current", chat.id)
     services.turns.stop_chat(chat.id)
     trash_id = await services.shared.store.trash_chat(owner, chat.id)
     if trash_id is None:
@@ -135,7 +138,7 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
     if not is_fragment(request) or current == chat.id:
         return to_page(request, f"/?undo={trash_id}")
     shown = await services.shared.store.chat(owner, current) if is_id(current) else None  # it stays on the page
-    listed = await list_context(services, owner, shown)
+    listed = await list_context(services, owner, shown, fields.get("count", ""))
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{trash_id}"}
     return await services.pages.respond(request, "_chat_list.html", **listed, chat=shown, toast=toast, in_place=True)
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from notso.web.store.protocol import (
     Chat,
+    ChatList,
     Conversation,
     NewMessage,
     NewTurn,
@@ -32,6 +33,8 @@ from notso.web.store.tree import end_of, shown_path
 T = TypeVar("T")
 
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
+_IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
+_LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
@@ -83,10 +86,23 @@ class SQLStore(ABC):
     async def chats(self, owner: str) -> list[Chat]:
         rows = await self._read(
             owner,
-            "SELECT * FROM chats WHERE owner = ? AND trash_id IS NULL ORDER BY pinned DESC, updated_ms DESC, id DESC",
+            f"SELECT * FROM chats WHERE owner = ? AND trash_id IS NULL {_IN_ORDER}",
             owner,
         )
         return [chat_of(row) for row in rows]
+
+    async def chat_list(self, owner: str, limit: int, *, skip: int = 0, archived: bool = False) -> ChatList:
+        listed = _LISTED if archived else f"{_LISTED} AND NOT archived"
+
+        def read(db: Database) -> ChatList:
+            page = db.execute(
+                f"SELECT * FROM chats WHERE {listed} {_IN_ORDER} LIMIT ? OFFSET ?", (owner, limit + 1, skip)
+            )
+            unread = db.execute(f"SELECT count(*) AS n FROM chats WHERE {listed} AND unread", (owner,))
+            rows = page.fetchall()
+            return ChatList(tuple(map(chat_of, rows[:limit])), len(rows) > limit, unread.fetchone()["n"])
+
+        return await self.look(read, owner)
 
     async def chat(self, owner: str, chat_id: str) -> Chat | None:
         rows = await self._read(owner, _CHAT, chat_id, owner)
