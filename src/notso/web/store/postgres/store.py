@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from notso.web.store.postgres.access import ACCESS_THREADS, PostgresAccessStore
-from notso.web.store.postgres.connection import Connections
+from notso.web.store.postgres.connection import AWAY, HANG_SECONDS, MOST_SECONDS, Connections
 from notso.web.store.postgres.database import PostgresDatabase
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Conversation, Damage, Heartbeat
 from notso.web.store.sql.database import Database
@@ -66,7 +66,7 @@ class PostgresStore(SQLStore):
         if self._is_open:
             self._is_open = False
             try:
-                await self._in(self._lease_thread, lambda: self._connections.write(PostgresDatabase.leave))
+                await self._soon(lambda: self._connections.write(PostgresDatabase.leave))
             except StorageError:
                 pass
             finally:
@@ -76,7 +76,8 @@ class PostgresStore(SQLStore):
         self._lease_thread.shutdown()
 
     async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
-        return await self._in(self._lease_thread, lambda: self._connections.write(lambda db: db.heartbeat(running)))
+        self._connections.cut_off(MOST_SECONDS)
+        return await self._soon(lambda: self._connections.write(lambda db: db.heartbeat(running)))
 
     async def refuse_company(self) -> None:
         if await self._in(self._lease_thread, lambda: self._connections.look(PostgresDatabase.others)):
@@ -101,6 +102,16 @@ class PostgresStore(SQLStore):
 
     async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
         return await self._reads.run(owner, lambda: self._connections.look(work))
+
+    async def _soon(self, work: Callable[[], T]) -> T:
+        """What `work` returns, in the thread for leases. Raises StorageError where the database hangs: what anybody has
+        asked of it is broken off then."""
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                return await self._in(self._lease_thread, work)
+        except TimeoutError:
+            self._connections.cut_off()
+            raise StorageError(AWAY) from None
 
     async def _in(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
