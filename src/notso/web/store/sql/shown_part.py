@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from notso.web.store.protocol import MOST_SHOWN, Shown, StoredMessage
-from notso.web.store.sql.database import Database
+from notso.web.store.sql.database import Database, Rows
 
 _ROOT = "chat_id = ? AND owner = ? AND parent_id IS NULL AND trash_id IS NULL"
 _UP = """
@@ -17,13 +17,14 @@ up(id, parent_id, role, k) AS (
     SELECT m.id, m.parent_id, m.role, up.k + 1 FROM up JOIN messages m ON m.id = up.parent_id WHERE up.k < ?
 )
 """
+_CHOSEN = "(SELECT chosen_root FROM chats WHERE id = ? AND owner = ?)"
 _KNOWN = "SELECT id FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
 # A branch goes on with what was chosen, or else with the newest. Each step reads one entry of an index.
-_END = f"""
+_DOWN = f"""
 WITH RECURSIVE down(id, chosen_child, n) AS (
     SELECT id, chosen_child, 0 FROM messages WHERE id = coalesce(
         ({_KNOWN}),
-        (SELECT id FROM messages WHERE id = ? AND {_ROOT}),
+        (SELECT id FROM messages WHERE id = {_CHOSEN} AND {_ROOT}),
         (SELECT id FROM messages WHERE {_ROOT} ORDER BY position DESC LIMIT 1)
     )
     UNION ALL
@@ -32,7 +33,11 @@ WITH RECURSIVE down(id, chosen_child, n) AS (
         (SELECT c.position FROM messages c WHERE c.id = down.chosen_child AND c.parent_id = down.id),
         (SELECT max(c.position) FROM messages c WHERE c.parent_id = down.id)
     )
-), {_UP.format(last="SELECT id FROM down ORDER BY n DESC LIMIT 1")}
+)
+"""
+_LAST = "SELECT id FROM down ORDER BY n DESC LIMIT 1"
+_END = f"""
+{_DOWN}, {_UP.format(last=_LAST)}
 SELECT id, parent_id, role, (SELECT max(n) FROM down) AS below FROM up ORDER BY k
 """
 _ABOVE = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT id, parent_id, role, 0 AS below FROM up ORDER BY k"
@@ -44,7 +49,6 @@ def end_of_branch(
     db: Database,
     owner: str,
     chat_id: str,
-    chosen_root: str | None,
     message_of: Callable[[Any], StoredMessage],
     *,
     limit: int,
@@ -54,7 +58,7 @@ def end_of_branch(
     """The newest `limit` messages of the branch, from the message `first` on where that is one of the
     newest MOST_SHOWN; and how many stand above them. The branch passes the message `through` of the chat."""
     here = (chat_id, owner)
-    found = db.execute(_END, (through, *here, chosen_root, *here, *here, MOST_SHOWN))
+    found = db.execute(_END, (through, *(here * 4), MOST_SHOWN))
     above = db.execute(_DEPTH, (through, *here, _NO_END)) if through is not None else None
     line = found.fetchall()
     if not line:
@@ -64,6 +68,11 @@ def end_of_branch(
     wanted = next((at + 1 for at, row in enumerate(line) if row["id"] == first), 0)
     path = _shown(db, owner, chat_id, line, 0, max(limit, wanted), message_of)
     return path, count - len(path)
+
+
+def last_shown(db: Database, owner: str, chat_id: str) -> Rows:
+    """The id of the newest message of the shown branch, where the chat has one."""
+    return db.execute(_DOWN + _LAST, (None, *((chat_id, owner) * 4)))
 
 
 def part_above(

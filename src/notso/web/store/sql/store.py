@@ -134,7 +134,7 @@ class SQLStore(ABC):
                 if chat is None:
                     return None
                 path, earlier = shown_part.end_of_branch(
-                    *(db, owner, chat_id, chat.chosen_root, self._message), limit=limit, through=through, first=first
+                    *(db, owner, chat_id, self._message), limit=limit, through=through, first=first
                 )
             return ShownChat(chat, defaults, tuple(path), earlier)
 
