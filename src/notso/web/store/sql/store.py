@@ -111,12 +111,11 @@ class SQLStore(ABC):
     async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None:
         def read(db: Database) -> WholeChat | None:
             with db.snapshot():
-                chat = db.execute(_CHAT, (chat_id, owner)).fetchone()
-                defaults = db.execute(_DEFAULTS, (owner,)).fetchone()
-                messages = db.execute(_MESSAGES, (chat_id, owner)).fetchall()
-            if chat is None:
-                return None
-            return WholeChat(chat_of(chat), _settings_in(defaults), tuple(map(self._message, messages)))
+                found = _asked_for(db, owner, chat_id)
+                rows = db.execute(_MESSAGES, (chat_id, owner))
+                chat, defaults = found()
+                messages = rows.fetchall() if chat is not None else []
+            return WholeChat(chat, defaults, tuple(map(self._message, messages))) if chat is not None else None
 
         return await self.look(read, owner)
 
@@ -130,13 +129,12 @@ class SQLStore(ABC):
 
         def read(db: Database) -> ShownChat | None:
             with db.snapshot():
-                chat, defaults = _chat_and_defaults(db, owner, chat_id)
-                if chat is None:
-                    return None
+                found = _asked_for(db, owner, chat_id)
                 path, earlier = shown_part.end_of_branch(
                     *(db, owner, chat_id, self._message), limit=limit, through=through, first=first
                 )
-            return ShownChat(chat, defaults, tuple(path), earlier)
+                chat, defaults = found()
+            return ShownChat(chat, defaults, tuple(path), earlier) if chat is not None else None
 
         return await self.look(read, owner)
 
@@ -152,9 +150,10 @@ class SQLStore(ABC):
 
         def read(db: Database) -> ShownChat | None:
             with db.snapshot():
-                chat, defaults = _chat_and_defaults(db, owner, chat_id)
-                found = shown_part.part_above(db, owner, chat_id, message_id, self._message, limit=limit)
-            return ShownChat(chat, defaults, tuple(found[0]), found[1]) if chat is not None and found else None
+                found = _asked_for(db, owner, chat_id)
+                part = shown_part.part_above(db, owner, chat_id, message_id, self._message, limit=limit)
+                chat, defaults = found()
+            return ShownChat(chat, defaults, tuple(part[0]), part[1]) if chat is not None and part else None
 
         return await self.look(read, owner)
 
@@ -330,11 +329,15 @@ def _path_of(whole: WholeChat | None, through: str | None) -> list[Shown]:
     return shown_path(whole.messages, whole.chat.chosen_root, through) if whole is not None else []
 
 
-def _chat_and_defaults(db: Database, owner: str, chat_id: str) -> tuple[Chat | None, dict[str, SettingValue]]:
-    chat = db.execute(_CHAT, (chat_id, owner))
-    defaults = db.execute(_DEFAULTS, (owner,))
-    row = chat.fetchone()
-    return (chat_of(row) if row is not None else None), _settings_in(defaults.fetchone())
+def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, dict[str, SettingValue]]]:
+    """Ask for a chat and its owner's defaults; called, the result says what there is."""
+    chat, defaults = db.execute(_CHAT, (chat_id, owner)), db.execute(_DEFAULTS, (owner,))
+
+    def found() -> tuple[Chat | None, dict[str, SettingValue]]:
+        row = chat.fetchone()
+        return (chat_of(row) if row is not None else None), _settings_in(defaults.fetchone())
+
+    return found
 
 
 def _settings_in(row: Any) -> dict[str, SettingValue]:
