@@ -264,7 +264,7 @@ def _parts(
         feed,
         toolbox=toolbox,
     )
-    leases = Leases(store, turns)
+    leases = shared.leases = Leases(store, turns)
     leases.at_orphan.append(chat.relay.ended)
     api = ApiServices(shared, metrics, ResumableStreams(shared.exchange))
     return Parts(shared, chat, api, leases, mcp, ways)
