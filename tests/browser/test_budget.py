@@ -12,7 +12,7 @@ from browser.demo_engine import DemoEngine
 from playwright.sync_api import Page, expect
 
 from notso.smollm3.diagnostics.synth import write_synthetic
-from notso.web.chat.views import NEWEST_MESSAGES
+from notso.web.chat.chat_view import NEWEST_MESSAGES
 
 FIRST_PAGE_BYTES = 100_000
 INTERACTIVE_MS = 1_000

@@ -31,9 +31,11 @@ import time
 from pathlib import Path
 from notso.web.turns import turn_consumer as follower
 from notso.web.testing.scripted_engine import ScriptedEngine, say
+from notso.web import server
 from notso.web.server import serve
 from notso.web.values.settings import Settings
 
+server.LAST_RESORT_SECONDS = float(sys.argv[3])
 follower.SAVE_SECONDS = 0.2
 directory = Path(sys.argv[1])
 
@@ -51,9 +53,9 @@ print("saved", flush=True)
 class Process:
     """The server as its own process."""
 
-    def __init__(self, directory: Path, drain_seconds: float = 10.0) -> None:
+    def __init__(self, directory: Path, drain_seconds: float = 10.0, last_resort_seconds: float = 60.0) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(directory), str(drain_seconds)],
+            [sys.executable, "-c", PROGRAM, str(directory), str(drain_seconds), str(last_resort_seconds)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -138,6 +140,15 @@ def test_a_long_answer_is_interrupted_with_its_text_and_streams_end(process: Cal
     assert time.monotonic() - began < 30, "the script alone would go on for 100 s"
     page = process().client.get(chat).text
     assert 'data-state="interrupted"' in page and "word word" in page
+
+
+def test_what_hangs_does_not_keep_it(process: Callable[..., Process], tmp_path: Path) -> None:
+    (tmp_path / "hold").touch()  # the engine neither goes on nor hears that it is to stop
+    first = process(drain_seconds=0.2, last_resort_seconds=0.5)
+    first.wait_for("word", first.ask(3))
+    first.process.send_signal(signal.SIGTERM)
+    code, output = first.end()
+    assert code == 1 and "most recent call first" in output, "it says where it hung"
 
 
 def test_a_second_signal_ends_it_at_once(process: Callable[..., Process]) -> None:

@@ -35,7 +35,7 @@ from notso.web.api.shared.resumable import ResumableStreams
 from notso.web.api.shared.services import ApiServices
 from notso.web.chat import entry, views
 from notso.web.chat.chat_list import ListMarks
-from notso.web.chat.chat_view import read_chat_if_any
+from notso.web.chat.chat_view import read_shown_if_any
 from notso.web.chat.kept_html import KeptHtml
 from notso.web.chat.routes import adapters as adapter_pages
 from notso.web.chat.routes import archive, messages, operator, preview, prompts, sign_in, tools, transfer
@@ -63,7 +63,6 @@ from notso.web.engine.models import ModelRegistry
 from notso.web.engine.port import EngineSource
 from notso.web.engine.running import RunningRequests
 from notso.web.languages.page_language import PageLanguage
-from notso.web.rendering.fair_queue import FairQueue
 from notso.web.replicas.joining import counters_at, exchange_at
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
@@ -76,6 +75,7 @@ from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
 from notso.web.upkeep import give_back, purge
 from notso.web.values.errors import StorageDamagedError, StorageError, StorageFullError
+from notso.web.values.fair_queue import FairQueue
 from notso.web.values.problems import Problem
 from notso.web.values.settings import Settings
 from notso.web.values.wording import words
@@ -234,7 +234,7 @@ def _parts(
     store = store_at(settings.directory, settings.database_url)
     engine = EngineHost(engine_source, settings.keep_alive_seconds)
     requests = RunningRequests(engine, settings.max_waiting_turns)
-    renderer = FairQueue()
+    renderer = FairQueue("notso-render")
     assets = Assets()
     pages = Pages(assets, ThreadPoolExecutor(PAGE_THREADS, thread_name_prefix="notso-page"), plugins)
     turns = Turns(store, requests, renderer, settings.max_answer_characters, pages.card)
@@ -265,7 +265,7 @@ def _parts(
         feed,
         toolbox=toolbox,
     )
-    leases = Leases(store, turns)
+    leases = shared.leases = Leases(store, turns)
     leases.at_orphan.append(chat.relay.ended)
     api = ApiServices(shared, metrics, ResumableStreams(shared.exchange))
     return Parts(shared, chat, api, leases, mcp, ways)
@@ -334,7 +334,7 @@ async def _page_with_draft(request: Request, services: ChatServices, problem: Pr
     owner = owner_of(request)
     chat_id = request.path_params.get("chat_id", "")
     try:
-        view = await read_chat_if_any(services, owner, chat_id)
+        view = await read_shown_if_any(services, owner, chat_id)
         if chat_id and view is None:
             return None
         return await views.chat_page(request, services, owner, view, problem=problem)

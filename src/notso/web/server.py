@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import logging
 import socket
 import sys
@@ -31,6 +32,8 @@ SWITCH_SECONDS = 0.0005
 """How long a thread that computes keeps the interpreter from one that waits for it. Python's own 5 ms, paid at each
 step of a request, were most of what an honest page waited for beside work that was meant to be slow."""
 DATE_SECONDS = 1.0
+LAST_RESORT_SECONDS = 5.0
+"""So long after answers had their time, the process ends though something hangs: what was acknowledged is on disk."""
 
 
 def serve(
@@ -54,7 +57,9 @@ def serve(
             listeners.append(listening.enter_context(listen(settings, settings.ollama_port, "--ollama-port")))
         sys.setswitchinterval(SWITCH_SECONDS)
         app = create_app(engine_source, settings, model_registry=model_registry, plugins=plugins)
-        ChatServer(app, address_of(listeners[0], settings), on_ready).run(sockets=listeners)
+        server = ChatServer(app, address_of(listeners[0], settings), on_ready)
+        server.end_in = lambda seconds: faulthandler.dump_traceback_later(seconds, exit=True)
+        server.run(sockets=listeners)
 
 
 def listen(settings: Settings, port: int | None = None, option: str = "--port") -> socket.socket:
@@ -93,9 +98,14 @@ def address_of(listener: socket.socket, settings: Settings) -> str:
 
 class ChatServer(uvicorn.Server):
     """uvicorn, but told to stop it first answers 503 for a while, so that running answers can end; and while nothing
-    happens it sleeps."""
+    happens it sleeps.
+
+    `end_in` has the process end after some seconds, whatever hangs: with its threads' tracebacks, by a thread that
+    needs no interpreter.
+    """
 
     def __init__(self, app: FastAPI, address: str, on_ready: Callable[[str], None] | None = None) -> None:
+        self.end_in: Callable[[float], None] = lambda seconds: None
         self._news = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(
@@ -176,9 +186,13 @@ class ChatServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: leave at once; what was acknowledged is on disk already."""
+        settings = self._notso_app.state.parts.shared.settings
         if self._stop_requested:
+            self.end_in(LAST_RESORT_SECONDS)
             self.should_exit = self.force_exit = True
             logging.getLogger("uvicorn.error").disabled = True  # it would show where that cut it off
+        else:
+            self.end_in(settings.leave_seconds + settings.drain_seconds + LAST_RESORT_SECONDS)
         self._stop_requested = True
         self._look()
 

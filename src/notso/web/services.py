@@ -11,6 +11,7 @@ from notso.web.engine.models import ModelRegistry
 from notso.web.engine.running import RunningRequests
 from notso.web.replicas.exchange import Alone, Exchange
 from notso.web.sign_in.accounts import Accounts
+from notso.web.store.leases import Leases
 from notso.web.store.protocol import ChatStore
 from notso.web.values.settings import Settings
 
@@ -21,7 +22,7 @@ class Shared:
     end: it answers, but admits nothing new; before that it may be `leaving`. `plugins` are those that were switched on.
     Without a `model_registry` there is one model only. `accounts` count what is used, where many use the server.
     `exchange` is how it speaks with other servers over the same store. `large_work` is what large bodies and prompts
-    wait in.
+    wait in. `leases` tell whether the database of conversations answers, where it is shared.
     """
 
     settings: Settings
@@ -32,6 +33,7 @@ class Shared:
     model_registry: ModelRegistry | None = None
     accounts: Accounts | None = None
     large_work: WorkLine = field(default_factory=lambda: WorkLine("notso-large"))
+    leases: Leases | None = None
     exchange: Exchange = field(default_factory=Alone)
     leaving: bool = False
     stopping: bool = False

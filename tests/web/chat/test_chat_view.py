@@ -93,7 +93,7 @@ def test_the_first_message_of_a_chat_reads_nothing_of_it(asking: Asking) -> None
     with asking.counted() as calls:
         assert asking.server.client.post("/chats", data={"text": "hello", "key": new_id()}).status_code == 303
     assert calls[:2] == ["defaults", "add_turn"], "and then the page it leads to"
-    assert set(calls[2:]) <= {"whole_chat", "chats", "prompts"}
+    assert set(calls[2:]) <= {"shown_chat", "chats", "prompts"}
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_the_first_message_of_a_chat_reads_nothing_of_it(asking: Asking) -> None
     [
         ("regenerate", ["whole_chat", "add_message"]),
         ("continue", ["whole_chat", "resume_message"]),
-        ("choose", ["whole_chat", "choose"]),
-        ("edit", ["whole_chat", "edit_message", "whole_chat", "keep_html"]),
+        ("choose", ["message", "choose", "shown_chat"]),
+        ("edit", ["whole_chat", "edit_message", "shown_chat", "keep_html"]),
     ],
 )
 def test_what_is_done_to_an_answer_reads_its_chat_once_more_at_most(
@@ -126,10 +126,10 @@ def test_looking_reads_once_and_stopping_looks_one_answer_up(asking: Asking) -> 
     asking.send()
     running = asking.server.last(asking.first.chat_id)
     for url, expected in (
-        (asking.url, ["whole_chat", "chats", "prompts"]),
-        (f"{asking.url}/turns", ["whole_chat"]),
-        (asking.assistant_message, ["whole_chat"]),
-        (f"/status?chat={asking.first.chat_id}", ["whole_chat"]),
+        (asking.url, ["shown_chat", "chat_list", "prompts"]),
+        (f"{asking.url}/turns", ["shown_chat"]),
+        (asking.assistant_message, ["shown_chat"]),
+        (f"/status?chat={asking.first.chat_id}", ["shown_chat"]),
     ):
         with asking.counted() as calls:
             assert asking.server.client.get(url, headers=FRAGMENT).status_code == 200

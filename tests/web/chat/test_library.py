@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from notso.web.chat.chat_view import NEWEST_MESSAGES
 from notso.web.chat.routes import prompts as prompt_routes
-from notso.web.chat.views import NEWEST_MESSAGES
+from notso.web.chat.submit import new_chat
+from notso.web.store.sql import store as store_module
 from notso.web.testing.scripted_engine import ScriptedEngine, say
 from notso.web.values.ids import new_id
 
@@ -68,7 +70,7 @@ def test_what_is_shown_anew_begins_where_the_page_does(server: Any) -> None:
         range(20, count)
     )
     found = server.client.get(f"/chats/{chat_id}?at={messages[7].id}").text
-    assert texts(found) == list(range(7, count)), "from what was searched for on"
+    assert texts(found) == list(range(6, count)), "from the turn that was searched for on"
 
 
 def test_earlier_messages_of_nothing_are_unknown(server: Any) -> None:
@@ -281,3 +283,26 @@ def test_what_was_found_is_marked_where_it_stands(server: Any) -> None:
     html = server.client.get("/search?q=needle", headers=FRAGMENT).text
     assert ":~:text=needle" in html and "<mark>needle</mark>" in html
     assert "**" not in html and "`" not in html, "read, not laid out"
+
+
+def test_lists_of_chats_read_what_they_show(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(450):
+        server.on_loop(
+            lambda number=number: server.shared.store.add_chat("local", new_chat(f"{number}", thinking=True), [])
+        )
+    read: list[int] = []
+    plain = store_module.chat_of
+    monkeypatch.setattr(store_module, "chat_of", lambda row: (read.append(1), plain(row))[1])
+
+    def listed(address: str, **headers: str) -> tuple[int, int]:
+        """How many chats are shown, and how many were read for that."""
+        read.clear()
+        html = server.client.get(address, headers=headers).text
+        return len(re.findall(r'href="/chats/[0-9a-f-]{36}"', html)), len(read)
+
+    assert listed("/") == (100, 100)
+    assert 'hx-get="/chats?count=200&amp;current="' in server.client.get("/").text
+    assert listed("/chats?count=200", **FRAGMENT) == (200, 200)
+    assert listed("/chats?count=99999999", **FRAGMENT) == (450, 450)
+    assert [listed(f"/archive?page={page}") for page in (0, 1, 2, 3)] == [(200, 200), (200, 200), (50, 50), (0, 0)]
+    assert "/archive?page=2" in server.client.get("/archive?page=1").text

@@ -37,7 +37,7 @@ def ruin(path: Path) -> None:
     db = sqlite3.connect(path)
     db.execute("INSERT OR REPLACE INTO facts VALUES ('open', '1')")
     db.commit()
-    page = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'messages_by_parent'").fetchone()[0]
+    page = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'messages_below'").fetchone()[0]
     size = db.execute("PRAGMA page_size").fetchone()[0]
     db.close()
     with path.open("r+b") as file:

@@ -28,8 +28,6 @@ def test_a_directory_keeps_them_unless_a_database_is_named(tmp_path: Path) -> No
             Settings(database_url=address)
         with pytest.raises(SettingsError, match="postgresql://"):
             database_facts(address)
-    with pytest.raises(SettingsError, match="both"):
-        Settings(database_url="postgresql://x", store_plugin="mine")
     assert "secret" not in repr(Settings(database_url="postgresql://a:secret@x/y"))
 
 

@@ -49,11 +49,13 @@ def test_what_a_person_sees(restarted: PostgresServer, start: Start) -> None:
         for address in ("/", f"/chats/{first.chat_id}"):
             page = server.client.get(address)
             assert page.status_code == 503 and AWAY in page.text
-        assert server.client.get("/health").status_code == 200
+        server.wait(lambda: server.client.get("/health").json() == {"status": "database_away"})
+        assert server.client.get("/health").status_code == 503
         go_on.set()
         answer = server.client.post("/v1/responses", json={"input": "x", "store": False, "max_output_tokens": 5})
         assert answer.status_code == 200, "programs that keep nothing go on"
         restarted.start()
+        server.wait(lambda: server.client.get("/health").status_code == 200)
         assert server.finished(first).content == "word " * 50, "what was written meanwhile is kept"
         assert server.client.post("/chats", data={"text": "My draft", "key": key}).status_code == 303
         assert server.client.post("/chats", data={"text": "My draft", "key": key}).status_code == 303

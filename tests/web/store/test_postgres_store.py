@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 from web.store.conftest import Kept
+from web.store.database_proxy import DatabaseProxy, database_proxy
 from web.store.postgres_server import PostgresServer
-from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished
+from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, in_store
 
 from notso.web.store.protocol import (
     Conversation,
@@ -33,6 +35,7 @@ psycopg = pytest.importorskip("psycopg", reason="the extra `postgres` is not ins
 
 from notso.web.store.postgres import connection as connection_module  # noqa: E402
 from notso.web.store.postgres import database as database_module  # noqa: E402
+from notso.web.store.postgres import store as store_module  # noqa: E402
 from notso.web.store.postgres.database import PostgresDatabase  # noqa: E402
 from notso.web.store.postgres.store import PostgresStore  # noqa: E402
 
@@ -175,10 +178,66 @@ def test_of_many_who_ask_at_once_one_is_answered(database: str) -> None:
             outcomes = await asyncio.gather(*asked)
             assert sum(isinstance(outcome, TurnAccepted) for outcome in outcomes) == 1
             assert len([m for m in await opened[0].messages(OWNER, chat.id) if m.active]) == 1
-            positions = await opened[0]._read("SELECT position FROM messages WHERE chat_id = ?", chat.id)
+            positions = await opened[0]._read(OWNER, "SELECT position FROM messages WHERE chat_id = ?", chat.id)
             assert sorted(row["position"] for row in positions) == [1, 2, 3, 4]
 
     run(work)
+
+
+def test_a_question_takes_few_round_trips(database: str) -> None:
+    """What a question in a chat asks of the database: whose key it is, the chat, and the turn. A route asks for no more
+    (see test_chat_view.py)."""
+
+    async def work(store: Any, proxy: DatabaseProxy) -> None:
+        access, chat = store.access(), a_chat()
+        await finished(store, a_turn(chat), "answer", chat)
+        await asyncio.gather(*(store.whole_chat(OWNER, chat.id) for _ in range(8)))  # connections are there
+        proxy.trips = 0
+        assert await access.key_of(b"none") is None
+        assert await store.whole_chat(OWNER, chat.id) is not None
+        assert isinstance(await store.add_turn(OWNER, a_turn(chat)), TurnAccepted)
+        assert proxy.trips < 8
+        proxy.trips = 0
+        assert (await store.shown_chat(OWNER, chat.id, 40)) is not None
+        assert proxy.trips < 4
+
+    with database_proxy(database) as proxy:
+        store = PostgresStore(proxy.url)
+        in_store(store, lambda store: work(store, proxy))
+
+
+def test_a_database_that_falls_silent_holds_nobody(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts connections and answers nothing: who waits is told so at the next heartbeat, the others at once, and
+    closing does not wait for it. Then it goes on."""
+
+    monkeypatch.setattr(store_module, "HANG_SECONDS", 0.3)
+
+    async def work() -> None:
+        store, chat = PostgresStore(proxy.url), a_chat()
+        await store.open()
+        await finished(store, a_turn(chat), "answer", chat)
+        proxy.silent = True
+        waiting = [asyncio.create_task(store.chats(OWNER)) for _ in range(20)]
+        waiting += [asyncio.create_task(store.set_title(OWNER, chat.id, "x")) for _ in range(20)]
+        await asyncio.sleep(0)
+        with pytest.raises(StorageError, match="does not answer"):
+            await store.heartbeat(frozenset())
+        for told in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(told, StorageError)
+        with pytest.raises(StorageError, match="does not answer"):
+            await store.chats(OWNER)
+        proxy.silent = False
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(StorageError):
+                    await store.heartbeat(frozenset())
+                    break
+        assert [each.id for each in await store.chats(OWNER)] == [chat.id]
+        proxy.silent = True
+        await store.close()
+
+    with database_proxy(database) as proxy:
+        asyncio.run(work())
 
 
 def test_a_key_that_is_sent_everywhere_at_once_makes_one_turn(database: str) -> None:
@@ -203,7 +262,7 @@ def test_a_key_that_is_sent_everywhere_at_once_makes_one_turn(database: str) -> 
 def test_all_that_begin_at_once_make_one_schema(database: str) -> None:
     async def work() -> None:
         async with stores(database, 5) as opened:
-            rows = await opened[0]._read("SELECT version FROM schema_version")
+            rows = await opened[0]._read(OWNER, "SELECT version FROM schema_version")
             assert [row["version"] for row in rows] == [connection_module.SCHEMA_VERSION]
 
     run(work)
@@ -232,7 +291,7 @@ def test_a_failed_migration_changes_nothing(database: str, monkeypatch: pytest.M
                 await store.open()
             await store.close()
         async with stores(database, 1) as (store,):
-            (row,) = await store._read("SELECT to_regclass('extra') IS NULL AS none")
+            (row,) = await store._read("", "SELECT to_regclass('extra') IS NULL AS none")
             assert row["none"]
 
     run(work)

@@ -37,14 +37,13 @@ def test_files_are_private_and_the_pragmas_hold(tmp_path: Path) -> None:
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         for path in directory.iterdir():
             assert stat.S_IMODE(path.stat().st_mode) == 0o600, path.name
-        writer, reader = store._writer, store._reader
+        writer = store._writer
         assert writer is not None
         wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "trusted_schema": 0, "mmap_size": 0}
         for pragma, value in wanted.items():
             assert writer.connection.execute(f"PRAGMA {pragma}").fetchone()[0] == value, pragma
         await store.chats(OWNER)
-        reader = store._reader
-        assert reader is not None
+        (reader,) = store._readers
         assert reader.execute("PRAGMA query_only").fetchone()[0] == 1
         assert reader.execute("PRAGMA wal_autocheckpoint").fetchone()[0] == 0
         with pytest.raises(sqlite3.OperationalError):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from web.store.conftest import Kept
@@ -88,6 +90,20 @@ def test_a_late_save_writes_only_what_it_was_asked_for(kept: Kept) -> None:
         await store.save_message(replace(resumed.assistant_message, chat_id=new_id(), content="of another chat"))
         assert [(m.content, m.state) for m in await store.messages(OWNER, chat.id)][1] == ("first", "queued")
         assert await store.heartbeat(frozenset({resumed.assistant_message.generation_id or ""})) == Heartbeat()
+
+    kept.run(work)
+
+
+def test_reads_of_one_owner_do_not_hold_up_those_of_another(kept: Kept) -> None:
+    async def work(store: Any) -> None:
+        free, chat = threading.Event(), a_chat()
+        await store.add_turn(OWNER, a_turn(chat), chat)
+        greedy = [asyncio.create_task(store.look(lambda db: free.wait(60), "greedy")) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert [each.id for each in await store.chats(OWNER)] == [chat.id]
+        assert not any(each.done() for each in greedy), "they were in the way"
+        free.set()
+        await asyncio.gather(*greedy)
 
     kept.run(work)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from web.store.conftest import Kept
 from web.store.some_chats import OWNER, a_chat, a_turn, an_answer, finished, shown
 
 from notso.web.store.protocol import (
+    MOST_SHOWN,
     Attachment,
     ChatStore,
     Conversation,
@@ -18,6 +21,7 @@ from notso.web.store.protocol import (
     TurnAccepted,
     TurnRefused,
 )
+from notso.web.store.tree import shown_path
 from notso.web.values.ids import new_generation_id, new_id
 
 
@@ -116,7 +120,7 @@ def test_what_was_thrown_away_can_be_had_back_until_it_is_purged(kept: Kept) -> 
         assert await store.restore(OWNER, trash or "") is None
         words = ("indexed", "texts") if kept.kind == "sqlite" else ("indexed",)
         for table in ("chats", "messages", "trash", *words):
-            (row,) = await store._read(f"SELECT count(*) AS n FROM {table}")
+            (row,) = await store._read("", f"SELECT count(*) AS n FROM {table}")
             assert row["n"] == 0, table
 
     kept.run(work)
@@ -224,5 +228,69 @@ def test_a_whole_chat_goes_in_and_comes_out(kept: Kept) -> None:
         await store.add_chat(OWNER, chat, [question, answer])
         assert await store.chat(OWNER, chat.id) == chat
         assert await store.messages(OWNER, chat.id) == [question, answer]
+
+    kept.run(work)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_page_shows_is_the_end_of_the_branch_that_the_tree_says(kept: Kept, seed: int) -> None:
+    """Against the tree made in memory of all messages, for random trees, choices and places."""
+    chance = random.Random(seed)
+
+    async def work(store: Any) -> None:
+        chat, messages = a_chat(), list[StoredMessage]()
+        for number in range(60):
+            parent = chance.choice([None, *messages[-6:]] if chance.random() < 0.3 else messages[-1:] or [None])
+            role: Any = "user" if number % 2 == 0 else "assistant"
+            message = replace(an_answer(chat), role=role, state="done", parent_id=parent and parent.id)
+            messages.append(replace(message, generation_id=message.generation_id if role == "assistant" else None))
+        await store.add_chat(OWNER, chat, messages)
+        for _ in range(12):
+            if chance.random() < 0.5:
+                await store.choose(OWNER, chat.id, chance.choice(messages).id)
+            whole = await store.whole_chat(OWNER, chat.id)
+            through, first = (chance.choice([None, *messages]) for _ in range(2))
+            names = {"through": through and through.id, "first": first and first.id}
+            wanted = shown_path(whole.messages, whole.chat.chosen_root, names["through"])
+            found = await store.shown_chat(OWNER, chat.id, 5, **names)
+            assert list(found.path) == wanted[found.earlier :]
+            assert found.earlier + len(found.path) == len(wanted) and found.chat == whole.chat
+            begin = min([at for at, each in enumerate(wanted) if each.message.id == names["first"]] + [len(wanted) - 5])
+            begins = [at for at in range(max(0, begin) + 1) if wanted[at].message.role == "user"]
+            assert found.earlier == max(begins, default=0)
+            at = chance.randrange(len(wanted))
+            above = await store.shown_above(OWNER, chat.id, wanted[at].message.id, 5)
+            assert [each.message for each in above.path] == [each.message for each in wanted[above.earlier : at]]
+            assert [each.versions for each in above.path] == [each.versions for each in wanted[above.earlier : at]]
+            (one,) = [await store.shown_message(OWNER, chat.id, wanted[at].message.id)]
+            assert (one.message, one.versions) == (wanted[at].message, wanted[at].versions)
+        assert await store.shown_chat("another", chat.id, 5) is None
+        assert await store.shown_above("another", chat.id, messages[-1].id, 5) is None
+        assert await store.shown_message("another", chat.id, messages[-1].id) is None
+
+    kept.run(work)
+
+
+def test_a_page_reads_no_more_messages_than_it_shows(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(store: Any) -> None:
+        chat, messages = a_chat(), list[StoredMessage]()
+        for number in range(2000):
+            role: Any = "user" if number % 2 == 0 else "assistant"
+            message = replace(an_answer(chat), role=role, state="done", parent_id=messages[-1].id if messages else None)
+            messages.append(replace(message, generation_id=message.generation_id if role == "assistant" else None))
+        await store.add_chat(OWNER, chat, messages)
+        read: list[str] = []
+        plain = store._message
+        monkeypatch.setattr(store, "_message", lambda row: (read.append(row["id"]), plain(row))[1])
+        page = await store.shown_chat(OWNER, chat.id, 40)
+        assert (len(page.path), page.earlier, len(read)) == (40, 1960, 40)
+        read.clear()
+        page = await store.shown_above(OWNER, chat.id, page.path[0].message.id, 40)
+        assert (len(page.path), page.earlier, len(read)) == (40, 1920, 40)
+        read.clear()
+        for first, count in ((messages[1500], 500), (messages[-MOST_SHOWN], MOST_SHOWN), (messages[3], 40)):
+            read.clear()
+            page = await store.shown_chat(OWNER, chat.id, 40, through=first.id, first=first.id)
+            assert (len(page.path), page.earlier, len(read)) == (count, 2000 - count, count)
 
     kept.run(work)

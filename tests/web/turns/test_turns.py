@@ -286,8 +286,10 @@ def test_the_date_is_frozen_per_chat(start: Start) -> None:
     asked = server.ask("One")
     server.finished(asked)
     server.on_loop(
-        lambda: server.shared.store._change(  # as if the chat had begun long ago
-            "UPDATE chats SET prompt_date = '2025-07-08' WHERE id = ?", asked.chat_id
+        lambda: server.shared.store._change(
+            "",  # as if the chat had begun long ago
+            "UPDATE chats SET prompt_date = '2025-07-08' WHERE id = ?",
+            asked.chat_id,
         )
     )
     server.finished(server.ask("Two", asked.chat_id))

@@ -9,14 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from notso.web.rendering.budget import Budget, Deadline
-from notso.web.rendering.fair_queue import FairQueue
 from notso.web.rendering.markdown import RENDERER_VERSION, render_markdown
-from notso.web.store.protocol import ChatStore, StoredMessage
-from notso.web.store.tree import Shown
+from notso.web.store.protocol import ChatStore, Shown, StoredMessage
 from notso.web.turns.tool_rounds import parts_of
 from notso.web.turns.turn_log import CARD_MARK
 from notso.web.turns.turns import Turns
 from notso.web.values.errors import StorageError
+from notso.web.values.fair_queue import FairQueue
 
 PIECE_SECONDS = 0.1
 """Messages are made in pieces of so long; the last one of a piece may take its whole budget."""

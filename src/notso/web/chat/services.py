@@ -18,12 +18,12 @@ from notso.web.edge.work_line import WorkLine
 from notso.web.engine.downloads import Downloads
 from notso.web.engine.host import EngineHost
 from notso.web.engine.models import ModelRegistry
-from notso.web.rendering.fair_queue import FairQueue
 from notso.web.replicas.turn_relay import TurnRelay
 from notso.web.services import Shared
 from notso.web.tools.toolbox import Toolbox
 from notso.web.turns.tab_feed import Feed
 from notso.web.turns.turns import Turns
+from notso.web.values.fair_queue import FairQueue
 
 MAX_TURN_STREAMS = 8
 MAX_PAGE_STREAMS = 16

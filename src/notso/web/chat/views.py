@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Response
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.chat_view import ChatView
+from notso.web.chat.chat_view import ChatView, ShownView
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.templates import is_fragment
 from notso.web.edge.access import owner_of
 from notso.web.engine.facts import model_facts
 from notso.web.engine.port import thinking_set_by
-from notso.web.store.protocol import Chat, StoredMessage
-from notso.web.store.tree import Shown
+from notso.web.store.protocol import Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import settings_from, shown_values
 from notso.web.turns.turn_stats import TurnStats, stats_of
 from notso.web.values.ids import is_generation_id, is_id, new_id
@@ -25,40 +24,37 @@ from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
 JUST_ENDED_MS = 60_000
-NEWEST_MESSAGES = 40
-"""What a page of a chat begins with; older ones come as they are scrolled to."""
+LISTED_CHATS, MOST_LISTED = 100, 1000
+"""Chats of the sidebar: at first and with each step, and at most. The page of all chats has the others."""
 
 STARTS = ("explain", "rewrite", "plan", "code")
 """How a question may begin, by the names of its words."""
 
 Owner = Annotated[str, Depends(owner_of)]
+View = TypeVar("View", ChatView, ShownView)
 
 
 async def chat_page(
     request: Request,
     services: ChatServices,
     owner: str,
-    view: ChatView | None,
+    view: ShownView | None,
     *,
     problem: Problem | None = None,
     draft: str = "",
     temporary: bool = False,
-    through: str | None = None,
-    whole: bool = False,
     toast: dict[str, str] | None = None,
 ) -> Response:
     """The whole page of a chat, or of none yet; with `problem`, what went wrong and the text it kept.
 
     `draft` is what stands in the input; `temporary`: a new chat is to be one.
-
-    `through` names a message that the shown branch shall pass, without remembering that; `whole`: all of the branch.
     """
     revision = view.revision if view is not None else services.feed.revision  # of before anything is looked up
     chat = view.chat if view is not None else None
     settings = view.settings if view is not None else settings_from(await services.shared.store.defaults(owner))
-    path = view.path(through) if view is not None else []
-    path, earlier = newest(path, path[0].message.id if whole and path else through)
-    path = await services.kept_html.path(path, user_messages=not settings.raw_user_messages)
+    path = await services.kept_html.path(
+        view.path if view is not None else [], user_messages=not settings.raw_user_messages
+    )
     return await services.pages.respond(
         request,
         "chat.html",
@@ -73,7 +69,7 @@ async def chat_page(
         prompts=await services.shared.store.prompts(owner),
         temporary=chat.temporary if chat is not None else temporary,
         path=path,
-        earlier=earlier,
+        earlier=view.earlier if view is not None else 0,
         finished=_just_ended(path),
         problem=problem.sentence if problem else "",
         draft=problem.draft if problem else draft,
@@ -87,21 +83,16 @@ async def turns_view(
     request: Request,
     services: ChatServices,
     owner: str,
-    view: ChatView,
+    view: ShownView,
     *,
-    through: str | None = None,
     toast: dict[str, str] | None = None,
 ) -> Response:
-    """All of a chat's shown branch, for a page that shows the chat already; a page without scripts loads anew.
-
-    `through` names a message that was just put on the branch.
-    """
+    """A chat's shown branch, for a page that shows the chat already; a page without scripts loads anew."""
     chat, raw = view.chat, view.settings.raw_user_messages
     if not is_fragment(request):
         undo = f"?undo={toast['undo_url'].removeprefix('/undo/')}" if toast and toast.get("undo_url") else ""
         return RedirectResponse(f"/chats/{chat.id}{undo}", 303)
-    path, earlier = newest(view.path(through), request.headers.get("x-from"))
-    path = await services.kept_html.path(path, user_messages=not raw)
+    path = await services.kept_html.path(view.path, user_messages=not raw)
     return await services.pages.respond(
         request,
         "_turns.html",
@@ -110,7 +101,7 @@ async def turns_view(
         **status_context(services, view),
         raw_user_messages=raw,
         path=path,
-        earlier=earlier,
+        earlier=view.earlier,
         toast=toast,
     )
 
@@ -119,8 +110,8 @@ async def turn_view(
     request: Request,
     services: ChatServices,
     owner: str,
-    view: ChatView,
-    message_ids: list[str],
+    view: ShownView,
+    shown: list[Shown],
     *,
     finished: bool,
     after: str = "",
@@ -128,13 +119,12 @@ async def turn_view(
     """Some messages as they are now, with the composer's buttons to match. `finished`: their stream has ended;
     `after`: what the page has heard of other tabs' doings.
     """
-    raw, path = view.settings.raw_user_messages, view.path(through=message_ids[-1])
-    shown = [each for each in path if each.message.id in message_ids]
+    raw = view.settings.raw_user_messages
     return await services.pages.respond(
         request,
         "_turn.html",
         **in_step_context(request, after or view.revision),
-        **composer_context(services, view.chat, path),
+        **composer_context(services, view.chat, view.path),
         **status_context(services, view),
         raw_user_messages=raw,
         path=await services.kept_html.path(shown, user_messages=not raw),
@@ -142,25 +132,25 @@ async def turn_view(
     )
 
 
-def newest(path: list[Shown], first: str | None) -> tuple[list[Shown], int]:
-    """The end of a branch, from the message `first` on where that is longer; and how many messages stand above it."""
-    wanted = next((at for at, each in enumerate(path) if each.message.id == first), len(path))
-    begin = max(0, min(wanted, len(path) - NEWEST_MESSAGES))
-    if begin == 0:
-        return path, 0
-    head = next((at for at in range(begin, len(path)) if path[at].message.role == "user"), begin)
-    path[head] = replace(path[head], previous_user_message=None)  # it is not on the page
-    return path[begin:], begin
+def first_on(request: Request) -> str | None:
+    """The message that the page which asks begins with, where it says so."""
+    first = request.headers.get("x-from", "")
+    return first if is_id(first) else None
 
 
-async def list_context(services: ChatServices, owner: str, chat: Chat | None) -> dict[str, Any]:
-    """The chats of the sidebar with their marks, and how many others want to be looked at."""
-    chats = [each for each in await services.shared.store.chats(owner) if not (each.archived or each.temporary)]
-    marks: dict[str, str] = {each.id: "unread" for each in chats if each.unread} | dict(services.turns.marks)
+async def list_context(services: ChatServices, owner: str, chat: Chat | None, count: str = "") -> dict[str, Any]:
+    """The newest chats of the sidebar, `count` of them where a page has asked for more, with their marks; and how many
+    others want to be looked at."""
+    limit = min(max(int(count), LISTED_CHATS), MOST_LISTED) if count.isdecimal() and len(count) < 9 else LISTED_CHATS
+    found = await services.shared.store.chat_list(owner, limit)
+    marks: dict[str, str] = {each.id: "unread" for each in found.chats if each.unread} | dict(services.turns.marks)
     if chat is not None and marks.get(chat.id) == "unread":
         del marks[chat.id]
-    others = [each for each in chats if chat is None or each.id != chat.id]
-    return {"chats": chats, "marks": marks, "news": sum(marks.get(each.id) in ("unread", "asking") for each in others)}
+    others = [each for each in found.chats if chat is None or each.id != chat.id]
+    news = sum(marks.get(each.id) in ("unread", "asking") for each in others)
+    news += found.unread - sum(each.unread for each in found.chats)
+    more = min(limit + LISTED_CHATS, MOST_LISTED) if found.has_more else 0
+    return {"chats": found.chats, "marks": marks, "news": news, "listed": limit, "more": more}
 
 
 def in_step_context(request: Request, revision: str) -> dict[str, Any]:
@@ -168,7 +158,7 @@ def in_step_context(request: Request, revision: str) -> dict[str, Any]:
     return {"tab": tab_of(request), "revision": revision}
 
 
-def announce(request: Request, services: ChatServices, owner: str, view: ChatView) -> ChatView:
+def announce(request: Request, services: ChatServices, owner: str, view: View) -> View:
     """Tell other tabs what this one did. It hears of that only if others did something since the chat was read."""
     nothing_since = services.feed.revision == view.revision
     services.feed.announce(owner, view.chat.id, tab_of(request))
@@ -199,7 +189,7 @@ def composer_context(services: ChatServices, chat: Chat | None, path: list[Shown
     }
 
 
-def status_context(services: ChatServices, view: ChatView | None = None) -> dict[str, Any]:
+def status_context(services: ChatServices, view: ShownView | None = None) -> dict[str, Any]:
     """What the status badge and the banner need to know; the chat may have a model of its own."""
     engine, download = services.shared.engine, services.downloads.current
     polling = engine.is_loading or (download is not None and download.active)

@@ -30,7 +30,7 @@ class Leases:
         self.at_orphan: list[Callable[[Orphan], None]] = []
         self._store = store
         self._turns = turns
-        self._failing = False
+        self.failing = False  # whether the database did not answer the last heartbeat
         self._beating: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -53,13 +53,13 @@ class Leases:
         try:
             found = await self._store.heartbeat(self._turns.generations)
         except StorageError as error:
-            if not self._failing:
+            if not self.failing:
                 logger.warning("no lease was renewed: %s", error)
-            self._failing = True
+            self.failing = True
             return
-        if self._failing:
+        if self.failing:
             logger.warning("leases are renewed again")
-        self._failing = False
+        self.failing = False
         for generation_id in found.lost:
             self._turns.stop(generation_id, interrupted=True)
         for orphan in found.orphans:

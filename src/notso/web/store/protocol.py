@@ -18,6 +18,8 @@ SettingValue = str | int | float | bool
 Damage = Literal["", "unsound", "behind", "gone"]
 """`unsound`: the file fails its check. `behind`: commits are missing from it. `gone`: there is nothing left of it."""
 ACTIVE_STATES: frozenset[MessageState] = frozenset({"queued", "running"})
+MOST_SHOWN = 1000
+"""Messages of a chat that one page begins with at most; those above come as they are scrolled to."""
 BACKUP_ELSEWHERE = "the conversations are in PostgreSQL: pg_dump --format=custom makes a backup of them"
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 3.0
@@ -256,6 +258,51 @@ class WholeChat:
     messages: tuple[StoredMessage, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A message on the shown branch, with the ids of all its versions (itself included), oldest first; and the nearest
+    questions above and below it."""
+
+    message: StoredMessage
+    versions: tuple[str, ...]
+    previous_user_message: str | None = None
+    next_user_message: str | None = None
+
+    @property
+    def version(self) -> int:
+        """Which one it is, counted from 1."""
+        return self.versions.index(self.message.id) + 1
+
+    @property
+    def previous(self) -> str | None:
+        """The version before this one."""
+        return self.versions[self.version - 2] if self.version > 1 else None
+
+    @property
+    def next(self) -> str | None:
+        """The version after this one."""
+        return self.versions[self.version] if self.version < len(self.versions) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownChat:
+    """What a page of a chat shows: the end of its shown branch, and how many messages stand above that."""
+
+    chat: Chat
+    defaults: Mapping[str, SettingValue]
+    path: tuple[Shown, ...]
+    earlier: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatList:
+    """Some chats in the order of the list, whether more follow, and how many of the list are unread."""
+
+    chats: tuple[Chat, ...]
+    has_more: bool
+    unread: int
+
+
 class ChatStore(Protocol):
     """Conversations of one owner at a time; every method names the owner, and a foreign id is an unknown one.
 
@@ -286,10 +333,26 @@ class ChatStore(Protocol):
     async def chats(self, owner: str) -> list[Chat]:
         """All chats, pinned ones first, then last used first."""
 
+    async def chat_list(self, owner: str, limit: int, *, skip: int = 0, archived: bool = False) -> ChatList:
+        """`limit` of them after the first `skip`: no temporary ones, and archived ones only with `archived`."""
+
     async def chat(self, owner: str, chat_id: str) -> Chat | None: ...
 
     async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None:
         """All that a page or a turn of a chat is made from, in one read."""
+
+    async def shown_chat(
+        self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
+    ) -> ShownChat | None:
+        """The newest `limit` messages of the shown branch, and those above that begin a turn with them; from the
+        message `first` on where that is further up, by no more than MOST_SHOWN. The branch passes the message `through`
+        where the chat has it. It costs as much as what is shown, however many messages there are."""
+
+    async def shown_above(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
+        """The same of the messages above this one. None where there is no such chat or message."""
+
+    async def shown_message(self, owner: str, chat_id: str, message_id: str) -> Shown | None:
+        """One message as a page shows it, by itself."""
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
         """All messages of the chat, all branches, oldest first (see tree.py)."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from notso.web.store.protocol import StoredMessage
+from notso.web.store.protocol import MOST_SHOWN, Shown, StoredMessage
 
 
 class Node(Protocol):
@@ -25,32 +24,6 @@ class Node(Protocol):
 N = TypeVar("N", bound=Node)
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A message on the shown branch, with the ids of all its versions (itself included), oldest first; and the nearest
-    questions above and below it."""
-
-    message: StoredMessage
-    versions: tuple[str, ...]
-    previous_user_message: str | None = None
-    next_user_message: str | None = None
-
-    @property
-    def version(self) -> int:
-        """Which one it is, counted from 1."""
-        return self.versions.index(self.message.id) + 1
-
-    @property
-    def previous(self) -> str | None:
-        """The version before this one."""
-        return self.versions[self.version - 2] if self.version > 1 else None
-
-    @property
-    def next(self) -> str | None:
-        """The version after this one."""
-        return self.versions[self.version] if self.version < len(self.versions) else None
-
-
 def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, through: str | None = None) -> list[Shown]:
     """The branch to show: what was chosen, else the newest; through a given message where one is named."""
     children = _children(messages)
@@ -60,6 +33,17 @@ def shown_path(messages: Sequence[StoredMessage], chosen_root: str | None, throu
         Shown(message, tuple(other.id for other in children[message.parent_id]), above, below)
         for message, above, below in zip(line, before, after, strict=True)
     ]
+
+
+def end_of(path: list[Shown], limit: int, first: str | None = None) -> tuple[list[Shown], int]:
+    """The newest `limit` messages of a branch, from the message `first` on where that is one of the newest MOST_SHOWN,
+    with those above that begin a turn with them; and how many stand above."""
+    newest = path[-MOST_SHOWN:]
+    wanted = next((len(newest) - at for at, each in enumerate(newest) if each.message.id == first), 0)
+    begin = max(0, len(path) - max(limit, wanted))
+    while begin and path[begin].message.role != "user":
+        begin -= 1
+    return path[begin:], begin
 
 
 def _previous_user_messages(line: Iterable[StoredMessage]) -> Iterator[str | None]:

@@ -13,7 +13,6 @@ from typing import TypeAlias, TypeVar, cast
 from notso.web.engine.port import Event, FinishReason, Request, Usage
 from notso.web.engine.running import Ask, Prepared, RunningRequest, RunningRequests, asks
 from notso.web.rendering.budget import Budget
-from notso.web.rendering.fair_queue import FairQueue
 from notso.web.rendering.markdown import RENDERER_VERSION
 from notso.web.rendering.streaming import Rendered, StreamingMarkdown
 from notso.web.store.protocol import ChatStore, MessageState, Numbers, StoredMessage, ToolUse
@@ -24,6 +23,7 @@ from notso.web.turns.turn import Turn
 from notso.web.turns.turn_log import CHANNELS, Card, ChannelName
 from notso.web.turns.turn_stats import TurnStats
 from notso.web.values.errors import NotsoError, StorageError
+from notso.web.values.fair_queue import FairQueue
 from notso.web.values.wording import words
 
 logger = logging.getLogger("notso.web.turns")

@@ -11,7 +11,6 @@ from typing import Literal
 
 from notso.web.engine.port import FinishReason, Usage
 from notso.web.engine.running import Prepared, RunningRequest, RunningRequests
-from notso.web.rendering.fair_queue import FairQueue
 from notso.web.store.protocol import ChatStore, ToolUse
 from notso.web.tools.elicitation import Elicitation, Reply
 from notso.web.turns.tool_calls import Permission
@@ -19,6 +18,7 @@ from notso.web.turns.turn import Turn
 from notso.web.turns.turn_consumer import TurnConsumer
 from notso.web.turns.turn_log import Card
 from notso.web.turns.turn_stats import TurnStats
+from notso.web.values.fair_queue import FairQueue
 from notso.web.values.wording import words
 
 logger = logging.getLogger("notso.web.turns")

@@ -16,12 +16,15 @@ router = APIRouter(dependencies=[Depends(public)])
 @router.get("/v1/health")
 async def health(services: Services) -> JSONResponse:
     """200 only when a new turn would be answered, if need be by a model that is loaded for it; 503 while the model is
-    first loaded or exchanged, after it failed, and while stopping, before that for as long as a proxy may need to see
-    it."""
-    status = "stopping" if services.shared.stopping or services.shared.leaving else services.shared.engine.state
+    first loaded or exchanged, after it failed, while the database of conversations does not answer, and while
+    stopping, before that for as long as a proxy may need to see it."""
+    shared = services.shared
+    status: str = "stopping" if shared.stopping or shared.leaving else shared.engine.state
+    if status in ("ready", "unloaded") and shared.leases is not None and shared.leases.failing:
+        status = "database_away"
     if status not in ("ready", "unloaded"):  # the next request loads it
         return JSONResponse({"status": status}, 503, headers={"Retry-After": "5"})
-    info = services.shared.engine.info
+    info = shared.engine.info
     about = {"model": info.name, "demo": info.is_demo, "device": info.device} if info else {}
     return JSONResponse({"status": "ok", **about})
 

@@ -16,14 +16,15 @@ from notso.web.values.wording import words
 
 router = APIRouter(dependencies=[Depends(guarded)])
 
+PAGE_CHATS = 200
 MOST_CHOSEN = 2000
 ACTIONS = ("archive", "unarchive", "delete")
 
 
 @router.get("/archive")
-async def show_all(request: Request, services: Services, owner: Owner) -> Response:
-    """Every chat that is kept, with a box to choose it by."""
-    return await _page(request, services, owner)
+async def show_all(request: Request, services: Services, owner: Owner, page: str = "") -> Response:
+    """The chats that are kept, a page of them at a time, each with a box to choose it by."""
+    return await _page(request, services, owner, page)
 
 
 @router.post("/archive")
@@ -35,7 +36,7 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
     if action not in ACTIONS or not all(map(is_id, chosen)):
         raise Problem(400, words["error_form"])
     if not chosen:
-        return await _page(request, services, owner, problem=words["archive_none"])
+        return await _page(request, services, owner, fields.get("page", ""), problem=words["archive_none"])
     thrown: list[str] = []
     done = 0
     for chat_id in chosen:
@@ -51,7 +52,7 @@ async def change_many(request: Request, services: Services, owner: Owner) -> Res
     toast: dict[str, Any] = {"text": words[name].format(count=done), "undo_url": ""}
     if thrown:
         toast |= {"undo_url": "/undo", "undo_fields": thrown}
-    return await _page(request, services, owner, toast=toast)
+    return await _page(request, services, owner, fields.get("page", ""), toast=toast)
 
 
 @router.post("/undo")
@@ -80,11 +81,12 @@ async def _page(
     request: Request,
     services: ChatServices,
     owner: str,
+    page: str,
     *,
     problem: str = "",
     toast: dict[str, Any] | None = None,
 ) -> Response:
-    chats = [each for each in await services.shared.store.chats(owner) if not each.temporary]
-    return await services.pages.respond(
-        request, "archive.html", 400 if problem else 200, chats=chats, problem=problem, toast=toast
-    )
+    number = int(page) if page.isdecimal() and len(page) < 9 else 0
+    listed = await services.shared.store.chat_list(owner, PAGE_CHATS, skip=number * PAGE_CHATS, archived=True)
+    shown = {"chats": listed.chats, "page": number, "has_more": listed.has_more, "problem": problem, "toast": toast}
+    return await services.pages.respond(request, "archive.html", 400 if problem else 200, **shown)

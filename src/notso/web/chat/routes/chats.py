@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from markupsafe import Markup, escape
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.chat_view import read_chat, read_chat_if_any
+from notso.web.chat.chat_view import read_chat, read_chat_if_any, read_shown, read_shown_if_any
 from notso.web.chat.services import ChatServices, Services, models_of
 from notso.web.chat.submit import MAX_TITLE_CHARACTERS, summarise
 from notso.web.chat.templates import is_fragment
@@ -18,6 +18,7 @@ from notso.web.chat.views import (
     announce,
     back,
     find_chat,
+    first_on,
     in_step_context,
     last_shown,
     list_context,
@@ -43,12 +44,14 @@ _MARKS = re.compile(r"\*\*|__|~~|`+|^#{1,6} ", re.MULTILINE)
 
 
 @router.get("/chats")
-async def list_chats(request: Request, services: Services, owner: Owner, current: str = "") -> Response:
-    """The list of chats in the sidebar; `current` is the one on the page."""
+async def list_chats(
+    request: Request, services: Services, owner: Owner, current: str = "", count: str = ""
+) -> Response:
+    """The list of chats in the sidebar, `count` of them; `current` is the one on the page."""
     if not is_fragment(request):
         return RedirectResponse("/", 303)
     chat = await services.shared.store.chat(owner, current) if is_id(current) else None
-    listed = await list_context(services, owner, chat)
+    listed = await list_context(services, owner, chat, count)
     return await services.pages.respond(request, "_chat_list.html", **listed, chat=chat, part=True)
 
 
@@ -74,7 +77,8 @@ async def search(request: Request, services: Services, owner: Owner, q: str = ""
 @router.get("/chats/{chat_id}/turns")
 async def show_turns(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """The messages a page shows, fetched when another tab changed them, or deleted the chat with all of them."""
-    revision, view = services.feed.revision, await read_chat_if_any(services, owner, chat_id)
+    revision = services.feed.revision
+    view = await read_shown_if_any(services, owner, chat_id, first=first_on(request))
     if view is not None:
         return await turns_view(request, services, owner, view)
     if is_fragment(request):
@@ -125,7 +129,8 @@ async def keep(request: Request, services: Services, owner: Owner, chat_id: str)
 async def delete(request: Request, services: Services, owner: Owner, chat_id: str) -> Response:
     """Delete a chat with everything in it, for good after a moment in which that can be undone."""
     chat = await find_chat(services, owner, chat_id)
-    current = (await read_form(request)).get("current", chat.id)
+    fields = await read_form(request)
+    current = fields.get("current", chat.id)
     services.turns.stop_chat(chat.id)
     trash_id = await services.shared.store.trash_chat(owner, chat.id)
     if trash_id is None:
@@ -134,7 +139,7 @@ async def delete(request: Request, services: Services, owner: Owner, chat_id: st
     if not is_fragment(request) or current == chat.id:
         return to_page(request, f"/?undo={trash_id}")
     shown = await services.shared.store.chat(owner, current) if is_id(current) else None  # it stays on the page
-    listed = await list_context(services, owner, shown)
+    listed = await list_context(services, owner, shown, fields.get("count", ""))
     toast = {"text": words["toast_deleted"], "undo_url": f"/undo/{trash_id}"}
     return await services.pages.respond(request, "_chat_list.html", **listed, chat=shown, toast=toast, in_place=True)
 
@@ -169,7 +174,8 @@ async def summarize(request: Request, services: Services, owner: Owner, chat_id:
     view = await read_chat(services, owner, chat_id)
     accepted, view = await summarise(services, owner, view, fields, last_shown(request, fields))
     view = announce(request, services, owner, view)
-    return await turns_view(request, services, owner, view, through=accepted.assistant_message.id)
+    shown = view.shown(accepted.assistant_message.id, first_on(request))
+    return await turns_view(request, services, owner, shown)
 
 
 @router.get("/chats/{chat_id}/suggestions")
@@ -205,7 +211,7 @@ async def _empty(request: Request, services: ChatServices, owner: str, chat_id: 
     trash_id = await services.shared.store.trash_messages(owner, chat.id, reset=reset)
     if trash_id is None:
         raise Problem(404, words["error_unknown_chat"])
-    view = announce(request, services, owner, await read_chat(services, owner, chat_id))
+    view = announce(request, services, owner, await read_shown(services, owner, chat_id))
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{trash_id}"}
     return await turns_view(request, services, owner, view, toast=toast)
 

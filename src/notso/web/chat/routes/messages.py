@@ -7,7 +7,7 @@ from typing import Literal
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import PlainTextResponse
 
-from notso.web.chat.chat_view import ChatView, read_chat
+from notso.web.chat.chat_view import ChatView, read_chat, read_shown
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import add_version, ask, branched, keeping, write_on
 from notso.web.chat.templates import is_fragment
@@ -16,6 +16,7 @@ from notso.web.chat.views import (
     announce,
     find_chat,
     find_message,
+    first_on,
     last_shown,
     tab_of,
     to_page,
@@ -25,7 +26,7 @@ from notso.web.chat.views import (
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.store.protocol import Attachment, TurnAccepted
-from notso.web.values.ids import new_id
+from notso.web.values.ids import is_id, new_id
 from notso.web.values.problems import Problem
 from notso.web.values.wording import words
 
@@ -39,9 +40,13 @@ async def show_message(
     request: Request, services: Services, owner: Owner, chat_id: str, message_id: str, after: str = ""
 ) -> Response:
     """One message as it is now, with the composer's buttons to match: what a page fetches when a stream is done."""
-    view = await read_chat(services, owner, chat_id)
-    message = view.message(message_id)
-    return await turn_view(request, services, owner, view, [message.id], finished=not message.active, after=after)
+    view = await read_shown(services, owner, chat_id, through=message_id)
+    shown = next((each for each in view.path if each.message.id == message_id), None)
+    if shown is None and is_id(message_id):
+        shown = await services.shared.store.shown_message(owner, chat_id, message_id)
+    if shown is None:
+        raise Problem(404, words["error_unknown_page"])
+    return await turn_view(request, services, owner, view, [shown], finished=not shown.message.active, after=after)
 
 
 @router.get("/text")
@@ -80,8 +85,8 @@ async def edit(request: Request, services: Services, owner: Owner, chat_id: str,
     through = view.passing(message.id, last_shown(request, fields))
     if not await services.shared.store.edit_message(owner, chat_id, message.id, content, through=through):
         raise Problem(409, words["error_running"])
-    view = announce(request, services, owner, await read_chat(services, owner, chat_id))
-    return await turns_view(request, services, owner, view, through=through)
+    shown = await read_shown(services, owner, chat_id, through=through, first=first_on(request))
+    return await turns_view(request, services, owner, announce(request, services, owner, shown))
 
 
 @router.post("/regenerate")
@@ -109,19 +114,18 @@ async def continue_message(
         raise Problem(400, words["error_form"])
     through = view.passing(message.id, last_shown(request, fields))
     _, view = await write_on(services, owner, view, message.id, through=through, hurry=fields.get("mode") == "answer")
-    view = announce(request, services, owner, view)
-    return await turns_view(request, services, owner, view, through=through)
+    shown = announce(request, services, owner, view).shown(through, first_on(request))
+    return await turns_view(request, services, owner, shown)
 
 
 @router.post("/choose")
 async def choose(request: Request, services: Services, owner: Owner, chat_id: str, message_id: str) -> Response:
     """Show this version, and remember it."""
     await read_form(request)
-    view = await read_chat(services, owner, chat_id)
-    message = view.message(message_id)
+    message = await find_message(services, owner, chat_id, message_id)
     await services.shared.store.choose(owner, chat_id, message.id)
-    view = announce(request, services, owner, view)
-    return await turns_view(request, services, owner, view, through=message.id)
+    view = await read_shown(services, owner, chat_id, through=message.id, first=first_on(request))
+    return await turns_view(request, services, owner, announce(request, services, owner, view))
 
 
 @router.post("/branch")
@@ -146,15 +150,16 @@ async def unsummarize(request: Request, services: Services, owner: Owner, chat_i
     through = view.passing(message.id, last_shown(request, fields))
     if not await services.shared.store.remove_summary(owner, chat_id, message.id, through=through):
         raise Problem(409, words["error_running"])
-    view = announce(request, services, owner, await read_chat(services, owner, chat_id))
-    return await turns_view(request, services, owner, view)
+    shown = await read_shown(services, owner, chat_id, first=first_on(request))
+    return await turns_view(request, services, owner, announce(request, services, owner, shown))
 
 
 async def _with_turn(
     request: Request, services: ChatServices, owner: str, view: ChatView, accepted: TurnAccepted
 ) -> Response:
     view = announce(request, services, owner, view)
-    return await turns_view(request, services, owner, view, through=accepted.assistant_message.id)
+    shown = view.shown(accepted.assistant_message.id, first_on(request))
+    return await turns_view(request, services, owner, shown)
 
 
 def _files(attachments: tuple[Attachment, ...]) -> list[tuple[str, str]]:

@@ -10,7 +10,14 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Request, Response
 from starlette.responses import RedirectResponse
 
-from notso.web.chat.chat_view import ChatView, read_chat, read_chat_if_any
+from notso.web.chat.chat_view import (
+    NEWEST_MESSAGES,
+    ChatView,
+    read_above,
+    read_chat,
+    read_shown,
+    read_shown_if_any,
+)
 from notso.web.chat.services import ChatServices, Services
 from notso.web.chat.submit import ask, keeping, new_chat
 from notso.web.chat.templates import is_fragment, reasoning_html
@@ -24,7 +31,6 @@ from notso.web.chat.views import (
     find_chat,
     find_generation,
     last_shown,
-    newest,
     status_context,
     tab_of,
     to_page,
@@ -33,8 +39,7 @@ from notso.web.chat.views import (
 from notso.web.edge.access import guarded
 from notso.web.edge.forms import read_form
 from notso.web.edge.open_streams import CountedStream
-from notso.web.store.protocol import Chat, StoredMessage
-from notso.web.store.tree import Shown
+from notso.web.store.protocol import MOST_SHOWN, Chat, Shown, StoredMessage
 from notso.web.turns.chat_settings import changed
 from notso.web.turns.sse import both, feed_events, finished_log, last_number, turn_events
 from notso.web.turns.turn_log import TurnLog
@@ -79,29 +84,26 @@ async def show_chat(
     request: Request, services: Services, owner: Owner, chat_id: str, at: str = "", undo: str = "", all: str = ""
 ) -> Response:
     """A chat with its messages; an unfinished answer attaches itself to its stream."""
-    view = await read_chat(services, owner, chat_id)
+    through, limit = at if is_id(at) else None, MOST_SHOWN if all == "on" else NEWEST_MESSAGES
+    view = await read_shown(services, owner, chat_id, through=through, first=through, limit=limit)
     await _seen(services, owner, view.chat)
     toast = {"text": words["toast_cleared"], "undo_url": f"/undo/{undo}"} if is_generation_id(undo) else None
-    through = at if is_id(at) else None
-    return await chat_page(request, services, owner, view, through=through, whole=all == "on", toast=toast)
+    return await chat_page(request, services, owner, view, toast=toast)
 
 
 @router.get("/chats/{chat_id}/earlier")
 async def show_earlier(request: Request, services: Services, owner: Owner, chat_id: str, before: str = "") -> Response:
     """The messages above one that a page begins with, some of them at a time."""
-    view = await read_chat(services, owner, chat_id)
+    view = await read_above(services, owner, chat_id, before)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat_id}", 303)
-    path = view.path(view.message(before).id)
-    end = next(at for at, each in enumerate(path) if each.message.id == before)
-    path, earlier = newest(path[:end], None)
     raw = view.settings.raw_user_messages
     return await services.pages.respond(
         request,
         "_earlier.html",
         chat=view.chat,
-        path=await services.kept_html.path(path, user_messages=not raw),
-        earlier=earlier,
+        path=await services.kept_html.path(view.path, user_messages=not raw),
+        earlier=view.earlier,
         raw_user_messages=raw,
     )
 
@@ -117,9 +119,10 @@ async def send_message(request: Request, services: Services, owner: Owner, chat_
     view = announce(request, services, owner, view)
     if not is_fragment(request):
         return RedirectResponse(f"/chats/{chat_id}", 303)
-    return await turn_view(
-        request, services, owner, view, [accepted.user_message.id, accepted.assistant_message.id], finished=False
-    )
+    shown = view.shown(accepted.assistant_message.id)
+    ids = (accepted.user_message.id, accepted.assistant_message.id)
+    turn = [each for each in shown.path if each.message.id in ids]
+    return await turn_view(request, services, owner, shown, turn, finished=False)
 
 
 @router.post("/chats/{chat_id}/thinking")
@@ -196,9 +199,9 @@ async def feed(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> CountedStream:
     """What other tabs do: `chats` when the list of chats changed, `turns` when this chat did."""
-    view = await read_chat_if_any(services, owner, chat)
-    if view is not None:  # a short answer may have ended before its page was there to read it
-        await _seen(services, owner, view.chat)
+    shown = await services.shared.store.chat(owner, chat) if is_id(chat) else None
+    if shown is not None:  # a short answer may have ended before its page was there to read it
+        await _seen(services, owner, shown)
     events = feed_events(services.feed, last_event_id or after, owner, chat, tab)
     return CountedStream(services.page_streams, owner, events)
 
@@ -209,8 +212,8 @@ async def status(request: Request, services: Services, owner: Owner, chat: str =
 
     The badge's own words are left alone meanwhile: the stream of an answer on the page sets them.
     """
-    view = await read_chat_if_any(services, owner, chat)
-    context = status_context(services, view) | details_context(services, view.path() if view is not None else [])
+    view = await read_shown_if_any(services, owner, chat)
+    context = status_context(services, view) | details_context(services, view.path if view is not None else [])
     context["polling"] = context["polling"] or services.turns.unfinished > 0
     where = f"/chats/{chat}" if is_id(chat) else ""
     return await services.pages.respond(request, "_status.html", **context, where=where)
@@ -233,8 +236,8 @@ async def _seen(services: ChatServices, owner: str, chat: Chat) -> None:
 
 
 async def _path_if_any(services: ChatServices, owner: str, chat_id: str) -> list[Shown]:
-    view = await read_chat_if_any(services, owner, chat_id)
-    return view.path() if view is not None else []
+    view = await read_shown_if_any(services, owner, chat_id)
+    return view.path if view is not None else []
 
 
 async def _with_toggle(services: ChatServices, owner: str, chat: Chat, fields: dict[str, str]) -> Chat:

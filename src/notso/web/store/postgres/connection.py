@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -22,7 +25,8 @@ from notso.web.store.postgres.migrations import MIGRATIONS, SCHEMA_VERSION
 from notso.web.values.errors import DataDirectoryNewerError, StorageDamagedError, StorageError, StorageFullError
 
 logger = logging.getLogger("notso.web.store")
-logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # each attempt to reach a database that is away
+for noisy in ("psycopg", "psycopg.pool"):  # each attempt to reach a database that is away, each rollback that fails
+    logging.getLogger(noisy).setLevel(logging.ERROR)
 
 T = TypeVar("T")
 
@@ -33,6 +37,8 @@ PATIENCE_SECONDS = 3.0  # for a connection
 SHORT_PATIENCE_SECONDS = 0.5  # while the database is known to be away, so that nobody waits in a line for it
 RECONNECT_SECONDS = 0.2  # the pool tries for so long; then whoever asks next has it try again
 TRIES = 3
+HANG_SECONDS = 2.0  # a heartbeat that is not answered by then: the database, or the way to it, hangs
+MOST_SECONDS = 35.0  # for work on one connection: the database itself ends a statement after 30 s
 MIGRATION_LOCK = 0x6E6F74736F  # any number that every release knows
 
 AWAY = "the database of conversations does not answer just now: nothing was lost, please try again"
@@ -86,6 +92,7 @@ class Connections:
         self._is_away = False
         self._opening = threading.Lock()
         self._users = 0
+        self._busy: dict[Connection[DictRow], float] = {}  # since when
         self._pool: ConnectionPool[Connection[DictRow]] = ConnectionPool(
             url,
             kwargs={**_defaults_for(url), "autocommit": True, "row_factory": dict_row},
@@ -116,19 +123,26 @@ class Connections:
                 self._pool.close(timeout=PATIENCE_SECONDS)
 
     def write(self, work: Callable[[PostgresDatabase], T]) -> T:
-        """Run `work` in one transaction, and again where another one was in its way or it could not begin."""
+        """Run `work` in one transaction, and again where another one was in its way or its connection was
+        lost before it ended."""
         with storage_errors():
             for left in reversed(range(TRIES)):
-                begun = False
+                ended = is_lost = False
                 try:
-                    with self._connection() as connection, connection.transaction():
-                        begun = True
-                        return work(PostgresDatabase(connection, self._replica))
+                    with self._connection() as connection:
+                        db = PostgresDatabase(connection, self._replica)
+                        try:
+                            with db.transaction("BEGIN"):
+                                result = work(db)
+                                ended = True
+                            return result
+                        finally:
+                            is_lost = connection.closed and not ended
                 except (errors.UniqueViolation, errors.DeadlockDetected, errors.SerializationFailure):
                     if not left:
                         raise
-                except psycopg.OperationalError as error:
-                    if begun or not left or isinstance(error, PoolTimeout):
+                except psycopg.OperationalError:
+                    if not is_lost or not left:
                         raise
             raise StorageError(FAILED)
 
@@ -144,6 +158,17 @@ class Connections:
                 with self._connection() as connection:
                     return work(PostgresDatabase(connection, self._replica))
 
+    def cut_off(self, seconds: float = 0.0) -> None:
+        """Break off what has been asked for so long: the database hangs, and nobody waits for it any longer. What
+        nobody uses is replaced."""
+        if not seconds:
+            self._note_away(True)
+            self._pool.drain()
+        late = time.monotonic() - seconds
+        for connection, since in list(self._busy.items()):
+            if since <= late:
+                _break(connection)
+
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection[DictRow]]:
         """One of the pool. After a restart of the database all that were idle are broken: the first that is found so
@@ -153,14 +178,16 @@ class Connections:
         except PoolTimeout:
             self._note_away(True)
             raise
+        self._busy[connection] = time.monotonic()
         try:
             yield connection
             self._note_away(False)
         except psycopg.OperationalError:
             if connection.closed:
-                self._pool.check()
+                self._pool.drain()
             raise
         finally:
+            self._busy.pop(connection, None)
             self._pool.putconn(connection)
 
     def _note_away(self, is_away: bool) -> None:
@@ -175,6 +202,12 @@ def connect(url: str) -> Connection[tuple[Any, ...]]:
         return Connection.connect(url, **_defaults_for(url), autocommit=True)
     except psycopg.OperationalError as error:
         raise StorageError(f"the database of conversations cannot be reached: {_reason(error)}") from error
+
+
+def _break(connection: Connection[Any]) -> None:
+    """End whatever waits for it, in any thread."""
+    with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)
 
 
 def ask_server(url: str, settings: Sequence[str]) -> list[str]:
@@ -258,12 +291,19 @@ def _version(connection: Connection[Any]) -> int:
 
 
 def _configure(connection: Connection[Any]) -> None:
-    for setting in _SETTINGS:
-        connection.execute(setting.encode())
-    # What is acknowledged must be on disk, whatever the database's own default is.
-    connection.execute(
-        "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
-    )
+    late = threading.Timer(CONNECT_SECONDS, _break, (connection,))
+    late.start()
+    try:
+        with connection.pipeline():
+            for setting in _SETTINGS:
+                connection.execute(setting.encode())
+            # What is acknowledged must be on disk, whatever the database's own default is.
+            connection.execute(
+                "SELECT set_config('synchronous_commit', 'on', false)"
+                " WHERE current_setting('synchronous_commit') = 'off'"
+            )
+    finally:
+        late.cancel()
     connection.adapters.register_dumper(str, _EscapedText)
     for name in ("text", "varchar"):
         connection.adapters.register_loader(name, _PlainText)

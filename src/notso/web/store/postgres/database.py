@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from psycopg import Connection
+from psycopg import Connection, Cursor, Pipeline
+from psycopg.pq import TransactionStatus
 from psycopg.rows import DictRow
 
 from notso.web.store.postgres.words import query_of, snippet_of, vector_of
@@ -31,6 +33,28 @@ ORDER BY indexed.message_id IS NOT NULL, ts_rank(indexed.words, ?::tsquery) DESC
 """
 
 
+class _SentRows:
+    """What a statement found that was sent without waiting for its answer."""
+
+    def __init__(self, cursor: Cursor[DictRow], pipeline: Pipeline) -> None:
+        self._cursor = cursor
+        self._pipeline = pipeline
+
+    @property
+    def rowcount(self) -> int:
+        self._pipeline.sync()
+        return self._cursor.rowcount
+
+    def fetchone(self) -> Any:
+        return self._cursor.fetchone()
+
+    def fetchall(self) -> list[Any]:
+        return self._cursor.fetchall()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._cursor.fetchall())
+
+
 class PostgresDatabase(Database):
     """One connection, for the process that is called `replica`."""
 
@@ -39,15 +63,28 @@ class PostgresDatabase(Database):
     def __init__(self, connection: Connection[DictRow], replica: str) -> None:
         self._connection = connection
         self._replica = replica
+        self._pipeline: Pipeline | None = None
 
     def execute(self, sql: str, parameters: Sequence[Value] = ()) -> Rows:
-        return self._connection.execute(sql.replace("?", "%s").encode(), parameters)
+        cursor = self._connection.execute(sql.replace("?", "%s").encode(), parameters)
+        return _SentRows(cursor, self._pipeline) if self._pipeline is not None else cursor
 
     @contextlib.contextmanager
-    def snapshot(self) -> Iterator[None]:
-        with self._connection.transaction():
-            self.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            yield
+    def transaction(self, begin: str) -> Iterator[None]:
+        """All or nothing. Statements are sent at once, and only what is read is waited for: a statement costs no round
+        trip of its own. What fails is raised by what is read next, or at the end."""
+        try:
+            with self._connection.pipeline() as self._pipeline:
+                self._connection.execute(begin.encode())
+                yield
+                self._connection.execute(b"COMMIT")
+        finally:
+            self._pipeline = None
+            if not self._connection.closed and self._connection.info.transaction_status != TransactionStatus.IDLE:
+                self._connection.rollback()
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        return self.transaction("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
     def begin_much(self) -> None:
         self.execute("SET CONSTRAINTS ALL DEFERRED")

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from notso.web.store.postgres.access import ACCESS_THREADS, PostgresAccessStore
-from notso.web.store.postgres.connection import Connections
+from notso.web.store.postgres.connection import AWAY, HANG_SECONDS, MOST_SECONDS, Connections
 from notso.web.store.postgres.database import PostgresDatabase
 from notso.web.store.protocol import BACKUP_ELSEWHERE, Conversation, Damage, Heartbeat
 from notso.web.store.sql.database import Database
 from notso.web.store.sql.store import SQLStore
 from notso.web.values.errors import DataDirectoryBusyError, StorageError
+from notso.web.values.fair_queue import FairQueue
 
 T = TypeVar("T")
 
@@ -29,18 +30,22 @@ class PostgresStore(SQLStore):
     """A ChatStore in the database at `url` (see protocol.py for the methods)."""
 
     damage: Damage = ""
-    read_only = False
     is_shared = True
 
     def __init__(self, url: str) -> None:
         super().__init__()
         most = WRITE_THREADS + READ_THREADS + LEASE_THREADS + ACCESS_THREADS
         self._connections = Connections(url, most, uuid.uuid4().hex)
-        self._write_threads = ThreadPoolExecutor(WRITE_THREADS, thread_name_prefix="notso-db-write")
-        self._read_threads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="notso-db-read")
+        self._writes = FairQueue("notso-db-write", WRITE_THREADS)
+        self._reads = FairQueue("notso-db-read", READ_THREADS)
         self._lease_thread = ThreadPoolExecutor(LEASE_THREADS, thread_name_prefix="notso-db-lease")
         self._forgotten: set[int] = set()
         self._is_open = False
+
+    @property
+    def read_only(self) -> bool:
+        """See ChatStore."""
+        return False
 
     def access(self) -> PostgresAccessStore:
         """People and keys in the same database, by the same connections."""
@@ -61,16 +66,18 @@ class PostgresStore(SQLStore):
         if self._is_open:
             self._is_open = False
             try:
-                await self._in(self._lease_thread, lambda: self._connections.write(PostgresDatabase.leave))
+                await self._soon(lambda: self._connections.write(PostgresDatabase.leave))
             except StorageError:
                 pass
             finally:
                 await self._in(self._lease_thread, self._connections.close)
-        for threads in (self._write_threads, self._read_threads, self._lease_thread):
-            threads.shutdown()
+        self._writes.close()
+        self._reads.close()
+        self._lease_thread.shutdown()
 
     async def heartbeat(self, running: frozenset[str]) -> Heartbeat:
-        return await self._in(self._lease_thread, lambda: self._connections.write(lambda db: db.heartbeat(running)))
+        self._connections.cut_off(MOST_SECONDS)
+        return await self._soon(lambda: self._connections.write(lambda db: db.heartbeat(running)))
 
     async def refuse_company(self) -> None:
         if await self._in(self._lease_thread, lambda: self._connections.look(PostgresDatabase.others)):
@@ -81,7 +88,7 @@ class PostgresStore(SQLStore):
         """Also what others have deleted for good: caches of this process may hold it."""
         due = await super().thrown_away(seconds, now)
         since = max(self._forgotten, default=0) - COMMIT_SPREAD
-        rows = await self._in(self._write_threads, lambda: self._connections.write(lambda db: db.forgotten(since)))
+        rows = await self._writes.run("", lambda: self._connections.write(lambda db: db.forgotten(since)))
         new = [row for row in rows if row["number"] not in self._forgotten]
         self._forgotten = {row["number"] for row in rows}
         return list(dict.fromkeys([*due, *(Conversation(row["owner"], row["first_message_id"]) for row in new)]))
@@ -90,11 +97,21 @@ class PostgresStore(SQLStore):
         """Raises StorageError: PostgreSQL has its own."""
         raise StorageError(BACKUP_ELSEWHERE)
 
-    async def write(self, work: Callable[[Database], T]) -> T:
-        return await self._in(self._write_threads, lambda: self._connections.write(work))
+    async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
+        return await self._writes.run(owner, lambda: self._connections.write(work))
 
-    async def look(self, work: Callable[[Database], T]) -> T:
-        return await self._in(self._read_threads, lambda: self._connections.look(work))
+    async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
+        return await self._reads.run(owner, lambda: self._connections.look(work))
+
+    async def _soon(self, work: Callable[[], T]) -> T:
+        """What `work` returns, in the thread for leases. Raises StorageError where the database hangs: what anybody has
+        asked of it is broken off then."""
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                return await self._in(self._lease_thread, work)
+        except TimeoutError:
+            self._connections.cut_off()
+            raise StorageError(AWAY) from None
 
     async def _in(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(threads, work)

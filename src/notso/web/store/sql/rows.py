@@ -87,21 +87,20 @@ def insert_chat(db: Database, owner: str, chat: Chat) -> None:
 
 def insert_message(db: Database, owner: str, message: StoredMessage, key: str | None) -> None:
     """A new message, after all that the chat has. Numbers and HTML come later, with `update_message`."""
-    row = db.execute(
-        "SELECT max(position) AS last FROM messages WHERE chat_id = ? AND owner = ?", (message.chat_id, owner)
-    ).fetchone()
     attachments = json.dumps([{"name": each.name, "text": each.text} for each in message.attachments])
     db.execute(
         "INSERT INTO messages (id, chat_id, owner, parent_id, position, role, content, reasoning, state, generation_id,"
         " idempotency_key, created_ms, kind, chosen_child, edited, attachments, note)"
-        " VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+        " VALUES (?,?,?,?,(SELECT coalesce(max(position), 0) + 1 FROM messages WHERE chat_id = ? AND owner = ?)"
+        ",?,?,?,?,?,?,?,?,?,?,?,?)",
         (
             *(
                 message.id,
                 message.chat_id,
                 owner,
                 message.parent_id,
-                (row["last"] or 0) + 1,
+                message.chat_id,
+                owner,
                 message.role,
                 message.content,
             ),

@@ -10,25 +10,31 @@ from typing import Any, TypeVar
 
 from notso.web.store.protocol import (
     Chat,
+    ChatList,
     Conversation,
     NewMessage,
     NewTurn,
     SavedPrompt,
     SearchHit,
     SettingValue,
+    Shown,
+    ShownChat,
     StoredMessage,
     StoredResponse,
     TurnAccepted,
     TurnRefused,
     WholeChat,
 )
-from notso.web.store.sql import responses, trash, tree_writes
+from notso.web.store.sql import responses, shown_part, trash, tree_writes
 from notso.web.store.sql.database import Database, Value
 from notso.web.store.sql.rows import chat_of, message_of, settings_text
+from notso.web.store.tree import end_of, shown_path
 
 T = TypeVar("T")
 
 _CHAT = "SELECT * FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL"
+_IN_ORDER = "ORDER BY pinned DESC, updated_ms DESC, id DESC"
+_LISTED = "owner = ? AND trash_id IS NULL AND NOT temporary"
 _DEFAULTS = "SELECT settings FROM preferences WHERE owner = ?"
 _MESSAGES = "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position"
 
@@ -38,6 +44,11 @@ class SQLStore(ABC):
 
     def __init__(self) -> None:
         self._in_trash: dict[str, float] = {}
+
+    @property
+    @abstractmethod
+    def read_only(self) -> bool:
+        """See ChatStore."""
 
     @abstractmethod
     async def open(self) -> None: ...
@@ -61,44 +72,108 @@ class SQLStore(ABC):
             await self.close()
 
     @abstractmethod
-    async def write(self, work: Callable[[Database], T]) -> T:
-        """Run `work` in one transaction, off the event loop. What it changed is on disk when this returns."""
+    async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
+        """Run `work` in one transaction, off the event loop, when it is the owner's turn ("": the store's own). What
+        it changed is on disk when this returns."""
 
     @abstractmethod
-    async def look(self, work: Callable[[Database], T]) -> T:
-        """Run `work`, which only reads, off the event loop."""
+    async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
+        """Run `work`, which only reads, off the event loop, when it is the owner's turn."""
 
     def _message(self, row: Any) -> StoredMessage:
         return message_of(row)
 
     async def chats(self, owner: str) -> list[Chat]:
         rows = await self._read(
-            "SELECT * FROM chats WHERE owner = ? AND trash_id IS NULL ORDER BY pinned DESC, updated_ms DESC, id DESC",
+            owner,
+            f"SELECT * FROM chats WHERE owner = ? AND trash_id IS NULL {_IN_ORDER}",
             owner,
         )
         return [chat_of(row) for row in rows]
 
+    async def chat_list(self, owner: str, limit: int, *, skip: int = 0, archived: bool = False) -> ChatList:
+        listed = _LISTED if archived else f"{_LISTED} AND NOT archived"
+
+        def read(db: Database) -> ChatList:
+            page = db.execute(
+                f"SELECT * FROM chats WHERE {listed} {_IN_ORDER} LIMIT ? OFFSET ?", (owner, limit + 1, skip)
+            )
+            unread = db.execute(f"SELECT count(*) AS n FROM chats WHERE {listed} AND unread", (owner,))
+            rows = page.fetchall()
+            return ChatList(tuple(map(chat_of, rows[:limit])), len(rows) > limit, unread.fetchone()["n"])
+
+        return await self.look(read, owner)
+
     async def chat(self, owner: str, chat_id: str) -> Chat | None:
-        rows = await self._read(_CHAT, chat_id, owner)
+        rows = await self._read(owner, _CHAT, chat_id, owner)
         return chat_of(rows[0]) if rows else None
 
     async def whole_chat(self, owner: str, chat_id: str) -> WholeChat | None:
         def read(db: Database) -> WholeChat | None:
             with db.snapshot():
-                chat = db.execute(_CHAT, (chat_id, owner)).fetchone()
-                defaults = db.execute(_DEFAULTS, (owner,)).fetchone()
-                messages = db.execute(_MESSAGES, (chat_id, owner)).fetchall()
-            if chat is None:
-                return None
-            return WholeChat(chat_of(chat), _settings_in(defaults), tuple(map(self._message, messages)))
+                found = _asked_for(db, owner, chat_id)
+                rows = db.execute(_MESSAGES, (chat_id, owner))
+                chat, defaults = found()
+                messages = rows.fetchall() if chat is not None else []
+            return WholeChat(chat, defaults, tuple(map(self._message, messages))) if chat is not None else None
 
-        return await self.look(read)
+        return await self.look(read, owner)
+
+    async def shown_chat(
+        self, owner: str, chat_id: str, limit: int, *, through: str | None = None, first: str | None = None
+    ) -> ShownChat | None:
+        if self.read_only:  # an index may be torn
+            whole = await self.whole_chat(owner, chat_id)
+            path, earlier = end_of(_path_of(whole, through), limit, first)
+            return ShownChat(whole.chat, whole.defaults, tuple(path), earlier) if whole is not None else None
+
+        def read(db: Database) -> ShownChat | None:
+            with db.snapshot():
+                found = _asked_for(db, owner, chat_id)
+                path, earlier = shown_part.end_of_branch(
+                    *(db, owner, chat_id, self._message), limit=limit, through=through, first=first
+                )
+                chat, defaults = found()
+            return ShownChat(chat, defaults, tuple(path), earlier) if chat is not None else None
+
+        return await self.look(read, owner)
+
+    async def shown_above(self, owner: str, chat_id: str, message_id: str, limit: int) -> ShownChat | None:
+        if self.read_only:
+            whole = await self.whole_chat(owner, chat_id)
+            line = _path_of(whole, message_id)
+            at = next((at for at, each in enumerate(line) if each.message.id == message_id), None)
+            if whole is None or at is None:
+                return None
+            path, earlier = end_of(line[:at], limit)
+            return ShownChat(whole.chat, whole.defaults, tuple(path), earlier)
+
+        def read(db: Database) -> ShownChat | None:
+            with db.snapshot():
+                found = _asked_for(db, owner, chat_id)
+                part = shown_part.part_above(db, owner, chat_id, message_id, self._message, limit=limit)
+                chat, defaults = found()
+            return ShownChat(chat, defaults, tuple(part[0]), part[1]) if chat is not None and part else None
+
+        return await self.look(read, owner)
+
+    async def shown_message(self, owner: str, chat_id: str, message_id: str) -> Shown | None:
+        if self.read_only:
+            line = _path_of(await self.whole_chat(owner, chat_id), message_id)
+            return next((each for each in line if each.message.id == message_id), None)
+
+        def read(db: Database) -> Shown | None:
+            with db.snapshot():
+                return shown_part.one_shown(db, owner, chat_id, message_id, self._message)
+
+        return await self.look(read, owner)
 
     async def messages(self, owner: str, chat_id: str) -> list[StoredMessage]:
-        return [self._message(row) for row in await self._read(_MESSAGES, chat_id, owner)]
+        return [self._message(row) for row in await self._read(owner, _MESSAGES, chat_id, owner)]
 
     async def message(self, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
         rows = await self._read(
+            owner,
             "SELECT * FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL",
             *(message_id, chat_id, owner),
         )
@@ -106,6 +181,7 @@ class SQLStore(ABC):
 
     async def generation(self, owner: str, generation_id: str) -> StoredMessage | None:
         rows = await self._read(
+            owner,
             "SELECT messages.* FROM messages JOIN chats ON chats.id = chat_id AND chats.trash_id IS NULL"
             " WHERE generation_id = ? AND messages.owner = ? AND messages.trash_id IS NULL",
             *(generation_id, owner),
@@ -113,34 +189,38 @@ class SQLStore(ABC):
         return self._message(rows[0]) if rows else None
 
     async def search(self, owner: str, query: str, limit: int) -> list[SearchHit]:
-        return await self.look(lambda db: db.find(owner, query, limit))
+        return await self.look(lambda db: db.find(owner, query, limit), owner)
 
     async def add_turn(self, owner: str, turn: NewTurn, new_chat: Chat | None = None) -> TurnAccepted | TurnRefused:
-        return await self.write(lambda db: tree_writes.add_turn(db, owner, turn, new_chat))
+        return await self.write(lambda db: tree_writes.add_turn(db, owner, turn, new_chat), owner)
 
     async def add_message(self, owner: str, new: NewMessage) -> TurnAccepted | TurnRefused:
-        return await self.write(lambda db: tree_writes.add_message(db, owner, new))
+        return await self.write(lambda db: tree_writes.add_message(db, owner, new), owner)
 
     async def resume_message(
         self, owner: str, chat_id: str, message_id: str, generation_id: str, *, through: str | None = None
     ) -> TurnAccepted | TurnRefused:
         return await self.write(
-            lambda db: tree_writes.resume_message(db, owner, chat_id, message_id, generation_id, through)
+            lambda db: tree_writes.resume_message(db, owner, chat_id, message_id, generation_id, through), owner
         )
 
     async def edit_message(
         self, owner: str, chat_id: str, message_id: str, content: str, *, through: str | None = None
     ) -> bool:
-        return await self.write(lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content, through))
+        return await self.write(
+            lambda db: tree_writes.edit_message(db, owner, chat_id, message_id, content, through), owner
+        )
 
     async def choose(self, owner: str, chat_id: str, message_id: str) -> bool:
-        return await self.write(lambda db: tree_writes.choose(db, owner, chat_id, message_id))
+        return await self.write(lambda db: tree_writes.choose(db, owner, chat_id, message_id), owner)
 
     async def remove_summary(self, owner: str, chat_id: str, message_id: str, *, through: str | None = None) -> bool:
-        return await self.write(lambda db: tree_writes.remove_summary(db, owner, chat_id, message_id, through))
+        return await self.write(lambda db: tree_writes.remove_summary(db, owner, chat_id, message_id, through), owner)
 
     async def set_thinking(self, owner: str, chat_id: str, thinking: bool) -> bool:
-        return await self._change("UPDATE chats SET thinking = ? WHERE id = ? AND owner = ?", thinking, chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET thinking = ? WHERE id = ? AND owner = ?", thinking, chat_id, owner
+        )
 
     async def set_title(self, owner: str, chat_id: str, title: str) -> bool:
         def write(db: Database) -> bool:
@@ -149,28 +229,36 @@ class SQLStore(ABC):
                 db.index_title(owner, chat_id, title)
             return found.rowcount > 0
 
-        return await self.write(write)
+        return await self.write(write, owner)
 
     async def set_pinned(self, owner: str, chat_id: str, pinned: bool) -> bool:
-        return await self._change("UPDATE chats SET pinned = ? WHERE id = ? AND owner = ?", pinned, chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET pinned = ? WHERE id = ? AND owner = ?", pinned, chat_id, owner
+        )
 
     async def set_unread(self, owner: str, chat_id: str, unread: bool) -> bool:
-        return await self._change("UPDATE chats SET unread = ? WHERE id = ? AND owner = ?", unread, chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET unread = ? WHERE id = ? AND owner = ?", unread, chat_id, owner
+        )
 
     async def set_archived(self, owner: str, chat_id: str, archived: bool) -> bool:
-        return await self._change("UPDATE chats SET archived = ? WHERE id = ? AND owner = ?", archived, chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET archived = ? WHERE id = ? AND owner = ?", archived, chat_id, owner
+        )
 
     async def keep(self, owner: str, chat_id: str) -> bool:
-        return await self._change("UPDATE chats SET temporary = FALSE WHERE id = ? AND owner = ?", chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET temporary = FALSE WHERE id = ? AND owner = ?", chat_id, owner
+        )
 
     async def lapsed(self, before_ms: int) -> list[tuple[str, str]]:
         rows = await self._read(
-            "SELECT owner, id FROM chats WHERE temporary AND trash_id IS NULL AND updated_ms < ?", before_ms
+            "", "SELECT owner, id FROM chats WHERE temporary AND trash_id IS NULL AND updated_ms < ?", before_ms
         )
         return [(row["owner"], row["id"]) for row in rows]
 
     async def prompts(self, owner: str) -> list[SavedPrompt]:
-        rows = await self._read("SELECT name, kind, text FROM prompts WHERE owner = ? ORDER BY name", owner)
+        rows = await self._read(owner, "SELECT name, kind, text FROM prompts WHERE owner = ? ORDER BY name", owner)
         return [SavedPrompt(**row) for row in rows]
 
     async def save_prompt(self, owner: str, prompt: SavedPrompt) -> None:
@@ -178,17 +266,19 @@ class SQLStore(ABC):
             "INSERT INTO prompts (owner, name, kind, text) VALUES (?, ?, ?, ?)"
             " ON CONFLICT (owner, name) DO UPDATE SET kind = excluded.kind, text = excluded.text"
         )
-        await self._change(sql, owner, prompt.name, prompt.kind, prompt.text)
+        await self._change(owner, sql, owner, prompt.name, prompt.kind, prompt.text)
 
     async def delete_prompt(self, owner: str, name: str) -> bool:
-        return await self._change("DELETE FROM prompts WHERE owner = ? AND name = ?", owner, name)
+        return await self._change(owner, "DELETE FROM prompts WHERE owner = ? AND name = ?", owner, name)
 
     async def set_settings(self, owner: str, chat_id: str, settings: Mapping[str, SettingValue]) -> bool:
         text = settings_text(settings)
-        return await self._change("UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", text, chat_id, owner)
+        return await self._change(
+            owner, "UPDATE chats SET settings = ? WHERE id = ? AND owner = ?", text, chat_id, owner
+        )
 
     async def defaults(self, owner: str) -> dict[str, SettingValue]:
-        rows = await self._read(_DEFAULTS, owner)
+        rows = await self._read(owner, _DEFAULTS, owner)
         return _settings_in(rows[0] if rows else None)
 
     async def set_defaults(self, owner: str, settings: Mapping[str, SettingValue]) -> None:
@@ -196,16 +286,16 @@ class SQLStore(ABC):
             "INSERT INTO preferences (owner, settings) VALUES (?, ?)"
             " ON CONFLICT (owner) DO UPDATE SET settings = excluded.settings"
         )
-        await self._change(sql, owner, settings_text(settings))
+        await self._change(owner, sql, owner, settings_text(settings))
 
     async def trash_chat(self, owner: str, chat_id: str) -> str | None:
-        return await self.write(lambda db: trash.trash_chat(db, owner, chat_id))
+        return await self.write(lambda db: trash.trash_chat(db, owner, chat_id), owner)
 
     async def trash_messages(self, owner: str, chat_id: str, *, reset: bool) -> str | None:
-        return await self.write(lambda db: trash.trash_messages(db, owner, chat_id, reset=reset))
+        return await self.write(lambda db: trash.trash_messages(db, owner, chat_id, reset=reset), owner)
 
     async def restore(self, owner: str, trash_id: str) -> str | None:
-        return await self.write(lambda db: trash.restore(db, owner, trash_id))
+        return await self.write(lambda db: trash.restore(db, owner, trash_id), owner)
 
     async def thrown_away(self, seconds: float, now: float | None = None) -> list[Conversation]:
         return await self.write(lambda db: trash.thrown_away(db, trash.due(db, self._in_trash, seconds, now)))
@@ -214,29 +304,44 @@ class SQLStore(ABC):
         return await self.write(lambda db: trash.purge(db, trash.due(db, self._in_trash, seconds, now)))
 
     async def add_chat(self, owner: str, chat: Chat, messages: Sequence[StoredMessage]) -> None:
-        await self.write(lambda db: tree_writes.add_chat(db, owner, chat, messages))
+        await self.write(lambda db: tree_writes.add_chat(db, owner, chat, messages), owner)
 
     async def save_message(self, assistant_message: StoredMessage) -> None:
-        await self.write(lambda db: tree_writes.save_message(db, assistant_message))
+        await self.write(lambda db: tree_writes.save_message(db, assistant_message), assistant_message.chat_id)
 
     async def keep_html(self, messages: Sequence[StoredMessage]) -> None:
-        await self.write(lambda db: tree_writes.keep_html(db, messages))
+        await self.write(lambda db: tree_writes.keep_html(db, messages), messages[0].chat_id if messages else "")
 
     async def save_response(self, owner: str, response: StoredResponse) -> None:
-        await self.write(lambda db: responses.save_response(db, owner, response))
+        await self.write(lambda db: responses.save_response(db, owner, response), owner)
 
     async def response(self, owner: str, response_id: str) -> StoredResponse | None:
-        rows = await self._read("SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
+        rows = await self._read(owner, "SELECT * FROM responses WHERE id = ? AND owner = ?", response_id, owner)
         return responses.response_of(rows[0]) if rows else None
 
     async def delete_response(self, owner: str, response_id: str) -> bool:
-        return await self._change("DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
+        return await self._change(owner, "DELETE FROM responses WHERE id = ? AND owner = ?", response_id, owner)
 
-    async def _change(self, sql: str, *parameters: Value) -> bool:
-        return await self.write(lambda db: db.execute(sql, parameters).rowcount > 0)
+    async def _change(self, owner: str, sql: str, *parameters: Value) -> bool:
+        return await self.write(lambda db: db.execute(sql, parameters).rowcount > 0, owner)
 
-    async def _read(self, sql: str, *parameters: Value) -> list[Any]:
-        return await self.look(lambda db: db.execute(sql, parameters).fetchall())
+    async def _read(self, owner: str, sql: str, *parameters: Value) -> list[Any]:
+        return await self.look(lambda db: db.execute(sql, parameters).fetchall(), owner)
+
+
+def _path_of(whole: WholeChat | None, through: str | None) -> list[Shown]:
+    return shown_path(whole.messages, whole.chat.chosen_root, through) if whole is not None else []
+
+
+def _asked_for(db: Database, owner: str, chat_id: str) -> Callable[[], tuple[Chat | None, dict[str, SettingValue]]]:
+    """Ask for a chat and its owner's defaults; called, the result says what there is."""
+    chat, defaults = db.execute(_CHAT, (chat_id, owner)), db.execute(_DEFAULTS, (owner,))
+
+    def found() -> tuple[Chat | None, dict[str, SettingValue]]:
+        row = chat.fetchone()
+        return (chat_of(row) if row is not None else None), _settings_in(defaults.fetchone())
+
+    return found
 
 
 def _settings_in(row: Any) -> dict[str, SettingValue]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 
 from notso.web.store.protocol import (
     ACTIVE_STATES,
@@ -16,16 +15,17 @@ from notso.web.store.protocol import (
     TurnAccepted,
     TurnRefused,
 )
-from notso.web.store.sql.database import Database
+from notso.web.store.sql.database import Database, Rows
 from notso.web.store.sql.rows import insert_chat, insert_message, message_of, update_message
-from notso.web.store.tree import branch, line_to
+from notso.web.store.sql.shown_part import last_shown
 
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    id: str
-    parent_id: str | None
-    chosen_child: str | None
+_LINE = """
+WITH RECURSIVE line(id, parent_id, below) AS (
+    SELECT id, parent_id, nullif(id, id) FROM messages WHERE id = ? AND owner = ?
+    UNION ALL
+    SELECT m.id, m.parent_id, line.id FROM line JOIN messages m ON m.id = line.parent_id
+)
+"""
 
 
 def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None) -> TurnAccepted | TurnRefused:
@@ -51,8 +51,8 @@ def add_turn(db: Database, owner: str, turn: NewTurn, new_chat: Chat | None) -> 
             return TurnRefused(None, moved=True)
         parent = turn.after or None
     else:
-        shown = _branch(db, owner, chat_id)
-        parent = shown[-1].id if shown else None
+        last = last_shown(db, owner, chat_id).fetchone()
+        parent = last["id"] if last is not None else None
     user_message = replace(turn.user_message, parent_id=parent)
     assistant_message = replace(turn.assistant_message, parent_id=user_message.id)
     insert_message(db, owner, user_message, turn.idempotency_key)
@@ -194,17 +194,23 @@ def add_chat(db: Database, owner: str, chat: Chat, messages: Iterable[StoredMess
 
 def _choose(db: Database, owner: str, chat_id: str, message_id: str) -> None:
     """Every choice on the way from the root to this message now leads to it."""
-    line = line_to(_places(db, owner, chat_id), message_id)
-    db.execute("UPDATE chats SET chosen_root = ? WHERE id = ? AND owner = ?", (line[0].id, chat_id, owner))
-    for above, below in pairwise(line):
-        if above.chosen_child != below.id:
-            db.execute("UPDATE messages SET chosen_child = ? WHERE id = ? AND owner = ?", (below.id, above.id, owner))
+    db.execute(
+        f"{_LINE} UPDATE messages SET chosen_child = line.below FROM line WHERE messages.id = line.id"
+        " AND line.below IS NOT NULL AND (chosen_child IS NULL OR chosen_child <> line.below)",
+        (message_id, owner),
+    )
+    db.execute(
+        f"{_LINE} UPDATE chats SET chosen_root = (SELECT id FROM line WHERE parent_id IS NULL)"
+        " WHERE id = ? AND owner = ?",
+        (message_id, owner, chat_id, owner),
+    )
 
 
 def _choose_through(db: Database, owner: str, chat_id: str, message_id: str, through: str | None) -> None:
     """Choose the branch that ends in `through` where that passes the message, else the one that passes the message."""
-    passes = through is not None and any(
-        place.id == message_id for place in line_to(_places(db, owner, chat_id), through)
+    passes = (
+        through is not None
+        and db.execute(f"{_LINE} SELECT 1 FROM line WHERE id = ?", (through, owner, message_id)).fetchone()
     )
     _choose(db, owner, chat_id, through if through is not None and passes else message_id)
 
@@ -219,20 +225,6 @@ def _is_last(db: Database, owner: str, chat_id: str, message_id: str) -> bool:
         (message_id, chat_id, owner) if message_id else (chat_id, owner),
     )
     return following.fetchone() is None
-
-
-def _branch(db: Database, owner: str, chat_id: str) -> list[_Place]:
-    row = db.execute("SELECT chosen_root FROM chats WHERE id = ? AND owner = ?", (chat_id, owner)).fetchone()
-    return branch(_places(db, owner, chat_id), row["chosen_root"])
-
-
-def _places(db: Database, owner: str, chat_id: str) -> list[_Place]:
-    rows = db.execute(
-        "SELECT id, parent_id, chosen_child FROM messages"
-        " WHERE chat_id = ? AND owner = ? AND trash_id IS NULL ORDER BY position",
-        (chat_id, owner),
-    )
-    return [_Place(row["id"], row["parent_id"], row["chosen_child"]) for row in rows]
 
 
 def _message(db: Database, owner: str, chat_id: str, message_id: str) -> StoredMessage | None:
@@ -261,22 +253,27 @@ def _repeated(db: Database, owner: str, known: StoredMessage) -> TurnAccepted:
 
 def _lock(db: Database, owner: str, chat_id: str) -> bool:
     """Whether there is such a chat. Nobody else changes its messages until the transaction has ended."""
-    known = db.execute(
+    return _locked(db, owner, chat_id).fetchone() is not None
+
+
+def _locked(db: Database, owner: str, chat_id: str) -> Rows:
+    return db.execute(
         "SELECT id FROM chats WHERE id = ? AND owner = ? AND trash_id IS NULL" + db.for_update, (chat_id, owner)
     )
-    return known.fetchone() is not None
 
 
 def _refusal(db: Database, owner: str, chat_id: str) -> TurnRefused | None:
     """One turn at a time, in a chat that exists."""
-    if not _lock(db, owner, chat_id):
-        return TurnRefused(None)
+    known = _locked(db, owner, chat_id)
     db.interrupt_expired(owner, chat_id)
-    running = db.execute(
+    unfinished = db.execute(
         "SELECT * FROM messages WHERE chat_id = ? AND owner = ? AND state IN ('queued', 'running')"
         " AND trash_id IS NULL",
         (chat_id, owner),
-    ).fetchone()
+    )
+    if known.fetchone() is None:
+        return TurnRefused(None)
+    running = unfinished.fetchone()
     return TurnRefused(message_of(running), db.holds(running["id"])) if running is not None else None
 
 

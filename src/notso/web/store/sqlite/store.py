@@ -1,11 +1,10 @@
-"""Conversations in one SQLite file: one thread writes, one reads, and the event loop waits for neither."""
+"""Conversations in one SQLite file: one thread writes, several read, and the event loop waits for none."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,9 +19,11 @@ from notso.web.store.sqlite.database import SQLiteDatabase
 from notso.web.store.sqlite.directory_lock import DirectoryLock
 from notso.web.store.sqlite.writer import Writer
 from notso.web.values.errors import StorageDamagedError, StorageError
+from notso.web.values.fair_queue import FairQueue
 
 T = TypeVar("T")
 
+READ_THREADS = 4
 IDLE_SECONDS = 2.0
 """After so long without a write the log is folded into the file, so that a log that gets lost mostly held nothing.
 An answer that is being written is saved more often than that."""
@@ -35,11 +36,11 @@ class SQLiteStore(SQLStore):
         super().__init__()
         self._directory = directory
         self._path = directory / "notso.db"
-        self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="notso-db-write")
-        self._read_thread = ThreadPoolExecutor(1, thread_name_prefix="notso-db-read")
+        self._writes = FairQueue("notso-db-write")
+        self._reads = FairQueue("notso-db-read", READ_THREADS)
         self._lock: DirectoryLock | None = None
         self._writer: Writer | None = None
-        self._reader: sqlite3.Connection | None = None
+        self._readers: list[sqlite3.Connection] = []  # that nobody uses just now
         self._folding: asyncio.TimerHandle | None = None
         self.damage: Damage = ""
 
@@ -61,16 +62,17 @@ class SQLiteStore(SQLStore):
         Opening an open store does nothing.
         """
         if self._writer is None and not self.read_only:
-            await asyncio.get_running_loop().run_in_executor(self._write_thread, self._open)
+            await self._writes.run("", self._open)
 
     async def close(self) -> None:
-        loop = asyncio.get_running_loop()
         if self._folding is not None:
             self._folding.cancel()
-        await loop.run_in_executor(self._read_thread, self._close_reader)
-        await loop.run_in_executor(self._write_thread, self._close_writer)
-        self._read_thread.shutdown()
-        self._write_thread.shutdown()
+        await self._reads.join()
+        await self._reads.run("", self._close_readers)
+        await self._writes.join()
+        await self._writes.run("", self._close_writer)
+        self._reads.close()
+        self._writes.close()
 
     async def refuse_company(self) -> None:
         """The directory's lock has done so."""
@@ -86,14 +88,12 @@ class SQLiteStore(SQLStore):
         return replace(message, state="interrupted") if self.read_only and message.active else message
 
     async def backup(self, target: Path) -> None:
-        work = lambda: self._require_writer().copy(target)  # noqa: E731
-        await asyncio.get_running_loop().run_in_executor(self._write_thread, work)
+        await self._writes.run("", lambda: self._require_writer().copy(target))
 
     # ---- threads
 
-    async def write(self, work: Callable[[Database], T]) -> T:
-        loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self._write_thread, lambda: self._require_writer().write(work))
+    async def write(self, work: Callable[[Database], T], owner: str = "") -> T:
+        result = await self._writes.run(owner, lambda: self._require_writer().write(work))
         self._fold_when_idle()
         return result
 
@@ -106,7 +106,7 @@ class SQLiteStore(SQLStore):
     def _begin_folding(self) -> None:
         if self._writer is None:
             return
-        folding = asyncio.get_running_loop().run_in_executor(self._write_thread, self._writer.fold)
+        folding = asyncio.ensure_future(self._writes.run("", self._writer.fold))
 
         def folded(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and not done.result():
@@ -121,14 +121,22 @@ class SQLiteStore(SQLStore):
             raise StorageError("the conversations cannot be read or written just now")
         return self._writer
 
-    async def look(self, work: Callable[[Database], T]) -> T:
+    async def look(self, work: Callable[[Database], T], owner: str = "") -> T:
         def run() -> T:
             with storage_errors():
-                if self._reader is None:
-                    self._reader = open_nothing() if self.damage == "gone" else open_reader(self._path)
-                return work(SQLiteDatabase(self._reader))
+                reader = self._free_reader()
+                try:
+                    return work(SQLiteDatabase(reader))
+                finally:
+                    self._readers.append(reader)
 
-        return await asyncio.get_running_loop().run_in_executor(self._read_thread, run)
+        return await self._reads.run(owner, run)
+
+    def _free_reader(self) -> sqlite3.Connection:
+        try:
+            return self._readers.pop()
+        except IndexError:
+            return open_nothing() if self.damage == "gone" else open_reader(self._path)
 
     def _open(self) -> None:
         self._lock = DirectoryLock(self._directory)
@@ -148,10 +156,9 @@ class SQLiteStore(SQLStore):
             self._close_writer()
             raise
 
-    def _close_reader(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+    def _close_readers(self) -> None:
+        while self._readers:
+            self._readers.pop().close()
 
     def _close_writer(self) -> None:
         if self._writer is not None:

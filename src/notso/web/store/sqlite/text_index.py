@@ -8,15 +8,21 @@ from notso.web.store.protocol import HIT_BEGINS, HIT_ENDS, SearchHit, StoredMess
 
 MAX_INDEXED_CHARACTERS = 262_144
 
+# A snippet takes as long as its text: it is made of what is shown alone.
 _FIND = f"""
-SELECT indexed.chat_id, indexed.message_id, chats.title,
+WITH found AS MATERIALIZED (
+    SELECT texts.rowid AS number, indexed.chat_id, indexed.message_id, chats.title, rank AS score
+    FROM texts
+    JOIN indexed ON indexed.number = texts.rowid
+    JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND chats.temporary = 0
+    LEFT JOIN messages ON messages.id = indexed.message_id
+    WHERE texts MATCH ? AND indexed.owner = ? AND messages.trash_id IS NULL
+    ORDER BY indexed.message_id IS NOT NULL, rank LIMIT ?
+)
+SELECT found.chat_id, found.message_id, found.title,
        snippet(texts, 0, '{HIT_BEGINS}', '{HIT_ENDS}', '…', 14) AS snippet
-FROM texts
-JOIN indexed ON indexed.number = texts.rowid
-JOIN chats ON chats.id = indexed.chat_id AND chats.trash_id IS NULL AND chats.temporary = 0
-LEFT JOIN messages ON messages.id = indexed.message_id
-WHERE texts MATCH ? AND indexed.owner = ? AND messages.trash_id IS NULL
-ORDER BY indexed.message_id IS NOT NULL, rank LIMIT ?
+FROM found JOIN texts ON texts.rowid = found.number
+WHERE texts MATCH ? ORDER BY found.message_id IS NOT NULL, found.score
 """
 
 
@@ -50,7 +56,8 @@ def find(db: sqlite3.Connection, owner: str, query: str, limit: int) -> list[Sea
     words = query.replace("\x00", " ").split()
     if not words:
         return []
-    return [SearchHit(*row) for row in db.execute(_FIND, (_phrases(words), owner, limit))]
+    phrases = _phrases(words)
+    return [SearchHit(*row) for row in db.execute(_FIND, (phrases, owner, limit, phrases))]
 
 
 def _phrases(words: list[str]) -> str:

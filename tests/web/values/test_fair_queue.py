@@ -1,4 +1,4 @@
-"""Rendering in turn: how long one chat may keep another waiting, and what becomes of work nobody waits for."""
+"""Fair turns: how long one owner may keep another waiting, and what becomes of work nobody waits for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from notso.web.rendering.fair_queue import FairQueue
+from notso.web.values.fair_queue import FairQueue
 
 
 async def begun(queue: FairQueue) -> tuple[threading.Event, asyncio.Task[bool]]:
@@ -21,7 +21,7 @@ async def begun(queue: FairQueue) -> tuple[threading.Event, asyncio.Task[bool]]:
 
 def test_a_chat_waits_for_one_piece_of_another_at_most() -> None:
     async def run() -> list[str]:
-        queue, order = FairQueue(), list[str]()
+        queue, order = FairQueue("test"), list[str]()
         free, _ = await begun(queue)
         many = [asyncio.create_task(queue.run("many", lambda: order.append("many"))) for _ in range(100)]
         await asyncio.sleep(0)
@@ -38,7 +38,7 @@ def test_a_chat_waits_for_one_piece_of_another_at_most() -> None:
 
 def test_what_is_raised_is_raised_where_it_was_asked_for_and_the_next_goes_on() -> None:
     async def run() -> int:
-        queue = FairQueue()
+        queue = FairQueue("test")
         with pytest.raises(ZeroDivisionError):
             await queue.run("a", lambda: 1 // 0)
         result = await queue.run("a", lambda: 7)
@@ -50,7 +50,7 @@ def test_what_is_raised_is_raised_where_it_was_asked_for_and_the_next_goes_on() 
 
 def test_work_nobody_waits_for_is_not_done() -> None:
     async def run() -> list[str]:
-        queue, done = FairQueue(), list[str]()
+        queue, done = FairQueue("test"), list[str]()
         free, first = await begun(queue)
         given_up = asyncio.create_task(queue.run("a", lambda: done.append("given up")))
         kept = asyncio.create_task(queue.run("b", lambda: done.append("kept")))
@@ -66,7 +66,7 @@ def test_work_nobody_waits_for_is_not_done() -> None:
 
 def test_closed_it_leaves_nobody_waiting() -> None:
     async def run() -> None:
-        queue = FairQueue()
+        queue = FairQueue("test")
         free, first = await begun(queue)
         waiting = asyncio.create_task(queue.run("a", lambda: None))
         await asyncio.sleep(0)
@@ -77,3 +77,20 @@ def test_closed_it_leaves_nobody_waiting() -> None:
         assert await first
 
     asyncio.run(run())
+
+
+def test_of_several_threads_one_owner_leaves_one_to_the_others() -> None:
+    async def run() -> tuple[int, list[str]]:
+        queue, order, free = FairQueue("test", 3), list[str](), threading.Event()
+        greedy = [asyncio.create_task(queue.run("greedy", lambda: free.wait(60))) for _ in range(20)]
+        await asyncio.sleep(0)
+        for name in ("modest", "other", "modest"):
+            await queue.run(name, partial(order.append, name))
+        at_work = sum(queue._running.values())
+        free.set()
+        await asyncio.gather(*greedy)
+        await queue.join()
+        queue.close()
+        return at_work, order
+
+    assert asyncio.run(run()) == (2, ["modest", "other", "modest"])

@@ -1,0 +1,153 @@
+"""The part of a chat that a page shows: the end of its shown branch, found by the database."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+from notso.web.store.protocol import MOST_SHOWN, Shown, StoredMessage
+from notso.web.store.sql.database import Database, Rows
+
+_ROOT = "chat_id = ? AND owner = ? AND parent_id IS NULL AND trash_id IS NULL"
+_UP = """
+up(id, parent_id, role, k) AS (
+    SELECT id, parent_id, role, 0 FROM messages WHERE id = ({last})
+    UNION ALL
+    SELECT m.id, m.parent_id, m.role, up.k + 1 FROM up JOIN messages m ON m.id = up.parent_id WHERE up.k < ?
+)
+"""
+_CHOSEN = "(SELECT chosen_root FROM chats WHERE id = ? AND owner = ?)"
+_KNOWN = "SELECT id FROM messages WHERE id = ? AND chat_id = ? AND owner = ? AND trash_id IS NULL"
+# A branch goes on with what was chosen, or else with the newest. Each step reads one entry of an index.
+_DOWN = f"""
+WITH RECURSIVE down(id, chosen_child, n) AS (
+    SELECT id, chosen_child, 0 FROM messages WHERE id = coalesce(
+        ({_KNOWN}),
+        (SELECT id FROM messages WHERE id = {_CHOSEN} AND {_ROOT}),
+        (SELECT id FROM messages WHERE {_ROOT} ORDER BY position DESC LIMIT 1)
+    )
+    UNION ALL
+    SELECT m.id, m.chosen_child, down.n + 1 FROM down JOIN messages m
+    ON m.parent_id = down.id AND m.position = coalesce(
+        (SELECT c.position FROM messages c WHERE c.id = down.chosen_child AND c.parent_id = down.id),
+        (SELECT max(c.position) FROM messages c WHERE c.parent_id = down.id)
+    )
+)
+"""
+_LAST = "SELECT id FROM down ORDER BY n DESC LIMIT 1"
+_END = f"""
+{_DOWN}, {_UP.format(last=_LAST)}
+SELECT id, parent_id, role, (SELECT max(n) FROM down) AS below FROM up ORDER BY k
+"""
+_ABOVE = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT id, parent_id, role, 0 AS below FROM up ORDER BY k"
+_DEPTH = f"WITH RECURSIVE {_UP.format(last=_KNOWN)} SELECT max(k) AS depth FROM up"
+_NO_END = 1 << 31
+
+
+def end_of_branch(
+    db: Database,
+    owner: str,
+    chat_id: str,
+    message_of: Callable[[Any], StoredMessage],
+    *,
+    limit: int,
+    through: str | None,
+    first: str | None,
+) -> tuple[list[Shown], int]:
+    """The newest `limit` messages of the branch, from the message `first` on where that is one of the
+    newest MOST_SHOWN; and how many stand above them. The branch passes the message `through` of the chat."""
+    here = (chat_id, owner)
+    found = db.execute(_END, (through, *(here * 4), MOST_SHOWN))
+    above = db.execute(_DEPTH, (through, *here, _NO_END)) if through is not None else None
+    line = found.fetchall()
+    if not line:
+        return [], 0
+    depth = above.fetchone()["depth"] if above is not None else None
+    count = line[0]["below"] + (depth or 0) + 1
+    wanted = next((at + 1 for at, row in enumerate(line) if row["id"] == first), 0)
+    path = _shown(db, owner, chat_id, line, 0, max(limit, wanted), message_of)
+    return path, count - len(path)
+
+
+def last_shown(db: Database, owner: str, chat_id: str) -> Rows:
+    """The id of the newest message of the shown branch, where the chat has one."""
+    return db.execute(_DOWN + _LAST, (None, *((chat_id, owner) * 4)))
+
+
+def part_above(
+    db: Database,
+    owner: str,
+    chat_id: str,
+    message_id: str,
+    message_of: Callable[[Any], StoredMessage],
+    *,
+    limit: int,
+) -> tuple[list[Shown], int] | None:
+    """`limit` messages above this one, and how many stand above those. None where the chat has no such message."""
+    key = (message_id, chat_id, owner)
+    found = db.execute(_ABOVE, (*key, MOST_SHOWN))
+    above = db.execute(_DEPTH, (*key, _NO_END))
+    line = found.fetchall()
+    if not line:
+        return None
+    path = _shown(db, owner, chat_id, line, 1, limit, message_of)
+    return path, above.fetchone()["depth"] - len(path)
+
+
+def one_shown(
+    db: Database, owner: str, chat_id: str, message_id: str, message_of: Callable[[Any], StoredMessage]
+) -> Shown | None:
+    """One message by itself, with the nearest question above it."""
+    line = db.execute(_ABOVE, (message_id, chat_id, owner, MOST_SHOWN)).fetchall()
+    return _shown(db, owner, chat_id, line, 0, 1, message_of, whole_turns=False)[0] if line else None
+
+
+def _shown(
+    db: Database,
+    owner: str,
+    chat_id: str,
+    line: list[Any],
+    begin: int,
+    limit: int,
+    message_of: Callable[[Any], StoredMessage],
+    *,
+    whole_turns: bool = True,
+) -> list[Shown]:
+    """Those of a line, which is read upwards, from number `begin` on: `limit` of them, and what begins a turn."""
+    end = min(begin + limit, len(line))
+    while whole_turns and end < len(line) and line[end - 1]["role"] != "user":
+        end += 1
+    rows = line[begin:end]
+    if not rows:
+        return []
+    ids, parents = [row["id"] for row in rows], [row["parent_id"] for row in rows if row["parent_id"] is not None]
+    read = db.execute(f"SELECT * FROM messages WHERE id IN ({_marks(ids)}) AND owner = ?", (*ids, owner))
+    beside = []
+    if parents:
+        sql = (
+            f"SELECT parent_id, id FROM messages WHERE parent_id IN ({_marks(parents)}) AND owner = ?"
+            " AND trash_id IS NULL ORDER BY position"
+        )
+        beside.append(db.execute(sql, (*parents, owner)))
+    if len(parents) < len(rows):
+        sql = f"SELECT parent_id, id FROM messages WHERE {_ROOT} ORDER BY position"
+        beside.append(db.execute(sql, (chat_id, owner)))
+    messages = {row["id"]: message_of(row) for row in read}
+    versions: dict[str | None, list[str]] = {}
+    for row in (row for rows_of_some in beside for row in rows_of_some):
+        versions.setdefault(row["parent_id"], []).append(row["id"])
+    below = next((row["id"] for row in reversed(line[:begin]) if row["role"] == "user"), None)
+    path: list[Shown] = []
+    for at in range(begin, end):
+        row = line[at]
+        above = next((other["id"] for other in islice(line, at + 1, None) if other["role"] == "user"), None)
+        message = messages.get(row["id"])
+        if message is not None:
+            path.append(Shown(message, tuple(versions[row["parent_id"]]), above, below))
+        below = row["id"] if row["role"] == "user" else below
+    return path[::-1]
+
+
+def _marks(values: list[str]) -> str:
+    return ", ".join("?" * len(values))
