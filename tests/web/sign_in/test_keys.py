@@ -221,6 +221,25 @@ def test_what_concerns_everybody_is_the_operators(start: Start, book: KeyBook) -
         assert shown == [False, True], path
 
 
+def test_only_an_operator_says_how_long_a_model_stays(start: Start, book: KeyBook) -> None:
+    ann, operator = book.add("ann")[0], book.add("olga", is_operator=True)[0]
+    engine = ScriptedEngine()
+    server = start(engine, sign_in=MANY).ready()
+
+    def kept(key: str, **body: Any) -> httpx.Response:
+        answer: httpx.Response = server.client.post("/api/chat", json=body | {"stream": False}, headers=bearer(key))
+        return answer
+
+    refused = kept(ann, keep_alive=0)
+    assert refused.status_code == 403 and "operator" in refused.json()["error"]
+    for body in (BODY | {"keep_alive": 0}, BODY | {"keep_alive": "1ms"}, {"keep_alive": "1ms"}, {"keep_alive": -1}):
+        answer = kept(ann, **body)
+        assert answer.status_code == 200 and answer.headers["x-notso-ignored"] == "keep_alive", body
+        assert server.shared.engine.default.keep_alive_s is None and not engine.closed
+    assert kept(operator, keep_alive=0).json()["done_reason"] == "unload"
+    server.wait(lambda: engine.closed)
+
+
 def contexts(server: Any) -> Any:
     return iter_route_contexts(server.app.routes)
 
