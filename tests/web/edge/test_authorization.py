@@ -35,8 +35,8 @@ OTHERS = ("B", "operator")
 
 @dataclass(frozen=True)
 class Entry:
-    """What a route is asked, with `{names}` of a Things in it. `others` and `own`: the statuses of who is known and does
-    not own what is named, and of who does. `ids`: parameters of the path that are other Things than those of that name."""
+    """What a route is asked, with `{names}` of a Things in it. `others` and `own`: the statuses for who is known and
+    does not own what is named, and for its owner. `ids`: parameters of the path that are Things of another name."""
 
     kind: str = "owned"
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -224,7 +224,7 @@ class Things:
         return {"asking_chat": chat_id, "asking_generation": message.generation_id}
 
     def _trash(self) -> dict[str, str]:
-        _, chat_id, message = self._ask(f"away {SECRET}")
+        _, chat_id, _ = self._ask(f"away {SECRET}")
         self._world.server.wait(lambda: not self._last(chat_id).active)
         return {"trash_id": self._post(f"/chats/{chat_id}/delete", data={}).headers["location"].rpartition("=")[2]}
 

@@ -138,12 +138,12 @@ def test_requests_a_minute_are_counted_by_key(start: Start, book: KeyBook) -> No
 
 
 def test_tokens_a_day_are_counted_and_begin_anew_at_midnight(start: Start, book: KeyBook) -> None:
-    secret, key = book.add("ann", tokens_per_day=1)
+    secret, key = book.add("ann", tokens_per_day=25)
     server = start(ScriptedEngine(), sign_in=MANY).ready()
     accounts = server.shared.accounts
     assert asked(server, secret).status_code == 200
     refused = asked(server, secret)
-    assert refused.status_code == 429 and "of its 1 tokens" in refused.json()["error"]["message"]
+    assert refused.status_code == 429 and "of its 25 tokens" in refused.json()["error"]["message"]
     assert 0 < int(refused.headers["retry-after"]) <= 86_400
     server.on_loop(accounts.flush)
     assert asked(server, secret).status_code == 429

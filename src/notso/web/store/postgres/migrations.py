@@ -161,6 +161,16 @@ MIGRATIONS: tuple[str, ...] = (
     );
     """,
     "ALTER TABLE keys ADD COLUMN requests_per_day BIGINT NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE reservations (
+        id TEXT COLLATE "C" PRIMARY KEY,
+        day TEXT COLLATE "C" NOT NULL,
+        owner TEXT COLLATE "C" NOT NULL,
+        tokens BIGINT NOT NULL,
+        until_ms BIGINT NOT NULL
+    );
+    CREATE INDEX reservations_by_owner ON reservations (owner, day);
+    """,
 )
 
 SCHEMA_VERSION = len(MIGRATIONS)
